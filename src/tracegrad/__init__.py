@@ -1,7 +1,7 @@
 """tracegrad: train small models anywhere, from Python.
 
-Write a model as a tree of parameters and a loss as a plain function. `compile` makes one Program of the whole training
-step, and runs it on any vendor's GPU through WebGPU, or on the CPU.
+Write a model as a tree of parameters, and a loss as a plain function. `compile` turns the whole training step into one
+Program, and runs it on any vendor's GPU through WebGPU, or on the CPU.
 """
 
 import sys
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from tracegrad.training.callbacks import Checkpoint, CSVLogger, EarlyStopping
     from tracegrad.training.compiled import CompiledTraining
 
-repeat = functional.repeat  # of elements, as ops.repeat, or of a function
+repeat = functional.repeat  # repeats elements, as ops.repeat, or a function
 
-# What compiles and runs programs, as much code as the rest: loaded when one of its names is used first
+# The modules that compile and run programs are half of the code: each is loaded when one of its names is first used
 LATER = {
     "engine.forward": "CompiledForward",
     "engine.results": "Aborted Captures Completed Failed Pending",
@@ -101,7 +101,7 @@ install()
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__", *MODULES]  # for tab completion: without the modules behind it
+    return [*__all__, "__version__", *MODULES]  # for tab completion, without internal modules
 
 
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
@@ -116,6 +116,6 @@ if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
         if name in MODULES:
             return import_module(f"tracegrad.{name}")
         if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
-            raise AttributeError(name)  # it looks before it imports a module; a name that is none it asks for again
+            raise AttributeError(name)  # importlib tries the attribute before it imports a submodule
         others = {"nn": nn.__all__, "optim": optim.__all__, "lr": lr.PUBLIC, "init": init.PUBLIC}
         raise foreign.no_such_name("tracegrad", name, {"tg": __all__, **others})

@@ -1,4 +1,4 @@
-"""The loss of sequences of labels that no one has aligned with their inputs: connectionist temporal classification."""
+"""Connectionist temporal classification: a loss for label sequences that are not aligned with their inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER = float("-inf")  # the logarithm of a probability of 0
 
 
 def _log_sum(parts: list[Tensor]) -> Tensor:
-    """log(sum(exp(part))), whose derivative is 0 and not NaN where all parts are -inf."""
+    """Return log(sum(exp(part))), with a derivative of 0, not NaN, where all parts are -inf."""
     top = parts[0]
     for p in parts[1:]:
         top = maximum(top, p)
@@ -36,7 +36,7 @@ def _log_sum(parts: list[Tensor]) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """x[:, s - by], and -inf before the first."""
+    """Return x[:, s - by], with -inf before the first element."""
     before = broadcast_to(const(NEVER), (x.shape[0], by))
     return concat([before, slice_(x, 1, 0, x.shape[1] - by)], 1)
 
@@ -58,23 +58,23 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """How unlikely the labels `targets` are, summed over all alignments with the inputs.
+    """Return -log of the probability of the labels `targets`, summed over all alignments with the inputs.
 
     loss = -log of the sum over all paths p with the labels `targets` of prod_t exp(log_probs[t, p[t]]);
-    the labels of a path are what is left without repetitions, and then without blanks
+    to get the labels of a path, remove repetitions, then blanks
 
-    log_probs:      f32 [T, N, C], logarithms of probabilities over classes, as log_softmax gives them.
-    targets:        i32 [N, S], labels in [0, C) other than `blank`; what is behind a sequence's length is not used, but
-                    must be a class.
-    input_lengths:  i32 [N], how many of the T inputs count, at least 1.
-    target_lengths: i32 [N], how many of the S labels count.
-    blank:          the class that stands for no label.
+    log_probs:      f32 [T, N, C], logarithms of class probabilities, as from log_softmax.
+    targets:        i32 [N, S], labels in [0, C) other than `blank`. Elements beyond a sequence's length are not used,
+                    but must be valid classes.
+    input_lengths:  i32 [N], number of inputs of each sequence, 1 to T.
+    target_lengths: i32 [N], number of labels of each sequence, 0 to S.
+    blank:          the class for "no label".
     reduction:      "mean" (each loss divided by its target length, then the mean), "sum", or "none": f32 [N].
-    zero_infinity:  0 instead of inf where a sequence is too long for its inputs, and no gradient.
+    zero_infinity:  give 0 instead of inf, and no gradient, for a sequence too long for its inputs.
     Returns:        f32, rank 0, or [N] for "none".
-    Gradient:       to `log_probs`: minus the probability that a path passes there. PyTorch adds exp(log_probs), which
-                    log_softmax takes away again.
-    Raises:         ShapeError, DTypeError if shapes or dtypes do not fit; InputError for a bad reduction or blank.
+    Gradient:       to `log_probs`: minus the probability that a path passes through the element. PyTorch adds
+                    exp(log_probs), which the gradient of log_softmax cancels.
+    Raises:         ShapeError or DTypeError if shapes or dtypes do not fit; InputError for a bad reduction or blank.
 
     As torch.nn.functional.ctc_loss (Graves et al. 2006), with targets as a matrix.
 
@@ -108,7 +108,7 @@ def ctc_loss(
 
 
 def _likelihood(x: Tensor, labels: Tensor, inputs: Tensor, sizes: Tensor, blank: int) -> Tensor:
-    """The logarithm of the probability of each sequence, by the forward recursion over blank, label, blank, ..."""
+    """Return the log-probability of each sequence, by the forward recursion over blank, label, blank, ..."""
     steps, n, _ = x.shape
     width = 2 * labels.shape[1] + 1
     own = reshape(stack([broadcast_to(const(blank, i32), labels.shape), labels], 2), (n, width - 1))
@@ -137,7 +137,7 @@ def _likelihood(x: Tensor, labels: Tensor, inputs: Tensor, sizes: Tensor, blank:
 
 
 def _log_total(x: Tensor) -> Tensor:
-    """Return `_log_sum` over axis 1, of which at most two are not -inf."""
+    """Return `_log_sum` over axis 1, where at most two elements are not -inf."""
     top = x.max(1, keepdims=True)
     shift = stop_gradient(where(top == NEVER, 0.0, top))
     total = exp(x - broadcast_to(shift, x.shape)).sum(1, keepdims=True)

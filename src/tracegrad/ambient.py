@@ -1,4 +1,4 @@
-"""What is being traced: the one run of a user's function that ops add their nodes to."""
+"""The current trace: the run of a user's function to which ops add their nodes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["NO_TRACE", "Trace", "active", "building", "is_rewriting", "require",
 class Trace:
     """One run of a user's function: its leaves, captures, sites and random sites.
 
-    patching: `tg.patch` makes leaves; else it gives its argument back
-    eager:    of one op, which is run at once: streams and indices come with each call
+    patching: True if `tg.patch` makes leaves; else it returns its argument.
+    eager:    True for the trace of one eager op: random streams and indices are inputs of each call.
     """
 
     def __init__(self, patching: bool = False, eager: bool = False) -> None:
@@ -28,24 +28,24 @@ class Trace:
         self.counters: dict[str, Tensor] = {}
         self.hypers: dict[str, float] = {}  # tg.hyper values and their defaults
         self.writes: dict[str, Tensor] = {}  # new values of the model's states, by `state/<path>`
-        # by a metric's serial, how batches are joined and from what; None where it is not needed
+        # serial of a metric -> how batches are joined, and the parts; None outside of validation
         self.measured: dict[int, tuple[str, tuple[Tensor, ...]]] | None = None
         self.random_sites = 0
-        # the place in each batch that `vmap` runs over, and the number of the iteration in each `scan`
+        # for each open `vmap` the index of the element, for each open `scan` the number of the iteration
         self.lanes: list[Tensor] = []
-        self.scans = 0  # how many are open
-        # eager tensors around a function that runs at once, by identity, and their leaves; None: they are constants
+        self.scans = 0  # number of open scans
+        # eager tensors that the function closes over, by identity, with their leaves; None: they are constants
         self.closed: dict[int, tuple[object, Tensor]] | None = None
         self.wrapped: dict[int, int] = {}  # index leaves of an eager op: axis length by serial
 
     def next_salt(self) -> int:
-        """Return the number of this random op in trace order; it keys its stream."""
+        """Return the number of the next random op in trace order, which keys its stream."""
         self.random_sites += 1
         return self.random_sites
 
     @contextmanager
     def inside(self, number: Tensor) -> Generator[None]:
-        """The body of a scan is traced; `number` is that of the iteration, as u32."""
+        """Mark, while the context is open, that the body of a scan is traced. `number`: the iteration, u32."""
         self.lanes.append(number)
         self.scans += 1
         try:
@@ -62,7 +62,7 @@ NO_TRACE = (
 
 
 def active() -> Trace | None:
-    """Return the trace that is running, if any."""
+    """Return the running trace, or None."""
     state = STATE()
     return None if state is None else cast("Trace | None", state.trace)
 
@@ -76,6 +76,6 @@ def require(what: str) -> Trace:
 
 
 def tracing(patching: bool = False, eager: bool = False) -> Block[Trace]:
-    """Start a trace of its own; `patching`: its patch sites can overwrite their values; `eager`: of one op."""
+    """Start a new trace. `patching`: its patch sites can overwrite their values. `eager`: it is of one eager op."""
     t, before = Trace(patching, eager), STATE()
     return Block(State(t, None if before is None else before.here), t)

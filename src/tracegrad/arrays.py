@@ -1,4 +1,4 @@
-"""`np`: NumPy, or `tracegrad.bare` where there is none, as in a browser's Python."""
+"""`np`: NumPy, or `tracegrad.bare` without NumPy, as in Pyodide."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ else:
 
 
 def need_numpy(device: str) -> None:
-    """Refuse a device that computes on NumPy's arrays where there is no NumPy."""
+    """Check that NumPy is installed for `device`. Raises DeviceError otherwise."""
     if not HAVE_NUMPY:
         raise DeviceError.here(f"device={device!r} needs NumPy, which is not installed")
 
 
 def handed_out(x: Any) -> Any:
-    """Return `x` as users get it: a NumPy array where NumPy is loaded by now, else a memoryview with its shape."""
+    """Return `x` for the user: a NumPy array if NumPy is loaded, else a memoryview of the same shape."""
     if not isinstance(x, bare.Array):
         return x
     numpy: Any = sys.modules.get("numpy")

@@ -1,7 +1,7 @@
-"""What the engine needs of NumPy, on the standard library: for Python in a browser tab, where there may be no NumPy.
+"""The subset of NumPy that the engine needs, on the standard library, for Python in a browser tab without NumPy.
 
-Names and meanings are NumPy's, as far as they go: contiguous arrays, and the few functions that inputs, results and
-checkpoints pass through. Nothing of a step is computed here. What it lacks, it says.
+Names and meanings are those of NumPy: contiguous arrays, and the few functions for inputs, results and checkpoints.
+No part of a step is computed here. Using a name that is missing raises an AttributeError that asks for NumPy.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class DType(NamedTuple):
     name: str
     kind: str
     itemsize: int
-    format: Any  # of memoryview and array
+    format: Any  # code for memoryview and array
 
     def newbyteorder(self, _order: str) -> DType:
-        """As it is: WebAssembly is little-endian, and so are files."""
+        """Return the type itself: WebAssembly and files are little-endian."""
         return self
 
 
@@ -37,17 +37,17 @@ uint8, uint16, uint32 = (DType(f"uint{8 * n}", "u", n, c) for n, c in ((1, "B"),
 int8, int16, int32 = (DType(f"int{8 * n}", "i", n, c) for n, c in ((1, "b"), (2, "h"), (4, "i")))
 int64, uint64 = DType("int64", "i", 8, "q"), DType("uint64", "u", 8, "Q")
 float32, float64 = DType("float32", "f", 4, "f"), DType("float64", "f", 8, "d")
-HALF = DType("float16", "f", 2, "e")  # read from files only, as float32
+HALF = DType("float16", "f", 2, "e")  # only read from files, as float32
 _ALL = (bool_, uint8, uint16, uint32, uint64, int8, int16, int32, int64, float32, float64)
 _NAMED = {d.name: d for d in _ALL} | {f"{d.kind}{d.itemsize}": d for d in (*_ALL, HALF)}
 
 
 def dtype(name: Any) -> DType:
-    """Return `float32` by "float32", "<f4" or itself."""
+    """Return the type for a name such as "float32" or "<f4", or the type itself."""
     return name if isinstance(name, DType) else _NAMED[name.lstrip("<=")]
 
 
-_dtype = dtype  # where an argument has its name
+_dtype = dtype  # for functions with an argument `dtype`
 
 
 class Array:
@@ -75,14 +75,14 @@ class Array:
         return self.flat.nbytes
 
     def shaped(self) -> memoryview:
-        """Return a memoryview with this shape; flat where it has no elements, which memoryview cannot shape."""
+        """Return a memoryview with this shape; flat without elements, because memoryview cannot shape none."""
         return self.flat.cast("B").cast(self.dtype.format, self.shape) if self.size else self.flat
 
     def __buffer__(self, flags: int) -> memoryview:
         return self.shaped()
 
     def reshape(self, *shape: Any) -> Array:
-        """Return the same elements in another shape; one axis may be -1."""
+        """Return the same elements in another shape; one axis can be -1. Raises ValueError if sizes differ."""
         sizes = list(cast("Sequence[int]", shape if not shape or isinstance(shape[0], int) else shape[0]))
         if -1 in sizes:
             sizes[sizes.index(-1)] = self.size // max(1, -math.prod(sizes))
@@ -96,12 +96,12 @@ class Array:
         return Array(self.flat.cast("B").cast(kind.format), self.shape, kind)
 
     def astype(self, other: Any, order: str = "C") -> Array:
-        """Return the same values in another type, in memory of its own."""
+        """Return a copy of the values in another type."""
         kind = dtype(other)
         return self.copy() if kind == self.dtype else _made(self.flat, self.shape, kind)
 
     def copy(self) -> Array:
-        """In memory of its own."""
+        """Return a copy."""
         return _of_bytes(bytearray(self.flat.cast("B") if self.size else b""), self.shape, self.dtype)
 
     def tobytes(self) -> bytes:
@@ -109,7 +109,7 @@ class Array:
         return self.flat.tobytes()
 
     def tolist(self) -> Any:
-        """Nested lists, or a number."""
+        """Return nested lists, or a number."""
         return self.shaped().tolist()
 
     def min(self) -> Any:
@@ -121,11 +121,11 @@ class Array:
         return max(self.flat)
 
     def all(self) -> bool:
-        """No element is 0."""
+        """Return True if no element is 0."""
         return 0 not in self.flat
 
     def any(self) -> bool:
-        """Some element is not 0."""
+        """Return True if some element is not 0."""
         return builtins.any(self.flat)
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class Array:
         return self.flat[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Integers, slices and one Ellipsis. A leading part is a view; anything else is copied."""
+        """Select by integers, slices and one Ellipsis. A range of rows is a view; anything else is a copy."""
         axes = cast("tuple[Any, ...]", index if isinstance(index, tuple) else (index,))
         if Ellipsis in axes:
             at = axes.index(Ellipsis)
@@ -204,7 +204,7 @@ def _of_bytes(data: bytearray | bytes, shape: Shape, kind: DType) -> Array:
 
 
 def _made(values: Any, shape: Shape, kind: DType) -> Array:
-    """Return an array of numbers given in row-major order."""
+    """Make an array of numbers in row-major order."""
     if kind is bool_:
         return _of_bytes(bytearray(map(bool, values)), shape, kind)
     flat = packed(cast("Literal['f']", kind.format), values)
@@ -212,7 +212,7 @@ def _made(values: Any, shape: Shape, kind: DType) -> Array:
 
 
 def asarray(value: Any, dtype: Any = None) -> Array:
-    """Numbers, nested lists, and whatever has the buffer protocol, which is not copied."""
+    """Make an array of numbers, nested lists, or an object with the buffer protocol, which is not copied."""
     if isinstance(value, Array):
         x = value
     elif isinstance(value, (bool, int, float, list, tuple)):
@@ -223,7 +223,7 @@ def asarray(value: Any, dtype: Any = None) -> Array:
 
 
 def _of_numbers(value: Any) -> Array:
-    """Booleans make a bool array, integers int64, anything else float64."""
+    """Make a bool array of booleans, int64 of integers, float64 of floats. Raises ValueError for anything else."""
     shape: list[int] = []
     flat: list[Any] = [value]
     while flat and isinstance(flat[0], (list, tuple)):
@@ -254,18 +254,18 @@ def _of_buffer(view: memoryview) -> Array:
 
 
 def array(value: Any, dtype: Any = None, order: str = "C", copy: bool = True) -> Array:
-    """In memory of its own."""
+    """Make an array with memory of its own."""
     x = asarray(value)
     return x.copy() if dtype is None else x.astype(dtype)
 
 
 def ascontiguousarray(value: Any, dtype: Any = None) -> Array:
-    """Every array is contiguous."""
+    """Return `asarray(value)`: every array here is contiguous."""
     return asarray(value, dtype)
 
 
 def full(shape: Any, value: Any, dtype: Any = float64) -> Array:
-    """Filled with one number."""
+    """Make an array filled with one number."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     kind = _dtype(dtype)
     one = _made([value if kind.kind == "f" else int(value)], (1,), kind).tobytes()
@@ -273,17 +273,17 @@ def full(shape: Any, value: Any, dtype: Any = float64) -> Array:
 
 
 def zeros(shape: Any, dtype: Any = float64) -> Array:
-    """Filled with 0."""
+    """Make an array of zeros."""
     return full(shape, 0, dtype)
 
 
 def ones(shape: Any, dtype: Any = float64) -> Array:
-    """Filled with 1."""
+    """Make an array of ones."""
     return full(shape, 1, dtype)
 
 
 def frombuffer(data: Any, dtype: Any = float64, count: int = -1, offset: int = 0) -> Array:
-    """Return `count` elements of bytes, from byte `offset` on; float16 as float32."""
+    """Return `count` elements from a buffer, starting at byte `offset`; float16 is read as float32."""
     kind = _dtype(dtype)
     view = memoryview(data).cast("B")[offset:]
     count = len(view) // kind.itemsize if count < 0 else count
@@ -294,7 +294,7 @@ def frombuffer(data: Any, dtype: Any = float64, count: int = -1, offset: int = 0
 
 
 def broadcast_to(x: Array, shape: Shape) -> Array:
-    """Axes of size 1, and missing leading ones, repeated. Raises ValueError if that does not give `shape`."""
+    """Repeat axes of size 1 and missing leading axes. Raises ValueError if `x` does not broadcast to `shape`."""
     sizes = (*[1] * (len(shape) - x.ndim), *x.shape)
     if len(sizes) != len(shape) or builtins.any(a not in (1, b) for a, b in zip(sizes, shape)):
         raise ValueError(f"{x.shape} does not broadcast to {shape}")
@@ -304,23 +304,23 @@ def broadcast_to(x: Array, shape: Shape) -> Array:
 
 
 def where(condition: Array, a: Any, b: Array) -> Array:
-    """Return the number `a` where `condition`, elsewhere the element of `b`."""
+    """Return the number `a` where `condition` is True, elsewhere the element of `b`."""
     return _made([a if c else x for c, x in zip(condition.flat, b.flat)], b.shape, b.dtype)
 
 
 def ndim(value: Any) -> int:
-    """Return how many axes an array has; 0 of a number."""
+    """Return the number of axes of an array; 0 for a number."""
     return len(value.shape) if hasattr(value, "shape") else int(isinstance(value, (list, tuple)))
 
 
 def argmax(x: Array) -> int:
-    """Flat index of the first greatest element."""
+    """Return the flat index of the first largest element."""
     values = x.flat.tolist()
     return values.index(max(values))
 
 
 def unravel_index(index: int, shape: Shape) -> Shape:
-    """Coordinates of the element at a flat index."""
+    """Return the coordinates of the element at a flat index."""
     out: list[int] = []
     for n in reversed(shape):
         index, k = divmod(index, n)
@@ -329,22 +329,22 @@ def unravel_index(index: int, shape: Shape) -> Shape:
 
 
 def any(x: Any) -> bool:
-    """Some element is not 0."""
+    """Return True if some element is not 0."""
     return x.any() if isinstance(x, Array) else bool(x)
 
 
 def abs(x: Array) -> Array:
-    """Magnitudes."""
+    """Return the magnitude of each element."""
     return _made([-v if v < 0 else v for v in x.flat], x.shape, x.dtype)
 
 
 def isinf(x: Array) -> Array:
-    """Which elements are infinite."""
+    """Return a bool array, True at infinite elements."""
     return _made(map(math.isinf, x.flat), x.shape, bool_)
 
 
 def isfinite(x: Any) -> Any:
-    """Neither infinite nor NaN: a number, or which elements."""
+    """Return whether a number, or each element of an array, is finite."""
     return _made(map(math.isfinite, x.flat), x.shape, bool_) if isinstance(x, Array) else math.isfinite(x)
 
 
@@ -354,7 +354,7 @@ class _Limits(NamedTuple):
 
 
 def finfo(_kind: Any) -> _Limits:
-    """Of float32."""
+    """Return the range of float32."""
     most = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
     return _Limits(-most, most)
 
@@ -368,7 +368,7 @@ def iinfo(kind: Any) -> _Limits:
 
 @contextlib.contextmanager
 def errstate(**_: str) -> Generator[None, None, None]:
-    """Nothing here warns."""
+    """Do nothing: this module never warns."""
     yield
 
 

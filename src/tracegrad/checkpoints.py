@@ -1,14 +1,14 @@
-"""What `train.save` and `train.load` put into a safetensors file: all that a bit-exact resume needs.
+"""The layout of checkpoints, the safetensors files of `train.save`: everything that a bit-exact resume needs.
 
 Tensors:  param/<name>            a parameter
           opt/<state>/<name>      an optimizer array, one tensor for each parameter it belongs to
           opt/<state>             a state of another shape
           state/<name>            a state of the model
-Metadata: tracegrad (version of this layout), step, seed, lr and lr_start, the step at which it began, hyper, optimizer;
-and, if `train.freeze` named some, frozen; JSON texts. Of several losses, "losses" has these of each by name, and its
-optimizer's arrays are opt/<loss>/<state>. Python's JSON writes floats so that they are read back exactly.
+Metadata are JSON texts: tracegrad (version of this layout), step, seed, lr, lr_start (the step at which lr began),
+hyper, optimizer, and frozen if `train.freeze` named parameters. With several losses, "losses" has these entries for
+each loss by name, and optimizer arrays are opt/<loss>/<state>. Python's JSON writes floats exactly.
 
-U32 and booleans are stored as I32: safetensors readers elsewhere know F32 and I32 best.
+U32 and booleans are stored as I32: other safetensors readers support F32 and I32 best.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage, to_storage
 
 VERSION = "1"
-ENTRIES = ("step", "seed", "lr", "lr_start", "hyper", "optimizer")  # of the metadata, JSON texts
+ENTRIES = ("step", "seed", "lr", "lr_start", "hyper", "optimizer")  # entries of the metadata, JSON texts
 PARAMETERS_ALONE = (
     "the parameters fit, the optimizer is another; for the parameters alone: upload_params({n[6:]: x for n, x in "
     "tracegrad.safetensors.read(path).tensors.items() if n.startswith('param/')})"
@@ -48,12 +48,12 @@ PARAMETERS_ALONE = (
 
 
 def save(snapshots: Sequence[Snapshot], path: str | os.PathLike[str], more: Mapping[str, str] | None = None) -> None:
-    """Replace the file, whole or not at all. snapshots: one for each loss. more: metadata."""
+    """Replace the file, completely or not at all. snapshots: one for each loss. more: further metadata."""
     replace_file(path, parts(*snapshots, more=more))
 
 
 def load(path: str | os.PathLike[str], store: TrainedParameters) -> None:
-    """See `CompiledTraining.load`. What the file switched on and is off here is compiled before anything changes."""
+    """Load a checkpoint; see `CompiledTraining.load`. Options that only the file has on are compiled first."""
     whole = safetensors.read(path)
     plans: list[tuple[Stepper, StepSource, Built, Snapshot]] = []
     for name, stepper in store.steppers.items():
@@ -75,7 +75,9 @@ def load(path: str | os.PathLike[str], store: TrainedParameters) -> None:
 
 
 def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, names: Iterable[str]) -> safetensors.File:
-    """What a checkpoint of several losses has of one: all tensors but the other optimizers', and its own metadata."""
+    """Return the part of a checkpoint that belongs to one of several losses, with its own metadata.
+
+    Raises InputError if the file has other losses."""
     try:
         losses = _object(_entry(file.metadata, "losses"), "losses")
         if losses.keys() != {*names}:
@@ -105,7 +107,7 @@ def parts(*snapshots: Snapshot, more: Mapping[str, str] | None = None) -> list[b
 
 
 def tensors_of(snapshot: Snapshot) -> dict[str, Array]:
-    """Parameters, states and the arrays of the optimizer, by their names in the file."""
+    """Return parameters, states and optimizer arrays, by their names in the file."""
     program = snapshot.program
     tensors = {f"param/{f.name}": storable(snapshot.params[f.name], f.dtype) for f in program.params}
     for f in states_of(program):
@@ -116,7 +118,7 @@ def tensors_of(snapshot: Snapshot) -> dict[str, Array]:
 
 
 def metadata_of(snapshot: Snapshot) -> dict[str, str]:
-    """Where the training of a loss stands, and with what values: JSON texts."""
+    """Return the metadata of the training of one loss, as JSON texts."""
     rate = snapshot.knobs.rate
     metadata = {
         "step": json.dumps(snapshot.step),
@@ -132,9 +134,9 @@ def metadata_of(snapshot: Snapshot) -> dict[str, str]:
 
 
 def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
-    """SHA-256 of losses as f32, parameters, optimizer state, step, seed, schedule and hyperparameters, in hexadecimal.
+    """Return the SHA-256 of losses, parameters, optimizer state, step, seed, schedule and hyperparameters, in hex.
 
-    Names are sorted, and floats count by their bits: nothing else of a process reaches the hash.
+    Names are sorted, and floats enter by their bits, losses as f32. The hash depends on nothing else of the process.
     """
     total = hashlib.sha256()
 
@@ -157,7 +159,7 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
 
 
 def hyper_of(file: safetensors.File) -> dict[str, float]:
-    """Return the hyperparameters in the metadata, as far as they are numbers; `read` is what checks them."""
+    """Return the hyperparameters in the metadata that are numbers. `read` checks them."""
     try:
         given = _object(_entry(file.metadata, "hyper"), "hyper")
     except InputError:
@@ -166,10 +168,10 @@ def hyper_of(file: safetensors.File) -> dict[str, float]:
 
 
 def read(path: str | os.PathLike[str], file: safetensors.File, program: Program, current: Knobs) -> Snapshot:
-    """What the file at `path` holds if it fits `program`. Its hot values replace those of `current`.
+    """Return the snapshot in the file at `path`, checked against `program`. Its hyperparameters replace `current`'s.
 
-    All of it is checked before anything of a training changes: the format, names, shapes, dtypes and finite values of
-    the tensors, and each entry of the metadata.
+    Everything is checked before a training changes: format, names, shapes, dtypes and finite values of tensors, and
+    each entry of the metadata.
     Raises: InputError naming everything that does not fit.
     """
     where = os.fspath(path)
@@ -206,7 +208,7 @@ def read(path: str | os.PathLike[str], file: safetensors.File, program: Program,
 def _arrays(
     tensors: Mapping[str, Array], program: Program, problems: list[str]
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Parameters and whole states by name; what does not fit is added to `problems`."""
+    """Return parameters and whole states by name. Tensors that do not fit are added to `problems`."""
     rest = dict(tensors)
     values: dict[str, Array] = {}
     for f in program.params:
@@ -251,12 +253,12 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _without_unit(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters alone: the unit of squares is the host's business. Files of before may have one of then."""
+    """Return the hyperparameters without the unit of squares, which the host chooses. Older files can have it."""
     return {name: x for name, x in values.items() if name != UNIT}
 
 
 def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[str, float]:
-    """Return the hyperparameters, each within its range."""
+    """Return the hyperparameters. Raises InputError for an unknown name, or a value out of range."""
     known = {*settable(f.name for f in program.inputs), *current.values}
     unknown = [name for name in given if name not in known]
     if unknown:
@@ -266,7 +268,7 @@ def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[s
 
 
 def _optimizer(given: dict[str, Any], program: Program) -> dict[str, Any]:
-    """Return the optimizer, if it is of the kind that this program has."""
+    """Return the data of the optimizer. Raises InputError if it is not of the kind that this program has."""
     own: Mapping[str, Any] = program.meta.get("optimizer", {})
     for name in ("kind", "state"):
         theirs, ours = given.get(name), own.get(name)
@@ -277,7 +279,7 @@ def _optimizer(given: dict[str, Any], program: Program) -> dict[str, Any]:
 
 
 def _frozen(metadata: Mapping[str, str], program: Program) -> tuple[str, ...]:
-    """Parameters that `train.freeze` named. The entry is there only if some are."""
+    """Return the parameters that `train.freeze` named, () without the entry. Raises InputError for other names."""
     given: object = _entry(metadata, "frozen") if "frozen" in metadata else []
     names = [f.name for f in program.trained]
     if not isinstance(given, list) or any(name not in names for name in cast("list[object]", given)):
@@ -286,7 +288,7 @@ def _frozen(metadata: Mapping[str, str], program: Program) -> tuple[str, ...]:
 
 
 def _schedule(spec: Mapping[str, Any], current: schedules.Schedule) -> schedules.Schedule:
-    """The schedule of a checkpoint. One that equals the current one is that one: it may be the user's own kind."""
+    """Return the schedule of a checkpoint; the current one if equal, because it can be of the user's own kind."""
     if json.loads(json.dumps(current.spec())) == spec:
         return current
     try:
@@ -296,7 +298,7 @@ def _schedule(spec: Mapping[str, Any], current: schedules.Schedule) -> schedules
 
 
 def split_state(program: Program, state: Field) -> list[tuple[str, Field | None]]:
-    """The tensors of one state: a slice for each trainable parameter if it has the parameters' layout, else itself."""
+    """Return the tensors of a state: one per trainable parameter if it has the parameters' layout, else itself."""
     if state in program.model_states:
         return [(state.name, None)]
     trainable = [f for f in program.trained if f.dtype == "f32"]
@@ -307,7 +309,7 @@ def split_state(program: Program, state: Field) -> list[tuple[str, Field | None]
 
 
 def fields_of(program: Program) -> list[Field]:
-    """Every tensor of a checkpoint, as it is stored, and where it lies."""
+    """Return every tensor of a checkpoint: its stored type, and its place on the device."""
     found = [(f"param/{f.name}", f, f.dtype) for f in program.params]
     for f in states_of(program):
         found += [(name, replace(part or f, buffer=f.buffer), f.dtype) for name, part in split_state(program, f)]
@@ -320,7 +322,7 @@ def storable(x: Array, dtype: str) -> Array:
 
 
 def _taken(rest: dict[str, Array], name: str, field: Field, problems: list[str]) -> Array:
-    """Return a tensor of the file, removed from `rest`, as the field's type."""
+    """Remove a tensor from `rest`, and return it in the type of the field."""
     x = rest.pop(name, None)
     wanted = Field(field.name, 0, 0, field.dtype, field.shape)
     if x is None:

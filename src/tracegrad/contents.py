@@ -1,7 +1,7 @@
-"""What a file that tracegrad wrote holds, in words: checkpoints, parameters, exported programs and pages.
+"""Descriptions of files that tracegrad writes: checkpoints, parameters, exported programs and pages.
 
-Files may come from anybody. They are checked as when they are loaded, nothing of them is executed, and names that
-would move a terminal's cursor are shown as escapes.
+Files are not trusted. They are checked as in loading, none of their code is executed, and control characters in names
+are printed as escapes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tracegrad.jsontext import cut, parse, printable, shown
 from tracegrad.program import VERSION, Field, Program
 
 ROLES = {**NAMES, "data": "examples", "fed": "batches"}
-MOST_BYTES, MOST_JSON = 1 << 28, 1 << 26  # of a page and of the program in it: more is not read
-LONGEST = 200  # characters of an entry of the metadata
-WIDEST = 120  # characters of a name
-BLOCK = b'<script type="application/json" id="program">', b"</script>"  # where a page of one file has its program
+MOST_BYTES, MOST_JSON = 1 << 28, 1 << 26  # limits for a page, and for the program in it
+LONGEST = 200  # characters shown of an entry of the metadata
+WIDEST = 120  # characters shown of a name
+BLOCK = b'<script type="application/json" id="program">', b"</script>"  # around the program in a single-file page
 KINDS = "a .safetensors file, a program.json, the JSON of a Program, or an exported site: its folder or its HTML file"
 
 
 def contents(path: Path) -> str:
-    """Return a checkpoint's or a parameter file's tensors; an exported program's values, memory and dispatches.
+    """Describe a file: the tensors of a checkpoint, or the values, memory and dispatches of an exported program.
 
     path: a .safetensors file, a Program's JSON, a site's program.json, the folder of a site, or a page of one file.
-    Raises: InputError, in one sentence, for a file of another kind or a damaged one; OSError.
+    Raises: InputError, in one sentence, for a file of another kind and for a damaged one; OSError.
     """
     if path.is_dir():
         path = path / "program.json"
@@ -46,7 +46,7 @@ def contents(path: Path) -> str:
         if size > MOST_BYTES:
             raise InputError(f"{path} has {size} bytes; of a program or a page, no more than {MOST_BYTES} are read")
         f.seek(0)
-        data = f.read(size)  # a larger number would be allocated at once
+        data = f.read(size)  # a larger size would be allocated at once
     if begin.lstrip()[:1] == b"<":
         data = data.partition(BLOCK[0])[2].partition(BLOCK[1])[0]
     try:

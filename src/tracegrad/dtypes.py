@@ -11,21 +11,21 @@ from tracegrad.lazy import dataclass
 from tracegrad.refusals import shown
 
 Shape = tuple[int, ...]
-Dimension = int | str | None  # of an input: a name, or None, is a size that each call chooses
+Dimension = int | str | None  # of an input; each call chooses a size that is None or a name
 
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type. `tg.i32[B, T]` spells the type of an input.
+    """An element type. `tg.i32[B, T]` is the type of an input.
 
     >>> tg.f32.name
     'f32'
     """
 
     name: str
-    numpy: str  # what numpy.dtype() takes
-    wgsl: str  # a value in a shader
-    storage: str  # its spelling in a buffer: booleans are stored as integers
+    numpy: str  # name for numpy.dtype()
+    wgsl: str  # type of a value in a shader
+    storage: str  # type in a buffer: booleans are stored as integers
     itemsize: int = 4
 
     def __getitem__(self, shape: Dimension | tuple[Dimension, ...]) -> InputType:
@@ -50,14 +50,14 @@ i32 = DType("i32", "int32", "i32", "i32")
 u32 = DType("u32", "uint32", "u32", "i32")
 bool_ = DType("bool", "bool", "bool", "i32")
 
-f16 = DType("f16", "float16", "f32", "f16", 2)  # how memory may hold an f32 between kernels; no tensor has this type
+f16 = DType("f16", "float16", "f32", "f16", 2)  # half-precision storage of an f32 between kernels; no tensor has it
 
 DTYPES = {d.name: d for d in (f32, i32, u32, bool_)}
-STORED = {d.name: d for d in (f32, i32, f16)}  # what the elements of buffers are
+STORED = {d.name: d for d in (f32, i32, f16)}  # element types of buffers
 
 
 def nearest_f32(x: float) -> float:
-    """Return `x` rounded to f32; too large ones become infinite."""
+    """Round `x` to f32. Too large numbers become infinite."""
     try:
         return struct.unpack("<f", struct.pack("<f", x))[0]
     except OverflowError:
@@ -91,7 +91,7 @@ class TensorType(NamedTuple):
 
 
 class InputType(NamedTuple):
-    """The declared type of an input; a dimension that is None or a name is chosen by each call.
+    """The declared type of an input. Each call chooses the dimensions that are None or a name.
 
     >>> tg.i32[64, 128]
     i32[64,128]
@@ -107,7 +107,7 @@ class InputType(NamedTuple):
 
 
 def as_dtype(value: Any) -> DType:
-    """Return `value` as a DType: a DType, or a name such as "f32", "float32", "bool"."""
+    """Return `value`, a DType or a name such as "f32", "float32", "bool", as a DType. Raises DTypeError otherwise."""
     if isinstance(value, DType):
         return value
     name = str(getattr(value, "name", value))
@@ -119,5 +119,5 @@ def as_dtype(value: Any) -> DType:
 
 
 def scalar_dtype(value: bool | int | float) -> DType:
-    """Return the dtype a Python number has when nothing else decides."""
+    """Return the default dtype of a Python number."""
     return bool_ if isinstance(value, bool) else i32 if isinstance(value, int) else f32

@@ -1,4 +1,4 @@
-"""What the user calls first: compile, compile_forward, trace, and which devices there are."""
+"""The entry points: compile, compile_forward, load_forward, trace, and the list of devices."""
 
 from __future__ import annotations
 
@@ -44,36 +44,36 @@ def compile(
     mesh: Any = None,
     layout: Mapping[str, Any] | str | None = None,
 ) -> CompiledTraining:
-    """Trace `loss` once and compile a whole training step of `model`.
+    """Trace `loss` once, and compile a whole training step of `model`.
 
-    model:     any tree of modules; it is read, never changed.
-    loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}); called once, with tensors that have no values.
-    losses:    several losses instead, by name, such as {"d": d_loss, "g": g_loss}: `train.step("d", ...)` does a step
-               of one of them, on the same parameters and states. Each takes those of `inputs` that it names, and has a
-               step counter and random numbers of its own.
-    inputs:    name -> shape (f32) or type such as tg.i32[64, 128]. A size that is None, or a name, as in
-               {"x": ("B", "T", 8), "n": tg.i32["B"]}, is chosen by each call, and one program is compiled and kept for
-               each choice. Equal names of a call must agree, and so must the Nones at one axis.
-    optimizer: one of tg.optim; for several losses, one for each by name, or one for all, with states of their own.
-    params:    for several losses, what each of them trains: a pattern of names such as "D.*", a list of patterns, or a
-               function of the name; all parameters where none is given. There is optimizer state for these only.
-    seed:      of the initialisation and all randomness; drawn if None, see `train.seed`.
-    device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu", "cpu", or "jax", where XLA compiles the step
-               for the devices of JAX; TRACEGRAD_DEVICE says what "auto" means.
+    model:     any tree of modules, which does not change.
+    loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}). It is called once, on tensors without values.
+    losses:    several losses instead, by name, such as {"d": d_loss, "g": g_loss}. `train.step("d", ...)` does a step
+               of one loss, on the same parameters and states. Each loss takes the `inputs` that it names, and has a
+               step counter and a random stream of its own.
+    inputs:    name -> shape (f32) or type such as tg.i32[64, 128]. Each call chooses the sizes that are None or a name,
+               as in {"x": ("B", "T", 8), "n": tg.i32["B"]}. One program is compiled and kept for each choice. Within a
+               call, equal names must have equal sizes, and so must all Nones at the same axis.
+    optimizer: one of tg.optim. With several losses, one for each by name, or one for all; states are separate.
+    params:    with several losses, the parameters that each trains: a pattern of names such as "D.*", a list of
+               patterns, or a function of the name. Default: all. Only these parameters get optimizer state.
+    seed:      seed of the initialisation and of all randomness. None draws one; see `train.seed`.
+    device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu", "cpu", or "jax" (XLA compiles the step for the
+               devices of JAX). The environment variable TRACEGRAD_DEVICE sets what "auto" means.
     keep_grads: make `download_grads` available.
-    precision: "f32", or "f16": what kernels pass to each other is stored in half precision, which halves that memory
+    precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision, which halves this memory
                and its traffic, and the loss is scaled so that gradients fit. Parameters, optimizer state, sums and the
                loss stay f32. A step whose gradients overflow is skipped; see `CompletedStep.skipped`. With
-               device="jax", precision is that of products: "f16" and "bf16" round their operands, and "tf32" allows it
-               to GPUs.
-    frozen:    parameters that are not trained: a pattern of names such as "backbone.*", a list of patterns, or a
-               function of the name. Their gradients are not computed. `train.freeze` can be undone.
-    max_cached_shapes: programs kept where calls choose sizes, the latest used; one more choice drops the oldest.
-    mesh:      jax.make_mesh(...): train on all of its devices, with device="jax". Batches are split over the axis
-               "data"; the loss stays the mean over the whole batch, and results do not depend on the mesh.
-    layout:    how a mesh holds parameters, and what belongs to each. By default every device has all. "fsdp" splits
-               each over "data". {"*.W": P(None, "model")} splits those of a pattern as the jax.sharding.PartitionSpec
-               says; the first pattern that matches counts.
+               device="jax", precision applies to matmuls: "f16" and "bf16" round the operands, and "tf32" lets GPUs
+               round them.
+    frozen:    parameters without training: a pattern of names such as "backbone.*", a list of patterns, or a function
+               of the name. Their gradients are not computed. (`train.freeze` can be undone, `frozen` cannot.)
+    max_cached_shapes: number of programs to keep if calls choose sizes. A further choice drops the least recently used.
+    mesh:      jax.make_mesh(...): train on all devices of the mesh, with device="jax". Batches are split over the axis
+               "data". The loss is still the mean over the whole batch, and results do not depend on the mesh.
+    layout:    how the mesh stores parameters and their optimizer state. By default every device has all of them. "fsdp"
+               splits each over "data". {"*.W": P(None, "model")} splits the parameters of a pattern as the
+               jax.sharding.PartitionSpec says; the first matching pattern counts.
     Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
 
     >>> loss = lambda m, x, y: tg.mse_loss(m(x), y)
@@ -105,7 +105,7 @@ def compile(
         max_cached_shapes=max_cached_shapes,
     )
     for text in dict.fromkeys(text for s in train.store.stepper.together for text in s.built.warnings):
-        warnings.warn(text, stacklevel=3)  # of the user: past `helpful`
+        warnings.warn(text, stacklevel=3)  # the user's line, past `helpful`
     warn_if_slow(train.worker.info)
     return train
 
@@ -122,19 +122,18 @@ def compile_forward(
     precision: str = "f32",
     writes: bool = False,
 ) -> CompiledForward:
-    """Compile a forward with parameters of its own, drawn from `seed`; `upload_params` sets them.
-
+    """Compile a forward with parameters of its own, drawn from `seed`. `upload_params` sets them.
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
-    inputs:   as for `compile`; a size that is None or a name is chosen by each call. One program serves all sizes of
-              one name from the second on, where that can be: see `explain` of the result. Else there is one for each
-              choice.
-    max_cached_shapes: programs kept at a time, the latest used; one more size drops the oldest.
+    inputs:   as for `compile`. Each call chooses the sizes that are None or a name. From the second size of one name
+              on, one program serves all sizes if possible; `explain` of the result tells. Otherwise each choice has its
+              own.
+    max_cached_shapes: number of programs to keep. A further size drops the least recently used.
     seed, device: as for `compile`.
-    precision: "f32", or "f16": what kernels pass to each other is stored in half precision. "bf16" and "tf32" are for
+    precision: "f32" or "f16": with "f16", kernels store intermediate values in half precision. "bf16" and "tf32" need
               device="jax", as in `compile`.
-    writes:   it may write states of the model; `states` and `set_states` of the result read and write them.
-    Raises:   InputError for inputs that are no types or that `forward` does not take, DeviceError. What is wrong
-              inside of `forward` fails its first run.
+    writes:   the forward can write states of the model; `states` and `set_states` of the result read and write them.
+    Raises:   InputError for inputs that are not types, or that `forward` does not take; DeviceError. Errors inside
+              `forward` fail its first run.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (None, 2)}, seed=0)
     >>> infer.run(x=np.zeros((3, 2))).output.shape
@@ -164,14 +163,14 @@ def load_forward(
     precision: str = "f32",
     writes: bool = False,
 ) -> CompiledForward:
-    """Return a forward with the parameters and states of a file: `compile_forward`, then `load`.
+    """Compile a forward with the parameters and states of a file: `compile_forward`, then `load`.
 
         infer = tg.load_forward("digits.safetensors", model=Net(), forward=logits, inputs={"x": (None, 784)})
 
     path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
-    model:   one of the same parameters; its own first values are not used.
+    model:   a model with the same parameters. Its own first values are not used.
     others:  as for `compile_forward`.
-    Raises:  what `compile_forward` and `CompiledForward.load` raise.
+    Raises:  errors of `compile_forward` and `CompiledForward.load`.
 
     >>> train.save("model.safetensors")
     >>> infer = tg.load_forward("model.safetensors", model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)})
@@ -192,7 +191,7 @@ def load_forward(
 def trace(
     *, model: Any, loss: Callable[..., Any], inputs: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> Graph:
-    """Return the graph of a loss, or of the whole step if there is an optimizer. No device is touched.
+    """Return the graph of a loss; with an optimizer, of the whole step. No device is used.
 
     >>> graph = tg.trace(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)})
     >>> graph.params
@@ -203,7 +202,7 @@ def trace(
 
 @helpful
 def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Graph:
-    """Return the graph of a forward. No device is touched.
+    """Return the graph of a forward. No device is used.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs
@@ -222,7 +221,7 @@ def is_webgpu_available() -> bool:
 
 
 def devices() -> list[DeviceInfo]:
-    """Every usable device, in the order in which "auto" tries them. Software adapters come last: it never takes one.
+    """Return every usable device, in the order in which "auto" tries them. Software adapters are last, never chosen.
 
     >>> "cpu" in [device.name for device in tg.devices()]
     True
@@ -232,9 +231,9 @@ def devices() -> list[DeviceInfo]:
 
 
 def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
-    """Call it to begin to open `device`, and what it gives on the thread that will own the session.
+    """Return a function that begins to open `device`. It returns a function to call on the session's thread.
 
-    Raises: DeviceError, here for an unknown name, and at opening.
+    Raises: DeviceError, here for an unknown name, and later if the device does not open.
     """
     wanted = wanted_device(device)
     if wanted not in DEVICES:
@@ -248,17 +247,17 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
 
 
 def wanted_device(device: str) -> str:
-    """`device`, or what the environment says "auto" means."""
+    """Return `device`; for "auto", the value of TRACEGRAD_DEVICE if set."""
     return device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE") or "auto"
 
 
 def runtime_needs_grads(device: str) -> bool:
-    """Do steps pass gradients to the optimizer's kernels in an array? XLA fuses a step as a whole."""
+    """Return whether steps pass gradients to the optimizer in an array. XLA does not: it fuses a step as a whole."""
     return wanted_device(device) != "jax"
 
 
 def mesh_factory(device: str, mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable[[], Callable[[], Session]]:
-    """As `session_factory`, for a mesh of JAX's devices."""
+    """Return a factory as `session_factory`, for a mesh of JAX. Raises DeviceError or InputError if it does not fit."""
     if device not in ("auto", "jax"):
         raise DeviceError.here(f'mesh= is for device="jax", got device={device!r}')
     from tracegrad.runtime.jax import begin_on_mesh
@@ -272,7 +271,9 @@ def mesh_factory(device: str, mesh: Any, layout: Mapping[str, Any] | str | None)
 
 
 def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
-    """Begin to look for the device; what this gives opens it, on the session's own thread."""
+    """Begin to look for the device. Returns a function that opens it, to call on the session's thread.
+
+    Raises DeviceError with the line `site`."""
     first, *others = RUNTIMES if wanted == "auto" else (wanted,)
     try:
         begun = runtime(first).begin(wanted)
@@ -282,7 +283,7 @@ def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
 
 
 def open_session(first: Callable[[], Session | None], others: Sequence[str], site: Site | None) -> Session:
-    """Return the first session there is. Raises DeviceError with the line of the call that wanted it."""
+    """Open the first available device, and return its session. Raises DeviceError with the line `site`."""
     try:
         session = first()
         for name in others:
@@ -294,7 +295,7 @@ def open_session(first: Callable[[], Session | None], others: Sequence[str], sit
 
 
 def warn_if_slow(info: DeviceInfo) -> None:
-    """For what users call: that a software adapter was chosen, which "auto" never does."""
+    """Warn at the user's line if the chosen device is a software adapter. "auto" never chooses one."""
     if info.software and not IN_TAB:
         warnings.warn(
             f"{info.description} is a software adapter: correct, but much slower than device='cpu'",

@@ -1,4 +1,4 @@
-"""Exceptions, and where in the user's code they happened."""
+"""Exceptions, and the lines of the user's code where they happen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import NamedTuple, Self, TypeVar
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Context managers of the package are entered by contextlib, which is no caller of its own.
+# contextlib enters the context managers of the package, so its frames are not the user's.
 NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename)
 
 
@@ -20,11 +20,11 @@ class TracegradError(Exception):
     True
     """
 
-    bare: str | None = None  # the message without op and line, once these have been added
+    bare: str | None = None  # the message without op and line, after these were added
 
     @classmethod
     def here(cls, message: str) -> Self:
-        """The error, with the user's line below its message."""
+        """Make the error, with the user's line below its message."""
         return cls(located(message, call_site()))
 
 
@@ -67,11 +67,11 @@ class CompileError(TracegradError, RuntimeError):
     True
     """
 
-    kernel: int | None = None  # the number of the one that is to blame, among those of its Program
+    kernel: int | None = None  # number, in its Program, of the kernel at fault
 
 
 class InputError(TracegradError, ValueError):
-    """Inputs of a call that do not fit what was compiled.
+    """Inputs or arguments that do not fit the call.
 
     >>> issubclass(tg.InputError, ValueError)
     True
@@ -85,15 +85,15 @@ class MissingKeyError(InputError, KeyError):
 
 
 class RangeError(InputError, IndexError):
-    """Indices outside of the axis they point into."""
+    """Indices that are out of range for their axis."""
 
 
 class ConstantIndexError(ShapeError, IndexError):
-    """An index that is written down, and outside of the axis it points into."""
+    """A constant index that is out of range for its axis."""
 
 
 class NonFiniteError(TracegradError, ArithmeticError):
-    """A step whose loss or gradient is infinite or NaN; nothing was changed.
+    """A step whose loss or gradient is infinite or NaN. The step changed nothing.
 
     >>> result = train.step(x=x, y=np.full((4, 1), 1e38)).result()
     >>> type(result.error).__name__
@@ -133,7 +133,7 @@ class Site(NamedTuple):
 
     @property
     def short(self) -> str:
-        """`model.py:14`, as graphs print it."""
+        """The file name and line, such as `model.py:14`, as in printed graphs."""
         return f"{os.path.basename(self.file)}:{self.line}"
 
     def describe(self) -> str:
@@ -143,7 +143,7 @@ class Site(NamedTuple):
 
 
 def call_site(past: str | None = None) -> Site | None:
-    """Return the innermost caller outside this package, and outside the folder `past`; None when there is none."""
+    """Return the line of the innermost caller outside this package and outside the folder `past`, or None."""
     others = NOT_THE_USER if past is None else (*NOT_THE_USER, past + os.sep)
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
@@ -164,7 +164,7 @@ E = TypeVar("E", bound=TracegradError)
 
 
 def placed(error: E, who: str, site: Site | None) -> E:
-    """`error` with the op's name before and the user's line below; of nested ops the outermost gives the name."""
+    """Add the op's name and the user's line to `error`. Of nested ops, the outermost gives the name."""
     text = error.bare if error.bare is not None else str(error)
     if error.bare is None and "\n  at " in text:
         return error

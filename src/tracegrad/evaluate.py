@@ -1,4 +1,4 @@
-"""The reference: run a graph with its rows' array rules. NumPy makes it exact to read, jax.numpy makes it a backend."""
+"""The reference: run a graph by the array rules of its primitives, on NumPy or on jax.numpy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tracegrad.transforms.loops import Body
 
 
 def evaluate(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> list[Any]:
-    """Arrays of `roots`; `env` maps each leaf's name to its array."""
+    """Return the arrays of `roots`. `env` maps the name of each leaf to its array."""
     roots = expand_composites(roots)
     values = {t.serial: value for t, value in run(roots, env, xp)}
     return [values[t.serial] for t in roots]
 
 
 def named_by_role(roots: Sequence[Tensor]) -> list[Tensor]:
-    """Return `roots` with leaves named "param.l1.W", "input.x", ...: one name may stand for leaves of several roles."""
+    """Rename leaves to "param.l1.W", "input.x", ...: leaves of different roles can share a name."""
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim is not LEAF:
@@ -32,7 +32,7 @@ def named_by_role(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> Iterator[tuple[Tensor, Any]]:
-    """Every node of an expanded graph with its value, in order."""
+    """Yield every node of an expanded graph with its value, in order."""
     values: dict[int, Any] = {}
     for t in toposort(roots):
         if t.prim is LEAF:
@@ -46,7 +46,7 @@ def run(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> Iterator[tu
 
 
 def iterations(t: Tensor, inputs: Sequence[Any], xp: Any) -> Iterator[tuple[dict[str, Any], dict[int, Any]]]:
-    """For each iteration of a scan, in order: the arrays of the body's leaves, by name, and of all nodes, by serial."""
+    """Yield, for each iteration of a scan, the arrays of the body's leaves by name, and of all nodes by serial."""
     body: Body = t.attrs["body"]
     n, m, length = len(body.carries), len(body.carries) + len(body.xs), t.attrs["length"]
     carry = inputs[:n]
@@ -77,7 +77,9 @@ def array_rule(t: Tensor, xp: Any) -> Callable[..., Any]:
 
 
 def function_of(prim: Primitive, operands: int, attrs: Mapping[str, Any], xp: Any) -> Callable[..., Any]:
-    """Return the function of so many arrays that a primitive with these attributes is."""
+    """Return the function that computes a primitive with these attributes on `operands` arrays.
+
+    Raises NotImplementedError for a composite without an array rule."""
     rule = prim.array
     if isinstance(rule, str) and "{0}" in rule:
         code = _compiled(spelled(rule, [f"x[{k}]" for k in range(operands)], attrs))
@@ -90,7 +92,7 @@ def function_of(prim: Primitive, operands: int, attrs: Mapping[str, Any], xp: An
 
 
 def spelled(rule: str, operands: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    """Return an array rule as an expression. The axes of a fold stay, unless `imperative.peephole` said otherwise."""
+    """Return an array rule as an expression. Folds keep their axes unless `attrs` has keepdims=False."""
     return rule.format(*operands, **{"keepdims": True, **attrs})
 
 

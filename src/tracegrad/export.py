@@ -1,7 +1,7 @@
 """`train.export`: a training as a static site, or as one HTML file, that trains in a browser without Python.
 
-The page executes the very Program that trains here, from the very state: parameters, optimizer, step and seed. The
-files of the site are those of `tracegrad/js`, joined but not altered, and data: nothing is generated but JSON.
+The page runs the same Program that trains here, from the same parameters, optimizer state, step and seed. The site has
+the files of `tracegrad/js`, joined but unchanged, and data. Only JSON is generated.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tracegrad.runtime.javascript import CHECKS, core, runtime, source, without_
 if TYPE_CHECKING:
     from tracegrad.runtime.recorded import Recorded
 
-CURVE_POINTS = 128  # what a free dimension is in a demo that draws a curve
-SHOWN_POINTS = 200  # of the data, behind a curve
+CURVE_POINTS = 128  # size of a free dimension in a demo that draws a curve
+SHOWN_POINTS = 200  # examples drawn behind a curve
 POLICY = (
     "default-src 'none'; script-src {script}; worker-src {worker}; style-src {style}; connect-src {connect}; "
     "img-src data:; base-uri 'none'; form-action 'none'"
@@ -47,7 +47,7 @@ POLICY = (
 
 
 class Contents(NamedTuple):
-    """What a page shows besides the training; `CompiledTraining.export` has the meaning of each."""
+    """The contents of a page besides the training. `CompiledTraining.export` documents the fields."""
 
     title: str
     forwards: Mapping[str, CompiledForward] | None
@@ -59,7 +59,9 @@ class Contents(NamedTuple):
 def export(
     snapshot: Snapshot, graph: Graph, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
 ) -> Path:
-    """Write the site of a training at one moment; its HTML file. graph: what the training's program came from."""
+    """Write the site of a training's snapshot. Returns its HTML file. graph: the graph of the training's program.
+
+    Raises InputError for contents that do not fit."""
     if not single_file and Path(path).suffix in (".html", ".htm"):
         raise InputError.here(f"export: {os.fspath(path)} would be a folder; for one file pass single_file=True")
     for name, example in (("forwards", '{"predict": infer}'), ("data", '{"x": xs, "y": ys}')):
@@ -89,7 +91,7 @@ def export(
 
 
 def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
-    """Return the folder of a static site; its index."""
+    """Write the folder of a static site. Returns its index.html."""
     folder.mkdir(parents=True, exist_ok=True)
     policy = POLICY.format(script="'self'", worker="'self'", style="'self'", connect="'self'")
     head = '<link rel="stylesheet" href="page.css">'
@@ -115,7 +117,7 @@ def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
 
 
 def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any]) -> Path:
-    """Return one HTML file with everything in it, which works from file://."""
+    """Write one HTML file with everything in it, which works from file://. Returns its path."""
     target = Path(path)
     if target.is_dir() or not target.suffix:
         target = target / "index.html"
@@ -139,9 +141,9 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
 
 
 def manifest_of(snapshot: Snapshot, title: str, demos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page knows besides the weights: programs and where the training stands, as plain data."""
+    """Return the programs and the state of the training, without weights, as plain data."""
     rate = snapshot.knobs.rate.schedule.spec()
-    schedules.from_spec(rate)  # a schedule of the user's own has no twin in the browser: say so here
+    schedules.from_spec(rate)  # raises here for a user's own schedule, which has no counterpart in the browser
     return {
         "version": VERSION,
         "title": title,
@@ -155,7 +157,7 @@ def manifest_of(snapshot: Snapshot, title: str, demos: Mapping[str, Mapping[str,
 
 
 def exportable(source: StepSource) -> None:
-    """InputError unless there is one loss, and all sizes of its step are known: a page has one program."""
+    """Raise InputError unless there is one loss and all sizes of its step are fixed: a page has one program."""
     if source.part is not None:
         raise InputError.here(
             "export: a page trains one loss; compile again with the loss that it shall train, as in loss=g_loss, give "
@@ -171,27 +173,27 @@ def exportable(source: StepSource) -> None:
 
 
 def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
-    """Return a forward as a page runs it. `program` is the step's, whose parameters it must share."""
+    """Build a forward for a page. Raises InputError unless it shares the parameters of `program`, the step's."""
     store = getattr(forward, "store", None)
     if store is None or store.layout is not program:
         raise InputError.here(
             f"export: the forward {name!r} is not attached to this training; make it with train.attach(...)"
         )
-    source = forward.source  # built for one example, or for a curve's points where an example is one number
+    source = forward.source  # built for one example; if an example is one number, for the points of a curve
     shapes = [t.shape for t in source.types.values()]
     curve = all(len(shape) == 2 and not isinstance(shape[0], int) and shape[1] == 1 for shape in shapes)
     return source.built(store.model, source.free.all(CURVE_POINTS if curve else 1), program)
 
 
 def demo_of(built: Built, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a forward's program, and how the page shows it."""
+    """Return the program of a forward, and the demo that shows it, as plain data."""
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
     demo = demo_kind(fields, built, data)
     return {"program": built.program.to_data(), "structure": built.structure, "demo": demo}
 
 
 def check_of(program: Program, graph: Graph | None = None) -> Recorded | None:
-    """The check of a program's kernels; None without NumPy. graph: has the user's lines, which a wrong kernel names."""
+    """Return the check of a program's kernels; None without NumPy. graph: gives the source lines of each kernel."""
     if not HAVE_NUMPY:
         return None
     from tracegrad.runtime.recorded import recorded
@@ -201,7 +203,7 @@ def check_of(program: Program, graph: Graph | None = None) -> Recorded | None:
 
 
 def checks_of(found: Mapping[str, Recorded]) -> bytes:
-    """Return all checks as one file; nothing if there are none."""
+    """Join all checks into one file; b"" if there are none."""
     if not found:
         return b""
     from tracegrad.runtime.recorded import file_of
@@ -210,7 +212,7 @@ def checks_of(found: Mapping[str, Recorded]) -> bytes:
 
 
 def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a canvas to draw on, a curve, a text to continue, or plain numbers."""
+    """Return the kind of demo for a forward: a canvas to draw on, a curve, a text to continue, or plain numbers."""
     plain = {"kind": "values"}
     if len(fields) != 1 or built.structure is not None:
         return plain
@@ -225,7 +227,7 @@ def demo_kind(fields: Sequence[Field], built: Built, data: Mapping[str, Any]) ->
 
 
 def _points(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Range and some points of one-dimensional data, to draw behind the curve."""
+    """Return the range and some points of one-dimensional data, to draw behind the curve."""
     xs = data.get(name)
     ys = next((v for n, v in data.items() if n != name and xs is not None and v.shape == xs.shape), None)
     if xs is None or ys is None or not xs.size:
@@ -236,7 +238,7 @@ def _points(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows of training data in each input's dtype. Raises InputError naming what does not fit."""
+    """Return the training data in the dtypes of the inputs. Raises InputError naming everything that does not fit."""
     fields = {f.name: f for f in program.inputs if not f.name.startswith(PREFIX)}
     out: dict[str, Any] = {}
     problems = [f"{n}: no such input" for n in data if n not in fields]
@@ -259,23 +261,23 @@ def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def page(title: str, policy: str, head: str, body: str) -> str:
-    """Return the HTML around everything; the title is the only text of the user's in it."""
+    """Return the HTML document. The title is the only text from the user."""
     values = {"title": escape(title), "policy": escape(policy), "head": head, "body": body}
     return re.sub(r"\{\{(\w+)\}\}", lambda m: values[m[1]], source("page.html"))
 
 
 def json_text(value: Any) -> str:
-    """JSON that no HTML parser can take for markup."""
+    """Return JSON without characters that an HTML parser could read as markup."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def data_block(name: str, kind: str, text: str) -> str:
-    """Return a script element that is not executed."""
+    """Return a script element with data, which browsers do not execute."""
     assert not re.search(r"</script|<!--", text, re.IGNORECASE), name
     return f'<script type="{kind}" id="{name}">{text}</script>'
 
 
 def digest(text: str) -> str:
-    """Return the source expression by which a content security policy allows one inline text."""
+    """Return the hash with which a content security policy allows one inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

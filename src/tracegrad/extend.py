@@ -1,11 +1,12 @@
-"""What the library's own parts are made with, for packages that add to it. CONTRIBUTING.md has the recipes.
+"""The building blocks of the library's own ops and optimizers, for extension packages. CONTRIBUTING.md has recipes.
 
-An op:          a plain function of ops, behind `op`; else `composite`, `elementwise` or `register(Primitive(...))`,
-                with the rules that most rows take: `symmetric`, `multilinear`, `linear`; `alike`, `shifted`, `merged`.
-An optimizer:   a `Transform`, given to `tracegrad.optim.custom`; parts of one are joined by `chain`. State of another
-                shape than the parameters, such as rows and columns, is a `PerParameter`.
-A schedule:     a frozen dataclass that inherits `Schedule`.
-A graph pass:   a function of roots over `rewrite`.
+An op:          a plain function of ops, decorated with `op`; or `composite`, `elementwise`, `register(Primitive(...))`,
+                with common rules: `symmetric`, `multilinear`, `linear` for `jvp`; `alike`, `shifted`, `merged` for
+                `batch`.
+An optimizer:   a `Transform`, passed to `tracegrad.optim.custom`. `chain` joins several. State in another shape than
+                the parameters, such as rows and columns, is a `PerParameter`.
+A schedule:     a frozen dataclass that inherits from `Schedule`.
+A graph pass:   a function of roots that calls `rewrite`.
 """
 
 from tracegrad.dtypes import TensorType

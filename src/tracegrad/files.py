@@ -1,8 +1,8 @@
-"""Write files so that a crash, a kill or a full disk leaves the old contents whole, and open files for reading safely.
+"""Atomic writes, which leave the old file intact after a crash, a kill or a full disk; and safe opening for reading.
 
-A file is written beside its target under a name of its own, flushed to the disk, and renamed over the target. The
-writer holds a lock on the partial file, so that the next write into the folder can tell a dead writer's leftovers from
-the partial files of other processes. Where there are no locks, leftovers are deleted after an hour.
+A file is written next to its target under a temporary name, flushed to the disk, and renamed over the target. The
+writer holds a lock on the partial file, so that a later write into the folder can distinguish the leftovers of dead
+writers from partial files of other processes. Without locks, leftovers are deleted after an hour.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from typing import IO, Any
 from tracegrad.errors import InputError
 
 Path = str | os.PathLike[str]
-PARTIAL = (".tracegrad-", ".part")  # how the names of partial files begin and end
+PARTIAL = (".tracegrad-", ".part")  # prefix and suffix of the names of partial files
 PERMISSIONS = 0o777
-SECONDS_FOR_A_READER = 5.0  # that a write to a pipe waits for a process that reads it
-ABANDONED_AFTER = 3600.0  # seconds since the last write to a partial file, where there are no locks
+SECONDS_FOR_A_READER = 5.0  # time that a write to a pipe waits for a reader
+ABANDONED_AFTER = 3600.0  # seconds since the last write after which a partial file is a leftover, without locks
 WITHOUT_WAITING, NO_LINKS = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what file systems without locks answer
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 
-# Windows has no such module; a browser's locks exclude no one, and it has one process
+# Windows has no fcntl. In a browser, locks exclude no one, and there is only one process
 WITHOUT_LOCKS = os.name != "posix" or sys.platform == "emscripten"
 fcntl: Any = None if WITHOUT_LOCKS else importlib.import_module("fcntl")
 
 
 def replace_file(path: Path, parts: Iterable[bytes]) -> None:
-    """Write one file; `replace_files` has the rules."""
+    """Write one file by the rules of `replace_files`."""
     replace_files({path: parts})
 
 
 def replace_files(contents: Mapping[Path, Iterable[bytes]]) -> None:
-    """Write files: all of them are complete on the disk before the first replaces an old one.
+    """Write files atomically: all of them are complete on the disk before the first replaces an old one.
 
-    - A symbolic link is followed: the file that it names is replaced, and the link stays.
-    - An existing file keeps its permission bits, and its owner and group where the system allows that. A new file gets
-      those of the umask.
+    - A symbolic link is followed: its target is replaced, and the link is kept.
+    - An existing file keeps its permission bits, and its owner and group if the system allows it. The umask sets the
+      permissions of a new file.
     - Other hard links of a file keep the old contents.
-    - A character device or a pipe gets the bytes, and stays what it is.
+    - A character device or a pipe gets the bytes, and is not replaced.
 
-    Raises: OSError naming the file. The old files are then as they were, and no partial file stays.
+    Raises: OSError naming the file. Then the old files are unchanged, and partial files are removed.
     """
     staged: list[tuple[str, str]] = []
     with contextlib.ExitStack() as held:
@@ -76,7 +76,7 @@ def replace_files(contents: Mapping[Path, Iterable[bytes]]) -> None:
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Generator[BufferedReader]:
-    """A regular file, opened for reading. Never waits for a pipe.
+    """Open a regular file for reading, without waiting for a pipe.
 
     Raises: InputError for a device, pipe or folder; OSError.
     """
@@ -88,17 +88,17 @@ def open_regular(path: Path) -> Generator[BufferedReader]:
 
 @contextlib.contextmanager
 def _naming(path: Path, and_so: str = "") -> Generator[None]:
-    """Errors of the system name the target, instead of no file or a partial one."""
+    """Make errors of the system name the target file, instead of a partial file or none."""
     try:
         yield
     except OSError as e:
-        if e.errno is None:  # raised by what makes the bytes
+        if e.errno is None:  # raised by the iterable of bytes
             raise
         raise OSError(e.errno, f"{e.strerror}{and_so}", os.fspath(path)) from e
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """What `path` leads to, None if nothing is there. Refuses what cannot be written."""
+    """Return the status of `path`, or None if it does not exist. Raises OSError if it cannot be written."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -118,7 +118,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _stage(held: contextlib.ExitStack, target: str, old: os.stat_result | None, parts: Iterable[bytes]) -> str:
-    """Write the partial file of `target`, with its final permissions; its name. `held` keeps it locked."""
+    """Write the partial file of `target`, with its final permissions. Returns its name. `held` keeps it locked."""
     folder = os.path.dirname(target)
     _delete_leftovers(folder)
     f, partial = _partial(held, folder, 0o666 if old is None else 0o600)
@@ -128,10 +128,10 @@ def _stage(held: contextlib.ExitStack, target: str, old: os.stat_result | None, 
         if old is not None:
             _take_over(f.fileno(), partial, old)
         os.fsync(f.fileno())
-        if fcntl is None:  # Windows renames no open file
+        if fcntl is None:  # Windows cannot rename an open file
             f.close()
     except BaseException:
-        with contextlib.suppress(OSError):  # what is buffered does not fit now, either
+        with contextlib.suppress(OSError):  # close() tries to write the buffer, which fails again
             f.close()
         with contextlib.suppress(OSError):
             os.unlink(partial)
@@ -140,19 +140,19 @@ def _stage(held: contextlib.ExitStack, target: str, old: os.stat_result | None, 
 
 
 def _partial(held: contextlib.ExitStack, folder: str, mode: int) -> tuple[IO[bytes], str]:
-    """Return a new, locked file."""
+    """Create a partial file and lock it. Returns the file and its name."""
     while True:
         name = os.path.join(folder, os.urandom(8).hex().join(PARTIAL))
         f = open(name, "xb", opener=lambda path, flags: os.open(path, flags, mode))  # noqa: SIM115
         held.callback(f.close)
-        # between its making and its locking another process may have taken it for a leftover
+        # another process may have deleted it as a leftover before it was locked
         if _locked(f, wait=True) is None or os.fstat(f.fileno()).st_nlink:
             return f, name
         f.close()
 
 
 def _locked(f: IO[bytes], *, wait: bool = False) -> bool | None:
-    """Lock a file until it is closed. False if another process holds it, None where there are no locks."""
+    """Lock a file until it is closed. Returns False if another process holds the lock, None if locks do not work."""
     if fcntl is None:
         return None
     try:
@@ -167,26 +167,26 @@ def _locked(f: IO[bytes], *, wait: bool = False) -> bool | None:
 
 
 def _delete_leftovers(folder: str) -> None:
-    """Delete the partial files of writers that were killed: those that no process has locked."""
+    """Delete partial files that no process has locked: their writers were killed."""
     try:
         names = [x for x in os.listdir(folder) if x.startswith(PARTIAL[0]) and x.endswith(PARTIAL[1])]
-    except OSError:  # a folder that can be written and not read
+    except OSError:  # the folder is writable but not readable
         return
     for name in names:
         path = os.path.join(folder, name)
         with contextlib.suppress(OSError):
             with open(path, "rb", opener=lambda path, flags: os.open(path, flags | NO_LINKS)) as f:
                 free = _locked(f)
-                if free is None:  # nothing tells that a process is at it but its age
+                if free is None:  # without locks, only the age tells whether a process still writes it
                     free = os.fstat(f.fileno()).st_mtime < time.time() - ABANDONED_AFTER
                 if free and fcntl is not None:
-                    os.unlink(path)  # while it is locked: its writer may have begun just now
+                    os.unlink(path)  # while it is locked: its writer may have just created it
             if free and fcntl is None:
                 os.unlink(path)
 
 
 def _take_over(handle: int, partial: str, old: os.stat_result) -> None:
-    """Give the partial file the permissions of the old one, and its owner and group where that is allowed."""
+    """Give the partial file the permissions of the old one, and its owner and group if allowed."""
     mode = old.st_mode & PERMISSIONS
     new = os.fstat(handle)
     if hasattr(os, "fchown") and (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
@@ -195,13 +195,13 @@ def _take_over(handle: int, partial: str, old: os.stat_result) -> None:
         except OSError:
             try:
                 os.fchown(handle, -1, old.st_gid)
-            except OSError:  # what its group could do is not for another group
+            except OSError:  # another group must not get the old group's permissions
                 mode &= ~0o070 | (mode & 0o007) << 3
     os.chmod(handle if os.chmod in os.supports_fd else partial, mode)
 
 
 def _flush_folder(folder: str) -> None:
-    """See the new name on the disk. Some file systems cannot; the rename is done in any case."""
+    """Flush the folder, so that the rename is on the disk. Ignores file systems that do not support it."""
     if hasattr(os, "O_DIRECTORY"):
         with contextlib.suppress(OSError):
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -219,7 +219,7 @@ def _write_through(path: Path, found: os.stat_result, parts: Iterable[bytes]) ->
 
 
 def _opened_pipe(path: Path) -> int:
-    """Return the writing end, once a process reads."""
+    """Open a pipe for writing, and wait for a reader. Returns the file descriptor. Raises OSError after 5 s."""
     until = time.monotonic() + SECONDS_FOR_A_READER
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What users of NumPy and PyTorch try first: operators on tensors go through, the rest gets a remedy."""
+"""Calls from NumPy and PyTorch on tensors: operators work, and other functions raise an error with a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracegrad.errors import MissingNameError, TraceError, call_site, located
 from tracegrad.habits import FUNCTIONS, NAMES, TENSORS, found
 from tracegrad.methods import METHODS
 
-INTERNAL = ("bit_xor", "fmax", "getitem", "logistic", "nonfinite", "shift_right")  # of METHODS, not in tg.
+INTERNAL = ("bit_xor", "fmax", "getitem", "logistic", "nonfinite", "shift_right")  # in METHODS, but not in tg.
 NOT_METHODS = (
     "concat",
     "stack",
@@ -49,9 +49,9 @@ def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
 def no_such_name(
     module: str, name: str, known: Mapping[str, Iterable[str]], table: Mapping[str, str] = {}
 ) -> MissingNameError:
-    """Return the error for a name that a module does not have; `known`: the names there are, by what is written before.
+    """Return the error for a name that a module does not have. known: the existing names, by their prefix.
 
-    table: remedies of this module's own, which come before those of all.
+    table: remedies of the module, which take precedence over the common ones.
     """
     if name.startswith("_"):
         return MissingNameError(f"module {module!r} has no attribute {name!r}")
@@ -70,14 +70,14 @@ def no_such_name(
 
 
 def _plain(name: str) -> str:
-    """Return `name` as it is compared: CrossEntropyLoss is cross_entropy."""
+    """Normalize `name` for comparison: CrossEntropyLoss and cross_entropy become equal."""
     return name.replace("_", "").lower().removesuffix("loss")
 
 
 def ufunc(function: Any, method: str, inputs: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Return an operator with an ndarray on its left. Raises TraceError for any other NumPy function."""
+    """Apply an operator with an ndarray on its left. Raises TraceError for any other NumPy function."""
     name = OPERATORS.get(function.__name__)
-    if "out" in options:  # as of w.data -= g
+    if "out" in options:  # as in w.data -= g
         raise TraceError.here(
             "an array does not take a tensor in place, by += or out=: write a = a + b, and w.data = w.data + b"
         )
@@ -92,5 +92,5 @@ def unknown(library: str, function: Any) -> TraceError:
     public = name in NOT_METHODS or (name in METHODS and name not in INTERNAL)
     hint = found(FUNCTIONS, name) or (f"write tg.{name}" if public else "write it with functions of tg.")
     message = f"{library}.{name} cannot compute with a tensor of tracegrad; {hint}"
-    inside = getattr(sys.modules.get(library), "__file__", None)  # of its layers the user's line is the call
+    inside = getattr(sys.modules.get(library), "__file__", None)  # in its layers, the user's line is the call
     return TraceError(located(message, call_site(os.path.dirname(inside) if inside else None)))

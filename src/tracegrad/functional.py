@@ -1,10 +1,10 @@
 """The transforms of `tg.`: inside a trace they make nodes; outside they run at once, on arrays.
 
-At once means: trace the transformed function on leaves for its arrays, and evaluate the graph by the reference. The
-graph is the one a compiled program would have, so both modes give the same.
+To run at once, the transformed function is traced on leaves for its arrays, and the reference evaluates the graph. A
+compiled program would have the same graph, so both modes give the same results.
 """
 
-# Trees can hold anything, and lambdas are mapped over them.
+# Trees can hold any value, and lambdas are mapped over them.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -43,10 +43,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def at_once(fn: F) -> F:
-    """Return `fn`, which makes nodes, as a function that also works on values outside any trace.
+    """Make `fn`, which builds nodes, also work on values outside a trace. Graphs and values meet only here.
 
-    Of arrays it gives arrays; of eager tensors, also tensors that `fn` closes over, eager tensors, through which
-    `backward` passes. The one seam between graphs and values. Random ops go on with the stream of eager ones.
+    Arrays give arrays. Eager tensors, including those that `fn` closes over, give eager tensors, through which
+    `backward` passes. Random ops continue the stream of eager random ops.
     """
 
     @functools.wraps(fn)
@@ -86,7 +86,7 @@ def at_once(fn: F) -> F:
 
 
 def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: dict[str, Any]) -> list[Any]:
-    """The roots as eager tensors. `tensors`: what each of `leaves` stands for; `env` has the values of all leaves."""
+    """Compute `roots` as eager tensors. tensors: the value of each of `leaves`. env: the values of all leaves."""
     own = {t.serial for t in leaves}
     others = [t for t in toposort(roots) if t.prim is LEAF and t.serial not in own]
     inputs = [*leaves, *others]
@@ -107,7 +107,7 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
 
 
 def _array(x: Any) -> Any:
-    """Return an argument as an array of one of our dtypes."""
+    """Convert an argument to an array of a supported dtype. Raises DTypeError if values do not fit."""
     a = np.asarray(x)
     try:
         return cast_lossless(a, nearest(a).name)
@@ -116,7 +116,7 @@ def _array(x: Any) -> Any:
 
 
 def _public(transform: F) -> F:
-    """Return a transform whose results work in both modes."""
+    """Wrap a transform, so that its results work inside and outside of a trace."""
 
     @functools.wraps(transform)
     def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ def _public(transform: F) -> F:
 grad, value_and_grad = _public(transforms.grad), _public(transforms.value_and_grad)
 jacobian, hessian = _public(transforms.jacobian), _public(transforms.hessian)
 vmap, remat = _public(transforms.vmap), _public(transforms.remat)
-checkpoint = remat  # the name that it had first
+checkpoint = remat  # its former name
 
 
 @functools.wraps(transforms.jvp)
@@ -163,7 +163,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
 
 class CustomVJP(transforms.CustomVJP):
-    """A function with a derivative of its own, in both modes."""
+    """A function with a derivative of its own, inside and outside of a trace."""
 
     def __call__(self, *args: Any) -> Any:
         """Return the result; `bwd` computes its derivative."""
@@ -183,10 +183,10 @@ def scan(
     sizes = set[Any]() if length is None else {(length,)}
     if HAVE_NUMPY and not ambient.building():
         sizes |= {np.shape(x)[:1] for x in elements}
-    if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced; of no iterations; or an error
+    if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced, without iterations, or an error
         return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
     ((n,),) = sizes
-    carry, ys = init, list[Any]()  # on values it is the loop that it means
+    carry, ys = init, list[Any]()  # on values, a scan is a Python loop
     for k in reversed(range(n)) if reverse else range(n):
         result = fn(carry, rebuilt(xs, [x[k] for x in elements]))
         if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
@@ -209,10 +209,10 @@ def repeat(x: Callable[[C], C], n: int, init: C) -> C: ...
 @overload
 def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
 def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Repeat elements, or a function.
+    """Repeat elements of a tensor, or a function.
 
     repeat(x, repeats, axis): each element of `x` `repeats` times in a row along `axis` (None: of the flattened `x`), as
-                              NumPy. Any dtype. Gradient: the sum over the copies.
+                              numpy.repeat. Any dtype. Gradient: the sum over the copies.
     repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
     Raises:   ShapeError if axis is out of range, CallError for wrong arguments.
 

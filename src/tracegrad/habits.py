@@ -1,4 +1,4 @@
-"""What users of NumPy, PyTorch, Keras and JAX write, and what it is called here: the tables behind the remedies."""
+"""The names of NumPy, PyTorch, Keras and JAX with their counterparts in tracegrad: the tables behind the remedies."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TENSORS = {
     "at": "write tg.where(mask, value, x), or tg.scatter_add(x, indices, updates)",
 }  # fmt: skip
 
-# Names of modules. Most others differ in case and underscores only, as ReLU and relu.
+# Names in modules. Most other names differ only in case and underscores, as ReLU and relu.
 NAMES = {
     "cat concatenate": "write tg.concat([a, b], axis)",
     "float32 float float64 double": "write tg.f32",
@@ -179,7 +179,7 @@ NAMES = {
     "Adamax ASGD Rprop LBFGS SparseAdam": "optim.custom takes a transform of your own; optim.adam is near",
 }
 
-# Names of the modules lr and init, which mean something else in others
+# Names in the modules lr and init, which mean something else in other modules
 SCHEDULES = {
     "cosine cosine_decay CosineAnnealing CosineDecay": "write lr.cosine_annealing(peak, final, steps)",
     "warmup_cosine cosine_with_warmup warmup_cosine_decay get_cosine_schedule_with_warmup": "write "
@@ -203,7 +203,7 @@ INITS = {
     "uniform_": "write init.uniform(low, high)",
 }
 
-# Functions of NumPy and PyTorch on tensors; most others have the name that they have here.
+# Functions of NumPy and PyTorch on tensors. Most others have the same name in tracegrad.
 FUNCTIONS = {
     "concatenate cat hstack vstack": "write tg.concat([a, b], axis)",
     "dot inner tensordot": "write a @ b, or tg.einsum",
@@ -264,7 +264,7 @@ PENDINGS = {
     "shape dtype ndim size argmax max min mean sum T reshape astype": RESULT,
 }
 
-# Keywords of calls: what they are called here, whichever of these the function has
+# Keywords of calls, with their names in tracegrad. The first that the function has applies
 KEYWORDS: dict[str, tuple[str, ...]] = {
     "dim dims": ("axis", "axes"),
     "axis axes": ("axis", "axes", "start_axis"),
@@ -347,7 +347,7 @@ WITHOUT = {
     "x y": "write train.fit(x=..., y=...)",
 }
 
-# What decides a branch on a line of Python, and what to write there
+# Patterns of Python lines that branch on a value, and the remedy
 BRANCHES = (
     (r"\bwhile\b", "tg.scan repeats a step a fixed number of times, and tg.where(done, old, new) keeps what is done"),
     (r"\bassert\b", "shapes and dtypes can be asserted; return the condition as aux of the loss to look at it"),
@@ -362,5 +362,5 @@ BRANCHES = (
 
 
 def found(table: Mapping[str, T], name: str) -> T | None:
-    """Return the entry of a table for `name`; a key is one name, or several between spaces."""
+    """Return the entry of a table for `name`, or None. A key is one name, or several separated by spaces."""
     return next((entry for key, entry in table.items() if name in key.split()), None)

@@ -1,7 +1,7 @@
-"""Hyperparameters: scalars that the host sets before each step, so that changing one never recompiles.
+"""Hyperparameters: scalars that the host sets before each step, so that a change needs no compilation.
 
-`RANGES` is the one place that says which values they take. Optimizers, `train.set`, schedules, checkpoints and, by
-the program's meta data, exported pages check against it.
+`RANGES` defines the values that they take. Optimizers, `train.set`, schedules and checkpoints check against it, and
+exported pages do by the meta data of the program.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tracegrad.ir import Tensor
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import leaf
 
-PREFIX = "hyper."  # of their names among the inputs of a program
+PREFIX = "hyper."  # prefix of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
 RESERVED = ("seed", "step")  # counters of the trace, not hyperparameters
-GROUP = "@"  # in "weight_decay@0", what the first group of parameters has in its place
-UNIT = "norm-unit"  # a leaf, which nothing can be called that users name: gradients are multiplied by it to be squared
-NORMAL = 2.0**10  # the usual one: squares of gradients of length 1e-22 to 1e16 have a finite sum that is not 0
-LARGE = 2.0**-80  # the unit in which squares of every finite f32, and sums of 2^31 of them, are finite
+GROUP = "@"  # "weight_decay@0" replaces "weight_decay" for the first group of parameters
+UNIT = "norm-unit"  # a leaf: the factor for gradients before they are squared. Users cannot choose this name
+NORMAL = 2.0**10  # the usual unit: squares of gradients of length 1e-22 to 1e16 have a finite sum that is not 0
+LARGE = 2.0**-80  # a unit in which squares of every finite f32, and sums of 2^31 of them, are finite
 LARGEST_F32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 class Range(NamedTuple):
-    """Numbers x with low <= x < high, all of them finite in f32; None leaves that side open.
+    """Numbers x with low <= x < high, finite in f32. None leaves a side open.
 
     above: `low` itself is out of range.
     """
@@ -39,12 +39,12 @@ class Range(NamedTuple):
     above: bool = False
 
     def holds(self, x: float) -> bool:
-        """Is `x` within both bounds? NaN is within none."""
+        """Return whether `x` is within both bounds. NaN never is."""
         low = self.low is None or (x > self.low if self.above else x >= self.low)
         return low and (self.high is None or x < self.high)
 
     def __str__(self) -> str:
-        """`at least 0 and below 1`, as errors put it."""
+        """Return the range in words, such as `at least 0 and below 1`."""
         low = "" if self.low is None else f"{'above' if self.above else 'at least'} {self.low:g}"
         return " and ".join(filter(None, (low, "" if self.high is None else f"below {self.high:g}")))
 
@@ -58,17 +58,17 @@ RANGES: Mapping[str, Range] = {
     "eps": AT_LEAST_0, "adam_eps": AT_LEAST_0, "adam_lr_scale": AT_LEAST_0,
 }  # fmt: skip
 
-# Hyperparameters that an optimizer leaves out of the program while they have this value, which changes nothing
+# Values that switch a hyperparameter off: the optimizer then leaves it out of the program
 OFF: Mapping[str, float] = {"weight_decay": 0.0, "momentum": 0.0, "clip_grad_norm": LARGEST_F32}
 
 
 def ranges_of(meta: Mapping[str, Any]) -> dict[str, Range]:
-    """Return the ranges of a program's hyperparameters by name, from its meta data."""
+    """Return the ranges of a program's hyperparameters, by name, from its meta data."""
     return {name: Range(**spec) for name, spec in meta.get("ranges", {}).items()}
 
 
 def checked(name: str, value: Any, range: Range = ANY, what: str = "") -> float:
-    """Return `value` as a float. Raises InputError unless it is a number within `range` that f32 holds as a finite one.
+    """Return `value` as a float. Raises InputError unless it is a number within `range` and finite in f32.
 
     what: the call that takes the value, for the error.
     """
@@ -98,12 +98,12 @@ def whole(name: str, value: Any, what: str = "") -> int:
 
 
 def checked_all(values: Mapping[str, Any], ranges: Mapping[str, Range], what: str) -> dict[str, float]:
-    """All of `values`, by name, each within its range of `ranges`; a name without one takes any finite number."""
+    """Check each of `values` by `checked`, and return them. A name without a range takes any finite number."""
     return {name: checked(name, value, ranges.get(name, ANY), what) for name, value in values.items()}
 
 
 def scalar(name: str) -> Tensor:
-    """Return the f32 scalar of that name, one leaf a trace."""
+    """Return the f32 scalar leaf `name` of the trace, the same at each call."""
     running = require(f"hyperparameter {name!r}")
     if name not in running.counters:
         running.counters[name] = leaf("hyper", name, TensorType(f32, ()))
@@ -111,12 +111,12 @@ def scalar(name: str) -> Tensor:
 
 
 def hyper(name: str, default: float) -> Tensor:
-    """Return a named scalar of a loss that can be changed while training, with `train.set(name=...)`.
+    """Return a named scalar for a loss. `train.set(name=...)` changes it during training.
 
-    An f32 tensor of rank 0 with the value `default` until it is set. The same name twice is the same value, and a
-    name of the optimizer's (lr, weight_decay, ...) reads the optimizer's value. No gradient flows to it.
-    Outside of a trace it is its default. Raises TraceError where the name has two defaults, InputError for a name or
-    default that cannot be one.
+    The result is f32[], with the value `default` until you set it. Equal names give the same value. A name of the
+    optimizer (lr, weight_decay, ...) reads the optimizer's value. No gradient flows to it. As a hyperparameter of
+    optax.inject_hyperparams. Outside of a trace, the result is the default.
+    Raises TraceError if a name has two defaults, InputError for a bad name or default.
 
     >>> loss = lambda m, x: tg.mean(m(x)) * tg.hyper("weight", 1.0)
     >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2)}, optimizer=optim.sgd(lr=0.1), seed=0)
@@ -136,10 +136,10 @@ def hyper(name: str, default: float) -> Tensor:
 
 
 def leaf_value(name: str, values: Mapping[str, float]) -> float:
-    """What the host uploads for the leaf `name`, given the hyperparameters by name; in double precision."""
+    """Return the value that the host uploads for the leaf `name`, in double precision. values: hyperparameters."""
     bare = name.removeprefix(COMPLEMENT)
     value = values.get(bare, NORMAL if bare == UNIT else OFF.get(bare))
-    if value is None and GROUP in bare:  # a step was queued before its program had the group
+    if value is None and GROUP in bare:  # the step was queued before its program had the group
         shared = bare.partition(GROUP)[0]
         value = 1.0 if shared == "lr" else values.get(shared, OFF.get(shared))
     assert value is not None, name
@@ -147,9 +147,9 @@ def leaf_value(name: str, values: Mapping[str, float]) -> float:
 
 
 def settable(names: Iterable[str]) -> list[str]:
-    """Names that `train.set` takes, given those of a program's inputs: its hyperparameters without the counters.
+    """Return the names that `train.set` takes: the hyperparameters among the inputs `names`, without counters.
 
-    Those of groups are not among them: they go by their patterns.
+    Values of groups are not included: `train.set` takes them by pattern.
     """
     hyper = [name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for name in names if name.startswith(PREFIX)]
     return [name for name in dict.fromkeys(hyper) if name not in (*RESERVED, UNIT) and GROUP not in name]

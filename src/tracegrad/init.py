@@ -1,7 +1,7 @@
-"""Initialisers: how a parameter's first values are made, as plain data.
+"""Initialisers: plain data that describe the first values of a parameter.
 
-They hold no numbers but those of `literal`; `runtime.draw` (and its twin in the browser) makes the values, in the
-order in which the parameters were declared, from one random stream.
+Only `literal` has values. `runtime.draw`, and its counterpart in the browser, draws the others from one random stream,
+in the order in which the parameters were declared.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SQRT2 = math.sqrt(2.0)
 
 
 def fans(shape: Shape) -> tuple[int, int]:
-    """Inputs and outputs that each output and input of a weight is connected with.
+    """Return (fan_in, fan_out): the number of inputs per output of a weight, and of outputs per input.
 
-    A matrix is [in, out]; more axes are a convolution's [out, in/groups, *kernel]; a vector counts as both.
+    A matrix is [in, out]. A shape with more axes is a convolution, [out, in/groups, *kernel]. A vector counts for both.
     """
     if len(shape) <= 1:
         n = shape[0] if shape else 1
@@ -38,9 +38,9 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 
 class Initializer:
-    """What all of them are: frozen plain data, equal where their values are.
+    """Base class of initialisers: frozen plain data. Two are equal if their values are.
 
-    No dataclasses: making one takes 500 calls, and `import tracegrad` would make all of them.
+    They are not dataclasses: creating a dataclass takes 500 calls, and `import tracegrad` would create all of them.
     """
 
     __slots__ = ()
@@ -48,7 +48,7 @@ class Initializer:
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
-            if args or given:  # a copy is made without
+            if args or given:  # copies are made without arguments
                 check_call(f"init.{kind_of(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 
@@ -56,11 +56,11 @@ class Initializer:
             raise AttributeError(f"an initialiser is fixed once it is made; {name} cannot be set")
 
     def values(self) -> dict[str, Any]:
-        """What it was made with, by name."""
+        """Return the arguments by name."""
         return {name: getattr(self, name) for name in type(self).__slots__}
 
     def spec(self) -> dict[str, Any]:
-        """As plain data, which `from_spec` and the browser read."""
+        """Return plain data, which `from_spec` and the browser read."""
         return {"kind": kind_of(type(self)), **self.values()}
 
     def __eq__(self, other: object) -> bool:
@@ -81,36 +81,36 @@ class Initializer:
 
 
 def kind_of(cls: type) -> str:
-    """Return `xavier_uniform` of XavierUniform: what the public function is called."""
+    """Return the public name of an initialiser class, such as `xavier_uniform` for XavierUniform."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
 
 
 class Gaussian(Initializer):
-    """Normal numbers of one mean and deviation a parameter."""
+    """Normal numbers, with one mean and one standard deviation for a parameter."""
 
     __slots__ = ()
 
     def center(self) -> float:
-        """Their mean."""
+        """Return the mean."""
         return 0.0
 
     def deviation(self, shape: Shape) -> float:
-        """Their standard deviation for a parameter of `shape`."""
+        """Return the deviation for a parameter of `shape`. Subclasses define it; here it raises NotImplementedError."""
         raise NotImplementedError
 
 
 class Even(Initializer):
-    """Numbers spread evenly over one range a parameter."""
+    """Uniform numbers, with one range for a parameter."""
 
     __slots__ = ()
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
-        """Return the lowest value of a parameter of `shape`, and what all its values are below."""
+        """Return the range [low, high) for a parameter of `shape`. Subclasses define it; raises NotImplementedError."""
         raise NotImplementedError
 
 
 class Randn(Gaussian):
-    """Normal numbers of mean 0 and standard deviation `scale`. What `nn.Embedding` and `self.param` begin with.
+    """Normal numbers of mean 0 and standard deviation `scale`: the default of `nn.Embedding` and `self.param`.
 
     As torch.nn.init.normal_ with mean 0.
 
@@ -125,7 +125,7 @@ class Randn(Gaussian):
         checked("scale", self.scale, AT_LEAST_0, "init.randn")
 
     def deviation(self, shape: Shape) -> float:
-        """scale"""
+        """Return scale."""
         return self.scale
 
 
@@ -147,16 +147,16 @@ class Normal(Gaussian):
         checked("std", self.std, AT_LEAST_0, "init.normal")
 
     def center(self) -> float:
-        """mean"""
+        """Return mean."""
         return self.mean
 
     def deviation(self, shape: Shape) -> float:
-        """std"""
+        """Return std."""
         return self.std
 
 
 class TruncatedNormal(Initializer):
-    """Normal numbers of mean `mean` and deviation `std`, given that they lie in [low, high]. PyTorch's trunc_normal_.
+    """Normal numbers of mean `mean` and deviation `std`, conditioned to [low, high]. As torch.nn.init.trunc_normal_.
 
     low and high are values, not multiples of `std`. Raises InputError if [low, high] is empty or `std` is 0.
 
@@ -183,8 +183,8 @@ class TruncatedNormal(Initializer):
 class Kaiming(Gaussian):
     """Normal numbers of deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
 
-    fan_in is shape[0] of a matrix [in, out], and in/groups * kh * kw of a convolution. What `nn.Linear` and
-    `nn.Conv2d` begin with. PyTorch's kaiming_normal_.
+    fan_in is shape[0] for a matrix [in, out], and in/groups * kh * kw for a convolution. The default of `nn.Linear` and
+    `nn.Conv2d`.
     As torch.nn.init.kaiming_normal_.
 
     >>> layer = nn.Linear(3, 4, init=init.kaiming())
@@ -198,7 +198,7 @@ class Kaiming(Gaussian):
         checked("gain", self.gain, AT_LEAST_0, "init.kaiming")
 
     def deviation(self, shape: Shape) -> float:
-        """gain / sqrt(fan_in)"""
+        """Return gain / sqrt(fan_in)."""
         return self.gain / math.sqrt(fans(shape)[0])
 
 
@@ -213,14 +213,13 @@ class Lecun(Gaussian):
     __slots__ = ()
 
     def deviation(self, shape: Shape) -> float:
-        """Return 1 / sqrt(fan_in)"""
+        """Return 1 / sqrt(fan_in)."""
         return 1.0 / math.sqrt(fans(shape)[0])
 
 
 class Xavier(Gaussian):
     """Normal numbers of deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
 
-    PyTorch's xavier_normal_.
     As torch.nn.init.xavier_normal_ (Glorot and Bengio 2010).
 
     >>> layer = nn.Linear(3, 4, init=init.xavier())
@@ -234,12 +233,12 @@ class Xavier(Gaussian):
         checked("gain", self.gain, AT_LEAST_0, "init.xavier")
 
     def deviation(self, shape: Shape) -> float:
-        """gain * sqrt(2 / (fan_in + fan_out))"""
+        """Return gain * sqrt(2 / (fan_in + fan_out))."""
         return self.gain * math.sqrt(2.0 / sum(fans(shape)))
 
 
 class Uniform(Even):
-    """Numbers spread evenly over [low, high).
+    """Uniform numbers in [low, high).
 
     As torch.nn.init.uniform_.
 
@@ -260,14 +259,14 @@ class Uniform(Even):
             )
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
-        """low, high"""
-        return float(self.low), float(self.high)  # they may be NumPy's, of fewer bits
+        """Return low and high."""
+        return float(self.low), float(self.high)  # NumPy scalars may have fewer bits
 
 
 class KaimingUniform(Even):
-    """Numbers spread evenly over [-c, c), c = gain * sqrt(3 / fan_in), whose deviation is `kaiming`'s.
+    """Uniform numbers in [-c, c), c = gain * sqrt(3 / fan_in), with the deviation of `kaiming`.
 
-    PyTorch's kaiming_uniform_; with gain=1/sqrt(3) what torch.nn.Linear begins with (He et al. 2015).
+    As torch.nn.init.kaiming_uniform_ (He et al. 2015); gain=1/sqrt(3) is the default of torch.nn.Linear.
 
     >>> layer = nn.Linear(3, 4, init=init.kaiming_uniform(gain=3**-0.5))        # as PyTorch's begins
     """
@@ -286,9 +285,9 @@ class KaimingUniform(Even):
 
 
 class XavierUniform(Even):
-    """Numbers spread evenly over [-c, c), c = gain * sqrt(6 / (fan_in + fan_out)), whose deviation is `xavier`'s.
+    """Uniform numbers in [-c, c), c = gain * sqrt(6 / (fan_in + fan_out)), with the deviation of `xavier`.
 
-    PyTorch's xavier_uniform_ (Glorot & Bengio 2010).
+    As torch.nn.init.xavier_uniform_ (Glorot & Bengio 2010).
 
     >>> layer = nn.Linear(3, 4, init=init.xavier_uniform())
     """
@@ -307,17 +306,17 @@ class XavierUniform(Even):
 
 
 class Orthogonal(Initializer):
-    """`gain` times a random matrix whose rows, or columns if these are fewer, are orthonormal (Saxe et al. 2014).
+    """`gain` times a random matrix with orthonormal rows, or columns if there are fewer columns (Saxe et al. 2014).
 
-    A convolution [out, in/groups, *kernel] is the matrix [out, the rest], as in PyTorch's orthogonal_. Computed on the
-    host in n^2 m operations for a matrix with sides n <= m. Raises ShapeError for a parameter with fewer than two axes.
+    A convolution [out, in/groups, *kernel] counts as a matrix [out, the rest], as in torch.nn.init.orthogonal_. The
+    host computes it in n^2 m operations for sides n <= m. Raises ShapeError for a parameter with fewer than two axes.
 
     >>> layer = nn.Linear(4, 4, init=init.orthogonal())
     """
 
     __slots__ = ("gain", "stacked")
     gain: float
-    stacked: int  # leading axes that count models, of `nn.stack`
+    stacked: int  # number of leading axes added by `nn.stack`
 
     def __init__(self, gain: float = 1.0, stacked: int = 0) -> None:
         self._hold(gain=gain, stacked=stacked)
@@ -325,7 +324,7 @@ class Orthogonal(Initializer):
 
 
 class Zeros(Initializer):
-    """Zeros: biases. Not decayed by default.
+    """Zeros, for biases. Weight decay does not apply by default.
 
     As torch.nn.init.zeros_.
 
@@ -336,7 +335,7 @@ class Zeros(Initializer):
 
 
 class Ones(Initializer):
-    """Ones: gains. Not decayed by default.
+    """Ones, for gains. Weight decay does not apply by default.
 
     As torch.nn.init.ones_.
 
@@ -361,7 +360,7 @@ class Literal(Initializer):
         return f"literal({self.dtype}{show(self.shape)})"
 
     def spec(self) -> dict[str, Any]:
-        """As plain data; the bytes in base64."""
+        """Return plain data, with the bytes in base64."""
         data = base64.b64encode(self.data).decode("ascii")
         return {"kind": "literal", "dtype": self.dtype.name, "shape": list(self.shape), "data": data}
 
@@ -388,7 +387,7 @@ PUBLIC = (*KINDS, "literal")
 
 
 def literal(array: Any, dtype: DType | str = f32) -> Literal:
-    """Return the values of `array`: an array, a nested list or a number, stored as `dtype`.
+    """Make an initialiser of given values: an array, a nested list or a number, stored as `dtype`.
 
     Raises DTypeError for anything else, and for values that `dtype` cannot hold.
 
@@ -406,14 +405,14 @@ def literal(array: Any, dtype: DType | str = f32) -> Literal:
 
 
 def _lossless(array: Any, dtype: DType) -> Any:
-    """Return the ndarray as `dtype`. Raises DTypeError if a float would become an integer."""
+    """Convert an ndarray to `dtype`. Raises DTypeError if a float would become an integer."""
     if array.dtype.kind not in "fiub" or (array.dtype.kind == "f" and not dtype.is_float):
         raise DTypeError(f"init.literal: {array.dtype} values do not fit {dtype}")
     return array.astype(dtype.numpy)
 
 
 def decays_by_default(init: Initializer) -> bool:
-    """Weight decay applies to weights, and not to what starts at 0 or 1: biases and gains."""
+    """Return whether weight decay applies by default: not for zeros and ones, the values of biases and gains."""
     return not isinstance(init, (Zeros, Ones))
 
 

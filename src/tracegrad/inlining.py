@@ -1,8 +1,8 @@
-"""What must be computed once, because it is compared with itself: x where x == max(x) is asked.
+"""Values that must be computed once, because they are compared with themselves, such as x in x == max(x).
 
-Computed again, a value need not be the same number: compilers round a * b + c once in one loop and twice in another.
-Then no element may be the largest: argmax is out of range, and the gradient of max is 0 / 0. To subtract the largest,
-as softmax does, is no comparison.
+A second computation can give another number: compilers round a * b + c once in one loop and twice in another. Then no
+element equals the largest, so argmax is out of range, and the gradient of max is 0 / 0. Subtracting the largest, as
+softmax does, is not a comparison.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from tracegrad.dtypes import bool_
 from tracegrad.ir import Tensor, toposort
 
-INLINED = ("map", "view", "gather")  # families that their readers compute, unless something is stored
+INLINED = ("map", "view", "gather")  # families that readers compute unless the value is stored
 
 
 def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> set[int]:
-    """Serials of the elementwise values that all their readers must load.
+    """Return the serials of the elementwise values that all readers must load.
 
-    A fold chooses from them, and a comparison meets them again beside the choice; or they are delivered to somebody who
-    may compare. `order` is topological. Before composites are expanded, each may have such a fold in it.
+    A fold such as max selects from these values, and a comparison reads both a value and the selected one; or the user
+    gets the value, and can compare. `order` is topological. An unexpanded composite counts as such a fold.
     """
-    chosen: dict[int, set[int]] = {}  # what is computed on the way to a choice -> the folds that choose
+    chosen: dict[int, set[int]] = {}  # serial of a value read by selecting folds -> these folds
     for t in order:
         if (t.prim.chooses and t.dtype.is_float) or t.prim.family == "composite":
             for x in inlined(t.inputs):
@@ -37,7 +37,7 @@ def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> 
 
 
 def inlined(roots: Sequence[Tensor], until: Set[int] = frozenset()) -> Iterator[Tensor]:
-    """What `roots` are, and are computed from where they are read; of the serials `until` no further."""
+    """Yield `roots` and all values that are inlined into them, not going beyond the serials `until`."""
     stack, seen = list(roots), set[int]()
     while stack:
         x = stack.pop()
@@ -49,7 +49,7 @@ def inlined(roots: Sequence[Tensor], until: Set[int] = frozenset()) -> Iterator[
 
 
 def _moved(t: Tensor) -> Tensor:
-    """What a view shows, or a copy holds."""
+    """Return the tensor behind views and copies."""
     while t.prim.family == "view" or t.prim.passes:
         t = t.inputs[0]
     return t

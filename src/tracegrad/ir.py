@@ -1,7 +1,7 @@
-"""The graph: primitives, tensors, and the one door every op goes through.
+"""The graph: primitives, tensors, and `bind`, through which every op goes.
 
-A Tensor is an immutable node: primitive, inputs, attributes, type, call site. A graph is what its
-outputs reach, so there is no dead code to remove and no id to remap.
+A Tensor is an immutable node: primitive, inputs, attributes, type, call site. A graph consists of the nodes that its
+outputs reach, so there is no dead code to remove, and there are no ids to remap.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from tracegrad.sites import current_site, restored, rewriting
 
 _serial = itertools.count()
 
-# What the compiler does with a primitive. Everything else about it stands in its row.
+# How the compiler treats a primitive. Everything else is in the row of the primitive.
 FAMILIES = ("leaf", "formula", "map", "view", "fold", "product", "gather", "scatter", "pack", "scan", "item",
             "composite")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Primitive:
-    """One row of the table: all that is known of an op.
+    """One row of the table of primitives: the complete definition of an op.
 
     type:   (*input types, **attrs) -> TensorType; raises ShapeError or DTypeError
-    array:  what it computes on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
-            expression such as "~xp.isfinite({0})", or, where no renderer needs it, (xp, *arrays, **attrs) -> array.
-            In that of a fold {keepdims} is True: its axes stay as 1
-    xla:    (x, node, *arrays) -> array: how JAX says it to XLA, where that is better than `array` or the expansion;
-            `x` is a `runtime.jax_graph.Xla`
+    array:  the computation on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
+            expression such as "~xp.isfinite({0})", or, if no renderer needs it, (xp, *arrays, **attrs) -> array. In the
+            expression of a fold, {keepdims} is True: axes stay with size 1
+    xla:    (x, node, *arrays) -> array: the computation in JAX, if better for XLA than `array` or the expansion; `x` is
+            a `runtime.jax_graph.Xla`
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
     jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input
-    batch:  (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0. Each input has that axis in front too, of
-            size n, or of size 1 if it is the same for all. (prims.rules has what most rows take for `jvp` and `batch`;
-            a composite without one gets it from its expansion)
-    wgsl:   template of the value, `{0}` being the first input, `{t}` the result's type, and `{of}` the first input's
-            (family "map")
+    batch:  (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0. Each input has this axis too, of size n,
+            or of size 1 if the input is shared. (prims.rules has the common rules for `jvp` and `batch`; a composite
+            without them uses its expansion)
+    wgsl:   template of the value, with `{0}` for the first input, `{t}` for the type of the result, and `{of}` for the
+            type of the first input (family "map")
     helper: WGSL functions that the template calls, if any, separated by blank lines
     index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view");
             (coordinates, **attrs) -> the element there, a number or an index (family "formula")
-    repeats: (input type, result type) -> how many neighbours in a row of the result each element of the input is, or
-            None where the result has another order (family "view"; without the rule, always None)
+    repeats: (input type, result type) -> number of adjacent copies in the result of each input element, or None if the
+            result has another order (family "view"; without the rule, always None)
     expand: (*inputs, **attrs) -> Tensor (family "composite")
-    indexes: (*input types, **attrs) -> (which input is an index, into how many elements, an exempt value or None)
-    combine: name of the elementwise row that joins two partial results, and
-    identity: what a fold of nothing gives (families "fold", "product", "scatter")
-    cost:   of computing one element, a load from memory being 4
+    indexes: (*input types, **attrs) -> (number of the input with indices, size of the axis, an exempt value or None)
+    combine: name of the elementwise row that joins two partial results
+    identity: result of a fold of no elements (`combine` and `identity`: families "fold", "product", "scatter")
+    cost:   cost of computing one element; a load from memory costs 4
     """
 
     name: str
@@ -76,12 +76,12 @@ class Primitive:
 
     @property
     def passes(self) -> bool:
-        """Is the result, element by element, the first input itself?"""
+        """Whether the result, element by element, is the first input."""
         return self.wgsl == "{0}"
 
     @property
     def chooses(self) -> bool:
-        """Is the result of a fold one of its elements, as of max and min?"""
+        """Whether the result of a fold is one of its elements, as for max and min."""
         return self.identity in (float("inf"), float("-inf"))
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 
 def register(p: Primitive) -> Primitive:
-    """Add a row to the table. A name stands for one primitive only.
+    """Add a row to the table of primitives, and return it. Names are unique.
 
     Raises ValueError for a name that is taken, and for an unknown family.
     """
@@ -122,7 +122,7 @@ class Tensor(TensorMethods):
 
     @property
     def name(self) -> str:
-        """The primitive's name; of a leaf, its own."""
+        """The name of the primitive; for a leaf, its own name."""
         return str(self.attrs["name"]) if "name" in self.attrs else self.prim.name
 
     @property
@@ -144,21 +144,21 @@ class Tensor(TensorMethods):
     def size(self) -> int:
         """Number of elements."""
         size = self.type.size
-        return Count(size) if type(size) is int else size  # a watched size stays one
+        return Count(size) if type(size) is int else size  # a watched size stays watched
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """The inputs whose elements it reads: a view reads its first one, and only waits for any others."""
+        """The inputs whose elements the node reads. A view reads the first, and only waits for the others."""
         return self.inputs[:1] if self.prim.family == "view" else self.inputs
 
     @property
     def axis(self) -> int:
-        """The axis that a node with an attribute `axis` works along."""
+        """The attribute `axis` of the node."""
         return self.attrs["axis"]
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes that a fold folds."""
+        """The attribute `axes` of the node: the axes of a fold."""
         return self.attrs["axes"]
 
     def __repr__(self) -> str:
@@ -188,7 +188,7 @@ class Tensor(TensorMethods):
         )
 
     def __format__(self, spec: str) -> str:
-        return str(float(self)) if spec else repr(self)  # a number's format wants a number, and float() says why not
+        return str(float(self)) if spec else repr(self)  # a number format needs a number; float() raises the error
 
     def __len__(self) -> int:
         if not self.shape:
@@ -197,7 +197,7 @@ class Tensor(TensorMethods):
             )
         n: Any = self.shape[0]
         if type(n) is not int:
-            n.note()  # a watched size, of which len() makes another int
+            n.note()  # a watched size, which len() would turn into a plain int
         return n
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -236,14 +236,14 @@ def _fixed(tensor: Tensor, name: str, value: object) -> None:
 
 
 if not TYPE_CHECKING:
-    Tensor.__setattr__ = _fixed  # the dataclass's own fails inside itself where the class has slots
+    Tensor.__setattr__ = _fixed  # the dataclass's own fails internally for a class with slots
 
 
 def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
-    """Apply `p`: infer the type, remember the caller. The one door every op goes through.
+    """Apply primitive `p`: infer the type, record the caller, and return the new node. Every op goes through `bind`.
 
-    On values, which are no nodes, it runs at once.
-    Raises what the type rule of `p` raises, with the line of the caller.
+    On eager values, `p` runs at once.
+    Raises errors of the type rule of `p`, with the line of the caller.
     """
     for x in inputs:
         if type(x) is not Tensor:
@@ -260,23 +260,23 @@ _bind = Op(bind)
 
 
 def _run(p: Primitive, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-    """Return the value of `p` on eager tensors."""
+    """Run `p` on eager tensors. Raises TraceError for a mix of nodes and eager tensors."""
     if not AT_ONCE or any(type(x) is Tensor for x in inputs):
         raise TraceError.here(f"{p.name}: takes nodes of a trace or eager tensors, not both; see tg.asarray")
     return AT_ONCE[0].run(_bind, (p, inputs, attrs))
 
 
 def rebind(t: Tensor, inputs: Sequence[Tensor]) -> Tensor:
-    """Return `t` over other inputs of the same types; itself if they are those it has."""
+    """Return `t` with other inputs of the same types; `t` itself if the inputs are the same."""
     if len(inputs) == len(t.inputs) and all(map(is_, inputs, t.inputs)):
         return t
     return Tensor(t.prim, tuple(inputs), t.attrs, t.type, t.site)
 
 
 def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ()) -> list[Tensor]:
-    """Every node that `roots` reach, inputs before their readers.
+    """Return every node that `roots` reach, inputs before their readers.
 
-    Only those made from the serial `since` on, and neither those `known` by serial nor what only they reach.
+    since, known: skip nodes with serials below `since` or in `known`, and nodes that only these reach.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> len(extend.toposort(graph.outputs.values())) >= 4
@@ -306,7 +306,7 @@ Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 
 @restored
 def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
-    """Rebuild what `roots` reach; `rule(t, new_inputs)` gives a replacement or None to keep `t`.
+    """Rebuild the graph of `roots`. `rule(t, new_inputs)` returns a replacement, or None to keep `t`.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> roots = list(graph.outputs.values())
@@ -325,7 +325,7 @@ def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
 
 
 def graft(roots: Sequence[Tensor], new: Mapping[int, Tensor]) -> list[Tensor]:
-    """Return `roots` with the nodes of some serials replaced; nothing above a replaced node is looked at."""
+    """Return `roots` with nodes replaced by serial. The inputs of a replaced node are not visited."""
     done = dict(new)
     for t in toposort(roots, known=new):
         done[t.serial] = rebind(t, [done[x.serial] for x in t.inputs])
@@ -334,9 +334,9 @@ def graft(roots: Sequence[Tensor], new: Mapping[int, Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A traced program: named outputs, captures, and the state it writes.
+    """A traced program: named outputs, captures, and new values of states.
 
-    precision: "f32", or "f16": what kernels pass to each other is stored in half precision, see `kernels.halves`.
+    precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision; see `kernels.halves`.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs
@@ -355,11 +355,11 @@ class Graph:
 
     @property
     def results(self) -> dict[str, Tensor]:
-        """What a run gives, by the names that its program has for it."""
+        """The results of a run, by their names in the program."""
         return {**self.outputs, **{f"capture.{name}": t for name, t in self.captures.items()}}
 
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
-        """Return the same names over other roots, in the order of `roots`."""
+        """Return the graph with other values under the same names. roots: in the order of `self.roots`."""
         it = iter(roots)
         outputs, captures, writes = (
             {name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)
@@ -377,12 +377,12 @@ class Graph:
 
     @property
     def params(self) -> list[Tensor]:
-        """Parameters, in order of first use; those that are not trained too."""
+        """All parameters, trained or not, in order of first use."""
         return self.leaves("param", "frozen")
 
     @property
     def inputs(self) -> list[Tensor]:
-        """Named inputs of a call."""
+        """The named inputs of a call."""
         return self.leaves("input")
 
     def __repr__(self) -> str:
@@ -409,7 +409,7 @@ class Graph:
 
 
 def _line(t: Tensor, number: Mapping[int, int]) -> str:
-    """`%12 f32[256,64] = matmul(%3, %7)  # model.py:14`"""
+    """Return a node as text, such as `%12 f32[256,64] = matmul(%3, %7)  # model.py:14`."""
     shown = [f"%{number[x.serial]}" for x in t.inputs]
     shown += [f"{k}={_show(v)}" for k, v in t.attrs.items() if k != "body"]
     where = f"  # {t.site.short}" if t.site else ""

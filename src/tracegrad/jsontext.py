@@ -1,7 +1,7 @@
-"""JSON from files of others: parsed in linear time, with a limit on nesting, and nothing that JSON itself forbids.
+"""JSON from untrusted files: parsed in linear time, with a limit on nesting, and strictly by the standard.
 
-Also rows (dataclasses) as plain data and back. What comes from outside is checked whole. Every fault is one sentence
-that says where it is: `program: dispatches[3].kernel is 7; there are 2 kernels`.
+Also conversion between dataclasses and plain data. Data from files are checked completely. Every error is one sentence
+with the place of the fault: `program: dispatches[3].kernel is 7; there are 2 kernels`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from tracegrad.errors import InputError
 
-LOCAL = {"local": True}  # metadata of fields that only the process that compiled a program has
-LARGEST = 2**53  # integers up to which JavaScript counts exactly
+LOCAL = {"local": True}  # metadata of fields that exist only in the process that compiled a program
+LARGEST = 2**53  # largest integer up to which JavaScript is exact
 DEEPEST = 64  # levels of lists and objects
 LONGEST = 60  # characters of a value in a message
-STRINGS = rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?'  # one without an end goes to the end of the text
+STRINGS = rb'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?'  # an unterminated string extends to the end of the text
 NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def parse(text: bytes | str, deepest: int = DEEPEST) -> Any:
-    """Return the value of a JSON text in UTF-8.
+    """Parse a JSON text in UTF-8.
 
-    Raises: InputError for text that is not JSON, is nested deeper than `deepest`, names a key of an object twice, or
-    holds NaN, an infinity, a number of more than 4300 digits, or half of a surrogate pair.
+    Raises: InputError for text that is not JSON, is nested deeper than `deepest`, has a duplicate key, or contains NaN,
+    an infinity, a number of more than 4300 digits, or half of a surrogate pair.
     """
     try:
         data = text.encode() if isinstance(text, str) else text
         whole = data.decode("utf-8")
-        # counted before parsing: Python's parser calls itself for each level
+        # counted before parsing: Python's parser is recursive
         levels = re.sub(STRINGS, b"", data).translate(None, NO_BRACKETS)
         if max(accumulate(map(STEPS.__getitem__, levels)), default=0) > deepest:
             raise InputError(f"it is nested more than {deepest} levels deep")
@@ -49,30 +49,30 @@ def parse(text: bytes | str, deepest: int = DEEPEST) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message: its `repr` in printable characters, cut to a line."""
+    """Return the `repr` of a value for a message, in printable characters, cut to one line."""
     if isinstance(value, str):
         return cut(repr(value[: LONGEST + 1]))
     many = isinstance(value, Sized) and len(value) > LONGEST
     try:
         return f"a {type(value).__name__} of {len(cast('Sized', value))}" if many else cut(repr(value))
-    except ValueError:  # Python spells no integers of more than 4300 digits
+    except ValueError:  # Python does not print integers of more than 4300 digits
         return "a number of thousands of digits"
 
 
 def printable(text: str) -> str:
-    """`text` with control characters, direction marks and the like escaped, so that a terminal only prints it."""
+    """Escape control characters, direction marks and the like, so that a terminal only prints `text`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """Return the same for a text of several lines, which stay."""
+    """Escape each line of `text` as `printable` does, and keep the line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def cut(text: str, longest: int = LONGEST) -> str:
-    """Return the first characters of a long text."""
+    """Cut a text to at most `longest` characters, ending in "..." if cut."""
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
@@ -92,7 +92,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _check_text(value: Any) -> None:
-    """Escapes can spell half of a surrogate pair, which no text holds."""
+    """Raise ValueError if a string has half of a surrogate pair, which a JSON escape can produce."""
     rest = [value]
     while rest:
         x = rest.pop()
@@ -105,7 +105,7 @@ def _check_text(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as dicts and lists, without the local fields of its dataclasses."""
+    """Convert `value` to dicts and lists, without the local fields of dataclasses."""
     if is_dataclass(value):
         return {name: plain(getattr(value, name)) for name in _shared(type(value))}
     if isinstance(value, Mapping):
@@ -116,7 +116,7 @@ def plain(value: Any) -> Any:
 
 
 def built(kind: Any, value: Any, where: str) -> Any:
-    """What a field of type `kind` holds, from what JSON has of it. Raises InputError for a value of another type."""
+    """Convert JSON data to a value of type `kind`. Raises InputError for a value of another type."""
     if is_dataclass(kind):
         return _built_row(cast("Any", kind), value, where)
     if get_origin(kind) is tuple:
@@ -157,32 +157,32 @@ def _built_row(kind: type[Any], value: Any, where: str) -> Any:
 
 @functools.cache
 def _shared(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of what files hold of a dataclass: its fields that are not local, or texts in place of one."""
+    """Return the types of the fields that files store for a dataclass: not local ones, or texts that replace one."""
     kinds = get_type_hints(kind)
     rows = [f for f in fields(kind) if not f.metadata.get("local")]
     return {name: kinds.get(name, str) for f in rows for name in f.metadata.get("filed", (f.name,))}
 
 
 def demand(holds: bool, where: str, value: Any, expected: str) -> None:
-    """InputError for what is not `expected`."""
+    """Raise InputError naming `expected`, unless the condition holds."""
     if not holds:
         raise InputError(f"{where} is {shown(value)}; expected {expected}")
 
 
 def natural(n: int, where: str) -> None:
-    """InputError unless a number counts something."""
+    """Raise InputError unless `n` is from 0 to 2**53."""
     demand(0 <= n <= LARGEST, where, n, f"0 to {LARGEST}")
 
 
 def index(n: int, count: int, where: str, what: str) -> int:
-    """Return `n` as an index. Raises InputError if there are fewer."""
+    """Return `n`. Raises InputError unless it is an index into `count` elements."""
     if not 0 <= n < count:
         raise InputError(f"{where} is {shown(n)}; there are {count} {what}")
     return n
 
 
 def distinct(names: Sequence[str], where: str) -> None:
-    """InputError for a name that comes twice."""
+    """Raise InputError for a name that occurs twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

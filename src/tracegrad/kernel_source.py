@@ -1,4 +1,4 @@
-"""A kernel as text: one mapping from languages to texts, each of which is spelled when it is first read."""
+"""A kernel as text: a mapping from languages to texts. A text is generated when it is first read."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import Reach, Tiling, grid_of
 from tracegrad.lazy import dataclass
 
-FILED = ("wgsl", "serial_wgsl")  # the languages of files
+FILED = ("wgsl", "serial_wgsl")  # the languages stored in files
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One array a kernel touches, in @binding order."""
+    """One array that a kernel reads or writes, in @binding order."""
 
     dtype: str
     written: bool
-    size: int = 0  # elements that the kernel's text declares: a bound known beforehand is cheap to check; 0 is any
+    size: int = 0  # elements that the text declares, or 0 for any: a size known in advance makes bounds checks cheap
 
 
 @dataclass(frozen=True, slots=True)
 class BoundLaunch:
-    """Kernels that run side by side, and where their slots lie: what a renderer spells."""
+    """The input of a renderer: kernels that run side by side in one launch, and the bindings of their slots."""
 
     kernels: Sequence[Kernel]
     tilings: Sequence[Tiling]
-    binding_of: Sequence[int]  # of each slot, kernels one after the other
+    binding_of: Sequence[int]  # binding of each slot, for one kernel after the other
     bindings: Sequence[Binding]
-    aligned: Sequence[bool]  # of each slot, do all dispatches have it begin at a multiple of four elements?
+    aligned: Sequence[bool]  # for each slot: does it begin at a multiple of four elements in all dispatches?
 
 
-SPELLING = [threading.RLock()]  # kernels share what expressions are made of, which spelling adds to
+SPELLING = [threading.RLock()]  # kernels share expressions, which generating a text changes
 
 
 def _forked() -> None:
-    """In a forked child: a thread of the parent may have held the lock."""
+    """Make a new lock in a forked child: a thread of the parent may have held the old one."""
     SPELLING[0] = threading.RLock()
 
 
@@ -50,9 +50,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Texts:
-    """A kernel in each language. `spell` makes one when it is first read, by any thread: a device reads one of several.
+    """The texts of a kernel by language. `spell` generates a text at its first read: a device reads one of several.
 
-    Only files and WebGPU know the two dialects of WGSL, so two kernels are equal if these are.
+    Two kernels are equal if both of their WGSL dialects are equal. Only files and WebGPU use these.
     """
 
     __slots__ = ("_known", "_spell")
@@ -63,21 +63,21 @@ class Texts:
     def __getitem__(self, language: str) -> Any:
         if language not in self._known and self._spell is not None:
             with SPELLING[0]:
-                if language not in self._known:  # while it waited, another thread may have spelled it
+                if language not in self._known:  # another thread may have generated it in the meantime
                     self._known[language] = self._spell(language)
         return self._known[language]
 
     def lacks(self, language: str) -> bool:
-        """Is it known that there is none? A text that is not spelled yet is not looked at."""
+        """Return whether the text is known to be missing. A text that is not generated yet counts as present."""
         return self._known.get(language, self._spell) is None
 
     @staticmethod
     def filed(wgsl: str, serial_wgsl: str = "") -> Texts:
-        """Those that a file holds."""
+        """Make the texts of a kernel from a file."""
         return Texts(wgsl=Shader(wgsl), serial_wgsl=Shader(serial_wgsl) if serial_wgsl else None)
 
     def shader(self, language: str) -> str:
-        """Return the text in a dialect of WGSL; "" if there is none."""
+        """Return the text in a dialect of WGSL, or "" without one."""
         found: Shader | None = self[language]
         return found.text() if found else ""
 
@@ -90,7 +90,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Shader:
-    """WGSL. A text of this process declares its offsets between `head` and `body`; that of a file is all head."""
+    """A text in WGSL. In this process, offsets are declared between `head` and `body`; a file's text is only `head`."""
 
     head: str
     body: str = ""
@@ -98,7 +98,7 @@ class Shader:
     constant: bool = False  # does the body read them at constant positions?
 
     def text(self, offsets: Sequence[int] = ()) -> str:
-        """All of it. With `offsets` they are constants, else a device reads them from a buffer."""
+        """Return the whole text. `offsets` become constants; without them, the device reads offsets from a buffer."""
         declared = ""
         if self.offsets:
             kind = f"array<vec4<i32>, {-(-self.offsets // 4)}>"
@@ -110,56 +110,56 @@ class Shader:
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """One kernel, in every language it is spelled in."""
+    """One kernel, with its texts in every language."""
 
     label: str
     bindings: tuple[Binding, ...]
-    slots: int  # how many offsets a dispatch gives
+    slots: int  # number of offsets in a dispatch
     workgroup_memory: int  # bytes
     texts: Texts = field(repr=False, metadata={"filed": FILED, "read": Texts.filed})
     serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
-    # made by the compiler in this process: the CPU runs no other, and a GPU checks the indices of all others
+    # True if compiled in this process. The CPU runs no other kernels, and a GPU checks the indices of others
     own: bool = field(default=False, repr=False, compare=False, metadata=LOCAL)
-    # what its texts spell, and the binding of each of their slots: the device's results are checked by these
+    # the kernels behind the texts, and the binding of each slot: verification computes results from these
     forms: tuple[Kernel, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     # of each form, what a software adapter runs, if it can run some workgroups without the others
     apart: tuple[Tiling, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
-    # where a run's size decides: how many workgroups of wgsl, and of serial_wgsl
+    # if the size of a run decides: the number of workgroups of wgsl and of serial_wgsl
     reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
     serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     @property
     def wgsl(self) -> str:
-        """What a GPU runs."""
+        """The text for a GPU."""
         return self.texts.shader("wgsl")
 
     @property
     def serial_wgsl(self) -> str:
-        """The same without workgroup memory, where that is used."""
+        """The text without workgroup memory, if `wgsl` uses it; else ""."""
         return self.texts.shader("serial_wgsl")
 
     def without_barriers(self) -> KernelSource:
-        """What an adapter that runs on a CPU runs: barriers are ruinous there."""
+        """Return the kernel for an adapter that runs on a CPU, where barriers are very slow."""
         if self.texts.lacks("serial_wgsl"):
             return self
         texts = Texts(lambda _: self.texts["serial_wgsl"], serial_wgsl=None)
         return replace(self, texts=texts, workgroup_memory=0)
 
     def at(self, size: int) -> KernelSource:
-        """Return the same for runs of some size."""
+        """Return the kernel for runs of `size`."""
         if self.serial_reach is None:
             return self
         return replace(self, serial_grid=grid_of(self.serial_reach.at(size)))
 
     def with_offsets(self, offsets: Sequence[int]) -> KernelSource:
-        """The same with constant offsets, if all it reads are at constant positions: a launch binds one group fewer."""
+        """Return the kernel with constant offsets, which saves a bind group, if it reads them at constant positions."""
         shader: Shader = self.texts["wgsl"]
         return replace(self, slots=0, texts=Texts(wgsl=Shader(shader.text(offsets)))) if shader.constant else self
 
 
 def check_kernel(k: KernelSource, where: str) -> None:
-    """InputError for a size, grid or type that cannot be."""
+    """Raise InputError for an invalid size, grid or type."""
     for name in ("slots", "workgroup_memory"):
         natural(getattr(k, name), f"{where}.{name}")
     check_grid(k.serial_grid, f"{where}.serial_grid")
@@ -169,6 +169,6 @@ def check_kernel(k: KernelSource, where: str) -> None:
 
 
 def check_grid(grid: tuple[int, int], where: str) -> None:
-    """InputError for workgroups that cannot be."""
+    """Raise InputError for invalid numbers of workgroups."""
     for n in grid:
         demand(0 <= n < 2**32, where, grid, "workgroups in x and y, each below 2**32")

@@ -1,7 +1,7 @@
-"""`dataclass` whose methods are written when the class is used first.
+"""A `dataclass` decorator that generates the methods at the first use of the class.
 
-The library's decorator writes and compiles a class's methods at once, in some 450 calls. Most processes use few of the
-hundred classes that `import tracegrad` and `tg.compile` load.
+The decorator of the standard library generates and compiles the methods at once, in about 450 calls. Most processes use
+few of the hundred classes that `import tracegrad` and `tg.compile` load.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 C = TypeVar("C", bound=type)
-LOCK = threading.RLock()  # writing the methods of one class may write those of its bases
+LOCK = threading.RLock()  # reentrant: generating the methods of a class can generate those of its bases
 WRITTEN = (
     "__repr__",
     "__eq__",
@@ -24,10 +24,10 @@ WRITTEN = (
 
 
 class Unwritten:
-    """Stands for `__dataclass_fields__`: reading it, as `replace` and `fields` do, writes the methods."""
+    """A placeholder for `__dataclass_fields__`. Reading it, as `replace` and `fields` do, generates the methods."""
 
     def __init__(self, cls: type, parts: dict[str, Any], options: dict[str, bool]):
-        """parts: the body of the class, defaults included. options: those of the library's decorator."""
+        """parts: the body of the class, with defaults. options: options of the standard decorator."""
         self.cls, self.parts, self.options = cls, parts, options
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -35,11 +35,11 @@ class Unwritten:
         return self.cls.__dict__["__dataclass_fields__"]
 
     def write(self) -> None:
-        """Let the library write the methods into a class of its own, without slots, and take them from there."""
+        """Let the standard decorator generate the methods in a separate class without slots, and copy them."""
         cls = self.cls
         with LOCK:
             if cls.__dict__["__dataclass_fields__"] is not self:
-                return  # another thread was faster
+                return  # another thread has done it
             own = {k: v for k, v in self.parts.items() if k not in ("__slots__", "__dict__", "__weakref__")}
             model: Any = dataclasses.dataclass(**self.options)(type(cls)(cls.__name__, cls.__bases__, own))
             for name in WRITTEN:
@@ -50,7 +50,7 @@ class Unwritten:
 
 
 class Signature:
-    """Stands for `__signature__`, which `inspect` reads: writes the methods, and is None, so that `__init__` tells."""
+    """A placeholder for `__signature__`. It generates the methods, and is None, so that `inspect` uses `__init__`."""
 
     def __get__(self, instance: Any, owner: type) -> None:
         dataclasses.fields(owner)
@@ -61,7 +61,7 @@ SIGNATURE = Signature()
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
 def dataclass(*, slots: bool = False, **options: bool) -> Callable[[C], C]:
-    """As `dataclasses.dataclass`, with the options of the same names."""
+    """Make a class a dataclass, as `dataclasses.dataclass` with the same options."""
 
     def make(cls: C) -> C:
         parts = dict(vars(cls))
@@ -84,7 +84,7 @@ def dataclass(*, slots: bool = False, **options: bool) -> Callable[[C], C]:
 
 
 def _with_slots(cls: type, parts: dict[str, Any]) -> type:
-    """The class again, with a slot for each field that no base has. Defaults would be in the slots' way."""
+    """Return a copy of the class with a slot for each field of its own, without defaults, which conflict with slots."""
     taken = {name for base in cls.__mro__[1:] for name in vars(base).get("__slots__", ())}
     names = [x for x, kind in cls.__annotations__.items() if "ClassVar" not in str(kind)]
     body = {k: v for k, v in parts.items() if k not in names and k not in ("__dict__", "__weakref__")}

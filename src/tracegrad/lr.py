@@ -1,10 +1,10 @@
 """Learning-rate schedules: plain data, evaluated in Python and in the browser.
 
-Steps count from 1. At the first step a schedule gives its first value, as PyTorch's schedulers do: PyTorch's epoch e,
-the number of `scheduler.step()` calls so far, is step e + 1 here.
+Steps count from 1. At step 1 a schedule gives its first value, as PyTorch's schedulers do. PyTorch's epoch e, the
+number of `scheduler.step()` calls so far, is step e + 1.
 
-Every schedule takes `start`, the step at which its own step 1 falls. Left None it means step 1 in an optimizer, and
-the next step in `set_lr`.
+Every schedule takes `start`, the training step at which the schedule's own step 1 falls. The default None means step 1
+in an optimizer, and the next step in `set_lr`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tracegrad.refusals import NoNumber, check_call, shown
 class Schedule(Protocol):
     """A learning rate for each step.
 
-    One of your own is a frozen dataclass that inherits this, has the field `start: int | None = None`, and defines
-    `value`.
+    To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
+    `start: int | None = None` and the method `value`.
 
     >>> lr.cosine_annealing(peak=1.0, final=0.0, steps=10).spec()
     {'kind': 'cosine_annealing', 'peak': 1.0, 'final': 0.0, 'steps': 10}
@@ -38,7 +38,7 @@ class Schedule(Protocol):
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
-            if args or given:  # a copy is made without
+            if args or given:  # copies are made without arguments
                 fields(cls)  # writes the parameters of __init__
                 check_call(f"lr.{_kind(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
@@ -48,7 +48,7 @@ class Schedule(Protocol):
         ...
 
     def at(self, step: int) -> float:
-        """Return the rate at `step` of the training, from 1 on; before `start` it is the first value."""
+        """Return the rate at `step` of the training, from 1 on. Before `start`, it is the first value."""
         return self.value(max(1, step - (self.start or 1) + 1))
 
     def spec(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
 
 
 def _kind(cls: type) -> str:
-    """Return `cosine_annealing` of CosineAnnealing: what the public function is called."""
+    """Return the public name of a schedule class, such as `cosine_annealing` for CosineAnnealing."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
 
 
@@ -75,7 +75,7 @@ def _start() -> Any:
 
 
 def _check(schedule: Schedule, *rates: str, **positive: float) -> None:
-    """InputError unless the fields `rates` are learning rates, those of `positive` above 0, and `start` a step."""
+    """Raise InputError unless the fields `rates` are learning rates, `positive` are above 0, and `start` is a step."""
     what = f"lr.{_kind(type(schedule))}"
     for name in rates:
         checked(name, getattr(schedule, name), RANGES["lr"], what)
@@ -103,15 +103,15 @@ class Constant(Schedule):
         _check(self, "rate")
 
     def value(self, s: int) -> float:
-        """rate"""
+        """Return the rate."""
         return self.rate
 
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """From `peak` at step 1 in a straight line to `final` at step `steps + 1`, and `final` from there on.
+    """A straight line from `peak` at step 1 to `final` at step `steps + 1`, then `final`.
 
-    peak + (final - peak) * min(s - 1, steps) / steps, PyTorch's LinearLR.
+    rate = peak + (final - peak) * min(s - 1, steps) / steps.
     As torch.optim.lr_scheduler.LinearLR.
 
     >>> lr.linear(peak=1.0, final=0.0, steps=10).at(6)
@@ -133,11 +133,9 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class CosineAnnealing(Schedule):
-    """From `peak` at step 1 along half a cosine to `final` at step `steps + 1`, and `final` from there on.
-
-    final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2, PyTorch's CosineAnnealingLR, which would
-    climb again after `steps` (Loshchilov & Hutter 2017).
-    As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017).
+    """Half a cosine from `peak` at step 1 to `final` at step `steps + 1`, then `final`.
+    rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2.
+    As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
 
     >>> round(lr.cosine_annealing(peak=1.0, final=0.0, steps=10).at(6), 6)
     0.5
@@ -158,7 +156,8 @@ class CosineAnnealing(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """`peak * s / steps` while s <= `steps`, then `after`, a schedule or a number, from its own step 1.
+    """A rise to `peak`, then another schedule: peak * s / steps while s <= `steps`, then `after` from its own step 1.
+    after: a schedule, or a number for a constant rate.
 
     As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`.
 
@@ -182,7 +181,7 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class Staircase(Schedule):
-    """`peak`, multiplied by `gamma` after each `every` steps: peak * gamma^floor((s - 1) / every).
+    """A rate multiplied by `gamma` after every `every` steps: peak * gamma^floor((s - 1) / every).
 
     As torch.optim.lr_scheduler.StepLR.
 
@@ -205,7 +204,7 @@ class Staircase(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """`peak`, multiplied by `gamma` from step m + 1 on for each m of `milestones`.
+    """A rate that begins at `peak`, and is multiplied by `gamma` from step m + 1 on for each m of `milestones`.
 
     As torch.optim.lr_scheduler.MultiStepLR.
 
@@ -233,7 +232,7 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """peak * gamma^(s - 1).
+    """A rate that is multiplied by `gamma` at each step: peak * gamma^(s - 1).
 
     As torch.optim.lr_scheduler.ExponentialLR.
 
@@ -255,10 +254,10 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Up to `peak` and far down again within `steps` steps, PyTorch's OneCycleLR (Smith & Topin 2018).
-
-    Starts at peak / div_factor, reaches `peak` at step pct_start * steps, and ends at step `steps` with
-    peak / div_factor / final_div_factor, where it stays; along half cosines, or lines with anneal="linear".
+    """A rise to `peak` and a long descent within `steps` steps.
+    The rate starts at peak / div_factor, reaches `peak` at step pct_start * steps, and ends at step `steps` with
+    peak / div_factor / final_div_factor, where it stays. It follows half cosines, or lines with anneal="linear".
+    As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018).
 
     >>> round(lr.one_cycle(1.0, 100).at(31), 6)
     0.999497
@@ -294,13 +293,13 @@ class OneCycle(Schedule):
 
 @dataclass(frozen=True)
 class Plateau(Schedule):
-    """`peak`, times `factor` whenever a metric has not improved for more than `patience` calls of `train.lr_metric`.
+    """A rate multiplied by `factor` after more than `patience` calls of `train.lr_metric` without an improvement.
 
-    PyTorch's ReduceLROnPlateau. A metric improves if it is below best (1 - threshold), with mode="max" above
-    best (1 + threshold); with threshold_mode="abs" the margin is the threshold. Behind a reduction, `cooldown` calls do
-    not count. The rate stays at least `min_lr`, and does not change by less than `eps`.
+    A metric improves if it is below best (1 - threshold), or with mode="max" above best (1 + threshold). With
+    threshold_mode="abs", the margin is the threshold itself. After a reduction, `cooldown` calls do not count. The rate
+    stays at or above `min_lr`, and does not change by less than `eps`. As torch.optim's ReduceLROnPlateau (PyTorch).
 
-    now, best, bad and cooling say where it stands: leave them out.
+    now, best, bad and cooling are the schedule's state: leave them out.
 
     >>> schedule = lr.plateau(1e-3, factor=0.5, patience=5)
     """
@@ -340,7 +339,7 @@ class Plateau(Schedule):
         return self.peak if self.now is None else self.now
 
     def after(self, metric: float) -> Plateau:
-        """Return the schedule behind one more metric; NaN is none better. InputError for what is no finite number."""
+        """Return the schedule after one more metric. NaN never improves. Raises InputError unless finite or NaN."""
         nan = isinstance(metric, numbers.Real) and math.isnan(metric)
         value = metric if nan else checked("metric", metric, what="lr_metric")
         better = not nan and self._improves(value)
@@ -389,7 +388,7 @@ KINDS: tuple[type[Any], ...] = (
 
 
 def as_schedule(lr: Schedule | float) -> Schedule:
-    """Return `lr` itself, or the constant of that number. InputError for anything else, and for a rate below 0."""
+    """Return `lr`, or for a number a constant schedule. Raises InputError for anything else or a rate below 0."""
     if isinstance(lr, (int, float, numbers.Real)):
         return Constant(checked("lr", lr, RANGES["lr"]))
     if not callable(getattr(lr, "at", None)) or isinstance(lr, type):
@@ -407,7 +406,7 @@ def as_schedule(lr: Schedule | float) -> Schedule:
 
 
 def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
-    """Return the schedule that `spec()` describes; a number is a constant rate. InputError for what describes none."""
+    """Return the schedule for the data of `spec()`, or for a number. Raises InputError for any other data."""
     if isinstance(spec, (int, float)):
         return as_schedule(spec)
     if not isinstance(spec, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -428,7 +427,7 @@ def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
 
 
 def restarted(schedule: Schedule) -> Schedule:
-    """Return `schedule` as it was before it was told a metric."""
+    """Return `schedule` in its first state, before any metric."""
     told = isinstance(schedule, Plateau)
     return replace(schedule, now=None, best=None, bad=0, cooling=0) if told else schedule
 
@@ -437,7 +436,7 @@ S = TypeVar("S", bound=Schedule)
 
 
 def starting_at(schedule: S, step: int) -> S:
-    """Return `schedule` with its own step 1 at `step`, unless it has an explicit start."""
+    """Return `schedule` with its own step 1 at training step `step`, unless it has an explicit start."""
     if schedule.start is not None or isinstance(schedule, Constant):
         return schedule
     return replace(cast("Any", schedule), start=step)

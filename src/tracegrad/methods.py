@@ -1,8 +1,8 @@
-"""Operators and methods of tensors, as spellings of the public functions.
+"""Operators and methods of tensors, which call the public functions.
 
-The functions live layers above, so they enter themselves: in `METHODS` with `@entered`, and in `TensorMethods` too with
-`@method`. A class that inherits the latter gets them all. VJPs use the same spellings, which lets one rule serve every
-kind of tensor.
+The functions are defined in higher layers, so they register themselves: in `METHODS` by `@entered`, and also in
+`TensorMethods` by `@method`. A class that inherits from `TensorMethods` gets all of them. VJPs use these operators and
+methods, too, so one rule serves every kind of tensor.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i3
 
 
 class Engine(NamedTuple):
-    """Runs ops at once.
+    """Functions that run ops at once.
 
-    key:    the key of a call's plan, as text: an expression of the op's parameters
-    missed: (op, key, arguments) -> the result of a call whose key is new
+    key:    op -> the key of a call's plan as text, an expression of the op's parameters
+    missed: (op, key, arguments) -> the result of a call with a new key
     run:    (op, arguments) -> the result
-    scope:  what the names in `key` stand for
+    scope:  values of the names in `key`
     """
 
     key: Callable[[Op], str]
@@ -46,49 +46,49 @@ class Engine(NamedTuple):
 
 
 METHODS: dict[str, Callable[..., Any]] = {}
-AT_ONCE: list[Engine] = []  # one, or none: the engine needs NumPy, and enters itself here
+AT_ONCE: list[Engine] = []  # one engine, or none without NumPy; the engine registers itself here
 TYPE = r"\b(f32|f64|i32|u32|bool)\["
 
 
 class Missing:
-    """What stands for an argument that a call leaves out and needs."""
+    """The default of a required argument, to detect that a call leaves it out."""
 
 
 MISSING = Missing()
 
 
 class Op:
-    """A public function, and the plans of its calls outside of traces, by key."""
+    """A public op: its function, and the plans of its calls outside of traces, by key."""
 
     __slots__ = ("function", "named", "plans")
 
     named: Any  # the public function
 
     def __init__(self, f: Callable[..., Any]):
-        """f: a function of Python."""
+        """f: the Python function of the op."""
         self.function = f
         self.plans: dict[Any, Callable[..., Any]] = {}
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """The public name of the op."""
         return self.function.__name__.rstrip("_")
 
     @property
     def counts(self) -> tuple[int, int, bool, bool]:
-        """How many parameters there are, and how many that are named only; are there *args, are there **kwargs?"""
+        """(positional parameters, keyword-only parameters, has *args, has **kwargs)."""
         code = self.function.__code__
         stars = bool(code.co_flags & CO_VARARGS), bool(code.co_flags & CO_VARKEYWORDS)
         return code.co_argcount, code.co_kwonlyargcount, *stars
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of all parameters; *args and **kwargs come last."""
+        """The names of all parameters, with *args and **kwargs last."""
         return self.function.__code__.co_varnames[: sum(self.counts)]
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The default of each parameter but *args and **kwargs; MISSING for none."""
+        """The default of each parameter except *args and **kwargs; MISSING if it has none."""
         n, m, _, _ = self.counts
         own = self.function.__defaults__ or ()
         named = self.function.__kwdefaults__ or {}
@@ -96,13 +96,13 @@ class Op:
         return dict.fromkeys(self.parameters[: n + m], MISSING) | given | named
 
     def apply(self, values: Sequence[Any]) -> Any:
-        """Return the function of one value for each parameter: of a tuple for *args, and of a dict for **kwargs."""
+        """Call the function with one value for each parameter: a tuple for *args, and a dict for **kwargs."""
         n, m, many, others = self.counts
         kwargs: dict[str, Any] = dict(zip(self.parameters[n : n + m], values[n:])) | (values[-1] if others else {})
         return self.function(*values[:n], *(values[n + m] if many else ()), **kwargs)
 
     def refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """CallError for what Python would refuse: arguments that are missing, too many or unknown."""
+        """Raise CallError for arguments that are missing, too many or unknown."""
         given = {x: a for x, a in kwargs.items() if a is not MISSING}
         if any(a is MISSING for a in args):
             given |= {x: a for x, a in zip(self.parameters, args) if a is not MISSING}
@@ -110,23 +110,23 @@ class Op:
         check_call(self.name, self.function, args, given)
 
     def first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first call: gives the public function its code, because most processes call few of all ops."""
+        """Generate the code of the public function at its first call, and call it. Most processes call few ops."""
         self.write()
         return self.named(*args, **kwargs)
 
     def failed(self, error: TracegradError, values: Sequence[Any]) -> TracegradError:
-        """Return `error`, with the op's name, the types it got, and the user's line."""
+        """Return `error` with the op's name, the types of its arguments, and the user's line."""
         return placed(with_types(error, values), self.name, current_site())
 
     def misused(self, error: Exception, values: Sequence[Any]) -> TracegradError:
-        """What Python's own error says about arguments, as one of ours."""
+        """Return a CallError for a Python error about the arguments."""
         given = ", ".join([f"{x}={shown(a)}" for x, a in zip(self.parameters, values)])
         return placed(
             CallError(f"cannot work with {given}: {error}; see help(tg.{self.name})"), self.name, current_site()
         )
 
     def write(self) -> None:
-        """Give the public function its code."""
+        """Generate the code of the public function."""
         (n, m, many, others), parameters = self.counts, self.parameters
         positional, keywords, rest = parameters[:n], parameters[n : n + m], parameters[n + m :]
         star, stars = [f"*{x}" for x in rest[:many]], [f"**{x}" for x in rest[many:]]
@@ -159,12 +159,12 @@ def _missed(op: Op, _: Any, args: tuple[Any, ...]) -> Any:
     return op.apply(args)
 
 
-# Without NumPy the functions themselves run, and ask for a trace
+# Without NumPy, the functions run directly, and require a trace
 NO_ENGINE: Engine = Engine(lambda _: "None", _missed, _traced, {})
 
-# What stands behind the name of an op: its own signature, written out, because one of *args and **kwargs would cost a
-# small op on values half as much as it takes NumPy. What Python would refuse is collected, and gets a remedy; that
-# costs a call 15 to 30 ns.
+# The code of a public op. It has the op's own signature, because *args and **kwargs would add half of NumPy's time to a
+# small op on values. Arguments that Python would refuse are collected, for an error with a remedy, in 15 to 30 ns a
+# call.
 ENTRY = """\
 def entry({signature}):
     try:
@@ -184,7 +184,7 @@ def entry({signature}):
         raise _op.misused(_e, {parameters}) from _e
 """
 ERRORS = (ShapeError, DTypeError, InputError, TraceError, CallError)
-# What Python raises where an argument is of a type that no check of the op foresaw
+# Errors of Python for an argument of a type that the checks of the op do not cover
 PYTHON = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError)
 
 
@@ -197,9 +197,9 @@ def _first(*args: Any, **kwargs: Any) -> Any:
 
 
 def op(f: F) -> F:
-    """Make `f` a public op: it makes nodes in a trace and for traced operands, and runs at once elsewhere.
-
-    Errors of its checks carry its name, the types it got, and the user's line.
+    """Make `f` a public op, which builds nodes in a trace and for traced operands, and runs at once elsewhere.
+    Errors raised in `f` get the op's name, the types of its arguments, and the user's line. As jax.jit of JAX for the
+    decorated function, but inside a trace it adds nodes.
 
     >>> @extend.op
     ... def triple(x):
@@ -220,11 +220,11 @@ def op(f: F) -> F:
 
 @cache
 def _compiled(source: str) -> CodeType:
-    return compile(source, f"{__file__}:written", "exec")  # of the package, so that errors do not blame the user
+    return compile(source, f"{__file__}:written", "exec")  # in the package: never the user's line
 
 
 def with_types(error: E, args: Sequence[Any]) -> E:
-    """Return `error` naming the types of the operands, unless its rule did."""
+    """Add the types of the operands to `error`, unless its message has types."""
     types = [str(cast("Any", a).type) for a in args if isinstance(a, TensorMethods)]
     told = isinstance(error, CallError) or re.search(TYPE, str(error)) or "\n  at " in str(error)
     if not types or error.bare is not None or told:
@@ -232,7 +232,7 @@ def with_types(error: E, args: Sequence[Any]) -> E:
     return type(error)(f"{error}; got {' and '.join(types)}")
 
 
-# Python's name of each operator; those of two operands with a reflected form have that too
+# Python's name of each operator. Binary operators with a reflected form get it, too
 OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "pow": "pow", "matmul": "matmul", "neg": "neg",
     "abs": "abs", "logical_not": "invert", "logical_and": "and", "logical_or": "or", "less": "lt", "less_equal": "le",
@@ -242,7 +242,7 @@ VARIADIC = ("reshape", "permute", "transpose")  # methods that take one tuple or
 
 
 def entered(f: F) -> F:
-    """Make `f` a public op that the layers below find by its name, and the operator of its name."""
+    """Make `f` a public op, register it by name for lower layers, and define the operator of its name, if any."""
     named, name = op(f), f.__name__.rstrip("_")
     METHODS[name] = named
     operator, declared = OPERATORS.get(name, ""), vars(TensorMethods)
@@ -254,7 +254,7 @@ def entered(f: F) -> F:
 
 
 def method(f: F) -> F:
-    """Make `f` a public op and the method of its name. What type checkers know of it `tools/methods` writes."""
+    """Make `f` a public op and the tensor method of its name. `tools/methods` generates its type stub."""
     named, name = entered(f), f.__name__.rstrip("_")
     if name not in VARIADIC:
         setattr(TensorMethods, name, named)
@@ -262,7 +262,7 @@ def method(f: F) -> F:
 
 
 def _without(text: str) -> Callable[..., Any]:
-    """An operator that tensors do not have."""
+    """Make a method that raises TraceError with `text`, for an operator that tensors do not have."""
 
     def refuse(self: Any, *_: Any) -> Any:
         raise TraceError.here(f"{text}; the tensor is {shown(self)}")
@@ -271,15 +271,15 @@ def _without(text: str) -> Callable[..., Any]:
 
 
 class TensorMethods(Spellings):
-    """Everything a tensor can do without an import.
+    """The operators and methods of tensors.
 
-    An operator without a body is the op of its name: `entered` puts it here, and `method` the methods, because a
-    function that only passed its arguments on would take a fifth of a small op's time.
+    `entered` replaces each operator without a body by the op of its name, and `method` adds the methods. A function
+    that only forwards its arguments would take a fifth of a small op's time.
     """
 
     __slots__ = ()
 
-    # operators
+    # Operators
     def __add__(self, b: Operand) -> Self: ...
     def __radd__(self, a: Operand) -> Self: ...
     def __sub__(self, b: Operand) -> Self: ...
@@ -315,22 +315,22 @@ class TensorMethods(Spellings):
     __delitem__ = _without("tensors never change: make a new one, with slices and tg.concat")
 
     def reshape(self, *shape: int | Sequence[int]) -> Self:
-        """See tg.reshape; the shape may be one tuple or several integers."""
+        """Give the tensor another shape, as tg.reshape. Pass one tuple or several integers."""
         return METHODS["reshape"](self, shape[0] if len(shape) == 1 else shape)
 
     def permute(self, *axes: int | Sequence[int]) -> Self:
-        """See tg.permute; the axes may be one tuple or several integers."""
+        """Reorder the axes, as tg.permute. Pass one tuple or several integers."""
         return METHODS["permute"](self, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)
 
     def transpose(self, *axes: int | Sequence[int] | None) -> Self:
-        """See tg.transpose; the axes may be one tuple or several integers, all of them or none."""
+        """Reorder the axes, as tg.transpose. Pass one tuple or several integers, or nothing to reverse them."""
         return METHODS["transpose"](self, (axes[0] if len(axes) == 1 else axes) if axes else None)
 
     @property
     def T(self) -> Self:  # noqa: N802 as NumPy and PyTorch
-        """`x` with its axes reversed, as NumPy."""
+        """The tensor with its axes reversed, as in NumPy."""
         return METHODS["transpose"](self)
 
     def astype(self, dtype: DType) -> Self:
-        """See tg.cast."""
+        """Convert the elements to `dtype`, as tg.cast."""
         return METHODS["cast"](self, dtype)

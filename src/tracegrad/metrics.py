@@ -1,8 +1,8 @@
-"""Measures of how well a model does, as functions of tensors: on the device in a trace, at once on values.
+"""Metrics of a model as functions of tensors. In a trace they run on the device, on values at once.
 
-Return them beside the loss, as in `(loss, {"accuracy": tg.metrics.accuracy(logits, y)})`, and read `r.aux["accuracy"]`.
-Validation of `fit` joins what each batch gives (`training/validation.py`), so that a metric is that of the whole set.
-None but `perplexity` and `r2_score` has a gradient.
+Return them with the loss, as in `(loss, {"accuracy": tg.metrics.accuracy(logits, y)})`, and read `r.aux["accuracy"]`.
+The validation of `fit` joins the results of all batches (`training/validation.py`), so it gives the metric of the whole
+set. Only `perplexity` and `r2_score` have gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["accuracy", "auc", "confusion_matrix", "perplexity", "r2_score", "top
 
 
 def _noted(metric: Tensor, joined: str, *parts: Any) -> Tensor:
-    """Return `metric`, with what validation joins over batches."""
+    """Record the parts of `metric` that validation joins over batches, and return `metric`."""
     trace = active()
     if trace is not None and trace.measured is not None:
         trace.measured[metric.serial] = (joined, tuple([as_tensor(x) for x in parts]))
@@ -52,15 +52,14 @@ def _classes(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
 
 @op
 def accuracy(logits: Any, targets: Any) -> Tensor:
-    """Return the share of rows whose largest score is the target's.
+    """Return the share of rows whose largest score is that of the target.
 
     logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts.
     targets: i32, shape (...), classes in [0, C).
     Returns: f32, rank 0. No gradient.
     Raises:  ShapeError if the shapes do not fit; DTypeError if a dtype does not.
 
-    As sklearn.metrics.accuracy_score of the classes chosen.
-    As torchmetrics.functional.accuracy.
+    As sklearn.metrics.accuracy_score of the predicted classes, and torchmetrics.functional.accuracy for PyTorch.
 
     >>> import tracegrad as tg
     >>> tg.metrics.accuracy(tg.tensor([[0.1, 0.9], [0.8, 0.2]]), [1, 1])
@@ -80,8 +79,8 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
     Returns: f32, rank 0. No gradient.
     Raises:  ShapeError if the shapes do not fit or k < 1; DTypeError if a dtype does not fit.
 
-    As sklearn.metrics.top_k_accuracy_score, which counts the last ones of equal scores.
-    As torchmetrics.functional.accuracy with top_k.
+    As torchmetrics.functional.accuracy with top_k, for PyTorch. sklearn.metrics.top_k_accuracy_score prefers the last
+    of equal scores.
 
     >>> metrics.top_k_accuracy([[3.0, 2.0, 1.0]], np.array([1], np.int32), k=2)
     tensor(1.)
@@ -99,7 +98,7 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
 
 @op
 def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
-    """How many rows of each class were taken for each class.
+    """Count the rows for each pair of true class and predicted class.
 
     out[t, p] = the number of positions with the target t and the prediction p
 
@@ -108,8 +107,7 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
     Returns:              i32 [n, n]: rows are the true classes, columns the predicted ones. No gradient.
     Raises:               ShapeError if the shapes differ; DTypeError if one is not i32.
 
-    As sklearn.metrics.confusion_matrix(targets, predictions).
-    As sklearn.metrics.confusion_matrix.
+    As sklearn.metrics.confusion_matrix(targets, predictions), and torchmetrics.functional.confusion_matrix for PyTorch.
 
     >>> import tracegrad as tg
     >>> tg.metrics.confusion_matrix([0, 1, 1], [0, 0, 1], 2)
@@ -127,13 +125,13 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
 
 @op
 def perplexity(logits: Any, targets: Any, ignore_index: int | None = None) -> Tensor:
-    """Return the exponential of the mean cross entropy: 1 for a perfect model, C for one that knows nothing.
+    """Return the exponential of the mean cross entropy: 1 for a perfect model, C for a uniform one.
 
-    logits, targets, ignore_index: as of `tg.cross_entropy`.
+    logits, targets, ignore_index: as for `tg.cross_entropy`.
     Returns:  f32, rank 0.
-    Gradient: to `logits`, that of the cross entropy times the perplexity.
-    Raises:   as `tg.cross_entropy`.
-    exp of PyTorch's cross_entropy (Jelinek et al. 1977).
+    Gradient: to `logits`, the gradient of the cross entropy times the perplexity.
+    Raises:   errors of `tg.cross_entropy`.
+    As the exponential of PyTorch's cross_entropy (Jelinek et al. 1977).
 
     >>> metrics.perplexity(np.zeros((2, 4), np.float32), np.array([0, 3], np.int32))
     tensor(4.)
@@ -155,8 +153,7 @@ def r2_score(prediction: Any, target: Any) -> Tensor:
     Gradient:           to both.
     Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do.
 
-    As sklearn.metrics.r2_score of one output.
-    As sklearn.metrics.r2_score.
+    As sklearn.metrics.r2_score of one output, and torchmetrics.functional.r2_score for PyTorch.
 
     >>> metrics.r2_score([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
     tensor(0.78571427)
@@ -168,13 +165,13 @@ def r2_score(prediction: Any, target: Any) -> Tensor:
 
 @op
 def auc(scores: Any, targets: Any) -> Tensor:
-    """Return the area under the ROC curve: how likely a positive one has a larger score than a negative one.
+    """Return the area under the ROC curve: the probability that a positive has a larger score than a negative.
 
-    (pairs with score[positive] > score[negative], and half of those that are equal) / all pairs
+    (number of pairs with score[positive] > score[negative], plus half the number of equal pairs) / all pairs
 
     scores:  f32 of rank 1.
-    targets: bool or i32 of the same shape; what is not 0 is positive.
-    Returns: f32, rank 0; NaN if all targets are alike. No gradient. Every score is compared with every other one.
+    targets: bool or i32 of the same shape; nonzero is positive.
+    Returns: f32, rank 0; NaN if all targets are equal. No gradient. Every score is compared with every other score.
     Raises:  ShapeError if the shapes differ; DTypeError if `scores` are not f32.
 
     As sklearn.metrics.roc_auc_score (Hanley & McNeil 1982).

@@ -1,4 +1,4 @@
-"""Some of the parameters, by name: a pattern, a list of patterns, or a function of names."""
+"""Selections of parameters by name: a pattern, a list of patterns, or a function of names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from tracegrad.errors import InputError
 from tracegrad.refusals import shown
 
 Selection = str | Sequence[str] | Callable[[str], bool]
-NAMED = 12  # in an error
+NAMED = 12  # names listed in an error
 
 
 def matcher(given: Selection, what: str) -> Callable[[str], bool]:
-    """Whether a name is meant: `*` stands for any characters, dots too, and `?` for one. js/checks.js has the twin."""
+    """Return a function that tells whether a name matches: `*` matches any text, also dots, and `?` one character.
+
+    js/checks.js has the same rule. Raises InputError for anything but a pattern, a list of them, or a function."""
     if callable(given):
         return lambda name: bool(given(name))
     patterns: list[object] = [given] if isinstance(given, str) else list(cast("Iterable[object]", _listed(given, what)))
@@ -36,7 +38,7 @@ def _listed(given: object, what: str) -> object:
 
 
 def chosen(names: Iterable[str], given: Selection, what: str) -> list[str]:
-    """Those of `names` that are meant. Raises InputError if none is."""
+    """Return the `names` that match. Raises InputError if there are none."""
     names = list(names)
     fits = matcher(given, what)
     found = [name for name in names if fits(name)]
@@ -47,7 +49,7 @@ def chosen(names: Iterable[str], given: Selection, what: str) -> list[str]:
 
 
 def label(given: Selection) -> str:
-    """What errors and pages call it."""
+    """Return the text for a selection in errors and pages."""
     if callable(given):
         return getattr(given, "__name__", "a function")
     return " | ".join(map(repr, given)) if isinstance(given, (list, tuple)) else repr(given)

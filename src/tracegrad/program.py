@@ -1,8 +1,8 @@
-"""The artifact: everything a runtime needs for one step, as plain data.
+"""The Program: everything that a runtime needs for one step, as plain data.
 
-The native, CPU, browser and Pyodide runtimes execute this very object. Memory is a handful of flat arrays; a value is
-a field in one of them. A kernel sees each array it touches once, and learns from its offsets where its values begin,
-so that repeated layers share one kernel.
+All runtimes execute this object: WebGPU, CPU, browser and Pyodide. Memory consists of a few flat arrays, and a value is
+a field in one of them. A kernel binds each array once, and gets the places of its values as offsets, so repeated layers
+share one kernel.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tracegrad.lazy import dataclass
 VERSION = 1
 ROLES = ("param", "grad", "state", "data", "input", "fed", "output", "temp", "const")
 PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
-MARGIN = 4096  # elements before and behind every array of a CPU, which kernels in C may read and which mean nothing
+MARGIN = 4096  # padding elements before and after every array on a CPU: C kernels can read them, but not use them
 INDEX = 2**31  # offsets are i32
 MAX_RANK = 64
 DEEPEST_LOOPS = 32
-MOST_LAUNCHES = 2**22  # of one run, loops unrolled
-DRAWN = "init"  # the `Buffer.fill` of the model's states: each is drawn by the initialiser in its field's spec
-COUNTS = "counts"  # in an output's spec: a run sets it to 0 or adds 1, so its last value tells those of all runs
+MOST_LAUNCHES = 2**22  # launches of one run, with loops unrolled
+DRAWN = "init"  # the `Buffer.fill` of the model's states: the initialiser in each field's spec draws it
+COUNTS = "counts"  # in an output's spec: each run sets it to 0 or adds 1, so the last value tells those of all runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Buffer:
 
     name: str
     dtype: str  # "f32" or "i32"; role "temp": also "f16"
-    size: int  # elements; role "data": 0 where the host decides how many examples there are
+    size: int  # elements; role "data": 0 if the host decides the number of examples
     role: str
-    fill: float | str = 0.0  # what a persistent buffer holds at first, parameters aside; "params" is a copy of them;
-    # "init": its fields are drawn
+    fill: float | str = 0.0  # first values of a persistent buffer other than parameters; "params": a copy of these;
+    # "init": initialisers draw its fields
     data: str = ""  # role "const": the bytes, base64
 
     @property
@@ -67,7 +67,7 @@ class Field:
     dtype: str  # "f32", "i32", "u32" or "bool"
     shape: tuple[int, ...]
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # param, state: init; input: range; output: COUNTS
-    per: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # axis 0 is so many times a run's size
+    per: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # axis 0 is this multiple of the run's size
 
     @property
     def type(self) -> TensorType:
@@ -80,7 +80,7 @@ class Field:
         return self.type.size
 
     def at(self, size: int) -> Field:
-        """Return the same in a run of some size."""
+        """Return the field for a run of `size`."""
         if not self.per:
             return self
         n, spec, box = self.per * size, self.spec, self.spec.get("box")
@@ -91,7 +91,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """In iteration `t` of the loop at nesting `depth`, 0 being the outermost: `step * (t % ring)` elements further."""
+    """A moving offset: `step * (t % ring)` elements further in iteration `t` of the loop at `depth`, outermost 0."""
 
     depth: int
     step: int
@@ -115,12 +115,12 @@ class Dispatch:
     buffers: tuple[int, ...]  # buffer ids, in @binding order
     offsets: tuple[int, ...]  # where each value of the kernel begins in its buffer, in elements
     grid: tuple[int, int]  # workgroups in x and y
-    moves: tuple[tuple[int, Move], ...] = ()  # inside loops: which of the offsets move, and how
+    moves: tuple[tuple[int, Move], ...] = ()  # inside loops: (number of the offset, its move)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a device must offer: the largest of each over the program."""
+    """Requirements for a device: the maxima over the program."""
 
     storage_buffers: int  # in one kernel
     binding_bytes: int
@@ -148,13 +148,13 @@ class Program:
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])  # hyperparameters, schedule, optimizer: plain data
     copies: tuple[tuple[int, int], ...] = ()
     loops: tuple[Loop, ...] = ()  # in the order of their first dispatch, outer before inner
-    capacity: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # the largest size of a run; 0: of one
-    size: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # of runs
-    # what it was compiled from: a runtime with a compiler of its own needs no kernels
+    capacity: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # largest size of a run; 0: one size
+    size: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # size of runs
+    # the source of the program, for a runtime with a compiler of its own, which needs no kernels
     graph: Graph | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     def at(self, size: int) -> Program:
-        """Return the same for runs of another size up to the capacity: texts, buffers and places stay."""
+        """Return the program for runs of `size`, up to the capacity. Texts, buffers and places do not change."""
         assert 0 < size <= self.capacity, size
         reaches = [k.reach for k in self.kernels]
         grids = [reach and grid_of(reach.at(size)) for reach in reaches]
@@ -168,34 +168,34 @@ class Program:
         )
 
     def unrolled(self) -> Iterator[Dispatch]:
-        """Return all dispatches in the order they run, those in loops once an iteration, with the offsets of that."""
+        """Return all dispatches in execution order. One in a loop occurs once per iteration, with its offsets."""
         return _unrolled(self, range(len(self.dispatches)), range(len(self.loops)), ())
 
     @property
     def model_states(self) -> tuple[Field, ...]:
-        """The states of the model, named `state/<path>`; the others are the optimizer's."""
+        """The states of the model, named `state/<path>`. All other states belong to the optimizer."""
         return tuple(f for f in self.states if "init" in f.spec)
 
     @property
     def part(self) -> str:
-        """The loss whose step it is, where there are several; else ""."""
+        """The name of the loss whose step this is; "" if there is only one loss."""
         return self.meta.get("part", {}).get("name", "")
 
     @property
     def first(self) -> int:
-        """Where the optimizer's run of the array "params" begins: of several losses, each has one of its own."""
+        """The begin of the optimizer's run in the array "params". With several losses, each has a run of its own."""
         return self.meta.get("part", {}).get("first", 0)
 
     @property
     def trained(self) -> tuple[Field, ...]:
-        """The parameters that a step trains, as they lie in the gradients and in arrays of the optimizer."""
+        """The parameters that a step trains, with their places in gradients and optimizer arrays."""
         fields = [f for f in self.params if f.spec.get("trainable", True)]
         names = self.meta.get("part", {}).get("trains", [f.name for f in fields])
         return tuple(replace(f, offset=f.offset - self.first) for f in fields if f.name in names)
 
     @property
     def needs_f16(self) -> bool:
-        """Does a WebGPU device need the feature shader-f16 for it?"""
+        """Whether a WebGPU device needs the feature shader-f16."""
         return any(b.dtype == "f16" for b in self.buffers)
 
     def __repr__(self) -> str:
@@ -205,33 +205,33 @@ class Program:
         return f"<Program: {sizes}>"
 
     def without_barriers(self) -> Program:
-        """Return the same for an adapter that runs on a CPU, where barriers are ruinous: the same sums, bit for bit."""
+        """Return the program for an adapter on a CPU, where barriers are very slow. Results are equal, bit for bit."""
         kernels = tuple(k.without_barriers() for k in self.kernels)
         grids = [old.serial_grid if new is not old else None for old, new in zip(self.kernels, kernels)]
         dispatches = tuple(replace(d, grid=grids[d.kernel] or d.grid) for d in self.dispatches)
         return replace(self, kernels=kernels, dispatches=dispatches)
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data without the host code of its kernels."""
+        """Return plain data, without the host code of the kernels."""
         return plain(self)
 
     @staticmethod
     def from_data(data: Any, where: str = "program") -> Program:
-        """Return the program that `to_data` gave. InputError naming the first fault; `where` begins its place."""
+        """Make a program from the data of `to_data`. Raises InputError for the first fault. where: prefix of places."""
         program: Program = built(Program, data, where)
         check(program, where)
         return program
 
     def to_json(self) -> str:
-        """Canonical text: equal programs give equal bytes. It holds WGSL, and no code for the host."""
+        """Return canonical JSON: equal programs give equal bytes. It contains WGSL, and no code for the host."""
         return json.dumps({"version": VERSION, **self.to_data()}, separators=(",", ":"), sort_keys=True)
 
     @staticmethod
     def from_json(text: str | bytes) -> Program:
-        """Return the program that `to_json` wrote.
+        """Make a program from the text of `to_json`.
 
-        A program from a file is data of unknown origin. It carries no code for the host, so a CPU refuses it; a GPU
-        runs its kernels with the driver's bounds checks.
+        A program from a file is not trusted. It has no code for the host, so a CPU refuses it. A GPU runs its kernels
+        with the driver's bounds checks.
         Raises: InputError, in one sentence, for text that is not JSON, another version, a field that is unknown,
                 missing or of another type, and an index, size, offset or loop that does not fit the rest.
         """
@@ -246,7 +246,7 @@ class Program:
 
 
 def _unrolled(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) -> Iterator[Dispatch]:
-    """Some dispatches in iteration `at` of the loops around them; `loops` are those inside."""
+    """Yield `dispatches` in iteration `at` of the surrounding loops. loops: the numbers of the loops inside."""
     k, end = dispatches.start, dispatches.stop
     x = loops.start
     while k < end:
@@ -269,9 +269,9 @@ def _unrolled(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) 
 
 
 def check(p: Program, where: str) -> None:
-    """InputError for the first index, size, offset, type or loop that does not fit the rest of the program.
+    """Raise InputError for the first index, size, offset, type or loop that does not fit the rest of the program.
 
-    What the kernels do is not checked: their device must keep them inside their buffers.
+    The texts of kernels are not checked: the device must keep them within their buffers.
     """
     distinct([b.name for b in p.buffers], f"{where}.buffers")
     for k, b in enumerate(p.buffers):
@@ -324,7 +324,7 @@ def _check_field(f: Field, buffers: Sequence[Buffer], where: str) -> None:
 
 
 def _check_loops(loops: Iterable[Loop], dispatches: int, where: str) -> list[int]:
-    """The number of loops around each dispatch. Loops follow each other or lie within each other."""
+    """Return the number of loops around each dispatch. Raises InputError unless loops are disjoint or nested."""
     depths, times = [0] * dispatches, [1] * dispatches
     around: list[Loop] = []
     last = 0

@@ -1,6 +1,6 @@
-"""Weights from PyTorch and to PyTorch: names, transposes and layouts of its `state_dict`. torch is not needed to read.
+"""Weights from and to PyTorch: names, transposes and layouts of its `state_dict`. Reading does not need torch.
 
-A row of `LAYOUTS` says what PyTorch calls the arrays of a layer. Arrays of other modules have the same name there.
+`LAYOUTS` has PyTorch's names for the arrays of each layer. Arrays of other modules have the same name in PyTorch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tracegrad.refusals import shown
 
 Array = Any
 Rename = Mapping[str, str] | Callable[[str], str | None]
-SHOWN = 8  # names that a message lists
+SHOWN = 8  # names listed in a message
 
 
 class Row(NamedTuple):
-    """An array of PyTorch's layer: attributes `ours` of the layer here, each transposed if so, joined along axis 0."""
+    """An array of a PyTorch layer: our attributes `ours`, transposed if `transposed`, joined along axis 0."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A row of one layer of a model, by whole names. optional: a state that PyTorch's layer has no counterpart of."""
+    """A row of one layer of a model, with full names. optional: a state without a counterpart in PyTorch's layer."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 def _plain(**names: str) -> Callable[[Any], list[Row]]:
-    """Return the rows of a layer whose arrays have other names only."""
+    """Return the rows of a layer whose arrays differ only in their names."""
     return lambda _: [Row(theirs, (ours,)) for ours, theirs in names.items()]
 
 
@@ -54,7 +54,7 @@ def _recurrent(layer: Recurrent) -> list[Row]:
 
 
 def _attention(layer: nn.MultiheadAttention) -> list[Row]:
-    """Grouped queries are no layer of PyTorch's: those have the three layers apart."""
+    """Return the rows of attention. PyTorch has no layer with grouped queries: there, the three layers are separate."""
     if layer.kv_heads != layer.n_heads:
         return []
     parts = [f"{name}_proj" for name in "qkv"]
@@ -82,16 +82,16 @@ LAYOUTS: dict[type, Callable[[Any], list[Row]]] = {
     Recurrent: _recurrent,
     Cell: _plain(W_ih="weight_ih", W_hh="weight_hh", b_ih="bias_ih", b_hh="bias_hh"),
 }
-COUNTERS = ("num_batches_tracked",)  # of PyTorch's layers, and read by none
+COUNTERS = ("num_batches_tracked",)  # arrays of PyTorch's layers that have no effect
 
 
 @dataclass(frozen=True)
 class TorchReport:
-    """What `tg.from_torch` did.
+    """The report of `tg.from_torch`.
 
-    matched: names of PyTorch's by name here.
-    missing: parameters and states here that got no value, and keep theirs.
-    unused:  names of PyTorch's that went nowhere.
+    matched: our name -> PyTorch's name.
+    missing: our parameters and states that got no value, and keep theirs.
+    unused:  PyTorch's names that were not used.
     """
 
     matched: Mapping[str, str]
@@ -100,7 +100,7 @@ class TorchReport:
 
     @property
     def complete(self) -> bool:
-        """Did everything on both sides match?"""
+        """Whether all names on both sides matched."""
         return not self.missing and not self.unused
 
     def __str__(self) -> str:
@@ -112,21 +112,21 @@ class TorchReport:
 
 
 def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> TorchReport:
-    """Take over the weights of a PyTorch model with the layers of `target`'s model.
+    """Load the weights of a PyTorch model that has the same layers as the model of `target`.
 
         train = tg.compile(model=Net(), ...)
         print(tg.from_torch(torch_net.state_dict(), train))
 
-    Names are attribute paths in both; `nn.Sequential`'s are those of PyTorch's. `weight` of a Linear is `W` transposed,
-    of an Embedding and of convolutions it is `W`, of norms `g`; running statistics are states; recurrent and attention
-    weights are taken apart by PyTorch's layout. States of other modules are buffers there.
+    Names are attribute paths in both, and `nn.Sequential` numbers layers as PyTorch does. PyTorch's `weight` is `W`
+    transposed for Linear, `W` for Embedding and convolutions, and `g` for norms. Running statistics are states.
+    Recurrent and attention weights are split by PyTorch's layout. States of other modules are buffers in PyTorch.
 
-    state_dict: arrays or tensors by name, or a module of PyTorch's. torch is not imported.
-    target:     a training or a forward; for one that is attached, the weights are those of its training.
-    rename:     {"model.encoder": "encoder", "head": "out"}, begins of names there and here, or a function of a name
-                that gives another one, or None to leave it out.
-    Returns:    a report; print it to see what matched, what is missing here, and what is unused.
-    Raises:     InputError naming each array whose shape differs, and if no name fits; nothing was changed then.
+    state_dict: arrays or tensors by name, or a PyTorch module. torch is not imported.
+    target:     a training or a forward. For an attached forward, the weights go to its training.
+    rename:     prefixes, {"model.encoder": "encoder", "head": "out"}, from PyTorch's to ours; or a function of a name
+                that returns another name, or None to leave the array out.
+    Returns:    a report. Print it to see the names that matched, are missing here, or are unused.
+    Raises:     InputError naming each array whose shape differs, or if no name matches. Then nothing has changed.
 
     >>> record = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
     >>> report = tg.from_torch(record, train)
@@ -168,7 +168,7 @@ def to_torch(target: Any) -> dict[str, Any]:
 
         torch_net.load_state_dict(tg.to_torch(train))
 
-    Returns: torch tensors by the names that PyTorch has for them.
+    Returns: torch tensors by PyTorch's names.
     Raises:  InputError if torch is not installed.
 
     >>> sorted(tg.to_torch(train))
@@ -180,12 +180,12 @@ def to_torch(target: Any) -> dict[str, Any]:
         raise InputError.here("to_torch: torch is not installed; train.params() has the values as arrays") from None
     arrays = {**target.download_params(), **target.states()}
     out: dict[str, Any] = {}
-    held: dict[str, str] = {}  # by name here: the layer there that has said it
+    held: dict[str, str] = {}  # our name -> the PyTorch layer that has it
     for entry in _entries(target.store.model):
         layer = entry.theirs.rpartition(".")[0]
         said = [held[n] for n in entry.ours if n in held]
         if entry.optional or any(layer.startswith(f"{other}.") or not other for other in said):
-            continue  # the whole of which this is a part has said it
+            continue  # an enclosing layer already has this array
         parts = [torch.tensor(arrays[n]) for n in entry.ours]
         parts = [x.T if entry.transposed else x for x in parts]
         out[entry.theirs] = torch.cat(parts) if parts[1:] else parts[0].contiguous()
@@ -194,14 +194,14 @@ def to_torch(target: Any) -> dict[str, Any]:
 
 
 def _entries(model: Any) -> Iterator[Entry]:
-    """Yield all of a model, a layer before its parts. What several paths reach comes with each of their names."""
+    """Yield the entries of a model, a layer before its parts. An array with several paths occurs under each."""
     names = {id(p): n for n, p in named_arrays(model).items()}
     yield from _walk(model, "", names, ())
 
 
 def _walk(node: Any, path: str, names: Mapping[int, str], above: tuple[int, ...]) -> Iterator[Entry]:
     if id(node) in above:
-        return  # a child that knows its parent
+        return  # a child that refers to its parent
     rows = next((rows for kind, rows in LAYOUTS.items() if isinstance(node, kind)), None)
     said: set[str] = set()
     for row in rows(node) if rows else ():
@@ -222,7 +222,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _attribute(node: Any, path: str) -> Any:
-    """What a path such as `cells.0.W_ih` leads to."""
+    """Return the attribute at a path such as `cells.0.W_ih`."""
     for part in path.split("."):
         parts = children(node) or {}
         node = parts.get(part, parts.get(int(part)) if part.isdigit() else None)
@@ -230,7 +230,7 @@ def _attribute(node: Any, path: str) -> Any:
 
 
 def _named(state_dict: Any) -> dict[str, Any]:
-    """Return the arrays by name; of a module its state_dict."""
+    """Return the arrays by name, for a module its state_dict. Raises InputError for anything else."""
     if not isinstance(state_dict, Mapping) and callable(getattr(state_dict, "state_dict", None)):
         state_dict = state_dict.state_dict()
     if not isinstance(state_dict, Mapping):
@@ -241,7 +241,7 @@ def _named(state_dict: Any) -> dict[str, Any]:
 
 
 def _renamed(given: dict[str, Any], rename: Rename | None) -> dict[str, Any]:
-    """Return the arrays by their new names, without those that are left out."""
+    """Rename the arrays, and leave out those renamed to None. Raises InputError if two get the same name."""
     out: dict[str, Any] = {}
     for name, value in given.items():
         new = _new_name(name, rename) if rename is not None else name
@@ -263,7 +263,7 @@ def _new_name(name: str, rename: Rename) -> str | None:
 
 
 def _array(value: Any) -> Array:
-    """Return a tensor of PyTorch's, on whichever device, or anything else that NumPy takes."""
+    """Convert a PyTorch tensor, on any device, or any array-like value to a NumPy array."""
     for method in ("detach", "cpu"):
         value = getattr(value, method)() if hasattr(value, method) else value
     value = value.float() if str(getattr(value, "dtype", "")).endswith("bfloat16") else value
@@ -271,7 +271,7 @@ def _array(value: Any) -> Array:
 
 
 def _taken_apart(entry: Entry, value: Any, types: Mapping[str, Any], problems: list[str]) -> dict[str, Array]:
-    """Return the arrays here of one of PyTorch's; what does not fit is added to `problems`."""
+    """Split a PyTorch array into our arrays. A wrong shape is added to `problems`."""
     x, shapes = _array(value), [types[n].shape for n in entry.ours]
     if entry.transposed:
         shapes = [shape[::-1] for shape in shapes]
@@ -292,7 +292,7 @@ def _taken_apart(entry: Entry, value: Any, types: Mapping[str, Any], problems: l
 def _no_match(given: Mapping[str, Any], entries: list[Entry]) -> str:
     wanted = [e.theirs for e in entries if not e.optional]
     hint = ""
-    for name in given:  # a name that only begins otherwise
+    for name in given:  # look for a name that differs only in its prefix
         if longer := [w for w in wanted if w.endswith(f".{name}")]:
             hint = f"; write rename=lambda name: '{longer[0].removesuffix(name)}' + name"
         elif shorter := [w for w in wanted if name.endswith(f".{w}")]:

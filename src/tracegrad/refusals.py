@@ -1,4 +1,4 @@
-"""Errors for what is not there: arguments, attributes, operators, numbers; each with what to write instead."""
+"""Errors for missing arguments, attributes, operators and numbers. Each says what to write instead."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tracegrad.errors import CallError, MissingNameError, call_site, located, pl
 from tracegrad.habits import BRANCHES, KEYWORDS, WITHOUT, found
 
 F = TypeVar("F", bound=Callable[..., Any])
-INNER = ("called", "remedies", "source", "store", "worker")  # attributes that other modules use, but no user
-MOST = 12  # names that a message lists
+INNER = ("called", "remedies", "source", "store", "worker")  # internal attributes, which other modules use
+MOST = 12  # names listed in a message
 
 
 def absent(what: str, name: str, table: Mapping[str, str], own: Iterable[str], hint: str = "") -> MissingNameError:
-    """Return the error for an attribute that an object does not have; `own` are those that it has."""
+    """Return the error for an attribute that an object does not have. own: its existing attributes."""
     names = [n for n in own if not n.startswith("_")]
     remedy = found(table, name)
     if remedy is None:
@@ -32,9 +32,9 @@ def absent(what: str, name: str, table: Mapping[str, str], own: Iterable[str], h
 
 
 class NoNumber:
-    """Base of what is no number, but is often taken for one: results under way, parameters of a model, models.
+    """Base class of objects that are often mistaken for numbers: pending results, parameters of a model, models.
 
-    instead:  what to write where a number or a tensor belongs.
+    instead:  the remedy: what to write instead of the object.
     """
 
     __slots__ = ()
@@ -42,12 +42,12 @@ class NoNumber:
 
     @property
     def refusal(self) -> str:
-        """What an error says of it."""
+        """The message of an error about the object."""
         what = f"{type(self).__name__} {shown(self)}" if hasattr(type(self), "type") else type(self).__name__
         return f"{what} is no number or tensor: {self.instead}"
 
     def _refuse(self, *_: Any) -> Any:
-        inside = getattr(sys.modules.get("numpy"), "__file__", None)  # of its layers the user's line is the call
+        inside = getattr(sys.modules.get("numpy"), "__file__", None)  # inside NumPy, the user's line is the call
         site = call_site(os.path.dirname(inside) if inside else None)
         raise CallError(located(self.refusal, site))
 
@@ -57,7 +57,7 @@ class NoNumber:
 
 
 class NoArray(NoNumber):
-    """Base of what is no array either, although arrays may come of it."""
+    """Base class of objects that are not arrays either, although they lead to arrays."""
 
     __slots__ = ()
 
@@ -65,17 +65,17 @@ class NoArray(NoNumber):
     __float__ = __int__ = __array__ = NoNumber._refuse
 
     def __bool__(self) -> bool:
-        return True  # as of any object: a length would decide it otherwise
+        return True  # as for any object; otherwise __len__ would decide
 
     def __format__(self, spec: str) -> str:
         return self._refuse() if spec else str(self)
 
 
 class Helped:
-    """Base of objects with methods: attributes that they do not have, and calls of them, get a remedy.
+    """Base class of objects with methods. Missing attributes, and calls of the object, raise an error with a remedy.
 
-    remedies: by attribute name.
-    called:   what to write instead of a call.
+    remedies: remedies by attribute name.
+    called:   the remedy for a call.
     """
 
     __slots__ = ()
@@ -83,7 +83,7 @@ class Helped:
     called: ClassVar[str] = ""
 
     def __dir__(self) -> list[str]:
-        """What completion lists: the public interface."""
+        """Return the public attributes, for tab completion."""
         return [n for n in object.__dir__(self) if not n.startswith("_") and n not in INNER]
 
     if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
@@ -102,7 +102,7 @@ class Count(int):
     """The number of elements of a tensor, an int. PyTorch's x.size() calls it."""
 
     def __call__(self, *_: Any) -> Any:
-        """Refuse, with a remedy."""
+        """Raise CallError with a remedy."""
         raise CallError.here(f"x.size is a number, {self} for all elements: write x.shape, or x.shape[0] for one axis")
 
 
@@ -115,7 +115,7 @@ def branching() -> str:
 
 
 def no_operand(value: object) -> str:
-    """Return the message for a value that is no operand of an op, and what to write in its place."""
+    """Return the message, with a remedy, for a value that cannot be an operand of an op."""
     if isinstance(value, NoNumber):
         return value.refusal
     hint = "; convert it with .numpy()" if hasattr(value, "numpy") else "; call it" if callable(value) else ""
@@ -129,7 +129,7 @@ def no_operand(value: object) -> str:
 
 
 def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
-    """Return the error for keywords that a function does not have; `takes` are those that it has."""
+    """Return the error for keywords that a function does not have. takes: its existing keywords."""
     names = list(takes)
     each = [f"there is no argument {word!r}{remedy(word, value, names)}" for word, value in given.items()]
     problems = "; ".join(each)
@@ -138,7 +138,7 @@ def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
 
 
 def remedy(word: str, value: Any, names: Sequence[str]) -> str:
-    """What to write instead of the keyword `word`, after a separator; `names` are those that exist."""
+    """Return a separator and the remedy for the unknown keyword `word`, or "". names: the existing keywords."""
     own = [name for name in (found(KEYWORDS, word) or ()) if name in names]
     if len(own) == 1:
         plain = isinstance(value, (int, float, str)) or value is None
@@ -153,9 +153,9 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
 
 
 def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0) -> None:
-    """CallError for keywords that `function` does not have, arguments missing or given twice, and too many by position.
+    """Check the arguments of a call. bound: number of leading arguments that the caller does not write, such as self.
 
-    bound: arguments in front that the caller does not write, such as self.
+    Raises CallError for unknown keywords, arguments missing or given twice, and too many positional arguments.
     """
     code = getattr(function, "__code__", None)
     if code is None:
@@ -183,7 +183,7 @@ def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], b
 
 
 def helpful(f: F) -> F:
-    """Return `f`, of which a call with wrong keywords gets a remedy. For functions that are called rarely."""
+    """Wrap `f`, so that wrong keywords raise an error with a remedy. For functions that are called rarely."""
     who = f"tg.{f.__name__}" if "." not in f.__qualname__ else f.__name__
     if who == "__init__":
         who = f.__qualname__.split(".")[-2]
@@ -198,10 +198,10 @@ def helpful(f: F) -> F:
 
 
 def shown(value: Any) -> str:
-    """Return `value` in an error message: the type of a tensor or array, the begin of the repr of anything else."""
+    """Return `value` as text for an error message: the type of a tensor or array, else the start of its repr."""
     if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
         type_ = getattr(value, "type", None)
-        if type_ is not None and not callable(type_):  # of PyTorch's tensors it is a method
+        if type_ is not None and not callable(type_):  # for PyTorch's tensors, `type` is a method
             return str(type_)
         return f"an array {value.dtype}[{','.join(map(str, value.shape))}]"
     if callable(value) and hasattr(value, "__name__"):

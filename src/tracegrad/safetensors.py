@@ -1,4 +1,4 @@
-"""Read and write safetensors files, strictly: nothing of a file is used before all of its header is validated.
+"""Read and write safetensors files strictly: the whole header is validated before any data are used.
 
 Format: 8 bytes little-endian header length, a JSON header, then the bytes of the tensors without gaps.
 Source: https://github.com/huggingface/safetensors
@@ -20,22 +20,22 @@ from tracegrad.files import open_regular, replace_file
 from tracegrad.jsontext import parse, shown
 
 Array = Any
-MAX_HEADER = 100_000_000  # bytes; the reference implementation refuses more
-MAX_RANK = 64  # axes that NumPy's arrays can have
-DEEPEST = 3  # lists and objects within each other: the header, an entry, its shape
+MAX_HEADER = 100_000_000  # bytes; the reference implementation has the same limit
+MAX_RANK = 64  # NumPy's limit on axes
+DEEPEST = 3  # levels of nesting: the header, an entry, its shape
 READS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "u1"}
 WRITES = {"float32": "F32", "int32": "I32"}
 
 
 class File(NamedTuple):
-    """What a safetensors file holds."""
+    """The contents of a safetensors file."""
 
     tensors: dict[str, Array]
     metadata: dict[str, str]
 
 
 class Entry(NamedTuple):
-    """One tensor of a header: its bytes are `begin` to `end` of the data."""
+    """One tensor of a header, with its bytes from `begin` to `end` of the data."""
 
     name: str
     dtype: str
@@ -45,13 +45,13 @@ class Entry(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> File:
-    """Return the tensors and the metadata of a file.
+    """Read the tensors and the metadata of a file.
 
-    The header is checked as a whole before any tensor is read: its size and nesting, names and keys, dtypes, shapes of
-    at most 64 axes, and offsets that cover the data exactly. The arrays take no more memory than the file, except that
+    The whole header is checked before any tensor is read: its size and nesting, names and keys, dtypes, shapes of at
+    most 64 axes, and offsets that cover the data exactly. The arrays take no more memory than the file, except that
     BF16 is read as float32.
 
-    Returns: arrays of the file's dtype and shape; BF16 as float32, which holds every such value.
+    Returns: arrays of the file's dtype and shape; BF16 as float32, which represents every BF16 value.
     Raises:  InputError for anything the format forbids, and for pipes and devices; FileNotFoundError and the like from
              the system.
     """
@@ -67,7 +67,7 @@ def read(path: str | os.PathLike[str]) -> File:
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[list[Entry], dict[str, str]]:
-    """The tensors' names, dtypes and shapes, and the metadata, without the values. Checks and errors as for `read`."""
+    """Read names, dtypes and shapes of the tensors, and the metadata, but no values. Checks and raises as `read`."""
     with open_regular(path) as f:
         try:
             entries, metadata, _ = _header(f, os.fstat(f.fileno()).st_size)
@@ -79,15 +79,15 @@ def read_header(path: str | os.PathLike[str]) -> tuple[list[Entry], dict[str, st
 def write(
     path: str | os.PathLike[str], tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write float32 and int32 arrays, in the order given. The file appears whole or not at all.
+    """Write float32 and int32 arrays in the given order. The file is written completely or not at all.
 
-    Raises: DTypeError for other dtypes; InputError for metadata that is not text; OSError, the old file unchanged.
+    Raises: DTypeError for other dtypes; InputError for metadata that is not text; OSError, with the old file unchanged.
     """
     replace_file(path, parts(tensors, metadata))
 
 
 def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[bytes]:
-    """What `write` writes, in order."""
+    """Return the bytes that `write` writes, in order. Raises DTypeError and InputError as `write`."""
     header: dict[str, Any] = {}
     if metadata:
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in metadata.items()):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -118,7 +118,7 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
 
 
 def _header(f: BufferedReader, size: int) -> tuple[list[Entry], dict[str, str], int]:
-    """Return the validated entries, the metadata, and where the data begin."""
+    """Return the validated entries, the metadata, and the offset of the data."""
     if size < 8:
         raise InputError(f"{size} bytes are too short for the header's length")
     length = int.from_bytes(f.read(8), "little")
@@ -140,7 +140,7 @@ def _header(f: BufferedReader, size: int) -> tuple[list[Entry], dict[str, str], 
 
 
 def _entry(name: str, info: Any) -> Entry:
-    """Return one row of the header. Every message is bounded, however long the row is."""
+    """Validate one entry of the header. Messages are short, however long the entry is."""
     who = shown(name)
     if not isinstance(info, dict) or cast("dict[str, Any]", info).keys() != {"dtype", "shape", "data_offsets"}:
         raise InputError(f"{who}: an entry has exactly dtype, shape and data_offsets")
@@ -159,7 +159,7 @@ def _entry(name: str, info: Any) -> Entry:
     if offsets[1] - offsets[0] != needed:
         given = shown(offsets[1] - offsets[0])
         raise InputError(f"{who}: {dtype}{shown(shape)} takes {shown(needed)} bytes, its offsets give {given}")
-    if math.prod(max(n, 1) for n in shape) * max(itemsize, 4) > sys.maxsize:  # a size of 0 hides the others
+    if math.prod(max(n, 1) for n in shape) * max(itemsize, 4) > sys.maxsize:  # a size of 0 would hide huge other sizes
         raise InputError(f"{who}: the shape {shown(shape)} has sizes that no array can have")
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
@@ -173,7 +173,7 @@ def _by_place(e: Entry) -> tuple[int, int]:
 
 
 def _check_layout(entries: list[Entry], available: int) -> None:
-    """The tensors must cover the data exactly: no overlap, no gap, nothing left over."""
+    """Raise InputError unless the tensors cover the data exactly, without overlap, gap or remainder."""
     at = 0
     for e in sorted(entries, key=_by_place):
         if e.end > available:
@@ -187,8 +187,8 @@ def _check_layout(entries: list[Entry], available: int) -> None:
 
 
 def _array(e: Entry, f: BufferedReader) -> Array:
-    """Return the tensor whose bytes come next."""
-    data = bytearray(e.end - e.begin)  # which the array takes over
+    """Read the tensor whose bytes come next."""
+    data = bytearray(e.end - e.begin)  # the array uses this memory
     if f.readinto(data) != len(data):
         raise InputError("the file became shorter while it was read")
     x = np.frombuffer(data, dtype=READS[e.dtype]).reshape(e.shape)

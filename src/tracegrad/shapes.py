@@ -16,14 +16,16 @@ Axes = int | Sequence[int] | None
 
 
 def whole(value: object) -> int | None:
-    """Return `value` as an int if it is an integer of Python, NumPy or the like; None for anything else, a bool too."""
+    """Return `value` as an int if it is an integer of Python, NumPy or the like; None for anything else and for a bool.
+
+    Raises the error of a traced tensor, which has no value."""
     if type(value) is int:
         return value
     if isinstance(value, int) and hasattr(value, "note"):  # a watched size stays one
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return None
-    # An eager tensor is an integer if its dtype is; a traced one raises an error of its own.
+    # An eager tensor counts if its dtype is an integer. A traced tensor raises an error of its own.
     try:
         return index(cast("SupportsIndex", value))
     except TypeError as e:
@@ -33,7 +35,7 @@ def whole(value: object) -> int | None:
 
 
 def integer(value: object, what: str) -> int:
-    """Return `value` as an int. Raises ShapeError naming `what` if it is none."""
+    """Return `value` as an int. Raises ShapeError naming `what` if it is not an integer."""
     n = whole(value)
     if n is not None:
         return n
@@ -67,7 +69,7 @@ def normalize_axis(axis: int, ndim: int) -> int:
 
 
 def normalize_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
-    """Sorted axes counted from the front; None means all of them."""
+    """Return sorted axes, counted from the front; None means all. Raises ShapeError for a bad or repeated axis."""
     if axis is None:
         return tuple(range(ndim))
     if isinstance(axis, bool):
@@ -79,7 +81,7 @@ def normalize_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """Return the shape that all of `shapes` broadcast to, by NumPy's rule."""
+    """Return the shape that all of `shapes` broadcast to, by NumPy's rule. Raises ShapeError if there is none."""
     out: list[int] = []
     for dims in zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
         sizes = {d for d in dims if d != 1}
@@ -93,12 +95,12 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def show(shape: Sequence[int]) -> str:
-    """Return `[2,3]`, the way types print."""
+    """Return a shape as text, such as `[2,3]`, as types print it."""
     return f"[{','.join(map(str, shape))}]"
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides in elements."""
+    """Return row-major strides, in elements."""
     out: list[int] = []
     step = 1
     for n in reversed(shape):
@@ -126,5 +128,5 @@ def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
-    """Return `shape` with `axes` kept as 1."""
+    """Return `shape` with the `axes` set to 1."""
     return tuple(1 if d in axes else n for d, n in enumerate(shape))

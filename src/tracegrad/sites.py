@@ -1,6 +1,6 @@
-"""Lines of the user's code: which one new nodes stand for, and the sites of `tg.capture` and `tg.patch`.
+"""Lines of the user's code: the line of new nodes, and the sites of `tg.capture` and `tg.patch`.
 
-The only ambient state is here: the trace that runs, and the line that the library makes nodes for.
+This module has the only ambient state: the running trace, and the line for which the library builds nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, ParamSpec, TypeVar
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import Site, call_site
 
-PATCH = "patch."  # program inputs that belong to patch sites; no input of a user can have a dot in its name
+PATCH = "patch."  # prefix of program inputs for patch sites; names of a user's inputs have no dots
 VALUE, MASK = "value", "mask"
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,18 +36,18 @@ class SiteInfo(NamedTuple):
 
 
 def patch_leaf(name: str, part: str) -> str:
-    """The name of a patch site's leaf, and of the program's input: `patch.attn.0.value` or `patch.attn.0.mask`."""
+    """Return the name of a patch site's leaf and program input: `patch.attn.0.value` or `patch.attn.0.mask`."""
     return f"{PATCH}{name}.{part}"
 
 
 class Here:
-    """A fixed call site, for nodes that the library makes on behalf of one of the user's."""
+    """A fixed call site, for nodes that the library builds in place of a node of the user."""
 
     site: Site | None = None
 
 
 class State(NamedTuple):
-    """What runs: a trace, and a rewrite of nodes."""
+    """The ambient state: the running trace, and the running rewrite of nodes."""
 
     trace: object  # an `ambient.Trace`, or None
     here: Here | None
@@ -55,16 +55,16 @@ class State(NamedTuple):
 
 _STATE: ContextVar[State | None] = ContextVar("tracegrad_state", default=None)
 
-# None where ops run at once. A public op asks this itself: `building` would be a call of Python more.
+# None if ops run at once. Public ops call this directly, which saves a Python call over `building`.
 STATE = _STATE.get
 enter = _STATE.set
 
 
 def restored(fn: Callable[P, R]) -> Callable[P, R]:
-    """`fn`; behind it the state is what it was before, whenever an interrupt comes.
+    """Wrap `fn`, so that the ambient state is restored after it, even after an interrupt at any point.
 
-    A `with` block alone is not enough: an interrupt right behind its beginning, or right before its end, skips the
-    end, and a trace would stay open. Whatever is called from outside a trace, and begins one, is decorated with this.
+    A `with` block alone is not enough: an interrupt right after its begin, or right before its end, skips the end, and
+    a trace would stay open. Decorate every function that starts a trace and is called from outside of one.
     """
 
     @functools.wraps(fn)
@@ -79,7 +79,7 @@ def restored(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 class Block(Generic[T]):
-    """A `with` block that has a state of its own, and what it is entered for."""
+    """A `with` block with an ambient state of its own. Entering it returns `given`."""
 
     def __init__(self, state: State, given: T) -> None:
         self.state, self.given = state, given
@@ -90,28 +90,28 @@ class Block(Generic[T]):
         return self.given
 
     def __exit__(self, *error: object) -> None:
-        if STATE() is self.state:  # a generator ends its block late, when the exception that left it is let go
+        if STATE() is self.state:  # a generator can end its block late, when its exception is freed
             enter(self.before)
 
 
 def rewriting() -> Block[Here]:
-    """Inside, new nodes take the site set here instead of the caller's."""
+    """Return a block in which new nodes get the site of the returned `Here` instead of the caller's."""
     here, before = Here(), STATE()
     return Block(State(None if before is None else before.trace, here), here)
 
 
 def current_site() -> Site | None:
-    """Return the line new nodes belong to: the user's, or that of the node being rewritten."""
+    """Return the line for new nodes: the user's, or that of the node being rewritten."""
     state = STATE()
     return call_site() if state is None or state.here is None else state.here.site
 
 
 def is_rewriting() -> bool:
-    """Return True while the library itself makes nodes, outside any user's function."""
+    """Return whether the library itself is building nodes, outside of a user's function."""
     state = STATE()
     return state is not None and state.here is not None
 
 
 def building() -> bool:
-    """Return True inside a trace or a rewrite: ops make nodes. Elsewhere they run at once."""
+    """Return whether ops build nodes, as inside a trace or a rewrite. Elsewhere they run at once."""
     return STATE() is not None

@@ -1,7 +1,7 @@
-"""States of a model: arrays that a step may replace and that no optimizer touches, inside of a trace.
+"""States of a model inside a trace: arrays that a step can replace and that no optimizer changes.
 
-Each is a leaf of role "state" named `state/<path>`. Those of one element type share an array, as parameters do. A write
-is an entry of `Graph.writes` under the same name, as an optimizer's state is.
+A state is a leaf of role "state" named `state/<path>`. States of one element type share an array, as parameters do. A
+write is an entry of `Graph.writes` under the same name, as for optimizer states.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 
-STATE = "state/"  # begins the names of leaves, writes, fields of programs, and tensors of checkpoints
+STATE = "state/"  # prefix of the names of leaves, writes, program fields and checkpoint tensors
 
 
 def states_array(dtype: DType) -> str:
-    """Return the array that the states of such elements share."""
+    """Return the name of the array that states of this type share."""
     return f"state.{dtype.storage}"
 
 
 class StateTensor(TensorMethods):
-    """A state in a trace. It reads as `now`, the tensor that it was last assigned, and at first its leaf."""
+    """A state in a trace. It reads as `now`: the last assigned tensor, at first the state's leaf."""
 
     __slots__ = ("lanes", "name", "now")
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, name: str, now: Tensor, lanes: int | None = None):
-        """name:  its path in the model.
-        lanes: of a state that only whoever made it reads, as `now`: how deep in `tg.vmap` and `tg.scan` it was made.
+        """name:  path of the state in the model.
+        lanes: for a state that only its creator reads, as `now`: the depth of `tg.vmap` and `tg.scan` at its creation.
         """
         self.name, self.now, self.lanes = name, now, lanes
 
@@ -87,7 +87,7 @@ class StateTensor(TensorMethods):
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return self.now.__array_ufunc__(function, method, *inputs, **options)
 
-    if not TYPE_CHECKING:  # all else is as of the tensor that it stands for, and so are the errors
+    if not TYPE_CHECKING:  # all other attributes, and their errors, are those of the tensor `now`
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.now, name)

@@ -1,4 +1,4 @@
-"""What the members of a sweep have of their own, and the model, loss and optimizer of all of them."""
+"""The plan of a sweep: the members' own values, and the stacked model, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from tracegrad.transforms.vmap import vmap
 
 Array = Any
 Loss = Callable[..., "tuple[Tensor, dict[str, Tensor]]"]
-MODELS, STATES, VALUES, SOUND = "models", "states", "values", "sound"  # of the stacked model: its parts, and the state
-# of who goes on
-LOSSES = "losses"  # the aux of every member's loss
+MODELS, STATES, VALUES, SOUND = "models", "states", "values", "sound"  # parts of the stacked model, and the state that
+# tells which members go on
+LOSSES = "losses"  # the aux with the members' losses
 
 
 class Plan(NamedTuple):
-    """What the members of a sweep have of their own."""
+    """The members' own seeds and hyperparameters."""
 
     seeds: tuple[int, ...]
     values: Mapping[str, tuple[float, ...]]
-    base: Optimizer  # of a member, with all hyperparameters that are in `values`
+    base: Optimizer  # optimizer of one member, with all hyperparameters of `values`
 
     @staticmethod
     def of(model: Any, optimizer: Optimizer, seeds: int | Sequence[int], values: Mapping[str, Any]) -> Plan:
-        """Checked, with one entry a member. Raises InputError."""
+        """Make a plan with one entry for each member. Raises InputError for lists that do not fit."""
         given = {"seeds": seeds, **values}
         lists = {name: list(cast("Sequence[Any]", x)) for name, x in given.items() if is_list(x)}
         lengths = {name: len(x) for name, x in lists.items()}
@@ -69,11 +69,11 @@ class Plan(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of the states that hold the members' values: hyperparameters, and the complements that rules ask for."""
+        """Names of the states with the members' hyperparameters, and with their complements such as 1 - beta1."""
         return [leaf_ for name in self.values for leaf_ in (name, COMPLEMENT + name)]
 
     def states(self) -> dict[str, Array]:
-        """Return the values of these states."""
+        """Return the values of the states `names`."""
         found: dict[str, Array] = {}
         for name, values in self.values.items():
             found[name] = np.array(values, np.float32)
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
         return found
 
     def stacked(self, model: Any) -> dict[str, dict[str, Parameter]]:
-        """Return the parameters of all members by name, and the members' values as states."""
+        """Return the stacked model: parameters of all members by name, and the members' values as states."""
         n, fields = len(self.seeds), [*declared(model), *declared_states(model)]
         draws = {seed: drawn(fields, seed) for seed in dict.fromkeys(self.seeds)}
         parts: dict[str, Parameter] = {}
@@ -97,7 +97,7 @@ class Plan(NamedTuple):
         return {MODELS: parts, STATES: held, VALUES: {**states, SOUND: State((n,), f32, init.ones(), None)}}
 
     def optimizer(self, model: Any) -> Optimizer:
-        """Return `base` for each member."""
+        """Return the optimizer that applies `base` to each member."""
         count, parameters = len(self.seeds), named_parameters(model)
         self.base.groups.check(list(parameters), "groups")
         members = Members(
@@ -119,7 +119,7 @@ class Plan(NamedTuple):
         return {name: leaf("state", f"{STATE}{VALUES}.{name}", type_) for name in self.names}
 
     def loss(self, model: Any, loss: Callable[..., Any], names: Sequence[str], each: Sequence[str]) -> Loss:
-        """Return the mean loss of the members, whose gradient by a member's parameters is that of its own loss."""
+        """Return the mean loss of the members, where a member's parameters get the gradient of its own loss."""
         axes = (0, 0, 0, *(0 if name in each else None for name in names))
         trained = [name for name, p in named_parameters(model).items() if p.trainable]
 
@@ -148,7 +148,7 @@ class Plan(NamedTuple):
                 if x is not states[name]:
                     assign(m[STATES][name], where(_along(sound, x), x, states[name]))
             left = sum_(cast_(sound, f32))
-            # Divided first, since the sum may be no f32. With no member left it is NaN, and the step fails
+            # Divide first, because the sum can overflow. Without any member left, it is NaN, and the step fails
             mean = sum_(where(sound, y / left, 0.0)) / cast_(left > 0.0, f32)
             clean = {n: where(_along(sound, g), g, 0.0) for n, g in slopes.items()}
             return with_gradient(stop_gradient(mean), own, clean), {LOSSES: y, **aux}
@@ -157,12 +157,12 @@ class Plan(NamedTuple):
 
 
 def _along(sound: Tensor, x: Tensor) -> Tensor:
-    """A choice for each member, against what has members in front."""
+    """Reshape bool[members] to broadcast against `x`, which has the members in front."""
     return reshape(sound, (sound.size, *[1] * (x.ndim - 1)))
 
 
 def with_gradient(value: Tensor, at: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> Tensor:
-    """Return `value`, whose gradient by the tensors `at` is `slopes`."""
+    """Return `value` with the gradient `slopes` with respect to the tensors `at`."""
 
     def plain(at: Mapping[str, Tensor]) -> Tensor:
         return value
@@ -179,7 +179,7 @@ def with_gradient(value: Tensor, at: Mapping[str, Tensor], slopes: Mapping[str, 
 
 
 def checked_values(optimizer: Optimizer, values: Mapping[str, Sequence[Any]]) -> dict[str, tuple[float, ...]]:
-    """The members' hyperparameters as numbers. InputError for names that the optimizer lacks, and out of range."""
+    """Return the members' hyperparameters as numbers. Raises InputError for unknown names, and values out of range."""
     known = ["lr", *(n for n in optimizer.hyper if GROUP not in n)]
     for name in values:
         if name not in known:
@@ -201,5 +201,5 @@ def is_list(given: object) -> bool:
 
 
 def _sound(count: int) -> Tensor:
-    """Which members have a finite loss and gradient: what the loss of this trace has written."""
+    """Return bool[members], as the loss of this trace wrote it: True for a finite loss and gradient."""
     return reshape(require("tg.sweep").writes[f"{STATE}{VALUES}.{SOUND}"], (count,)) > 0.0

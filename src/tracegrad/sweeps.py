@@ -43,14 +43,14 @@ def sweep(
         sweep = tg.sweep(model=Net(), loss=loss, inputs=inputs, optimizer=optim.adamw(),
                          seeds=[0, 1, 2, 3], lr=[1e-3, 1e-3, 1e-2, 1e-2], weight_decay=[0.0, 0.1, 0.0, 0.1])
 
-    `vmap` maps the loss, its gradient and the optimizer over the members. Each member trains as it would alone, to
-    rounding: clipping and every other norm are its own.
+    `vmap` maps the loss, its gradient and the optimizer over the members. Each member trains as it would alone, up to
+    rounding. Clipping and all other norms are computed per member.
 
     model, loss, inputs: as for `tg.compile`, written for one member. Each member has states of its own.
-    optimizer: one of `tg.optim`. All its options hold for each member.
-    seeds:     of the members' parameters, which are bit for bit those of `tg.compile(seed=...)`. One seed gives all
-               members the same parameters. Random ops such as dropout draw other numbers for each member; these are
-               not the numbers of a single training.
+    optimizer: one of `tg.optim`. All its options apply to each member.
+    seeds:     seeds of the members' parameters, which equal those of `tg.compile(seed=...)` bit for bit. One seed gives
+               all members the same parameters. Random ops such as dropout draw other numbers for each member, and not
+               the numbers of a single training.
     each:      names of inputs that differ between members. Declare these with the axis of the members in front.
     values:    hyperparameters of the optimizer by name, such as `lr`, `weight_decay`, `momentum`, `beta1` or
                `clip_grad_norm`: a list with a number for each member, or a number for all of them. All lists have one
@@ -61,8 +61,8 @@ def sweep(
     A member whose loss, gradient or new values are not finite keeps its parameters and optimizer state in that step.
     Its loss is NaN or infinite, and the other members go on. The step fails only if no member has a finite loss.
     Gradient: exact; members share none.
-    Raises:    InputError for lists of different lengths, for names that are no hyperparameters of the optimizer and
-               for numbers that are out of range; what `tg.compile` raises. As jax.vmap of a training step.
+    Raises:    InputError for lists of different lengths, for unknown hyperparameters, and for numbers out of range;
+               errors of `tg.compile`. As jax.vmap of a training step.
 
     >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x, y: tg.mse_loss(m(x), y), inputs={"x": (4, 2), "y": (4, 1)},
     ...                  optimizer=optim.sgd(), seeds=[0, 0, 1], lr=[0.01, 0.1, 0.1])
@@ -92,13 +92,13 @@ def sweep(
 
 
 class Sweep:
-    """Many trainings in one compiled step; made by `tg.sweep`.
+    """Many trainings in one compiled step, made by `tg.sweep`.
 
-    train:   the `CompiledTraining` of all members, for whatever is not here: `fit`, `profile`, `explain`, `memory`. Its
-             parameters are called "models.NAME" and have the axis of the members in front. Its loss is the mean of the
+    train:   the `CompiledTraining` of all members, for all other methods: `fit`, `profile`, `explain`, `memory`. Its
+             parameters are named "models.NAME", with the axis of the members in front. Its loss is the mean of the
              members' finite losses.
-    members: how many there are.
-    seeds:   of the members' parameters.
+    members: number of members.
+    seeds:   seeds of the members' parameters.
 
     >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
     ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -107,13 +107,13 @@ class Sweep:
     """
 
     def __init__(self, train: CompiledTraining, model: Any, plan: Plan) -> None:
-        """For `tg.sweep`."""
+        """Make a sweep. `tg.sweep` calls this."""
         self.train, self.members, self.seeds = train, len(plan.seeds), plan.seeds
         self._model, self._plan, self._values = model, plan, dict(plan.values)
         self._last: Pending[StepResult] | None = None
 
     def step(self, *mapping: Mapping[str, Any], **inputs: Any) -> Pending[StepResult]:
-        """One step of every member, queued. Arguments, result and failures are those of `CompiledTraining.step`.
+        """Queue one step of every member. Arguments, result and failures are as for `CompiledTraining.step`.
 
         `r.aux["losses"]` has the members' losses. Each aux of the loss has the axis of the members in front.
 
@@ -126,7 +126,7 @@ class Sweep:
         return self._last
 
     def run_steps(self, n: int, *batch: Mapping[str, Any], **inputs: Any) -> Pending[StepResult]:
-        """`n` steps of every member in one call, as `CompiledTraining.run_steps`. The aux are those of the last step.
+        """Queue `n` steps of every member, as `CompiledTraining.run_steps`. The aux are those of the last step.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -138,7 +138,7 @@ class Sweep:
 
     @property
     def losses(self) -> Array:
-        """The members' losses in the last `step` or `run_steps`, float32[members]; waits for it. `train.fit` sets none.
+        """The members' losses in the last `step` or `run_steps`, float32[members]. Waits for it. `train.fit` sets none.
 
         Raises InputError before the first step, and the error of a step that failed.
         """
@@ -148,11 +148,11 @@ class Sweep:
 
     @property
     def values(self) -> dict[str, tuple[float, ...]]:
-        """The members' hyperparameters by name, those that `tg.sweep` or `set` gave."""
+        """The members' hyperparameters by name, as set by `tg.sweep` or `set`."""
         return dict(self._values)
 
     def params(self, member: int) -> dict[str, Array]:
-        """Return the parameters of one member by name, as `CompiledTraining.download_params` gives them.
+        """Return the parameters of one member by name, as `CompiledTraining.download_params`.
 
         Raises InputError unless there is such a member.
 
@@ -165,7 +165,7 @@ class Sweep:
         return {name.removeprefix(f"{MODELS}."): x[k].copy() for name, x in self.train.download_params().items()}
 
     def states(self, member: int) -> dict[str, Array]:
-        """The states of one member by path, such as the running means of its batch normalisation.
+        """Return the states of one member by path, such as the running means of its batch normalisation.
 
         Raises InputError unless there is such a member.
 
@@ -179,10 +179,10 @@ class Sweep:
         return {n.removeprefix(own): x[k].copy() for n, x in self.train.states().items() if n.startswith(own)}
 
     def best(self, scores: Sequence[float] | None = None) -> int:
-        """The member with the lowest loss of the last step, or with the lowest of `scores`. NaN is never the lowest.
+        """Return the member with the lowest loss of the last step, or the lowest of `scores`. NaN is never the lowest.
 
         scores: a number for each member, such as losses on held-out data.
-        Raises InputError where no number is finite or their count is not that of the members.
+        Raises InputError if no number is finite, or unless there is one number for each member.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -197,9 +197,9 @@ class Sweep:
         return int(np.where(np.isfinite(found), found, np.inf).argmin())
 
     def set(self, **values: float | Sequence[float]) -> None:
-        """Change hyperparameters of the members from the next step on, without compiling: those that have lists.
+        """Change hyperparameters of the members that `tg.sweep` got, from the next step on, without compiling.
 
-        Raises InputError for other names, numbers out of range, and lists that are not as long as there are members.
+        Raises InputError for other names, numbers out of range, and lists without one number for each member.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=0, lr=[0.1, 0.2])
@@ -220,7 +220,7 @@ class Sweep:
         self._values |= new
 
     def reset(self) -> None:
-        """Start over without compiling: the first parameters again, at step 0. The members' values stay as set.
+        """Start over without compiling, from the first parameters at step 0. The members' hyperparameters are kept.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -236,10 +236,10 @@ class Sweep:
 
     @helpful
     def attach(self, *, forward: Callable[..., Any], inputs: Mapping[str, Any], **options: Any) -> CompiledForward:
-        """Return a forward of every member on the same inputs; its outputs have the axis of the members in front.
+        """Return a forward of every member on the same inputs. Its outputs have the axis of the members in front.
 
         forward, inputs, options: as for `CompiledTraining.attach`, written for one member.
-        Raises what that raises.
+        Raises errors of `CompiledTraining.attach`.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -259,9 +259,9 @@ class Sweep:
         return self.train.attach(forward=of_all, inputs=inputs, **options)
 
     def save(self, path: str | os.PathLike[str], member: int | None = None) -> None:
-        """Write a safetensors file: a checkpoint of all, for `load`, or the parameters and states of one member.
+        """Write a safetensors file: a checkpoint of all members, for `load`, or parameters and states of one member.
 
-        member: whose parameters, as `tg.load_forward` and `CompiledForward.load` read them.
+        member: the member to write, in the form that `tg.load_forward` and `CompiledForward.load` read.
         Raises InputError unless there is such a member; OSError, with the old file unchanged.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
@@ -275,7 +275,7 @@ class Sweep:
             safetensors.write(path, {**self.params(member), **self.states(member)})
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Resume from a file that `save(path)` wrote, with the values of the members that it has.
+        """Resume from a file that `save(path)` wrote, including the members' hyperparameters.
 
         Raises InputError, with nothing changed, for a file of another model, optimizer or number of members.
 

@@ -1,6 +1,6 @@
-"""Checks of an op: what every row of tracegrad's own table faces, for packages that add ops.
+"""Checks of ops for packages that add ops, the same as for tracegrad's own ops.
 
-`check_op` runs all of them on one op. A table of `Case` and one parametrised test per check does the same for many:
+`check_op` runs all checks on one op. For many ops, use a table of `Case` and one parametrised test per check:
 
     @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
     def test_gradients(case):
@@ -36,16 +36,16 @@ __all__ = [
     "check_vjp", "check_vmap",
 ]  # fmt: skip
 
-STEP = 1e-6  # of central differences in float64: rounding and curvature are about equal there
+STEP = 1e-6  # step of central differences in float64, where rounding and curvature errors are about equal
 BATCH = 3  # elements that `check_vmap` computes at once
-COUNTERS = {"seed": np.uint32(7), "step": np.uint32(7)}  # what random ops are keyed by
+COUNTERS = {"seed": np.uint32(7), "step": np.uint32(7)}  # keys of random ops
 DTYPES = {"x": f32, "i": i32, "b": bool_}  # by the first letter of an input's name
 
 Arrays = dict[str, np.ndarray]
 
 
 class _Model(Module):
-    """A model for ops that have none: `compile_forward` wants one array at least."""
+    """A model for a single op: `compile_forward` needs at least one array."""
 
     def __init__(self) -> None:
         self.unused = self.state(())
@@ -55,15 +55,15 @@ class _Model(Module):
 class Case:
     """One op on one choice of types. Inputs are named `x0, x1, ...`, `i0, ...` and `b0, ...`.
 
-    fn:      takes the tensors in the order floats, ints, bools
-    shapes:  of the f32 inputs, drawn uniformly from [low, high)
+    fn:      function of the tensors in the order floats, ints, bools
+    shapes:  shapes of the f32 inputs, drawn uniformly from [low, high)
     ints:    (shape, n) of each i32 input, drawn from [0, n)
     bools:   shape of each bool input
-    torch:   the same on torch tensors, or None where PyTorch has no such function
-    grad:    whether there are gradients to check; `second` likewise for gradients of gradients
+    torch:   the same function on torch tensors, or None if PyTorch has none
+    grad:    check gradients; `second`: also check gradients of gradients
     tol:     relative tolerance against finite differences
     close:   relative and absolute tolerance in float64 against PyTorch
-    f32_tol: the same for f32 results of runtimes against float64
+    f32_tol: relative and absolute tolerance of runtimes in f32 against float64
     """
 
     name: str
@@ -85,11 +85,11 @@ class Case:
 
     @property
     def differentiable(self) -> bool:
-        """Whether finite differences can say something about the op."""
+        """Whether finite differences can check the op."""
         return self.grad and bool(self.shapes) and math.isfinite(self.tol)
 
     def arrays(self, seed: int = 0, dtype: str = "float64") -> Arrays:
-        """Draw the inputs by name."""
+        """Draw the inputs, by name."""
         rng = np.random.default_rng(seed)
         env: Arrays = {}
         for k, s in enumerate(self.shapes):
@@ -121,13 +121,13 @@ def check_op(
     """Check one op in every way that tracegrad checks its own.
 
     The checks: the type rule, gradients against finite differences in float64, gradients of gradients, forward mode
-    against backward mode, and `vmap` against a loop. PyTorch is compared where `torch=` names its counterpart. Values
-    and gradients of every runtime of this machine are compared with float64.
+    against backward mode, and `vmap` against a loop. With `torch=`, results are compared with PyTorch. Values and
+    gradients of every runtime on this machine are compared with float64.
 
     fn:      a function of tensors, such as an op made by `tracegrad.extend.elementwise`
     shapes:  shapes of its f32 inputs
     name:    what failures call the op; by default the function's own name
-    on:      names of the devices to run on; by default the CPU, and WebGPU where there is an adapter
+    on:      names of the devices to run on; by default the CPU, and WebGPU if there is an adapter
     row:     the other fields of `Case`, such as `low=0.1`, `ints=(((3,), 10),)` or `grad=False`
     Raises:  AssertionError that says which check failed and by how much.
 
@@ -275,7 +275,7 @@ def check_runtime(case: Case, device: str) -> None:
 
 @contextmanager
 def _unverified() -> Generator[None]:
-    """Turn off the check of kernels at their first run: a refused kernel runs as NumPy, which hides its spelling."""
+    """Turn off the check of kernels at their first run: a refused kernel runs in NumPy, which hides its fault."""
     before = os.environ.get("TRACEGRAD_VERIFY")
     os.environ["TRACEGRAD_VERIFY"] = "off"
     try:
@@ -288,14 +288,14 @@ def _unverified() -> Generator[None]:
 
 
 def _value(fn: Callable[..., Tensor], env: Arrays) -> np.ndarray:
-    """What `fn` of tensors gives for arrays, in float64."""
+    """Evaluate `fn` of tensors on arrays, in float64."""
     with tracing(), np.errstate(all="ignore"):
         xs = [leaf("input", k, TensorType(DTYPES[k[0]], v.shape)) for k, v in env.items()]
         return evaluate([fn(*xs)], {**COUNTERS, **env}, np)[0]
 
 
 def _weighted(y: Tensor, env: Arrays) -> Tensor:
-    """Return a scalar that every element of the op's result enters with a weight of its own."""
+    """Return a scalar: the sum of the result's elements, each with a random weight."""
     env["ct"] = np.random.default_rng(1).standard_normal(y.shape)
     return (y * leaf("input", "ct", TensorType(f32, y.shape))).sum()
 

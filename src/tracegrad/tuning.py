@@ -1,10 +1,10 @@
-"""Tuning constants: thresholds, sizes and costs that measurements decided, and that another machine may change.
+"""Tuning constants: thresholds, sizes and costs from measurements, which another machine can change.
 
-Each row is `NAME = value  # unit | meaning | measured on`. H200 is an NVIDIA H200; "2 cores" an x86 machine; llvmpipe
-the software GPU on two cores; "?" a machine that the history does not name; "-" was reasoned, not measured.
-`python bench/refit.py` measures rows again on the machine at hand: name that machine in a row that you change.
-Results may differ in rounding with another value; nothing else depends on one. Limits of WGSL, of formats and of
-mathematics are not here: they stand where they apply.
+Each row is `NAME = value  # unit | meaning | measured on`. H200 is an NVIDIA H200, "2 cores" an x86 machine, llvmpipe
+the software GPU on two cores, "?" an unrecorded machine, and "-" means reasoned, not measured.
+`python bench/refit.py` measures rows again on the current machine. Name that machine in a row that you change.
+Another value changes speed and rounding, and nothing else. Limits of WGSL, of formats and of mathematics are defined
+where they apply.
 """
 
 # --- Stored or computed again ---
