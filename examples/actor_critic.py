@@ -1,4 +1,4 @@
-"""Actor and critic balance a pole: one acts, the other foresees. Run: python examples/actor_critic.py
+"""An actor and a critic balance a pole: one acts, the other predicts returns. Run: python examples/actor_critic.py
 
 Two losses train two parts of one model on the same trials. The carts are those of reinforce.py. Konda, Tsitsiklis 2000.
 """
@@ -59,7 +59,7 @@ def main(updates: int = 400, device: str = "auto") -> float:
                 actions[t], _ = see.run(state=state).output
                 state, age = pushed(state, actions[t]), age + 1
                 ended = (np.abs(state[:, 0]) > 2.4) | (np.abs(state[:, 2]) > 0.21)
-                values[t] = see.run(state=state).output[1]  # counts where a trial is cut off
+                values[t] = see.run(state=state).output[1]  # used if a trial is cut off here
                 cut = ended | (age >= 200)
                 lasted += age[cut].tolist()
                 goes_on[t] = np.where(ended, 0, np.where(cut, -1, 1))

@@ -1,8 +1,8 @@
-"""A ResNet with the names of torchvision's, its weights frozen, under a new head. Run: python examples/backbone.py
+"""A ResNet with frozen weights and torchvision's names, under a new head. Run: python examples/backbone.py
 
-The attributes have the names of torchvision's `resnet18`, so `tg.from_torch` takes a file of its weights as it is:
+The attributes have the names of torchvision's `resnet18`, so `tg.from_torch` reads a file of its weights directly:
 `python examples/backbone.py resnet18.pth`. Without a file, the program first trains a narrow backbone on even digits.
-The new head learns odd digits. The backbone runs in inference mode: no gradient of it is computed, and its running
+The new head learns odd digits. The backbone runs in inference mode: its gradient is not computed, and its running
 statistics do not change. Needs PyTorch.
 """
 
@@ -22,7 +22,7 @@ BATCH, WIDTH = 32, 8
 
 
 class BasicBlock(tg.Module):
-    """relu(x + f(x)), where f is two convolutions, each behind a norm."""
+    """relu(x + f(x)), where f is two convolutions, each followed by a norm."""
 
     def __init__(self, n_in: int, n_out: int, stride: int):
         self.conv1 = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
@@ -42,7 +42,7 @@ def stage(n_in: int, n_out: int, stride: int = 2) -> nn.Sequential:
 
 
 class ResNet(tg.Module):
-    """The layers of torchvision's resnet18; there `width` is 64."""
+    """The layers of torchvision's resnet18, whose `width` is 64."""
 
     def __init__(self, width: int = WIDTH, classes: int = 10):
         self.conv1, self.bn1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False), nn.BatchNorm(width)
@@ -65,7 +65,7 @@ INPUTS = {"x": (BATCH, 3, 32, 32), "y": tg.i32[BATCH]}
 
 
 def training(device: str = "auto", width: int = WIDTH, keep_grads: bool = False) -> tg.CompiledTraining:
-    """Of the head only."""
+    """Compile a training of the head only."""
     return tg.compile(
         model=ResNet(width), loss=loss, inputs=INPUTS, optimizer=optim.sgd(lr=0.1, momentum=0.9),
         frozen=lambda name: not name.startswith("fc."), seed=0, device=device, keep_grads=keep_grads,
@@ -73,7 +73,7 @@ def training(device: str = "auto", width: int = WIDTH, keep_grads: bool = False)
 
 
 def enlarged(images: np.ndarray) -> np.ndarray:
-    """Return each pixel of [n, 1, 8, 8] four times as high and wide, in three equal colours."""
+    """Enlarge images [n, 1, 8, 8] to [n, 3, 32, 32], with three equal colours."""
     return images.repeat(4, axis=2).repeat(4, axis=3).repeat(3, axis=1)
 
 
@@ -86,7 +86,7 @@ def batches(steps: int, odd: int = 1) -> Iterator[dict[str, np.ndarray]]:
 
 
 def pretrained(steps: int, device: str) -> dict[str, Any]:
-    """Return the state_dict of a network that knows even digits. The norms take the statistics of each batch."""
+    """Train a network on even digits, and return its state_dict. The norms use the statistics of each batch."""
     with tg.compile(
         model=ResNet(), loss=partial(loss, training=True), inputs=INPUTS, optimizer=optim.adam(lr=3e-3), seed=0,
         device=device,
@@ -100,7 +100,7 @@ def without_head(name: str) -> str | None:
 
 
 def fine_tuned(weights: Mapping[str, Any], steps: int, device: str = "auto") -> tuple[float, dict[str, Any]]:
-    """Return the share of unseen odd digits that a new head gets right, and the state_dict of all layers."""
+    """Train a new head, and return its accuracy on unseen odd digits and the state_dict of all layers."""
     data = load_digits()
     odd = data.test_y % 2 == 1
     with training(device, width=len(weights["bn1.weight"])) as train:

@@ -1,6 +1,6 @@
 """A convolutional classifier of 28×28 images with dropout and `aux` outputs. Run: python examples/cnn.py
 
-The images are the digits that ship with the package, magnified, so that nothing has to be downloaded.
+The images are the digits of the package, enlarged, so there is nothing to download.
 """
 
 from typing import Any
@@ -38,13 +38,13 @@ def loss(m: CNN, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
 
 
 def loss_with_dropout(m: CNN, x: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, dict[str, tg.Tensor]]:
-    """What a loss returns beside the scalar comes back as `r.aux`."""
+    """Return the loss, and further tensors, which come back as `r.aux`."""
     scores = m.dense(tg.dropout(features(m, x), 0.25))
     return tg.cross_entropy(scores, y), {"guesses": tg.argmax(scores, axis=-1)}
 
 
 def magnify(images: Any) -> Any:
-    """f32[n, 1, 8, 8] -> f32[n, 1, 28, 28]."""
+    """Enlarge images: f32[n, 1, 8, 8] -> f32[n, 1, 28, 28]."""
     return np.pad(images.repeat(3, axis=2).repeat(3, axis=3), [(0, 0), (0, 0), (2, 2), (2, 2)])
 
 

@@ -1,4 +1,4 @@
-"""Features of digits without labels: two views of an image are to be alike, and unlike those of other images.
+"""Features of digits without labels: two views of one image become similar, and views of different images dissimilar.
 
 Run: python examples/contrastive.py. A linear model on the features then tells the digits apart. Chen et al. 2020.
 """
@@ -37,7 +37,7 @@ def loss(m: Encoder, one: tg.Tensor, two: tg.Tensor) -> tg.Tensor:
 
 
 def view(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return each image moved by up to a pixel, with some noise."""
+    """Move each image by up to a pixel, and add noise."""
     padded = np.pad(images, [(0, 0), (0, 0), (1, 1), (1, 1)])
     y, x = rng.integers(0, 3, (2, len(images)))
     moved = np.stack([im[:, a : a + 8, b : b + 8] for im, a, b in zip(padded, y, x, strict=True)])
@@ -62,7 +62,7 @@ def main(steps: int = 400, device: str = "auto") -> float:
         train.fit(batches(steps))
         encode = train.attach(forward=features, inputs={"x": (None, 1, 8, 8)})
         known, new = (np.c_[encode.run(x=x).output, np.ones(len(x))] for x in (data.train_x, data.test_x))
-    few = np.random.default_rng(1).permutation(len(known))[:200]  # labels are used of these only
+    few = np.random.default_rng(1).permutation(len(known))[:200]  # only these labels are used
     wanted = np.eye(10)[data.train_y[few]]
     weights = np.linalg.solve(known[few].T @ known[few] + np.eye(known.shape[1]), known[few].T @ wanted)
     right = float(((new @ weights).argmax(1) == data.test_y).mean())

@@ -1,6 +1,6 @@
 """A diffusion model of points on a spiral: it learns to remove noise, then makes points from noise alone.
 
-Run: python examples/diffusion.py. The noise is drawn inside of the compiled step. Ho et al. 2020.
+Run: python examples/diffusion.py. The compiled step draws the noise. Ho et al. 2020.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ KEPT = np.cumprod(1 - np.linspace(1e-4, 0.2, TIMES)).astype(np.float32)  # share
 
 
 class Net(tg.Module):
-    """The noise in x at a time."""
+    """A network that predicts the noise in `x` at a time."""
 
     def __init__(self):
         self.point, self.time = nn.Linear(2, 128), nn.Embedding(TIMES, 128)
@@ -35,7 +35,7 @@ def loss(m: Net, x: tg.Tensor) -> tg.Tensor:
 
 
 def less_noise(m: Net, x: tg.Tensor, time: tg.Tensor, noise: tg.Tensor) -> tg.Tensor:
-    """Return `x` one time earlier."""
+    """Sample `x` at the time before, with less noise."""
     kept, before = tg.take(KEPT, time), tg.where(time > 0, tg.take(KEPT, tg.maximum(time - 1, 0)), 1.0)
     share = kept / before
     mean = (x - (1 - share) / tg.sqrt(1 - kept) * m(x, tg.broadcast_to(time, (BATCH,)))) / tg.sqrt(share)

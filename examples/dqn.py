@@ -1,6 +1,6 @@
-"""A deep Q-network balances a pole: replayed steps, and a target network that follows. Run: python examples/dqn.py
-
-The target's arrays are states: the step writes them. The carts are those of reinforce.py. Mnih et al. 2015.
+"""A deep Q-network balances a pole, with a replay memory and a target network. Run: python examples/dqn.py
+The arrays of the target network are states, which the step writes. The carts are those of reinforce.py.
+Mnih et al. 2015.
 """
 
 import numpy as np

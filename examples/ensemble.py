@@ -33,7 +33,7 @@ def loss(m: MLP, x: tg.Tensor, y: tg.Tensor):
 
 
 def own_rates(rates: np.ndarray) -> optim.Transform:
-    """Scale the update of member k by rates[k]: the leading axis of every parameter is that of the members."""
+    """Scale the update of member k by rates[k]. Axis 0 of every parameter counts the members."""
 
     def scaled(update: tg.Tensor) -> tg.Tensor:
         return update * tg.asarray(rates).reshape((-1,) + (1,) * (update.ndim - 1))
@@ -52,7 +52,7 @@ def main(steps: int = 400, device: str = "auto") -> np.ndarray:
         each = r.aux["each"]
         infer = train.attach(forward=tg.vmap(predict, in_axes=(0, None)), inputs={"x": (None, 1)})
         grid = np.linspace(-math.pi, math.pi, 9, dtype=np.float32)[:, None]
-        best = infer.run(x=grid).output[each.argmin()]  # of [members, points, 1]
+        best = infer.run(x=grid).output[each.argmin()]  # the output is [members, points, 1]
     for k in range(0, MEMBERS, 9):
         print(f"learning rate {rates[k]:.5f}  loss {each[k]:.5f}")
     print(f"best: {rates[each.argmin()]:.5f}, largest error {np.abs(best - np.sin(grid)).max():.3f}")

@@ -1,7 +1,7 @@
-"""Fine-tuning: a network that knows even digits learns odd ones, most of it frozen. Run: python examples/finetune.py
+"""Fine-tuning: a network trained on even digits learns odd ones, mostly frozen. Run: python examples/finetune.py
 
-The first layers keep their weights, and no gradient of them is computed; they may as well come from PyTorch, by
-`tg.from_torch(state_dict, train)`. At last all layers follow, those at a tenth of the rate.
+The first layers keep their weights, and their gradient is not computed. Weights from PyTorch work, too, by
+`tg.from_torch(state_dict, train)`. In the end all layers are trained, the first ones at a tenth of the rate.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Which learning rate? Five folds of the data each judge three rates, all by one compiled training.
+"""Cross-validation: five folds of the data compare three learning rates, in one compiled training.
 
-Run: python examples/folds.py. `reset` begins anew without compiling, with other first values where the seed is another.
+Run: python examples/folds.py. `reset` starts over without compiling, and draws other first values for another seed.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""A GAN: points on a ring are made from noise, by two losses in turns. Run: python examples/gan.py
+"""A GAN generates points on a ring from noise, with two losses in turn. Run: python examples/gan.py
 
-Goodfellow et al. 2014, with the generator's loss that does not saturate.
+Goodfellow et al. 2014, with the non-saturating loss of the generator.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A small GPT writes text with a cache of keys and values: a new token costs one token.
+"""A small GPT writes text with a cache of keys and values: each new token runs the model on one token only.
 
 Run: python examples/generate.py
 """
@@ -34,12 +34,12 @@ def loss(m, tokens, following):
 
 
 def last(m, tokens, at):
-    """Logits of what follows; the cache has everything before place `at`."""
+    """Return the logits of the next token. The cache has all tokens before position `at`."""
     return logits(m, tokens, at)[0, -1]
 
 
 def writer(train, length):
-    """Return a function that writes `n` tokens behind a prompt of that length; both must fit the context."""
+    """Return a function that writes `n` tokens after a prompt of `length` tokens. Both must fit the context."""
     at = tg.i32[()]
     first = train.attach(forward=last, inputs={"tokens": tg.i32[1, length], "at": at}, writes=True)
     step = train.attach(forward=last, inputs={"tokens": tg.i32[1, 1], "at": at}, writes=True)

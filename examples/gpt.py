@@ -1,6 +1,6 @@
 """A 4-layer character transformer, with attention maps read back. Run: python examples/gpt.py
 
-`tracegrad demo gpt` is a smaller one that also writes samples.
+`tracegrad demo gpt` trains a smaller one, and also writes samples.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def loss(m: GPT, tokens: tg.Tensor, following: tg.Tensor) -> tg.Tensor:
 
 
 def attention(m: GPT, tokens: tg.Tensor) -> tg.Tensor:
-    """Return the same, showing where each token looks."""
+    """Return the logits, and capture the attention maps."""
     return logits(m, tokens, [f"attention.{k}" for k in range(LAYERS)])
 
 

@@ -1,7 +1,7 @@
-"""A Hamiltonian network: the energy of a pendulum is learnt from how it moves. Run: python examples/hamiltonian.py
+"""A Hamiltonian network learns the energy of a pendulum from its motion. Run: python examples/hamiltonian.py
 
-The network gives the energy H(q, p); its gradient by the state gives the motion, dq/dt = dH/dp and dp/dt = -dH/dq,
-which keeps H along every path. Greydanus et al. 2019.
+The network computes the energy H(q, p). Its gradient gives the motion, dq/dt = dH/dp and dp/dt = -dH/dq, which keeps H
+constant along every path. Greydanus et al. 2019.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class Energy(tg.Module):
 
 
 def velocity(m: Energy, state: tg.Tensor) -> tg.Tensor:
-    slope = tg.grad(lambda s: tg.sum(m(s)))(state)  # rows do not touch each other: each row has its own gradient
+    slope = tg.grad(lambda s: tg.sum(m(s)))(state)  # rows are independent, so each row gets its own gradient
     return tg.stack([slope[:, 1], -slope[:, 0]], 1)
 
 

@@ -1,6 +1,6 @@
-"""Newton's method without a Hessian: products with it, by forward mode over reverse. Run: python examples/hessian.py
+"""Newton's method by Hessian-vector products, in forward over reverse mode. Run: python examples/hessian.py
 
-Each product costs about three evaluations of the function, whatever its size. It runs at once, on NumPy arrays.
+Each product costs about three evaluations of the function, whatever its size, and runs at once on NumPy arrays.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ def hvp(x, v):
 
 
 def solve(x: np.ndarray, b: np.ndarray, steps: int) -> np.ndarray:
-    """Conjugate gradients for H(x) s = b, ended where the curvature is not positive."""
+    """Solve H(x) s = b by conjugate gradients, and stop where the curvature is not positive."""
     s, r = np.zeros_like(b), b
     p = r
     for _ in range(steps):

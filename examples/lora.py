@@ -1,6 +1,6 @@
-"""LoRA: a classifier of digits is taught upside-down digits by two small matrices a layer. Run: python examples/lora.py
+"""LoRA: a classifier of digits learns upside-down digits by two small matrices per layer. Run: python examples/lora.py
 
-The whole classifier is trained first; then its weights are frozen, and only the matrices change. Hu et al. 2021.
+First the whole classifier is trained. Then its weights are frozen, and only the matrices change. Hu et al. 2021.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ BATCH, RANK = 64, 4
 
 
 class Adapted(tg.Module):
-    """x W + b + x A B: B is 0 at first, so nothing changes."""
+    """x W + b + x A B. B starts at 0, so the layer starts unchanged."""
 
     def __init__(self, n_in: int, n_out: int):
         self.base = nn.Linear(n_in, n_out)
@@ -39,7 +39,7 @@ def loss(m: Net, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
 
 
 def training(device: str = "auto", frozen: str | tuple[str, ...] = "*.base.*") -> tg.CompiledTraining:
-    """What is frozen here has no gradient and no optimizer state."""
+    """Compile a training. Frozen parameters have no gradient and no optimizer state."""
     inputs, optimizer = {"x": (BATCH, 64), "y": tg.i32[BATCH]}, optim.adam(lr=5e-3)
     return tg.compile(model=Net(), loss=loss, inputs=inputs, optimizer=optimizer, frozen=frozen, seed=0, device=device)
 

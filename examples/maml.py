@@ -1,6 +1,6 @@
 """MAML: initial weights from which one step of descent fits any sine wave. Run: python examples/maml.py
 
-The gradient goes through the inner step, so it is of second order; all tasks of a step are one `vmap`.
+The gradient passes through the inner step, so it is of second order. One `vmap` runs all tasks of a step.
 Finn et al. 2017, section 5.1.
 """
 
@@ -23,7 +23,7 @@ def mse(m: MLP, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
 
 
 def adapted(m: MLP, x: tg.Tensor, y: tg.Tensor) -> MLP:
-    """Take one step of descent on a task's own points."""
+    """Take one step of gradient descent on the points of a task."""
     return tg.tree_map(lambda p, g: p - INNER_LR * g, m, tg.grad(mse)(m, x, y))
 
 

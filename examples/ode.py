@@ -1,7 +1,7 @@
-"""A small neural ODE: a vector field is learnt from the trajectories of a pendulum. Run: python examples/ode.py
+"""A small neural ODE learns a vector field from trajectories of a pendulum. Run: python examples/ode.py
 
-The solver is plain Python over tensors, unrolled while tracing. `checkpoint` lets the backward compute each step of it
-again, so that memory does not grow with the values inside a step. Chen et al. 2018.
+The solver is plain Python over tensors, unrolled while tracing. With `tg.remat`, the backward pass computes each solver
+step again, so the values inside a step are not stored. Chen et al. 2018.
 """
 
 import numpy as np

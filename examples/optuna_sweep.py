@@ -2,8 +2,8 @@
 
 Run: pip install optuna; python examples/optuna_sweep.py
 
-On several machines, give `optuna.create_study` a storage that all of them reach, such as a database, and run this on
-each of them. They then share one study.
+On several machines, pass `optuna.create_study` a storage that all of them can reach, such as a database, and run the
+program on each. They then share one study.
 """
 
 from __future__ import annotations

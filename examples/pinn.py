@@ -1,6 +1,6 @@
 """A network that solves a differential equation: u'' = -π² sin(πx), u(0) = u(1) = 0. Run: python examples/pinn.py
 
-The loss asks for second derivatives by the input, which `tg.grad` gives inside of the loss. Raissi et al. 2019.
+The loss needs second derivatives by the input, which `tg.grad` computes inside the loss. Raissi et al. 2019.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Matrix factorisation: what 500 people think of 300 films, from a tenth of their ratings.
+"""Matrix factorisation predicts the ratings of 500 people for 300 films, from a tenth of the ratings.
 
-Run: python examples/recommender.py. A rating is a mean, what its person and film add, and the product of their factors;
-the gradient of an embedding is scattered to the rows that the batch used. Koren et al. 2009.
+Run: python examples/recommender.py. A rating is the sum of a mean, a term of the person, a term of the film, and the
+product of their factors. The gradient of an embedding goes only to the rows of the batch. Koren et al. 2009.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def loss(m: Model, person: tg.Tensor, film: tg.Tensor, rating: tg.Tensor) -> tg.
 
 
 def ratings(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Every person and film, and what the one thinks of the other."""
+    """Return (person, film, rating) for every pair, in random order."""
     rng = np.random.default_rng(seed)
     taste, kind = rng.standard_normal((PEOPLE, 4)), rng.standard_normal((FILMS, 4))
     table = 3 + taste @ kind.T / 3 + 0.1 * rng.standard_normal((PEOPLE, FILMS))

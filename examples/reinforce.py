@@ -1,6 +1,6 @@
-"""REINFORCE: a pole is balanced on a cart by following the returns of sixteen trials at once.
+"""REINFORCE: a policy learns to balance a pole on a cart from the returns of sixteen trials at a time.
 
-Run: python examples/reinforce.py. The carts are NumPy; the policy picks its actions on the device. Williams 1992.
+Run: python examples/reinforce.py. NumPy simulates the carts. The device draws the actions. Williams 1992.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def act(m: Policy, state: tg.Tensor) -> tg.Tensor:
 
 
 def loss(m: Policy, state: tg.Tensor, action: tg.Tensor, advantage: tg.Tensor) -> tg.Tensor:
-    """advantage: 0 where a trial had ended."""
+    """Return the policy-gradient loss. advantage: 0 after the end of a trial."""
     chosen = tg.take_along_axis(tg.log_softmax(m(state)), tg.expand_dims(action, -1), -1)[..., 0]
     return -tg.sum(chosen * advantage) / CARTS
 
@@ -41,7 +41,7 @@ def pushed(state: np.ndarray, action: np.ndarray) -> np.ndarray:
 
 
 def returns(alive: np.ndarray) -> np.ndarray:
-    """[time, cart]: the discounted number of steps that are still to come, normalised; 0 where a trial had ended."""
+    """Return [time, cart]: the normalised, discounted number of remaining steps; 0 after the end of a trial."""
     left, total = np.zeros_like(alive), np.zeros(alive.shape[1:], np.float32)
     for t in reversed(range(len(alive))):
         left[t] = total = alive[t] * (1 + DISCOUNT * total)

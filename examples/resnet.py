@@ -1,6 +1,6 @@
 """A small residual network with batch normalisation, on digits moved at random. Run: python examples/resnet.py
 
-Running statistics are states that the step writes; inference uses them. He et al. 2016.
+The running statistics are states. The step writes them, and inference uses them. He et al. 2016.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ BATCH = 64
 
 
 class Block(tg.Module):
-    """relu(x + f(x)), where f is two convolutions, each behind a norm."""
+    """relu(x + f(x)), where f is two convolutions, each followed by a norm."""
 
     def __init__(self, n_in: int, n_out: int, stride: int):
         self.conv1 = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
@@ -47,7 +47,7 @@ def loss(m: Net, x: tg.Tensor, y: tg.Tensor, training: bool = True) -> tuple[tg.
 
 
 def moved(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return each image moved by up to a pixel."""
+    """Move each image by up to a pixel."""
     padded = np.pad(images, [(0, 0), (0, 0), (1, 1), (1, 1)])
     y, x = rng.integers(0, 3, (2, len(images)))
     return np.stack([im[:, a : a + 8, b : b + 8] for im, a, b in zip(padded, y, x, strict=True)])

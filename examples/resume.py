@@ -1,4 +1,4 @@
-"""Stop a training, go on from its file, change settings on the way. Run: python examples/resume.py"""
+"""Stop a training, resume it from a file, and change settings during training. Run: python examples/resume.py"""
 
 import tempfile
 from pathlib import Path
@@ -33,7 +33,7 @@ def main(device: str = "auto") -> bool:
         with compiled(device) as train:
             for step in range(200):
                 train.step(batch(step))
-            train.save(path)  # waits for what is queued
+            train.save(path)  # waits for the queued steps
             straight_on = [train.step(batch(step)).loss for step in range(200, 220)]
         with compiled(device) as train:
             train.load(path)

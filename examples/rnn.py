@@ -1,7 +1,7 @@
-"""A gated recurrent network that learns to repeat what it heard eight steps ago. Run: python examples/rnn.py
+"""A gated recurrent network that learns to repeat its input of eight steps ago. Run: python examples/rnn.py
 
-`tg.scan` runs one function along the sequence. It is traced and compiled once, so a sequence of 128 steps costs no more
-to compile than one of 2; its gradient is a scan in the other direction.
+`tg.scan` runs one function along the sequence. The function is traced and compiled once, so a sequence of 128 steps
+compiles as fast as one of 2. The gradient is a scan in the other direction.
 """
 
 import numpy as np
@@ -13,10 +13,10 @@ LENGTH, BATCH, WIDTH, DELAY = 128, 32, 64, 8
 
 
 class GRU(tg.Module):
-    """Cho et al. 2014: a state that two gates let be forgotten and renewed."""
+    """A gated recurrent unit: two gates decide how much of the state is kept and renewed. Cho et al. 2014."""
 
     def __init__(self, width: int = WIDTH):
-        narrow = tg.init.lecun()  # no relu follows, of which the default thinks
+        narrow = tg.init.lecun()  # the default is for a relu, which does not follow here
         self.input = nn.Linear(1, 3 * width, init=narrow)
         self.gates = nn.Linear(width, 2 * width, bias=False, init=narrow)
         self.candidate = nn.Linear(width, width, bias=False, init=narrow)
@@ -24,7 +24,7 @@ class GRU(tg.Module):
 
 
 def predict(m: GRU, x: tg.Tensor) -> tg.Tensor:
-    """Logits of the bit heard DELAY steps before; `x` is f32[time, batch, 1]."""
+    """Return logits of the input bit DELAY steps before. `x` is f32[time, batch, 1]."""
 
     def step(h: tg.Tensor, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
         r, z, n = tg.split(x, 3, axis=-1)
@@ -33,7 +33,7 @@ def predict(m: GRU, x: tg.Tensor) -> tg.Tensor:
         h = z * h + (1 - z) * tg.tanh(n + m.candidate(r * h))
         return h, h
 
-    # what does not depend on the state is computed for all times at once: one large product before, one behind
+    # terms that do not depend on the state are computed for all times at once: one large matmul before, one after
     _, states = tg.scan(step, tg.zeros((x.shape[1], m.output.W.shape[0])), m.input(x))
     return m.output(states)
 
@@ -59,8 +59,8 @@ def main(steps: int = 300, device: str = "auto") -> float:
         for step in range(steps):
             r = train.step(batch(rng))
             if step % 50 == 0:
-                print(step, r.loss)  # 0.693, the loss of a guess, at first
-        infer = train.attach(forward=predict, inputs={"x": (None, 4, 1)})  # any length, also one never trained on
+                print(step, r.loss)  # starts at 0.693, the loss of guessing
+        infer = train.attach(forward=predict, inputs={"x": (None, 4, 1)})  # any length, even one never trained on
         test = batch(rng, length=3 * LENGTH, size=4)
         right = (infer.run(x=test["x"]).output > 0) == (test["y"] > 0.5)
         print(f"bits repeated rightly, in sequences three times as long: {100 * right[DELAY:].mean():.1f} %")

@@ -1,4 +1,4 @@
-"""The smallest complete program: learn the sine, ask the model, save it. Run: python examples/sine.py"""
+"""The smallest complete program: learn the sine, run the model, save it. Run: python examples/sine.py"""
 
 import numpy as np
 

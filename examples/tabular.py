@@ -1,6 +1,6 @@
 """A table of ten columns, one number to predict, and early stopping. Run: python examples/tabular.py
 
-The data are Friedman's first problem: five of the columns say nothing. Friedman 1991.
+The data are Friedman's first problem, in which five of the columns have no effect. Friedman 1991.
 """
 
 from collections.abc import Iterator

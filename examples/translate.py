@@ -1,6 +1,6 @@
-"""Sequence to sequence with attention: numbers are written backwards, digit by digit. Run: python examples/translate.py
+"""Sequence to sequence with attention: a model writes numbers backwards. Run: python examples/translate.py
 
-One GRU reads, another writes, and each digit looks at all that was read. Luong et al. 2015.
+One GRU reads, another writes, and each written digit attends to all digits that were read. Luong et al. 2015.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import tracegrad as tg
 from tracegrad import nn, optim
 
 BATCH, LENGTH, WIDTH = 64, 8, 48
-START = 10  # behind the ten digits
+START = 10  # the token after the ten digits
 
 
 class Translator(tg.Module):
@@ -21,7 +21,7 @@ class Translator(tg.Module):
         self.mix, self.out = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(WIDTH, 10)
 
     def __call__(self, source: tg.Tensor, before: tg.Tensor) -> tg.Tensor:
-        """Scores of each digit, `before` being the digits before it."""
+        """Return scores for each digit. `before` has the digits before it."""
         read, last = self.reader(self.embed(source))
         written, _ = self.writer(self.embed(before), last)
         seen = tg.softmax(written @ tg.swapaxes(read, 1, 2), axis=-1) @ read
@@ -58,7 +58,7 @@ def main(steps: int = 800, device: str = "auto") -> float:
         inputs = {"source": tg.i32[200, LENGTH], "before": tg.i32[200, LENGTH]}
         infer = train.attach(forward=Translator.__call__, inputs=inputs)
         before = np.full((200, LENGTH), START, np.int32)
-        for k in range(LENGTH):  # each digit by those that were written before it
+        for k in range(LENGTH):  # each digit depends on the digits written before it
             digit = infer.run(source=new["source"], before=before).output[:, k].argmax(-1)
             if k + 1 < LENGTH:
                 before[:, k + 1] = digit

@@ -1,6 +1,6 @@
-"""A variational autoencoder of digits: two numbers describe an image, and make new ones. Run: python examples/vae.py
+"""A variational autoencoder of digits: two numbers encode an image, and generate new ones. Run: python examples/vae.py
 
-The noise is drawn inside of the compiled step. Kingma and Welling 2014.
+The compiled step draws the noise. Kingma and Welling 2014.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def decode(m: VAE, z: tg.Tensor) -> tg.Tensor:
 
 
 def bound(m: VAE, x: tg.Tensor, noise: tg.Tensor) -> tg.Tensor:
-    """Minus the evidence lower bound, per image; `spread` is the logarithm of the variance."""
+    """Return minus the evidence lower bound, per image. `spread` is the logarithm of the variance."""
     h = tg.relu(m.read(x))
     mean, spread = m.mean(h), m.spread(h)
     pixels = decode(m, mean + tg.exp(0.5 * spread) * noise)

@@ -1,6 +1,6 @@
-"""Digits as 16 words of a codebook: a VQ-VAE whose codebook follows by running means. Run: python examples/vqvae.py
+"""Digits as 16 words of a codebook: a VQ-VAE with running means as its codebook. Run: python examples/vqvae.py
 
-The codebook is a state: the step writes it, no optimizer touches it. Van den Oord et al. 2017, appendix A.1.
+The codebook is a state, which the step writes and no optimizer changes. Van den Oord et al. 2017, appendix A.1.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Model(tg.Module):
 
 
 def encode(m: Model, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
-    """Return a vector for each of [image, 4, 4], and the number of the word nearest to it."""
+    """Return a vector for each of [image, 4, 4], and the number of the nearest word."""
     z = tg.permute(m.mix(tg.relu(m.down(x))), (0, 2, 3, 1))
     return z, tg.argmin(tg.sum(tg.square(m.words), axis=1) - 2 * z @ m.words.T, axis=-1)
 
@@ -34,7 +34,7 @@ def decode(m: Model, z: tg.Tensor) -> tg.Tensor:
 
 
 def follow(m: Model, z: tg.Tensor, word: tg.Tensor) -> None:
-    """Each word moves to the running mean of the vectors that it stands for."""
+    """Move each word to the running mean of the vectors that it represents."""
     chosen = tg.one_hot(tg.reshape(word, (-1,)), WORDS)
     m.counts.assign(0.95 * m.counts + 0.05 * tg.sum(chosen, axis=0))
     m.sums.assign(0.95 * m.sums + 0.05 * (chosen.T @ tg.reshape(z, (-1, WIDTH))))
@@ -46,7 +46,7 @@ def loss(m: Model, x: tg.Tensor) -> tuple[tg.Tensor, dict[str, tg.Tensor]]:
     z, word = encode(m, x)
     chosen = m.words[word]
     follow(m, z, word)
-    straight = z + tg.stop_gradient(chosen - z)  # the gradient passes the choice as if it were not there
+    straight = z + tg.stop_gradient(chosen - z)  # straight through: the gradient ignores the choice
     wrong = tg.mse_loss(decode(m, straight), x)
     return wrong + 0.25 * tg.mse_loss(z, tg.stop_gradient(chosen)), {"wrong": wrong}
 

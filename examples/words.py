@@ -1,6 +1,6 @@
-"""Which way does a sequence go? A GRU reads sequences of many lengths, padded to one. Run: python examples/words.py
+"""A GRU reads sequences of many lengths, padded to one, and classifies their direction. Run: python examples/words.py
 
-Each sequence climbs or falls on the whole, with noise; `lengths` says where it ends, and what is behind is not read.
+Each sequence rises or falls overall, with noise. `lengths` marks its end, and elements beyond are not read.
 """
 
 from collections.abc import Iterator

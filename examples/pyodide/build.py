@@ -1,4 +1,4 @@
-"""Put the page together in a folder that any static host can serve.
+"""Write the page into a folder that any static host can serve.
 
 python examples/pyodide/build.py site                                      # Pyodide from its CDN
 python examples/pyodide/build.py site --pyodide node_modules/pyodide      # your own copy, from npm
@@ -18,7 +18,7 @@ FILES = ("index.html", "page.js", "worker.js", "runner.py", "sine.py")
 
 
 def build(folder: Path, pyodide: Path | None = None, wheel: Path | None = None) -> None:
-    """The page with the wheel of this checkout, or with `wheel`."""
+    """Write the page, with the wheel of this checkout or with `wheel`."""
     folder.mkdir(parents=True, exist_ok=True)
     if wheel is None:
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(HERE.parents[1])]

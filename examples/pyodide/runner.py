@@ -1,4 +1,4 @@
-"""Runs the page's program as a task, which Stop can cancel wherever it awaits."""
+"""Run the page's program as a task, which Stop can cancel at any await."""
 
 import asyncio
 import linecache
@@ -12,7 +12,7 @@ _task = None
 
 
 async def run(program):
-    """Run `program` with fresh names; what to tell about its end."""
+    """Run `program` in a fresh namespace. Returns a message about its end."""
     global _task
     linecache.cache[NAME] = (len(program), None, program.splitlines(keepends=True), NAME)  # so that errors show lines
     _task = asyncio.ensure_future(eval_code_async(program, {"__name__": "__main__"}, filename=NAME))

@@ -1,4 +1,4 @@
-# Python traces and compiles in this tab, and WebGPU trains. Change what you like, and Run.
+# Python traces and compiles in this tab, and WebGPU trains. Edit the program, then press Run.
 import math
 import random
 
