@@ -157,7 +157,7 @@ def manifest_of(snapshot: Snapshot, title: str, demos: Mapping[str, Mapping[str,
 
 
 def exportable(source: StepSource) -> None:
-    """Raise InputError unless there is one loss and all sizes of its step are fixed: a page has one program."""
+    """Check that there is one loss with fixed sizes, because a page has one program. Raises InputError otherwise."""
     if source.part is not None:
         raise InputError.here(
             "export: a page trains one loss; compile again with the loss that it shall train, as in loss=g_loss, give "

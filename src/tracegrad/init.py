@@ -279,7 +279,7 @@ class KaimingUniform(Even):
         checked("gain", self.gain, AT_LEAST_0, "init.kaiming_uniform")
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
-        """-c, c"""
+        """Return -c and c."""
         c = self.gain * math.sqrt(3.0 / fans(shape)[0])
         return -c, c
 
@@ -300,7 +300,7 @@ class XavierUniform(Even):
         checked("gain", self.gain, AT_LEAST_0, "init.xavier_uniform")
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
-        """-c, c"""
+        """Return -c and c."""
         c = self.gain * math.sqrt(6.0 / sum(fans(shape)))
         return -c, c
 

@@ -164,13 +164,13 @@ def _shared(kind: type[Any]) -> dict[str, Any]:
 
 
 def demand(holds: bool, where: str, value: Any, expected: str) -> None:
-    """Raise InputError naming `expected`, unless the condition holds."""
+    """Check a condition on `value`. Raises InputError naming `expected` if it does not hold."""
     if not holds:
         raise InputError(f"{where} is {shown(value)}; expected {expected}")
 
 
 def natural(n: int, where: str) -> None:
-    """Raise InputError unless `n` is from 0 to 2**53."""
+    """Check that `n` is from 0 to 2**53. Raises InputError otherwise."""
     demand(0 <= n <= LARGEST, where, n, f"0 to {LARGEST}")
 
 
@@ -182,7 +182,7 @@ def index(n: int, count: int, where: str, what: str) -> int:
 
 
 def distinct(names: Sequence[str], where: str) -> None:
-    """Raise InputError for a name that occurs twice."""
+    """Check that names are unique. Raises InputError for a name that occurs twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

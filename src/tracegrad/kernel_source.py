@@ -159,7 +159,7 @@ class KernelSource:
 
 
 def check_kernel(k: KernelSource, where: str) -> None:
-    """Raise InputError for an invalid size, grid or type."""
+    """Check the sizes, grid and types of a kernel. Raises InputError for an invalid one."""
     for name in ("slots", "workgroup_memory"):
         natural(getattr(k, name), f"{where}.{name}")
     check_grid(k.serial_grid, f"{where}.serial_grid")
@@ -169,6 +169,6 @@ def check_kernel(k: KernelSource, where: str) -> None:
 
 
 def check_grid(grid: tuple[int, int], where: str) -> None:
-    """Raise InputError for invalid numbers of workgroups."""
+    """Check the numbers of workgroups. Raises InputError for invalid ones."""
     for n in grid:
         demand(0 <= n < 2**32, where, grid, "workgroups in x and y, each below 2**32")

@@ -75,7 +75,7 @@ def _start() -> Any:
 
 
 def _check(schedule: Schedule, *rates: str, **positive: float) -> None:
-    """Raise InputError unless the fields `rates` are learning rates, `positive` are above 0, and `start` is a step."""
+    """Check that `rates` are learning rates, `positive` are above 0, and `start` is a step. Raises InputError."""
     what = f"lr.{_kind(type(schedule))}"
     for name in rates:
         checked(name, getattr(schedule, name), RANGES["lr"], what)
@@ -127,7 +127,7 @@ class Linear(Schedule):
         _check(self, "peak", "final", steps=self.steps)
 
     def value(self, s: int) -> float:
-        """See the class."""
+        """Return the rate at the schedule's own step `s`; see the class."""
         return self.peak + (self.final - self.peak) * min(s - 1, self.steps) / self.steps
 
 
@@ -150,7 +150,7 @@ class CosineAnnealing(Schedule):
         _check(self, "peak", "final", steps=self.steps)
 
     def value(self, s: int) -> float:
-        """See the class."""
+        """Return the rate at the schedule's own step `s`; see the class."""
         return _cosine(self.peak, self.final, min(s - 1, self.steps) / self.steps)
 
 
@@ -175,7 +175,7 @@ class Warmup(Schedule):
         as_schedule(self.after)
 
     def value(self, s: int) -> float:
-        """See the class."""
+        """Return the rate at the schedule's own step `s`; see the class."""
         return self.peak * s / self.steps if s <= self.steps else as_schedule(self.after).at(s - self.steps)
 
 
@@ -198,7 +198,7 @@ class Staircase(Schedule):
         _check(self, "peak", "gamma", every=self.every)
 
     def value(self, s: int) -> float:
-        """See the class."""
+        """Return the rate at the schedule's own step `s`; see the class."""
         return self.peak * self.gamma ** ((s - 1) // self.every)
 
 
@@ -226,7 +226,7 @@ class MultiStep(Schedule):
         object.__setattr__(self, "milestones", tuple(sorted(map(int, steps))))
 
     def value(self, s: int) -> float:
-        """See the class."""
+        """Return the rate at the schedule's own step `s`; see the class."""
         return self.peak * self.gamma ** sum(m < s for m in self.milestones)
 
 
@@ -248,7 +248,7 @@ class Exponential(Schedule):
         _check(self, "peak", "gamma")
 
     def value(self, s: int) -> float:
-        """See the class."""
+        """Return the rate at the schedule's own step `s`; see the class."""
         return self.peak * self.gamma ** (s - 1)
 
 
@@ -281,7 +281,7 @@ class OneCycle(Schedule):
             )
 
     def value(self, s: int) -> float:
-        """See the class."""
+        """Return the rate at the schedule's own step `s`; see the class."""
         between = _cosine if self.anneal == "cos" else _line
         first = self.peak / self.div_factor
         top, last = self.pct_start * self.steps - 1, self.steps - 1
@@ -335,7 +335,7 @@ class Plateau(Schedule):
             )
 
     def value(self, s: int) -> float:
-        """See the class."""
+        """Return the rate at the schedule's own step `s`; see the class."""
         return self.peak if self.now is None else self.now
 
     def after(self, metric: float) -> Plateau:

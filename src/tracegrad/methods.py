@@ -102,7 +102,7 @@ class Op:
         return self.function(*values[:n], *(values[n + m] if many else ()), **kwargs)
 
     def refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise CallError for arguments that are missing, too many or unknown."""
+        """Check the arguments of a call. Raises CallError for arguments that are missing, too many or unknown."""
         given = {x: a for x, a in kwargs.items() if a is not MISSING}
         if any(a is MISSING for a in args):
             given |= {x: a for x, a in zip(self.parameters, args) if a is not MISSING}

@@ -269,7 +269,7 @@ def _unrolled(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) 
 
 
 def check(p: Program, where: str) -> None:
-    """Raise InputError for the first index, size, offset, type or loop that does not fit the rest of the program.
+    """Check that each index, size, offset, type and loop fits the rest of the program. Raises InputError otherwise.
 
     The texts of kernels are not checked: the device must keep them within their buffers.
     """

@@ -173,7 +173,7 @@ def _by_place(e: Entry) -> tuple[int, int]:
 
 
 def _check_layout(entries: list[Entry], available: int) -> None:
-    """Raise InputError unless the tensors cover the data exactly, without overlap, gap or remainder."""
+    """Check that tensors cover the data without overlap, gap or remainder. Raises InputError otherwise."""
     at = 0
     for e in sorted(entries, key=_by_place):
         if e.end > available:

@@ -161,7 +161,7 @@ class RNN(Recurrent):
     gates = 1
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """See the class."""
+        """Return the next carry, with the output first; see the class."""
         return (tanh(given + cell.recurring(carry[0])),)
 
 
@@ -181,7 +181,7 @@ class GRU(Recurrent):
     gates = 3
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """See the class."""
+        """Return the next carry, with the output first; see the class."""
         (h,), k = carry, self.hidden_dim
         old = cell.recurring(h)
         r = activation.sigmoid(given[:, :k] + old[:, :k])
@@ -206,7 +206,7 @@ class LSTM(Recurrent):
     gates, carried = 4, 2
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """See the class."""
+        """Return the next carry, with the output first; see the class."""
         (h, c), k = carry, self.hidden_dim
         a = given + cell.recurring(h)
         i, f, o = (activation.sigmoid(a[:, j * k : (j + 1) * k]) for j in (0, 1, 3))

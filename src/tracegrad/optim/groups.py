@@ -73,7 +73,7 @@ class Groups(NamedTuple):
         return out
 
     def check(self, parameters: list[str], what: str) -> None:
-        """Raise InputError for a group that matches none of the `parameters`, trained or frozen."""
+        """Check that each group matches one of the `parameters`, trained or frozen. Raises InputError otherwise."""
         for selection in self.selections:
             chosen(parameters, selection, what)
 

@@ -210,7 +210,7 @@ class CompiledTraining(Training):
         return to_jax(self.store, stepper, self._looked_at(loss, "to_jax"))
 
     def _looked_at(self, loss: str | None, what: str) -> StepProgram:
-        """Return the program of the step; if calls choose sizes, the one for the sizes used last."""
+        """Return the program of the step, for the sizes used last. Raises InputError if no call has chosen sizes."""
         stepper = self.store.stepper_of(loss, what)
         if stepper.sized is not None and stepper.sized.latest is None:
             raise InputError.here(f"{what}: no call has chosen sizes yet: take a step first, as in train.step(x=...)")

@@ -153,7 +153,7 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def checked_count(name: str, value: int) -> None:
-    """Raise InputError unless `value` is an integer of at least 1."""
+    """Check that `value` is an integer of at least 1. Raises InputError otherwise."""
     if (whole(value) or 0) < 1:
         raise InputError.here(f"fit: {name} must be an integer of at least 1, got {value!r}")
 
