@@ -75,7 +75,7 @@ def _start() -> Any:
 
 
 def _check(schedule: Schedule, *rates: str, **positive: float) -> None:
-    """Check that `rates` are learning rates, `positive` are above 0, and `start` is a step. Raises InputError."""
+    """Check that `rates` are learning rates, `positive` above 0, and `start` a step. Raises InputError otherwise."""
     what = f"lr.{_kind(type(schedule))}"
     for name in rates:
         checked(name, getattr(schedule, name), RANGES["lr"], what)

@@ -21,8 +21,8 @@ from tracegrad.ops import (
     trigonometry,
     windows,
 )
-from tracegrad.ops import attention as heads  # the module has the name of its function
-from tracegrad.ops import norm as norms  # and this one that of another's
+from tracegrad.ops import attention as heads  # the module has the same name as its function
+from tracegrad.ops import norm as norms  # the module has the same name as a function of another module
 from tracegrad.ops.activation import *
 from tracegrad.ops.attention import *
 from tracegrad.ops.constants import *

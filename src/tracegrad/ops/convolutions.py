@@ -204,7 +204,7 @@ def _bilinear(name: str, type: Any, expand: Any, vjp: Any, xla: Any, batch: Any 
     return composite(name, type=type, expand=expand, vjp=vjp, jvp=multilinear, batch=batch, xla=xla)
 
 
-# By the number of axes behind the channels
+# By the number of axes after the channels
 CONV = {n: _bilinear(f"conv{n}d", _conv_type, _conv, _conv_vjp, _conv_xla) for n in (2, 3)}
 CONV_TRANSPOSE = {
     n: _bilinear(f"conv_transpose{n}d", _transpose_type, _conv_transpose, _transpose_vjp, _transpose_xla)

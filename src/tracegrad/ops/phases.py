@@ -39,8 +39,8 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The geometry of one axis: `kernel` taps `dilation` apart, at every `stride`; of what they reach, `size` elements
-    from `padding` on."""
+    """The geometry of one axis: windows at every `stride`, of `kernel` taps that are `dilation` apart. The output is
+    the `size` elements from `padding` on."""
 
     kernel: int
     size: int

@@ -22,7 +22,7 @@ from tracegrad.shapes import integer, integers, whole
 __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "interpolate", "max_pool1d", "pixel_shuffle",
            "pixel_unshuffle", "unfold"]  # fmt: skip
 
-SPATIAL = {"nearest": (1, 2, 3), "linear": (1,), "bilinear": (2,)}  # axes behind the channels that a mode takes
+SPATIAL = {"nearest": (1, 2, 3), "linear": (1,), "bilinear": (2,)}  # numbers of axes after the channels, by mode
 
 
 @op

@@ -27,7 +27,7 @@ __all__ = ["col2im", "im2col"]
 Pair = tuple[int, int]
 Sizes = tuple[int, ...]  # one for each axis after the channels
 IntOrPair = int | Sequence[int]
-KINDS = {2: ("images", "[B,C,H,W]"), 3: ("volumes", "[B,C,D,H,W]")}  # by the number of axes behind the channels
+KINDS = {2: ("images", "[B,C,H,W]"), 3: ("volumes", "[B,C,D,H,W]")}  # by the number of axes after the channels
 COUNTS = {2: "one or two", 3: "one or three"}
 
 

@@ -1,4 +1,4 @@
-"""What the host provides to an update rule: hyperparameters, the step number, and the layout of the parameters."""
+"""The values that the host provides to an update rule: hyperparameters, the step number, and the parameter layout."""
 
 from __future__ import annotations
 

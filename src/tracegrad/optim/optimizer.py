@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
                       factor on the schedule; other values replace the optimizer's. `train.set(groups=...)` changes
                       these values.
     decay_filter:     function of a name: does weight decay apply? It decides for parameters without a `decay` of their
-                      own. None decays all of them but those that start as zeros or ones.
+                      own. None decays all of them except zeros and ones.
     """
 
     clip_grad_norm: float | None

@@ -1,4 +1,4 @@
-"""Files of a training that are written while it goes on."""
+"""Writing of checkpoints in the background, while the training goes on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tracegrad.runtime import tab
 
 
 class Saving:
-    """Writes on a thread beside, one file at a time and in the order of the calls."""
+    """A queue of files to write on a background thread, one at a time and in the order of the calls."""
 
     def __init__(self) -> None:
         self._last: Pending[Any] | None = None
 
     def begin(self, write: Callable[[], None], path: str | os.PathLike[str]) -> Pending[Any]:
-        """Begin to write; resolves to the path, or Failed. An interpreter that exits waits for the file."""
+        """Start writing a file. The result resolves to the path, or to Failed. The interpreter waits for it at exit."""
         pending: Pending[Any] = Pending("save")
         before, self._last = self._last, pending
 

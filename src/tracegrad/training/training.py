@@ -180,12 +180,12 @@ class Training(HasStates):
     def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> Pending[Any] | None:
         """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
 
-        The file is replaced as a whole: a crash, a kill or a full disk leaves the old one. A symbolic link is followed,
-        permissions stay, and a device or pipe gets the bytes. Of several processes all must call it; process 0 writes.
-
-        wait:    False copies the values behind the steps queued so far, and writes while the training goes on, each
-                 file behind those before it. It gives a `Pending` that resolves to the path, or to Failed.
-        Raises:  OSError naming the file; the training goes on.
+        The file is replaced as a whole: after a crash, a kill or a full disk, the old file is intact. Symbolic links
+        are followed, permissions are kept, and a device or pipe gets the bytes. With several processes, all must call
+        `save`; process 0 writes.
+        wait:    False copies the values after the steps queued so far, and writes files in order, while the training
+                 goes on. It returns a `Pending` that resolves to the path, or to Failed.
+        Raises:  OSError naming the file; the training can go on.
 
         >>> train.save("checkpoint.safetensors")
         >>> train.save("checkpoint.safetensors", wait=False).result()
