@@ -353,8 +353,12 @@ class Function:
             f"const long t = clamp({target}, 0, {points(row_axes) - 1});",
             f"{here} = {here} + {update};",
         ]
-        zero = Loop("e", self.kernel.rows, [f"p{out}[e] = 0;"])
-        return [zero, *self.nest([*before, *self.inner, *after], lines)]
+        if not before:
+            zero = Loop("e", self.kernel.rows, [f"p{out}[e] = 0;"])
+            return [zero, *self.nest([*self.inner, *after], lines)]
+        first, size = before[0], stride[before[0].name]  # each of its points has results of its own
+        zero = Loop("e", f"({first.name} + 1) * {size}", [f"p{out}[e] = 0;"], f"{first.name} * {size}")
+        return self.split([first], [zero, *self.nest([*before[1:], *self.inner, *after], lines)])
 
 
 def at_once(lanes: int | str, lines: Sequence[Statement]) -> Block:

@@ -134,7 +134,9 @@ class _Writer:
         loaded: dict[str, tuple[int, Index]] = {}
         for f in [s for s in self.kernel.body if isinstance(s, Fold)]:
             if f.scatter is not None:
-                slot = self.allocate(self.kernel.rows, f.scatter.update.dtype)
+                slot = self.target(f.local, f.scatter.update.dtype)
+                if any(slot == other for other, _ in loaded.values()):
+                    slot = self.allocate(self.kernel.rows, f.scatter.update.dtype)
                 function = Function(self.extended(), {})
                 self.call(function, function.scatter(f, slot))
                 loaded[f.local] = slot, self.flat
@@ -231,18 +233,18 @@ class _Writer:
         (m, k), (step, along) = found.sizes[-2:], found.steps[-2:]
         return Spread(found.place, found.first, found.steps[:-2], (Lay(m, step),), (Lay(k, along),))
 
-    def target(self, local: str) -> int:
-        """Return the slot for a product: an output of the same layout that a later step overwrites, else scratch."""
+    def target(self, local: str, dtype: DType = f32) -> int:
+        """Return the slot for a fold: an output of the same layout that a later step overwrites, else scratch."""
         alike = [
             s
             for s in self.kernel.body
             if isinstance(s, Store)
             and s.index is self.flat
-            and self.kernel.slots[s.slot].dtype.is_float
+            and self.kernel.slots[s.slot].dtype is dtype
             and self.kernel.slots[s.slot].replaces < 0
         ]
         alike.sort(key=lambda s: not (s.value.op == "local" and s.value.arg == local))
-        return alike[0].slot if alike else self.allocate(self.kernel.rows)
+        return alike[0].slot if alike else self.allocate(self.kernel.rows, dtype)
 
     def view(self, slot: int, first: int, sizes: Sequence[int], steps: Sequence[int]) -> View:
         return View(self.place(slot), first, tuple(sizes), tuple(steps))
