@@ -239,6 +239,30 @@ def test_a_profile_is_a_table(name_of_device: str):
         assert t.worker.call(lambda s: _has(s, "params")) and not t.worker.call(lambda s: _has(s, "profile.a"))
 
 
+class Large(tg.Module):
+    """Weights of 32 MB, used in part: the update is nearly all of a step."""
+
+    def __init__(self) -> None:
+        self.w = self.param((2048, 4096), init=tg.init.normal(0.01))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("kernels", ["numpy", "c"])
+def test_an_update_takes_its_time_in_a_profile(kernels: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer's rows move their bytes no faster than memory does, though a profile applies no step."""
+    monkeypatch.setenv("TRACEGRAD_CC", "off" if kernels == "numpy" else "")
+    forward = lambda m, x: tg.sum(m.w[0] * x)
+    with tg.compile(
+        model=Large(), loss=forward, optimizer=getattr(optim, kind)(lr=0.1), inputs={"x": (4096,)}, device="cpu", seed=0
+    ) as t:
+        x = np.ones(4096, np.float32)
+        t.step(x=x)
+        before = t.download_params()["w"]
+        large = [row for row in t.profile(3, x=x).rows if row.info.cost.bytes > 64e6]
+        assert large and all(row.bytes_per_second < 1e12 for row in large)
+        assert np.array_equal(t.download_params()["w"], before)
+
+
 def _has(session: Any, name: str) -> bool:
     try:
         session.read(name)
