@@ -129,6 +129,8 @@ LOSS_CASES: list[Case] = [
     ],
     Case("kl_div_log_target", lambda x, t: tg.kl_div(x, t, "sum", log_target=True), ((3, 4), (3, 4)),
          torch=lambda x, t: F.kl_div(x, t, reduction="sum", log_target=True)),
+    Case("normalize", lambda x: tg.normalize(x, 1), ((3, 4, 2),), torch=lambda x: F.normalize(x)),
+    Case("normalize_1", lambda x: tg.normalize(x, ord=1), ((3, 4),), low=0.1, torch=lambda x: F.normalize(x, p=1)),
     Case("cosine_similarity", lambda a, b: tg.cosine_similarity(a, b, 1), ((3, 4, 2), (4, 2)),
          torch=lambda a, b: F.cosine_similarity(a, b[None], 1)),
 ]  # fmt: skip

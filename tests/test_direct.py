@@ -232,3 +232,31 @@ def test_kernels_in_numpy_are_left_to_the_worker(monkeypatch: pytest.MonkeyPatch
         for _ in range(20):
             f.run(x=X).result()
     assert sum(handed) == 20
+
+
+def test_a_signal_handler_may_run_the_forward_that_it_interrupted() -> None:
+    runs, inside = [0], [False]
+    with tg.compile_forward(
+        model=Many(), forward=lambda m, x: m.a(x), inputs={"x": (None, 4)}, seed=0, device="cpu"
+    ) as infer:
+        expected = infer.run(x=X).output
+
+        def again(*_: Any) -> None:
+            if not inside[0]:
+                inside[0] = True
+                runs[0] += np.array_equal(infer.run(x=X).output, expected)
+                inside[0] = False
+
+        before = signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.00037)
+        try:
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                for n in (8, 3, 5):  # sizes are looked up and dropped meanwhile
+                    result: Any = infer.run(x=X[:n]).result(20)
+                    np.testing.assert_array_equal(result.output, expected[:n])
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert infer.device.name == "cpu"
+    assert runs[0] > 100

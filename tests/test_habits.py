@@ -78,7 +78,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "keepdim": (lambda: tg.mean(X, keepdim=True), TypeError, "write keepdims=True"),
     "another": (lambda: tg.softmax(X, axes=0), TypeError, "write axis=0"),
     "misspelt": (lambda: tg.cross_entropy(X, X, label_smooting=0.1), TypeError, "did you mean label_smoothing"),
-    "two at once": (lambda: tg.var(X, dim=1, unbiased=False), TypeError, "axis=1; .*'unbiased'; write ddof=False"),
+    "two at once": (lambda: tg.var(X, dim=1, unbiased=False), TypeError, "axis=1; .*'unbiased'; write ddof=0"),
     "a float": (lambda: tg.sum(X, axis=1.0), tg.ShapeError, r"sum: axis must be an integer, got 1\.0; write 1"),
     "a quotient": (lambda: tg.reshape(X, (12 / 2, -1)), tg.ShapeError, r"got 6\.0; write 6, or // for a division"),
     "a negative size": (lambda: tg.zeros((2, -1)), tg.ShapeError, "a size must not be negative"),

@@ -24,6 +24,7 @@ NOT_METHODS = (
     "conv3d",
     "meshgrid",
     "cosine_similarity",
+    "normalize",
 )
 
 # ufuncs that an ndarray on the left of an operator calls

@@ -137,7 +137,6 @@ NAMES = {
     "std_mean var_mean": "write tg.std(x, axis) and tg.mean(x, axis)",
     "aminmax ptp": "write tg.max(x) and tg.min(x)",
     "mode": SIZED,
-    "normalize": "write x / tg.norm(x, axis, keepdims=True); tg.normal draws normal numbers",
     "relu6 hardsigmoid hardswish threshold": "write it with tg.clip",
     "prelu selu celu": "write it with tg.where(x > 0, x, ...), or tg.elu and tg.leaky_relu",
     "glu mish logsigmoid": "write it with tg.sigmoid, tg.tanh and tg.softplus",

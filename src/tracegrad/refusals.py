@@ -141,6 +141,7 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
     """Return a separator and the remedy for the unknown keyword `word`, or "". names: the existing keywords."""
     own = [name for name in (found(KEYWORDS, word) or ()) if name in names]
     if len(own) == 1:
+        value = int(value) if own[0] == "ddof" and isinstance(value, bool) else value  # unbiased=True is ddof=1
         plain = isinstance(value, (int, float, str)) or value is None
         return f"; write {own[0]}={repr(value) if plain and len(repr(value)) < 20 else '...'}"
     if own:

@@ -40,7 +40,9 @@ class ThreadDrive:
         """
         self._turns, self._lock, self._idle, self._died = turns, lock, idle, died
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self.asleep = False  # nothing was to do, and `wake` was not called since
+        # How often the thread fell asleep, and for which of these times it was woken. Not a flag: a signal handler may
+        # wake the thread and wait while it falls asleep again, and then what was interrupted would reset the flag.
+        self._slept = self._woken = 0
         self._over: Pending[None] = Pending("closing")
         self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, which holds it
         self._thread = threading.Thread(target=self._run, name="tracegrad", daemon=True)
@@ -52,9 +54,15 @@ class ThreadDrive:
 
     def wake(self) -> None:
         """There is something to do, or there will be before `lock` is released. Called with `lock` held."""
-        if self.asleep:
+        slept = self._slept
+        if slept != self._woken:
             self._bell.put(None)  # first: an interrupt between the two lines rings twice, which does no harm
-            self.asleep = False
+            self._woken = slept
+
+    @property
+    def asleep(self) -> bool:
+        """Was nothing to do, and `wake` not called since?"""
+        return self._slept != self._woken
 
     def await_room(self, full: Callable[[], bool], unanswered: Callable[[], Iterable[Pending[Any]]]) -> None:
         """Wait while the queue is `full`. The thread itself (a done callback) would wait forever."""
@@ -103,7 +111,8 @@ class ThreadDrive:
         for awaited in self._turns:
             if awaited is None:  # a batch is waited for where its outputs are read
                 with self._lock:
-                    asleep = self.asleep = self._idle()
+                    asleep = self._idle()
+                    self._slept += asleep
                 if asleep:
                     self._bell.get()
 

@@ -27,7 +27,7 @@ from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.profile import Profile, checked_steps, profiled
 from tracegrad.introspection.why import Why
 from tracegrad.ir import Graph, Tensor
-from tracegrad.runtime.base import Session
+from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
 
 Array = Any
@@ -75,7 +75,7 @@ class CompiledForward(HasStates):
         self._programs = ForwardPrograms(self.source, store, whole("max_cached_shapes", max_cached_shapes))
         self._owner, self._training = owner, training
         self._demand = Demand()
-        self._lock = threading.Lock()  # never held while waiting for the worker
+        self._lock = threading.RLock()  # never held while waiting for the worker; a signal handler may run this again
         if owner:
             weakref.finalize(self, store.worker.close)  # also at exit, before the interpreter goes
         if not self.source.free.axes:
@@ -102,7 +102,7 @@ class CompiledForward(HasStates):
         refusal = Aborted(programs.closed) if programs.closed else worker.refusal
         if refusal is not None:
             return resolved(refusal, "run")
-        pending: Pending[RunResult] = Pending("run", worker.ident)
+        pending: Pending[RunResult] = worker.pending("run")
         try:
             if patches is not None and "patches" in source.types:
                 inputs, patches = {**inputs, "patches": patches}, None
@@ -175,6 +175,15 @@ class CompiledForward(HasStates):
             return profiled(program.built, timings, session.info, worker.limits())
 
         return worker.call(measure)
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device in use.
+
+        >>> infer.device.name
+        'cpu'
+        """
+        return self.store.worker.info
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, as `CompiledTraining.upload_params`; of an attached forward, the training's.

@@ -102,13 +102,14 @@ class ForwardPrograms:
         """The program for some sizes, built if need be; others are dropped for it."""
         version = self.store.version
         dropped: list[ForwardProgram] = []
-        if any(p.version is not version for p in self._kept.values()):
+        if any(p.version is not version for p in list(self._kept.values())):
             self._kept.clear()  # their session is gone, and their programs with it
-        program = self._kept.pop(size, None)
+        program = self._kept.get(size)
         if program is None:
             program = self._shared(size, version, dropped) or self._made(size, version)
             while len(self._kept) >= self._capacity:
                 dropped.append(self._kept.popitem(last=False)[1])
+        self._kept.pop(size, None)
         self._kept[size] = program
         self._unload(dropped)
         return program

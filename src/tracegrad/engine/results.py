@@ -173,6 +173,16 @@ class Demand:
         self.asked = False
 
 
+def _let_go(lock: Any) -> int:
+    """Release an RLock as often as this thread holds it, and return that number."""
+    times = 0
+    with contextlib.suppress(RuntimeError):  # this thread does not hold it
+        while True:
+            lock.release()
+            times += 1
+    return times
+
+
 class Pending(NoArray, Generic[T]):
     """Work under way. `result()` or `await` gives Completed, Aborted or Failed; the shortcuts wait too.
 
@@ -198,8 +208,9 @@ class Pending(NoArray, Generic[T]):
                 return object.__getattribute__(self, name)
             raise absent(f"a Pending (what {'run' if self._what == 'run' else 'step'} returns)", name, PENDINGS, own)
 
-    def __init__(self, what: str = "call", worker: int | None = None):
-        self._what = what
+    def __init__(self, what: str = "call", worker: int | None = None, lock: Any = None):
+        """lock: an RLock that the worker needs to resolve this."""
+        self._what, self._lock = what, lock
         self._worker = worker  # ident of the thread that resolves this: waiting there would wait forever
         self._generation = Generation.number
         self._result: Any = None
@@ -253,6 +264,16 @@ class Pending(NoArray, Generic[T]):
             with contextlib.suppress(TimeoutError):
                 tab.wait(self, f"the result of {self._what}", timeout)
             return self._done
+        # a signal handler waits on top of what it interrupted, which may hold locks that the worker needs
+        held = [(lock, _let_go(lock)) for lock in (self._lock, _SETTLING) if lock is not None]
+        try:
+            return self._wait_for_worker(timeout)
+        finally:
+            for lock, times in held:
+                for _ in range(times):
+                    lock.acquire()
+
+    def _wait_for_worker(self, timeout: float | None) -> bool:
         ready = threading.Lock()  # cheaper than an Event, and there is one waiter
         ready.acquire()
         callback: Callable[[Pending[T]], object] = lambda _: ready.release()

@@ -90,7 +90,8 @@ class SizedPrograms:
     """
 
     def __init__(self, free: FreeSizes, capacity: int) -> None:
-        self.free, self.capacity, self.lock = free, capacity, threading.Lock()
+        self.free, self.capacity = free, capacity
+        self.lock = threading.RLock()  # a signal handler may take a step while this thread holds it
         self.kept: OrderedDict[Sizes, StepProgram] = OrderedDict()
         self.seen: set[Sizes] = set()
         self._growing: Growing | None = None
@@ -121,8 +122,8 @@ class SizedPrograms:
             program = program or StepProgram(self.built(source, sizes), sizes, source)
             while len(self.kept) >= self.capacity:
                 dropped.append(self.kept.popitem(last=False)[1])
-            self.kept[sizes] = program
-        self.kept.move_to_end(sizes)
+        self.kept.pop(sizes, None)  # not `move_to_end`: a signal handler may have dropped it
+        self.kept[sizes] = program
         return program, dropped
 
     def _shared(self, source: StepSource, sizes: Sizes, dropped: list[StepProgram]) -> StepProgram | None:

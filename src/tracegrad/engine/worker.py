@@ -20,6 +20,7 @@ from tracegrad.runtime.forks import Generation, forked_error
 from tracegrad.tuning import MAX_IN_FLIGHT
 
 T = TypeVar("T")
+AnyLock = TypeVar("AnyLock")
 
 
 class Worker:
@@ -97,6 +98,7 @@ class Worker:
             if self._closed is None:
                 self._wake()  # first: an interrupt between the two queues nothing
                 self._queue.extend(runs)
+                self._wake()  # again: a signal handler that waited in between let the thread sleep
                 return
         pending.resolve(self.refusal)
 
@@ -105,7 +107,11 @@ class Worker:
         """Is this a child of the process that has the thread? Then nothing would ever resolve a Pending."""
         return self._generation != Generation.number
 
-    def own(self, lock: threading.Lock) -> threading.Lock:
+    def pending(self, what: str) -> Pending[Any]:
+        """A Pending that this resolves."""
+        return Pending(what, self.ident, self._lock)
+
+    def own(self, lock: AnyLock) -> AnyLock:
         """`lock`, for `with`. DeviceError in a forked child, where a thread of the parent may hold it for ever."""
         if self.forked:
             raise forked_error()
@@ -157,7 +163,7 @@ class Worker:
 
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
         """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
-        pending: Pending[Any] = Pending("device call", self.ident)
+        pending: Pending[Any] = self.pending("device call")
         if self._forked(pending):
             return pending
         with self._lock:
@@ -165,6 +171,7 @@ class Worker:
                 task = Task(fn, pending, urgent)
                 self._wake()
                 (self._queue.appendleft if urgent else self._queue.append)(task)
+                self._wake()
                 return pending
         pending.resolve(self.refusal)
         return pending

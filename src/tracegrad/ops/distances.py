@@ -11,7 +11,7 @@ from tracegrad.ops.losses import pair, reduced
 from tracegrad.ops.reduction import norm, sum
 from tracegrad.prims.elementwise import abs, broadcast, exp, float_type, log, maximum, square, where
 
-__all__ = ["cosine_similarity", "hinge_loss", "huber_loss", "kl_div", "l1_loss", "smooth_l1_loss"]
+__all__ = ["cosine_similarity", "hinge_loss", "huber_loss", "kl_div", "l1_loss", "normalize", "smooth_l1_loss"]
 
 
 @op
@@ -143,6 +143,27 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
     if reduction == "batchmean":
         return sum(values) / float(x.shape[0] if x.ndim else 1)
     return reduced(values, reduction, more=("batchmean",))
+
+
+@op
+def normalize(x: Any, axis: int | tuple[int, ...] = -1, ord: float = 2, eps: float = 1e-12) -> Tensor:
+    """Return `x` with vectors of length 1 along `axis`.
+
+    out = x / max(norm(x, axis, ord), eps)
+
+    x:        f32. axis: several axes count as one vector; PyTorch's default is 1.
+    ord:      as in `norm`. eps: the smallest length to divide by.
+    Returns:  f32, the shape of `x`. A vector of zeros stays one.
+    Gradient: (ct - out sum(ct out)) / norm(x) for ord=2; finite at vectors of zeros.
+    Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError for another `ord`.
+
+    As torch.nn.functional.normalize, whose `p` is `ord`.
+
+    >>> import tracegrad as tg
+    >>> tg.normalize(tg.tensor([3.0, 4.0]))
+    tensor([0.6, 0.8])
+    """
+    return x / maximum(norm(x, axis, keepdims=True, ord=ord), eps)
 
 
 @op

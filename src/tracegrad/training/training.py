@@ -109,7 +109,7 @@ class Training(HasStates):
     def _run(self, what: str, given: tuple[Any, ...], inputs: dict[str, Any]) -> Pending[Any]:
         if (refusal := self.worker.refusal) is not None:
             return resolved(refusal, what)
-        pending: Pending[StepResult] = Pending(what, self.worker.ident)
+        pending: Pending[StepResult] = self.worker.pending(what)
         try:
             stepper, n, lead = self.store.stepper, 1, None
             if stepper.source.part is not None:
