@@ -121,7 +121,7 @@ class StepSource(NamedTuple):
     precision: str = "f32"
     frozen: Selection | None = None  # parameters whose gradient is not computed
     freezable: bool = False  # the device has a mask of parameters that steps do not change
-    grads: bool = True  # gradients stay in an array of their own, behind the step
+    grads: bool = True  # gradients stay in an array of their own after the step
     part: Part | None = None  # for several losses: this loss's part of the parameters
     chosen: tuple[Any, Any] = (None, None)  # for several losses: the arguments `frozen` and `params`
 

@@ -37,7 +37,7 @@ def persistent_of(
     freeze: Mapping[str, freezing.Mask] = freezing.NONE,
     grads: bool = True,
 ) -> Persistent:
-    """Arrays for parameters and states and, with an optimizer, its own state and, if they are kept, gradients."""
+    """Return arrays for parameters and states; with an optimizer, also for its state and, if kept, gradients."""
     arena, at = part.whole, part.at
     places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
     decay = {slot.name: slot.decay for slot in arena.slots}

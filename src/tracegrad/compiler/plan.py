@@ -1,4 +1,4 @@
-"""What is decided about a graph before it is spelled: launches, places, and for each scan a plan of its body."""
+"""The decisions about a graph before assembly: launches, places, and a plan of each scan's body."""
 
 from __future__ import annotations
 

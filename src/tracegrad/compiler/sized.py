@@ -111,10 +111,10 @@ def prime_from(n: int) -> int:
 @uncollected
 @ambient.restored
 def build_family(source: Source, most: int, extents: bool = True) -> Family:
-    """The program that serves batches of up to `most`, or some more.
+    """Return the program that serves batches of up to `most` examples, or a few more.
 
-    extents: it runs in a language that spells them. Else only grids follow the size.
-    Raises:  UnsizedError, saying why one program cannot serve them.
+    extents: it runs in a language that writes extents; else only grids follow the size.
+    Raises:  UnsizedError with the reason why one program cannot serve all sizes.
     """
     told: list[Site] = []
     sizes, (one, other), graphs = _traced(source, most)

@@ -36,7 +36,7 @@ def training_graph(
     freeze: Mapping[str, freezing.Mask] = freezing.NONE,
     grads: bool = True,
 ) -> tuple[Graph, tuple[str, ...]]:
-    """Loss, gradients, guard and update in one graph; and what is doubtful about the loss. grads: are they kept?"""
+    """Return one graph of loss, gradients, guard and update, and warnings about the loss. grads: keep the gradients."""
     at = part.at
     scaling = LossScale.traced(at) if precision == "f16" else None
     found = dict(zip(trained(part), gradients(y, [t.leaves[n] for n in trained(part)], scaling and scaling.scale)))

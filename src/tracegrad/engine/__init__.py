@@ -1,1 +1,1 @@
-"""What drives a Program: parameters, steps, results, and the thread that owns the device."""
+"""Run Programs: parameters, steps, results, and the thread that owns the device."""

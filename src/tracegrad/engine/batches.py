@@ -1,4 +1,4 @@
-"""What a worker's queue holds, and what it makes of it: a run of a program, a call of a function, a batch under way."""
+"""The items of a worker's queue: a run of a program, a call of a function, a batch under way."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from tracegrad.tuning import QUEUED_BYTES
 
 
 class Runnable(Protocol):
-    """What a run is a run of: a program, and how many of its runs one batch should have."""
+    """The target of a run: a program, and how many of its runs one batch should have."""
 
     at_once: int
-    commits: bool  # a run changes what it reads itself: it cannot be run again, behind a step that was not applied
+    commits: bool  # a run changes arrays that it reads, so it cannot be repeated after a step that was not applied
 
 
 class Run(Protocol):
-    """One run of a program, as the worker sees it. Every method runs on the worker's thread."""
+    """One run of a program, from the worker's view. Every method runs on the worker's thread."""
 
     pending: Pending[Any]
 
     @property
     def checked(self) -> object:
-        """Not None behind `begin`: nothing may follow before `finish`, which compares what the run has left."""
+        """Not None after `begin`: nothing can follow before `finish`, which compares the run's results."""
         ...
 
     @property
     def of(self) -> Runnable:
-        """Runs of the same one share batches."""
+        """The target; runs of the same target share batches."""
         ...
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
-        """The program's handle, and its inputs; None to skip this run. Called again when the run comes again."""
+        """Return the program's handle and its inputs; None to skip this run. Called again if the run is repeated."""
         ...
 
     def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
-        """Take the outputs. False: the run changed nothing, and nor did those behind it."""
+        """Take the outputs. Return False if neither the run nor those after it changed anything."""
         ...
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """After `finish` gave False, and the runs behind are queued again: make the session ready for them."""
+        """Prepare the session for later runs, after `finish` gave False and they were queued again."""
         ...
 
     def fail(self, error: BaseException) -> None:
-        """The run raised."""
+        """Take the error that the run raised."""
         ...
 
 
@@ -59,7 +59,7 @@ class Task(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """When a batch began, its program, the runs in it, and the session's part."""
+    """A batch: when it began, its program, its runs, and the session's batch."""
 
     began: float
     handle: int
@@ -68,13 +68,13 @@ class UnderWay(NamedTuple):
 
 
 def queued(session: Session, most: int, inputs: Mapping[str, Any]) -> int:
-    """How many runs with such inputs may wait: `most`, or what QUEUED_BYTES hold if the session computes at once."""
+    """Return how many such runs can wait: `most`, or as many as fit QUEUED_BYTES if the session runs at once."""
     size = sum(getattr(x, "nbytes", 0) for x in inputs.values()) if session.ahead == 1 else 0
     return min(most, max(1, QUEUED_BYTES // max(1, size)))
 
 
 def waited(pending: Pending[Any]) -> Any:
-    """The result of `pending`. Raises the error of a Failed, and AbortedError for an Aborted."""
+    """Return the result of `pending`. Raise the error of a Failed, and AbortedError for an Aborted."""
     result = pending.result()
     if isinstance(result, Failed):
         raise result.error

@@ -1,4 +1,4 @@
-"""The guard's bounds from the host's side: told where the host writes arrays, and measured by a step's trial."""
+"""The host's side of the guard's bounds: set where the host writes arrays, and measured by a step's trial."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tracegrad.optim.guard import TRIAL, array_name
 from tracegrad.program import DRAWN, Field, Program
 from tracegrad.runtime.base import Session
 
-MOST_NAMED = 4  # in an error
+MOST_NAMED = 4  # most names in an error
 
 
 def bounded(program: Program) -> tuple[str, ...]:
-    """The arrays that have a bound, in order."""
+    """Return the arrays that have a bound, in order."""
     return tuple(program.meta.get("bounds", ()))
 
 
 def array_of(program: Program) -> str:
-    """The array in which the device has them."""
+    """Return the array in which the device keeps the bounds."""
     name = array_name(bounded(program))
     return f"{program.part}/{name}" if program.part else name
 
 
 def tell(session: Session, program: Program, bounds: Mapping[str, float]) -> None:
-    """No |element| of these arrays is larger: those of them that have a bound."""
+    """Set the bounds: no |element| of these arrays is larger. Arrays without a bound are skipped."""
     names = bounded(program)
     for name in names:
         if name in bounds:
@@ -34,23 +34,23 @@ def tell(session: Session, program: Program, bounds: Mapping[str, float]) -> Non
 
 
 def known(session: Session, program: Program) -> dict[str, float]:
-    """The bounds as the device has them."""
+    """Return the bounds that the device has."""
     names = bounded(program)
     return dict(zip(names, map(float, session.read(array_of(program))))) if names else {}
 
 
 def filled(program: Program) -> dict[str, float]:
-    """Those of the arrays that begin as one number."""
+    """Return the bounds of the arrays that are initially filled with one number."""
     return {b.name: abs(b.fill) for b in program.buffers if not isinstance(b.fill, str)}
 
 
 def measured(arrays: Mapping[str, Any]) -> dict[str, float]:
-    """The largest |element| of each array."""
+    """Return the largest |element| of each array."""
     return {name: largest(x) for name, x in arrays.items()}
 
 
 def written(program: Program, fields: Iterable[Field], arrays: Mapping[str, Any]) -> dict[str, float]:
-    """The largest |element| of what `arrays`, by field, bring into each array of the program."""
+    """Return the largest |element| that `arrays`, by field, bring into each array of the program."""
     found: dict[str, float] = {}
     for f in fields:
         name = program.buffers[f.buffer].name
@@ -60,21 +60,21 @@ def written(program: Program, fields: Iterable[Field], arrays: Mapping[str, Any]
 
 
 def largest(x: Any) -> float:
-    """The largest |element|; infinite if one is NaN."""
+    """Return the largest |element|; infinity if one is NaN."""
     low, high = float(x.min()), float(x.max())
     return max(high, -low) if isfinite(low) and isfinite(high) else inf
 
 
 def lift(session: Session, program: Program) -> None:
-    """The next step is a trial: it is done whatever the bounds say."""
+    """Make the next step a trial: it is applied whatever the bounds are."""
     if bounded(program):
         session.write(array_of(program), np.asarray([TRIAL], dtype=np.float32))
 
 
 def not_finite(program: Program, arrays: Mapping[str, Any]) -> str:
-    """Which of `arrays`, written by a step, have elements that are infinite or NaN; "" if none has.
+    """Return which of `arrays`, written by a step, have infinite or NaN elements; "" if none has.
 
-    Not the states of the model, whose new values the device itself looks at.
+    The states of the model are skipped, because the device itself checks their new values.
     """
     found: list[str] = []
     kept = [b for b in program.buffers if b.role in ("param", "state") and b.fill != DRAWN]

@@ -1,4 +1,4 @@
-"""The sizes that the inputs of a call choose; `compiler/inputtypes.py` says which dimensions they are of."""
+"""Find the sizes that the inputs of a call choose; `compiler/inputtypes.py` defines which dimensions have them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracegrad.program import Field
 
 
 def as_arrays(free: FreeSizes, values: Mapping[str, Any], split: bool = False) -> dict[str, Any]:
-    """The values of a call; those whose shapes matter become arrays. split: they may have one more axis in front."""
+    """Return the values of a call, as arrays if their shapes matter. split: they can have one more axis in front."""
     named = {name for axes in free.axes.values() for name, _ in axes}
     out: dict[str, Any] = {}
     for n, v in values.items():
@@ -23,7 +23,7 @@ def as_arrays(free: FreeSizes, values: Mapping[str, Any], split: bool = False) -
 
 
 def sizes_of(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool = False) -> Sizes:
-    """The sizes of a call, of `as_arrays`. InputError naming every problem if the inputs do not agree."""
+    """Return the sizes of a call from `as_arrays`. Raise InputError with every problem if the inputs do not agree."""
     if not free.axes:
         return ()
     found = {name: [(n, d, _size(free, given, n, d, split)) for n, d in axes] for name, axes in free.axes.items()}
@@ -44,7 +44,7 @@ def sizes_of(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool =
 
 
 def _size(free: FreeSizes, given: Mapping[str, Any], name: str, axis: int, split: bool) -> int | None:
-    """The size of an axis of an input; None if that cannot be told."""
+    """Return the size of an axis of an input; None if it cannot be known."""
     shape: tuple[int, ...] = getattr(given.get(name), "shape", ())
     more = len(shape) - len(free.types[name].shape)
     return shape[axis + more] if more in ((0, 1) if split else (0,)) else None
@@ -54,4 +54,4 @@ def _array_or_same(value: Any, shapes: Sequence[tuple[Dimension, ...]]) -> Any:
     try:
         return as_array(value, shapes)
     except InputError:
-        return value  # the check names it, together with every other problem
+        return value  # the check reports it, together with every other problem

@@ -1,6 +1,6 @@
-"""Memory for copies of large inputs, used again: the system's fresh pages cost more than the copying.
+"""Reuse memory for copies of large inputs, because fresh pages from the system cost more than copying.
 
-Around each copy is memory that kernels in C may read, so that they can compute on the copy itself.
+C kernels can read the memory around each copy, so they can compute on the copy itself.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from tracegrad.runtime.storage import MARGIN_BYTES
 from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES
 
 Array = Any
-ALIGNED = 64  # bytes of a cache line, at the beginning of which a copy lies
+ALIGNED = 64  # bytes of a cache line; each copy begins at one
 
 
 class CopyPool:
-    """Copies whose memory is used again once no reference is left to them, nor any view of them. For any thread.
+    """Copies whose memory is reused once no reference to the copy or a view of it is left. Any thread can use a pool.
 
-    Python knows: an array counts as one user of the array whose memory it has. To watch for the end of a user instead
-    would take as long as all else that is done with one of a few hundred kilobytes.
+    Python counts references, and an array counts as one user of the array whose memory it has. Watching for the end of
+    each user instead would take as long as all other work on an array of a few hundred kilobytes.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, deque[Array]] = {}  # by size, the next to be looked at first
+        self._kept: dict[int, deque[Array]] = {}  # by size, the next one to check first
 
     def copied(self, x: Array) -> Array:
-        """`x` as a contiguous array of its own."""
+        """Return `x` as a contiguous array with memory of its own."""
         if not HAVE_NUMPY or x.nbytes < POOL_FROM:
             return np.array(x, order="C", copy=True)
         memory = self._memory(x.nbytes)
@@ -53,14 +53,20 @@ class CopyPool:
 
 
 def _next_if_free(kept: deque[Any], alone: int) -> Any:
-    """The next of `kept` if only so many references to it are seen from here. What this holds, other threads see."""
+    """Return the next of `kept` if only `alone` references to it are visible from here.
+
+    Other threads see the reference held here.
+    """
     x = kept[0]
     kept.rotate(-1)
     return x if getrefcount(x) == alone else None
 
 
 def _alone() -> int:
-    """How many `_next_if_free` sees of what nobody has: interpreters differ. None, and nothing is ever used again."""
+    """Return how many references `_next_if_free` sees to a free array, which depends on the interpreter.
+
+    If None, no memory is ever reused.
+    """
     kept = deque([object()])
     return next((n for n in range(10) if _next_if_free(kept, n) is not None), 0)
 

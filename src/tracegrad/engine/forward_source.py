@@ -1,4 +1,4 @@
-"""What a forward is compiled from: the user's function, and the types of its inputs."""
+"""The source of a forward: the user's function, and the types of its inputs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class ForwardSource(NamedTuple):
-    """What a forward is compiled from, besides the model. Each call chooses the sizes that are None or names."""
+    """Everything a forward is compiled from, besides the model. Each call chooses the sizes that are None or names."""
 
     forward: Callable[..., Any]
     precision: str
     free: FreeSizes
-    writes: bool = False  # it may write states
+    writes: bool = False  # the forward can write states
 
     @staticmethod
     def checked(
         forward: Callable[..., Any], inputs: Mapping[str, Any], precision: str, writes: bool = False
     ) -> ForwardSource:
-        """A source; InputError for inputs that are no types or that `forward` does not take."""
+        """Return a source. Raise InputError for inputs that are not types or that `forward` does not take."""
         check_precision(precision)
         types = input_types(inputs)
         check_function(forward, "forward")
@@ -36,24 +36,24 @@ class ForwardSource(NamedTuple):
 
     @property
     def types(self) -> Mapping[str, InputType]:
-        """Its inputs, as declared."""
+        """The types of its inputs, as declared."""
         return self.free.types
 
     def built(self, model: Any, sizes: Sizes, like: Program | None = None, patching: bool = False) -> Built:
-        """The program for some sizes; see `build_forward`."""
+        """Return the program for some sizes; see `build_forward`."""
         inputs = self.free.sized(sizes)
         return build_forward(model, self.forward, inputs, like, patching, self.precision, self.writes)
 
     def traced(self, model: Any, sizes: Sizes, like: Program | None = None) -> TracedForward:
-        """The forward at some sizes, before it is compiled."""
+        """Trace the forward at some sizes, without compiling it."""
         return traced_forward(model, self.forward, self.free.sized(sizes), like, False, self.precision, self.writes)
 
     def family(self, model: Any, most: int, like: Program | None = None, gpu: bool = False) -> Family:
-        """The program for sizes of up to `most`, or some more. UnsizedError where each must have its own.
+        """Return the program for sizes up to `most`, or a few more. Raise UnsizedError if each size must have its own.
 
-        gpu: it runs on one, where sizes change grids alone.
+        gpu: for a GPU, where sizes change only grids.
         """
-        from tracegrad.compiler.sized import Source, build_family  # most processes see one size, and do without
+        from tracegrad.compiler.sized import Source, build_family  # most processes see one size, and need no import
 
         source = Source.forward(lambda size: self.traced(model, self.free.all(size), like))
         return build_family(source, most, extents=not gpu)

@@ -1,4 +1,4 @@
-"""Which parameters steps leave alone, as masks on the device; `optim/freezing.py` says what masks are."""
+"""Write which parameters steps do not change, as masks on the device; `optim/freezing.py` defines the masks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tracegrad.runtime.base import Session
 
 
 def parts(program: Program) -> dict[str, list[tuple[str, int, int]]]:
-    """(parameter, offset, elements) of each mask, by its name; nothing if the program has none."""
+    """Return (parameter, offset, elements) of each mask, by the mask's name; empty if the program has none."""
     return program.meta.get("freeze", {})
 
 
 def arrays(program: Program) -> tuple[str, ...]:
-    """Names of the masks."""
+    """Return the names of the masks."""
     return tuple(parts(program))
 
 
 def write(session: Session, program: Program, frozen: Collection[str]) -> None:
-    """Tell the device that steps leave alone the parameters `frozen`, and no other that the program trains."""
+    """Tell the device to freeze the parameters `frozen`, and no other that the program trains."""
     trained = {f.name for f in program.trained}
     sizes = {b.name: b.size for b in program.buffers}
     for name, found in parts(program).items():

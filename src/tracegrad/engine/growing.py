@@ -1,4 +1,4 @@
-"""The program that serves many sizes of one dimension, and grows with them."""
+"""Keep a program that serves many sizes of one dimension, and grows with them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def numbers_of(built: Built) -> dict[str, Any]:
-    """The inputs of a program at a size that follow it, as arrays."""
+    """Return the inputs of a program at a size that follow the size, as arrays."""
     return {name: np.asarray(value, dtype) for name, (dtype, value) in built.numbers.items()}
 
 
 class Growing:
-    """What is known of the sizes that calls choose.
+    """The sizes that calls have chosen so far.
 
-    most: the largest one seen. why: why there is no program for many sizes.
+    most: the largest one. why: the reason why there is no program for many sizes.
     """
 
     def __init__(self, most: int) -> None:
@@ -29,14 +29,14 @@ class Growing:
         self.family: Family | None = None
 
     def serves(self, size: int) -> bool:
-        """Would `at` compile nothing for this size?"""
+        """Return whether `at` would compile nothing for this size."""
         return bool(self.why) or (self.family is not None and size <= self.family.built.program.capacity)
 
     def at(self, size: int, build: Callable[[int], Family]) -> Built | None:
-        """The program at a size; None where that gets one of its own.
+        """Return the program at a size; None if the size gets a program of its own.
 
-        build: gives the program for sizes up to a number. A larger size than the capacity replaces the program by one
-               of twice the capacity at least.
+        build: returns the program for sizes up to a number. A size beyond the capacity replaces the program by one of
+               at least twice the capacity.
         """
         if not self.serves(size):
             self.most = max(size, self.most, 2 * self.family.built.program.capacity if self.family else 0)
@@ -48,5 +48,5 @@ class Growing:
 
     @property
     def note(self) -> str:
-        """Why each size has a program of its own; "" if none has to."""
+        """Return why each size has a program of its own; "" if one can serve many."""
         return f"compiled for each size: {self.why}" if self.why else ""

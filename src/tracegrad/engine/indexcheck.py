@@ -1,6 +1,6 @@
-"""TRACEGRAD_CHECK=1: report indices that are computed on the device and out of range, which it would clamp.
+"""TRACEGRAD_CHECK=1: report indices that the device computes and would clamp because they are out of range.
 
-Indices that come straight from an input are checked always, see `inputs`; only computed ones need the reference.
+Indices that come straight from an input are always checked, see `inputs`; only computed ones need the reference.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SWITCH = "TRACEGRAD_CHECK"
 
 
 def enabled() -> bool:
-    """Is TRACEGRAD_CHECK set?"""
-    return SWITCH in os.environ and os.environ[SWITCH] not in ("", "0")  # asked each step, and mostly it is not set
+    """Return whether TRACEGRAD_CHECK is set."""
+    return SWITCH in os.environ and os.environ[SWITCH] not in ("", "0")  # each step asks this; it is mostly unset
 
 
 def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:
-    """InputError naming the first op whose index lies outside, with the index, its range and the user's line.
+    """Raise InputError for the first op with an index out of range, with the index, its range and the user's line.
 
     env: an array for each leaf, by role and name, as for `nonfinite.blame`.
     """
@@ -41,7 +41,7 @@ def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:
 
 
 def _indexed(roots: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Nodes with an index among their inputs, and the index; of those in a scan, the indices of all iterations."""
+    """Return nodes with an index among their inputs, and the index; in a scan, the indices of all iterations."""
     nodes: list[Tensor] = []
     indices: list[Tensor] = []
     for t in toposort(roots):

@@ -1,4 +1,4 @@
-"""Check and cast what a call is given against what was compiled, naming everything that is wrong at once."""
+"""Check and cast the inputs of a call against the program, and report all problems at once."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def merge(
     more: Sequence[Any] = (),
     known: Iterable[str] = ("x",),
 ) -> dict[str, Any]:
-    """The inputs of a call given as one mapping, by keyword, or both. more: further arguments by position."""
+    """Merge the inputs of a call, given as one mapping, by keyword, or both. more: further arguments by position."""
     if more:
         raise InputError.here(f"{what}: {_by_name(what, known)}; got {1 + len(more)} values by position")
     if mapping is None:
         return dict(named)
-    # of a dict the type is known at once, and Mapping asks its registry
+    # a dict's type is checked at once, while Mapping asks its registry
     if type(mapping) is not dict and not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError.here(f"{what}: {_by_name(what, known)}; got {type(mapping).__name__}")
     if not named:
@@ -49,7 +49,7 @@ def _by_name(what: str, known: Iterable[str]) -> str:
 
 
 def new_copy(x: Array) -> Array:
-    """`x` as a contiguous array of its own."""
+    """Return `x` as a contiguous array with memory of its own."""
     return np.array(x, order="C", copy=True)
 
 
@@ -60,18 +60,18 @@ def check_inputs(
     lead: int | None = None,
     copied: Callable[[Array], Array] = new_copy,
 ) -> dict[str, Array]:
-    """The given values as new arrays of each field's dtype and shape.
+    """Return the given values as new arrays of each field's dtype and shape.
 
     fields:   the inputs of the program, hyperparameters left out.
     given:    anything `numpy.asarray` takes: arrays, nested lists, numbers, torch tensors, buffers.
     what:     the call, for the error.
     lead:     `run_steps(n)`: a value may have one more axis in front, of this length.
-    copied:   makes the copy of an array that fits as it is.
+    copied:   copies an array that fits unchanged.
     Returns:  one fresh, contiguous array per field; the caller's arrays can be reused at once.
     Raises:   InputError naming every missing, unknown, wrongly typed or shaped input, and every index out of range.
 
-    Casts that lose nothing are done: any float to f32 (rounded to the nearest, overflow refused), integers and booleans
-    to f32 where f32 holds them exactly, integers to i32 and u32 where in range. Others are refused.
+    Casts without loss are done: any float to f32 (rounded to nearest, overflow refused), integers and booleans to f32
+    if f32 holds them exactly, integers to i32 and u32 if in range. Other casts are refused.
     """
     arrays: dict[str, Array] = {}
     problems: list[str] = []
@@ -89,7 +89,7 @@ def check_inputs(
 
 
 def _refuse(fields: Sequence[Field], given: Mapping[str, Any], what: str, problems: list[str]) -> None:
-    """InputError with the problems, and those of names that no field has; nothing if there are none."""
+    """Raise InputError with the problems, unknown names included; do nothing if there are none."""
     known = ", ".join(f"{f.name} {f.type}" for f in fields) or "none"
     unknown = [name for name in given if name not in {f.name for f in fields}]
     missing = [f.name for f in fields if f.name not in given]
@@ -106,7 +106,7 @@ def _near(name: object, names: Sequence[str]) -> str:
 
 
 def _swapped(fields: Sequence[Field], given: Mapping[str, Any]) -> list[str]:
-    """A hint where two values have the shapes of each other's inputs."""
+    """Return a hint if two values have the shapes of each other's inputs."""
     wanted = {f.name: f.shape for f in fields}
     shapes = {n: getattr(given[n], "shape", None) for n in wanted if n in given}
     pairs = [(a, b) for a in shapes for b in shapes if a < b and wanted[a] != wanted[b]]
@@ -124,7 +124,10 @@ def fit_value(
     copied: Callable[[Array], Array] = new_copy,
     batch: bool = False,
 ) -> Array:
-    """`value` as a new contiguous array of the field's type; InputError with the bare reason. batch: is it one?"""
+    """Return `value` as a new contiguous array of the field's type. Raise InputError with the bare reason.
+
+    batch: `value` is a batch.
+    """
     dtype = np.dtype(DTYPES[field.dtype].numpy)
     if type(value) is np.ndarray and value.shape == field.shape and value.dtype == dtype:
         out = copied(value)
@@ -145,32 +148,32 @@ def fit_value(
 
 
 def blank(fields: Sequence[Field]) -> dict[str, Array]:
-    """Zeros for every field."""
+    """Return zeros for every field."""
     return {f.name: np.zeros(f.shape, DTYPES[f.dtype].numpy) for f in fields}
 
 
 def given_or_blank(fields: Sequence[Field], given: Mapping[str, Any], what: str) -> dict[str, Array]:
-    """The given values, checked; zeros if there are none."""
+    """Return the given values, checked; zeros if there are none."""
     return check_inputs(fields, given, what) if given else blank(fields)
 
 
 def as_array(value: Any, shapes: Sequence[tuple[Dimension, ...]] = ()) -> Array:
-    """`value` as an array, whatever gives one; InputError if nothing does.
+    """Return `value` as an array. Raise InputError if it cannot be converted.
 
-    shapes: a JavaScript typed array has none of its own, and takes the first of these that it fills.
+    shapes: a JavaScript typed array has no shape, and takes the first of these that it fills.
     """
     if isinstance(value, np.ndarray):
         return cast("Array", value)
     try:
-        if hasattr(value, "to_py"):  # JavaScript's, in a browser's Python: a typed array, or nested lists
+        if hasattr(value, "to_py"):  # a JavaScript object, in a browser's Python: a typed array, or nested lists
             own: Any = value.to_py()
             return _filling(np.asarray(own), shapes) if isinstance(own, memoryview) else np.asarray(own)
         x = np.asarray(value)
-    except Exception as e:  # torch, jax and nested lists each raise errors of their own
+    except Exception as e:  # torch, jax and nested lists each raise their own errors
         why, kind = str(e), cast("type[object]", type(value)).__name__
         if isinstance(e, ValueError) and kind in ("list", "tuple"):
             why = "its lists have different lengths; pad them to one shape"
-        elif isinstance(e, TracegradError):  # of a traced tensor, a parameter
+        elif isinstance(e, TracegradError):  # from a traced tensor or a parameter
             raise InputError(why.partition("\n")[0]) from e
         raise InputError(f"{kind} cannot be read as an array: {why}") from e
     if x.dtype == object or x.dtype.kind in "US":
@@ -191,7 +194,7 @@ NO_ARRAYS = {
 
 
 def _filling(x: Array, shapes: Sequence[tuple[Dimension, ...]]) -> Array:
-    """Flat `x` in the first of `shapes` that has as many elements; a name or None stands for what is left."""
+    """Return flat `x` in the first of `shapes` that it fills; a name or None stands for the remaining size."""
     for shape in shapes:
         known = math.prod(n for n in shape if isinstance(n, int))
         free = sum(not isinstance(n, int) for n in shape)
@@ -201,25 +204,25 @@ def _filling(x: Array, shapes: Sequence[tuple[Dimension, ...]]) -> Array:
 
 
 def checked_seed(seed: Any, what: str = "seed") -> int:
-    """`seed` as an int; InputError unless it is an integer that fits u32."""
+    """Return `seed` as an int. Raise InputError unless it is an integer that fits u32."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < SEEDS:
         raise InputError.here(f"{what} must be an integer from 0 to {SEEDS - 1}, got {seed!r}")
     return int(cast("int", seed))
 
 
 def seed_or_new(seed: int | None) -> int:
-    """`seed`, checked; another one each time for None."""
+    """Return `seed`, checked; for None, a new one each time."""
     return int.from_bytes(os.urandom(4), "little") if seed is None else checked_seed(seed)
 
 
 def describe(x: Array) -> str:
-    """`f32[2,3]`; dtypes that tracegrad has not keep NumPy's name."""
+    """Return `f32[2,3]`; dtypes that tracegrad lacks keep NumPy's name."""
     name = next((d.name for d in DTYPES.values() if d.numpy == x.dtype.name), x.dtype.name)
     return f"{name}[{','.join(map(str, x.shape))}]"
 
 
 def cast_lossless(x: Array, dtype: str) -> Array:
-    """A new contiguous array of `dtype` with the values of `x`; InputError if that would lose any."""
+    """Return a new contiguous array of `dtype` with the values of `x`. Raise InputError if the cast would lose any."""
     target = np.dtype(DTYPES[dtype].numpy)
     if x.dtype == target:
         return new_copy(x)
@@ -266,7 +269,7 @@ def _to_f32(x: Array, kind: str) -> Array:
                 f"a finite value of {x.dtype.name} exceeds the largest f32, {LARGEST_F32:.4g}; scale the values"
             )
     elif x.dtype.itemsize > 2 and x.size:
-        # An integer survives the trip through f32 only up to 2**24, and beyond that when its low bits are zero.
+        # An integer is exact in f32 only up to 2**24, and beyond that if its low bits are zero.
         exact = out.astype(np.float64) == x.astype(np.float64)
         if not bool(exact.all()) or int(np.abs(x.astype(np.float64)).max()) > 2**53:
             raise InputError(f"an integer of {x.dtype.name} is not exact in f32; cast it first, x.astype(np.float32)")
@@ -274,9 +277,9 @@ def _to_f32(x: Array, kind: str) -> Array:
 
 
 def _check_range(x: Array, low: int, high: int, exempt: int | None, starts: Sequence[int]) -> None:
-    """Indices must lie in [low, high] or be `exempt`: a device would clamp them silently. starts: where `x` begins."""
+    """Check that indices are in [low, high] or `exempt`: a device clamps them silently. starts: where `x` begins."""
     x = np.ascontiguousarray(x)
-    # unsigned, what is below 0 is above all others: one pass where all is well
+    # unsigned, numbers below 0 are above all others: one pass if all are valid
     if low == 0 and exempt is None and int(x.view(np.uint32).max()) <= high:
         return
     if exempt is not None:

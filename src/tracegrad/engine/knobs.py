@@ -1,4 +1,4 @@
-"""The values the host uploads before each step: learning rate, hyperparameters, step and seed."""
+"""The values that the host uploads before each step: learning rate, hyperparameters, step and seed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
 
 @dataclass(slots=True, eq=False)
 class Rate:
-    """A learning rate, and the step at which its own step 1 falls: the first one submitted under it."""
+    """A learning rate, and the training step that is the schedule's step 1: the first step submitted under it."""
 
     schedule: Schedule
-    start: int | None = None  # the worker's own: set at that step, and taken back when the step is replayed
-    begun: tuple[int, Schedule] | None = None  # the schedule under that start
+    start: int | None = None  # used by the worker only: set at that step, and reset when the step is replayed
+    begun: tuple[int, Schedule] | None = None  # the schedule shifted to that start
 
     def at(self, step: int) -> float:
-        """The rate at `step`; the first call fixes the start, and one for an earlier step, which comes by a replay."""
+        """Return the rate at `step`. The first call sets the start; so does an earlier step, in a replay."""
         if self.start is None or self.start > step:
             self.start = step
         if self.begun is None or self.begun[0] != self.start:
@@ -35,32 +35,32 @@ class Rate:
         return self.begun[1].at(step)
 
     def rewind(self, step: int) -> None:
-        """Forget a start at `step` or later: that step is to come again."""
+        """Forget a start at `step` or later, because that step will be repeated."""
         if self.start is not None and self.start >= step:
             self.start = None
 
 
 @dataclass(slots=True, eq=False)
 class _Arrays:
-    """What was uploaded last for some fields: an array that is given again need not be written again."""
+    """The arrays last uploaded for some fields: an unchanged array need not be written again."""
 
     fields: Sequence[Field]
     seed: int
-    fixed: dict[str, Any]  # all but step and lr
+    fixed: dict[str, Any]  # all except step and lr
     rate: float | None = None
     lr: Any = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knobs:
-    """Every hot value but the counters, as a call found them. Immutable, so that queued steps keep theirs."""
+    """Every hot value except the counters, at the time of a call. Immutable, so that queued steps keep their values."""
 
     rate: Rate
     values: Mapping[str, float]
-    last: list[_Arrays] = field(default_factory=list[_Arrays])  # one at most, the worker's own
+    last: list[_Arrays] = field(default_factory=list[_Arrays])  # at most one; used by the worker only
 
     def upload(self, fields: Sequence[Field], step: int, seed: int) -> dict[str, Any]:
-        """The arrays of the program's `hyper.*` inputs at `step`."""
+        """Return the arrays of the program's `hyper.*` inputs at `step`."""
         if not self.last or self.last[0].fields is not fields or self.last[0].seed != seed:
             self.last[:] = [_Arrays(fields, seed, self._fixed(fields, seed))]
         last = self.last[0]
@@ -76,7 +76,7 @@ class Knobs:
         return out
 
     def _fixed(self, fields: Sequence[Field], seed: int) -> dict[str, Any]:
-        """Those that are the same for each step, and places for those that are not."""
+        """Return the values that are equal for each step, with places for the others."""
         out: dict[str, Any] = {}
         for f in fields:
             name = f.name.removeprefix(PREFIX)
@@ -89,24 +89,24 @@ class Knobs:
         return out
 
     def with_rate(self, lr: Schedule | float) -> Knobs:
-        """The same values under another learning rate, which begins at the next step."""
+        """Return the same values under another learning rate, which begins at the next step."""
         return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
     def with_values(self, values: Mapping[str, float]) -> Knobs:
-        """The same with these values."""
+        """Return the same knobs with these values."""
         return Knobs(self.rate, {**self.values, **values}) if values else self
 
     def wide(self) -> Knobs:
-        """The same for a gradient whose squares overflow."""
+        """Return the same knobs for a gradient whose squares overflow."""
         return Knobs(self.rate, {**self.values, UNIT: LARGE})
 
     def changed(self, hyper: Mapping[str, Any], program: Program, off: Sequence[str]) -> tuple[Knobs, dict[str, float]]:
-        """What `train.set(**hyper)` makes of them, and those it sets that `program` lacks, all of them in `off`.
+        """Return the knobs after `train.set(**hyper)`, and the values that `program` lacks, all of which are in `off`.
 
-        InputError naming every unknown name. None is the clip_grad_norm that switches clipping off.
+        Raise InputError with every unknown name. None is the clip_grad_norm that switches clipping off.
         """
         names = settable(f.name for f in program.inputs)
-        off = [name for name in off if name not in names]  # unless the loss has one of that name
+        off = [name for name in off if name not in names]  # unless the loss has a hyperparameter of that name
         rest = {name: value for name, value in hyper.items() if name != "lr" or "lr" not in names}
         ranges = {name: RANGES[name] for name in off} | ranges_of(program.meta)
         known = ["lr", *(name for name in names if name != "lr"), *off]

@@ -1,4 +1,4 @@
-"""Find the op that first made a NaN or an infinity, by running the graph again on the reference."""
+"""Find the op that first computed a NaN or an infinity, by running the graph again on the reference."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.elementwise import HALF
 
 ROLES = {"param": "parameter", "frozen": "parameter", "input": "input", "state": "state", "hyper": "hyperparameter"}
-FINITE, MEANT, BAD = range(3)  # MEANT: infinite because a constant is, as the fill of a mask
+FINITE, MEANT, BAD = range(3)  # MEANT: infinite because of a constant, such as the fill of a mask
 
 
 def blame(graph: Graph, env: Mapping[str, Any]) -> str:
-    """The first node, in order, with a non-finite value whose inputs were all finite; with the user's line.
+    """Describe the first node with a non-finite value whose inputs were all finite, with the user's line.
 
-    env: an array for each leaf of the graph, by role and name: "param.l1.W", "input.x", "hyper.lr". Leaves that are not
-         finite themselves are named as such.
+    env: an array for each leaf of the graph, by role and name: "param.l1.W", "input.x", "hyper.lr". A leaf that is not
+         finite itself is named.
     """
     if not HAVE_NUMPY:
         return "Load NumPy before tracegrad, and the first op with a non-finite value is named here"
@@ -44,12 +44,12 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
 
 
 def first_nonfinite(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
-    """The first node to blame for what is not finite in the loss or the gradients, and its value."""
+    """Return the first node that made the loss or the gradients non-finite, and its value."""
     return _first(expand_composites(named_by_role(graph.roots)), env)
 
 
 def first_overflow(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
-    """The same where what is stored in half precision is rounded to it."""
+    """Return the first such node if values stored in half precision are rounded to it."""
     return _first(named_by_role(rounded(graph).roots), env)
 
 
@@ -68,7 +68,7 @@ def _first(roots: Sequence[Tensor], env: Mapping[str, Any]) -> tuple[Tensor, Any
 
 
 def _inside(scan: Tensor, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
-    """The first node to blame in the first iteration that has one."""
+    """Return the first node to blame in the first iteration that has one."""
     roots = scan.attrs["body"].roots
     with np.errstate(all="ignore"):
         steps = iterations(scan, evaluate(scan.inputs, env, np), np)
@@ -80,12 +80,12 @@ def _judge(t: Tensor, x: Any, state: Mapping[int, int]) -> int:
         return FINITE
     if bool(np.isnan(x).any()):
         return BAD
-    # exp(-inf) is a good 0: an infinity that was written down is not to blame until it makes a NaN.
+    # exp(-inf) is a valid 0: a constant infinity is not to blame until it makes a NaN.
     return MEANT if t.prim.name in ("const", "literal") or any(state[i.serial] == MEANT for i in t.inputs) else BAD
 
 
 def _not_finite_paths(roots: Sequence[Tensor], state: Mapping[int, int]) -> set[int]:
-    """Nodes whose non-finite value reaches a root through non-finite values, or through a test of them."""
+    """Return nodes whose non-finite value reaches a root through non-finite values, or through a test of them."""
     seen: set[int] = set()
     stack = list(roots)
     while stack:

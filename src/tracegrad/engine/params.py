@@ -1,4 +1,4 @@
-"""Parameters on the host: drawn, checked, and moved to and from the buffers they live in."""
+"""Parameters on the host: draw them, check them, and move them between arrays and buffers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tracegrad.runtime.storage import check_memory, from_storage, to_storage
 from tracegrad.states import STATE
 
 Array = Any
-PARAM = "param/"  # begins the names of parameters in checkpoints
+PARAM = "param/"  # the prefix of parameters' names in checkpoints
 
 
 def declared(model: Any) -> list[Field]:
-    """The parameters of a model, in declaration order; they lie nowhere yet."""
+    """Return the parameters of a model, in declaration order, without a place."""
     return [
         Field(n, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec(), "trainable": p.trainable})
         for n, p in named_parameters(model).items()
@@ -31,7 +31,7 @@ def declared(model: Any) -> list[Field]:
 
 
 def declared_states(model: Any) -> list[Field]:
-    """The states of a model, by path, in declaration order; they lie nowhere yet."""
+    """Return the states of a model, by path, in declaration order, without a place."""
     return [
         Field(n, 0, 0, p.dtype.name, p.shape, {"init": spec, "trainable": False})
         for (n, p), spec in zip(named_states(model).items(), state_specs(model), strict=True)
@@ -39,17 +39,17 @@ def declared_states(model: Any) -> list[Field]:
 
 
 def drawable(program: Program) -> list[Field]:
-    """What initialisers draw, in the order of the stream: parameters, then states."""
+    """Return the fields that initialisers draw, in the order of the stream: parameters, then states."""
     return [*program.params, *program.model_states]
 
 
 def states_in(program: Program) -> list[Field]:
-    """Where the model's states lie, by path."""
+    """Return the places of the model's states, by path."""
     return [replace(f, name=f.name.removeprefix(STATE)) for f in program.model_states]
 
 
 def drawn(fields: Sequence[Field], seed: int) -> dict[str, Array]:
-    """The first values of parameters, in declaration order, from `seed`. DeviceError if they are too large."""
+    """Draw first values of parameters, in declaration order, from `seed`. Raise DeviceError if too large."""
     check_memory({f.name: 4 * f.size for f in fields}, "drawing the parameters")
     own = [f for f in fields if f.spec["init"]["kind"] != COPY]
     specs = [(f.shape, init.from_spec(f.spec["init"])) for f in own]
@@ -58,14 +58,14 @@ def drawn(fields: Sequence[Field], seed: int) -> dict[str, Array]:
 
 
 def _cast(field: Field, x: Array) -> Array:
-    """What was drawn as f32, zeros and ones, in the dtype of a parameter of integers or booleans."""
+    """Cast zeros and ones, drawn as f32, to the dtype of an integer or boolean parameter."""
     return x if DTYPES[field.dtype].is_float else x.astype(DTYPES[field.dtype].numpy)
 
 
 def not_finite(field: Field, x: Array) -> str:
-    """Why the values `x` cannot be those of the parameter `field`; "" if they can.
+    """Return why the parameter `field` cannot have the values `x`; "" if it can.
 
-    An infinity is fine where no step changes it, as in a mask.
+    An infinity is valid if no step changes it, as in a mask.
     """
     if not DTYPES[field.dtype].is_float or bool(np.isfinite(x).all()):
         return ""
@@ -79,10 +79,10 @@ def not_finite(field: Field, x: Array) -> str:
 def check_record(
     fields: Sequence[Field], record: Mapping[str, Any], strict: bool, what: str, kind: str = "parameter"
 ) -> dict[str, Array]:
-    """The arrays of `record`, cast without loss. InputError naming every problem: nothing was written then.
+    """Return the arrays of `record`, cast without loss. Raise InputError with every problem.
 
-    strict: a parameter that `record` lacks is an error too.
-    kind:   what the fields are, "parameter" or "state".
+    strict: a parameter missing from `record` is an error too.
+    kind:   "parameter" or "state", for errors.
     """
     if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError.here(f"{what}: {kind}s are given as a dict of arrays by name; got {type(record).__name__}")
@@ -107,9 +107,9 @@ def check_record(
 
 
 def of_file(tensors: Mapping[str, Array], fields: Sequence[Field], states: Sequence[Field]) -> list[dict[str, Array]]:
-    """Parameters and states of a safetensors file, by name: of a checkpoint, or of a plain file by the names there.
+    """Return parameters and states of a safetensors file, by name: of a checkpoint, or of a plain file.
 
-    States that the model does not have are left out, as the optimizer's are.
+    States that the model lacks are left out, and so are the optimizer's.
     """
     saved = any(name.startswith(PARAM) for name in tensors)
     known = {f.name for f in states}
@@ -121,7 +121,7 @@ def of_file(tensors: Mapping[str, Array], fields: Sequence[Field], states: Seque
 
 
 def _restored(tensors: Mapping[str, Array], fields: Sequence[Field]) -> dict[str, Array]:
-    """Integers and booleans, which files hold as i32, in their own dtype."""
+    """Cast integers and booleans, which files hold as i32, to their own dtype."""
     types = {f.name: f for f in fields}
     return {
         n: from_storage(x.reshape(-1), replace(types[n], offset=0))
@@ -132,13 +132,13 @@ def _restored(tensors: Mapping[str, Array], fields: Sequence[Field]) -> dict[str
 
 
 def upload(session: Session, program: Program, fields: Sequence[Field], arrays: Mapping[str, Array]) -> None:
-    """Write `arrays`, by field name, to where `fields` lie."""
+    """Write `arrays`, by field name, to the places of `fields`."""
     for f in fields:
         if f.name in arrays:
             session.write(program.buffers[f.buffer].name, to_storage(arrays[f.name], f.dtype), f.offset)
 
 
 def download(session: Session, program: Program, fields: Sequence[Field]) -> dict[str, Array]:
-    """The values of `fields`, by name; each buffer is read once."""
+    """Return the values of `fields`, by name; each buffer is read once."""
     flats = {k: session.read(program.buffers[k].name) for k in dict.fromkeys(f.buffer for f in fields)}
     return {f.name: from_storage(flats[f.buffer], f) for f in fields}

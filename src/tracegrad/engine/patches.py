@@ -1,4 +1,4 @@
-"""Check and cast the `patches` of a run, naming everything that is wrong at once."""
+"""Check and cast the `patches` of a run, and report all problems at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Array = Any
 
 
 def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str, Array]:
-    """The arrays that a program's patch inputs take, by field name, for the sites in `given`.
+    """Return the arrays for a program's patch inputs, by field name, for the sites in `given`.
 
-    sites:    those of the forward.
+    sites:    the sites of the forward.
     given:    name -> array, or (mask, array) with a bool mask; both broadcast to the site's shape.
-    what:     the call, for the error.
-    Returns:  fresh arrays: value and mask of each site given.
-    Raises:   InputError naming every unknown site and wrong shape or dtype, and the patch sites there are.
+    what:     the call, for errors.
+    Returns:  new arrays: value and mask of each given site.
+    Raises:   InputError with every unknown site and wrong shape or dtype, and the existing patch sites.
     """
     known = {s.name: s for s in sites if s.kind == "patch"}
     if not isinstance(given, Mapping):
@@ -49,7 +49,10 @@ def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str,
 
 
 def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:
-    """Both as arrays of the site's shape; InputError with the bare reason. A tuple is always (mask, array)."""
+    """Return mask and value as arrays of the site's shape. Raise InputError with the bare reason.
+
+    A tuple is always (mask, array).
+    """
     value, mask = given, None
     if isinstance(given, tuple):
         parts = cast("tuple[Any, ...]", given)
@@ -58,7 +61,7 @@ def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:
         mask, value = parts
     field = Field(site.name, 0, 0, site.type.dtype.name, site.type.shape)
     value = as_array(value, [site.type.shape])
-    with contextlib.suppress(ValueError):  # what does not broadcast is refused below, with both types
+    with contextlib.suppress(ValueError):  # shapes that do not broadcast are refused below, with both types
         value = np.broadcast_to(value, site.type.shape)
     value = fit_value(field, value)
     if mask is None:

@@ -1,8 +1,8 @@
-"""TRACEGRAD_CHECK=1: compare what a device computed with the reference, and name the first op that differs.
+"""TRACEGRAD_CHECK=1: compare a device's results with the reference, and name the first op that differs.
 
-`runtime.tolerance` says how far apart results may be. Under precision="f16" the reference in f32 also rounds wherever
-the device does. Some elements may then be further off: where a rounding decides a sign, as of a gradient near 0 at
-Adam's first step, it decides it often.
+`runtime.tolerance` defines how far apart results can be. Under precision="f16" the reference in f32 also rounds
+wherever the device does. Some elements can then differ more: where a rounding decides a sign, as of a gradient near 0
+at Adam's first step, it often decides differently.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tracegrad.runtime.storage import from_storage
 from tracegrad.runtime.tolerance import wrong
 
 Array = Any
-DECIDED = 1 / 500  # of the elements, by roundings to half precision
+DECIDED = 1 / 500  # share of elements that roundings to half precision can decide
 PROBE = "check."
 Parts = tuple[tuple[str, slice], ...]
 
 
 class Difference(NamedTuple):
-    """A value that a device computed otherwise than the reference."""
+    """A value that differs between a device and the reference."""
 
     name: str
     device: Array
@@ -52,11 +52,11 @@ def compare(
     parts: Parts = (),
     halved: Mapping[str, Tensor] | None = None,
 ) -> list[Difference]:
-    """The nodes whose value in `found` differs from the reference's, in order.
+    """Return the nodes whose value in `found` differs from the reference's, in order.
 
     env:   a leaf's array by role and name.
-    parts: of the arrays that hold one value for each element of all parameters: each is measured by its own size.
-    halved: the same nodes rounded as the device rounds them, if that is not f32 only.
+    parts: of the arrays with one element for each element of all parameters: each part is measured by its own size.
+    halved: the same nodes rounded as the device rounds them, if it does not compute in f32 only.
     """
     roots = named_by_role(list(nodes.values()))
     double = {n: np.asarray(x, np.float64) if np.asarray(x).dtype == np.float32 else x for n, x in env.items()}
@@ -77,7 +77,7 @@ def compare(
 
 
 class Checked(NamedTuple):
-    """A run whose results are compared: what it was given, and the arrays it writes, before and after."""
+    """A run whose results are compared: its inputs, and the arrays it writes, before and after."""
 
     graph: Graph
     program: Program
@@ -86,7 +86,7 @@ class Checked(NamedTuple):
     before: Mapping[str, Array]
 
     def differs(self, session: Session, outputs: Mapping[str, Array]) -> str:
-        """The first result that is not the reference's, in words; "" if all are. Nothing may run behind this one."""
+        """Describe the first result that differs from the reference's, or "". No later run can be under way."""
         arrays = written(session, self.program, self.graph)
         values = {**outputs, **{name: _value(self.program, name, arrays) for name in self.graph.writes}}
         named = {n: t for n, t in {**self.graph.results, **self.graph.writes}.items() if n in values}
@@ -96,30 +96,30 @@ class Checked(NamedTuple):
         return str(found[0]) if found else ""
 
     def blame(self, session: Session) -> str:
-        """Undo what the run wrote, and name the first op that differs."""
+        """Undo the run's writes, and name the first op that differs."""
         for name, values in self.before.items():
             session.write(name, values)
         return first_difference(session, self.graph, self.program, self.inputs, self.env)
 
 
 def checked(session: Session, built: Built, inputs: Mapping[str, Array], env: Mapping[str, Array]) -> Checked:
-    """What a run on `inputs` will be compared by. InputError for indices out of range."""
+    """Record what to compare a run on `inputs` with. Raise InputError for indices out of range."""
     check_indices(built.graph, env)
     return Checked(built.graph, built.program, inputs, env, written(session, built.program, built.graph))
 
 
 def written(session: Session, program: Program, graph: Graph) -> dict[str, Array]:
-    """The persistent arrays that a graph writes, whole."""
+    """Return the persistent arrays that a graph writes, whole."""
     return {name: session.read(name) for name in dict.fromkeys(_array(program, name) for name in graph.writes)}
 
 
 def _array(program: Program, name: str) -> str:
-    """The array that the write of this name changes."""
+    """Return the array that the write of this name changes."""
     return next((program.buffers[f.buffer].name for f in program.model_states if f.name == name), name)
 
 
 def _value(program: Program, name: str, arrays: Mapping[str, Array]) -> Array:
-    """What the write of this name has left in `arrays`."""
+    """Return what the write of this name left in `arrays`."""
     whole = arrays[_array(program, name)]
     if name == PARAMS:
         return own_run(program, whole)
@@ -128,10 +128,10 @@ def _value(program: Program, name: str, arrays: Mapping[str, Array]) -> Array:
 
 def first_difference(session: Session, graph: Graph, program: Program, inputs: Mapping[str, Array],
                      env: Mapping[str, Array]) -> str:  # fmt: skip
-    """The first op, in order, that the device computes otherwise than the reference from the same values.
+    """Describe the first op whose result on the device differs from the reference on the same inputs.
 
-    A second program is compiled that delivers every value that the first one stores, and writes nothing; its kernels
-    are the same but for where their results lie.
+    A second program is compiled, which outputs every value that the first one stores, and writes nothing. Its kernels
+    are the same except for the places of their results.
     """
     nodes = _stored(graph)
     probe = make_program(Graph({}, nodes), Persistent.of(program), {}, {"kind": "check"})
@@ -149,17 +149,17 @@ def first_difference(session: Session, graph: Graph, program: Program, inputs: M
 
 
 def _stored(graph: Graph) -> dict[str, Tensor]:
-    """Every value that the graph's program stores, by number."""
+    """Return every value that the graph's program stores, by number."""
     found = [t for t in optimize(graph).members if t.prim.family in COMPUTING]
     return {f"{PROBE}{k}": t for k, t in enumerate(found)}
 
 
 def _parts(program: Program) -> Parts:
-    """Where each trainable parameter lies in the arrays that have an element for each of their elements."""
+    """Return the range of each trainable parameter in the arrays with one element for each of their elements."""
     return tuple((f.name, slice(f.offset, f.offset + f.size)) for f in sorted(program.trained, key=lambda f: f.offset))
 
 
 def own_run(program: Program, params: Array) -> Array:
-    """Of the array of all parameters the run that the program's optimizer works on."""
+    """Return the range of the parameter array that the program's optimizer updates."""
     size = program.meta.get("part", {}).get("size", params.size)
     return params[program.first : program.first + size]

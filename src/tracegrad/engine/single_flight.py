@@ -1,4 +1,4 @@
-"""One call at a time, and the newest of those that wait."""
+"""Run one call at a time, and keep only the newest waiting one."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class _Flight:
 
     lock: Any = field(default_factory=threading.RLock)
     running: bool = False
-    queued: tuple[Any, Pending[Any], Any] | None = None  # argument, who waits, the caller's event loop
+    queued: tuple[Any, Pending[Any], Any] | None = None  # argument, its Pending, the caller's event loop
 
 
 def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
-    """At most one call of `fn` running and one queued; the newest wins.
+    """Return a function that runs at most one call of `fn` and queues one more; the newest call wins.
 
-    fn:       any function of one argument that returns a Pending or an awaitable.
-    Returns:  a function of one argument that returns a Pending at once. A call displaced from the queue by a newer
-              one resolves to Aborted. An error that `fn` raises, at once or when awaited, reaches its caller as Failed.
+    fn:       a function of one argument that returns a Pending or an awaitable.
+    Returns:  a function of one argument that returns a Pending at once. A queued call displaced by a newer
+              one resolves to Aborted. An error of `fn`, raised at once or when awaited, resolves to Failed.
 
     A queued call starts on the caller's event loop if it had one, else on the thread that finished the last one.
 
@@ -87,7 +87,7 @@ def _start(fn: Callable[[Any], Any], flight: _Flight, argument: Any, mine: Pendi
 
 
 def _follow(awaitable: Awaitable[Any], finish: Callable[[Any], None]) -> None:
-    """Call `finish` with what the awaitable gives, or with a Failed."""
+    """Call `finish` with the result of the awaitable, or with a Failed."""
     if _running_loop() is None:
         if hasattr(awaitable, "close"):
             cast("Any", awaitable).close()  # a coroutine that is never awaited would warn
@@ -105,7 +105,7 @@ def _follow(awaitable: Awaitable[Any], finish: Callable[[Any], None]) -> None:
 
 
 def _running_loop() -> Any:
-    """The event loop this thread runs, or None."""
+    """Return the event loop that runs in this thread, or None."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None:
         return None

@@ -1,4 +1,4 @@
-"""A training at one moment, as plain data: all that a bit-exact resume needs."""
+"""Snapshots: a training at one moment, as plain data with everything a bit-exact resume needs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Array = Any
 
 
 class Snapshot(NamedTuple):
-    """What saving, hashing and exporting read, and what loading restores."""
+    """The data that saving, hashing and exporting read, and loading restores."""
 
     params: Mapping[str, Array]
     states: Mapping[str, Array]  # whole buffers, by the name of the state
     step: int
     seed: int
-    knobs: Knobs  # with the step at which the schedule's own step 1 fell; None: not yet
+    knobs: Knobs  # with the training step that was the schedule's step 1, or None if there was none yet
     optimizer: Mapping[str, Any]  # its spec
     program: Program
-    frozen: tuple[str, ...] = ()  # parameters that steps leave alone, by `train.freeze`
+    frozen: tuple[str, ...] = ()  # parameters frozen by `train.freeze`
 
 
 def take(session: Session, stepper: Stepper) -> Snapshot:
-    """The state after the last step; on the worker's thread."""
+    """Return the state after the last step; on the worker's thread."""
     program, knobs = stepper.program, stepper.knobs
     return Snapshot(
         params=params.download(session, program, program.params),
@@ -44,12 +44,12 @@ def take(session: Session, stepper: Stepper) -> Snapshot:
 
 
 def take_all(session: Session, stepper: Stepper) -> list[Snapshot]:
-    """One for each loss."""
+    """Return one snapshot for each loss."""
     return [take(session, one) for one in stepper.together]
 
 
 def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
-    """Go on from a snapshot of the same program; on the worker's thread."""
+    """Continue from a snapshot of the same program; on the worker's thread."""
     program = stepper.program
     for fields, arrays in ((program.params, snapshot.params), (states_of(program), snapshot.states)):
         params.upload(session, program, fields, arrays)
@@ -60,12 +60,12 @@ def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
 
 
 def restore_all(session: Session, stepper: Stepper, snapshots: Sequence[Snapshot]) -> None:
-    """The same for each loss."""
+    """Continue from one snapshot for each loss."""
     for one, snapshot in zip(stepper.together, snapshots, strict=True):
         restore(session, one, snapshot)
 
 
 def states_of(program: Program) -> tuple[Field, ...]:
-    """What a snapshot holds besides parameters."""
+    """Return the states in a snapshot, besides parameters."""
     own = (HALTED, bounds.array_of(program), *freezing.arrays(program))
     return tuple(f for f in program.states if f.name not in own)

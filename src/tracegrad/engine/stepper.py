@@ -1,4 +1,4 @@
-"""One model being trained: its programs, and where it stands."""
+"""One model in training: its programs, and its progress."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from tracegrad.program import DRAWN, Buffer, Program
 from tracegrad.runtime.base import Session, Timings, load_on
 
 WORD = 2**32 - 1
-COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array it stands for
+COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array that it copies
 
 
 @dataclass(slots=True, eq=False)
 class Stepper:
-    """One model being trained: its program, and where it stands. Changed on the worker's thread only."""
+    """One model in training: its program, and its progress. Changed on the worker's thread only."""
 
     source: StepSource
-    main: StepProgram  # the step's; where calls choose sizes, one that computes nothing and holds the arrays
+    main: StepProgram  # the step's program; if calls choose sizes, one that computes nothing and holds the arrays
     seed: int
-    knobs: Knobs  # of the next step; a queued step keeps those that its call found
-    first: Callable[[], Mapping[str, Any]] | None = None  # gives the parameters, drawn while pipelines are compiled
-    sized: SizedPrograms | None = None  # those of the sizes that calls chose
+    knobs: Knobs  # values for the next step; a queued step keeps those of its call
+    first: Callable[[], Mapping[str, Any]] | None = None  # returns the parameters, drawn while pipelines are compiled
+    sized: SizedPrograms | None = None  # programs of the sizes that calls chose
     counter: int = 0  # steps applied
-    submitted: int = 0  # number of the last step submitted, if all those in flight are applied
+    submitted: int = 0  # number of the last step submitted, if all steps in flight are applied
     in_flight: int = 0
-    replaced: str = ""  # why no more of its work is done
-    frozen: tuple[str, ...] = ()  # parameters that steps leave alone
-    together: list[Stepper] = field(default_factory=list["Stepper"])  # those of all losses, this one too
-    number: int = 0  # of this one among them
+    replaced: str = ""  # the reason why no more of its work is done
+    frozen: tuple[str, ...] = ()  # parameters that steps do not change
+    together: list[Stepper] = field(default_factory=list["Stepper"])  # the steppers of all losses, including this one
+    number: int = 0  # index of this stepper among them
 
     def __post_init__(self) -> None:
         self.together = [self]
 
     @staticmethod
     def all_of(traced: Sequence[tuple[StepSource, TracedStep]], seed: int, most_sizes: int) -> list[Stepper]:
-        """The steppers of the losses of one model."""
+        """Return the steppers of the losses of one model."""
         together = [Stepper.of(*pair, seed, most_sizes, draws=k == 0) for k, pair in enumerate(traced)]
         for k, stepper in enumerate(together):
             stepper.together, stepper.number = together, k
@@ -57,43 +57,43 @@ class Stepper:
 
     @staticmethod
     def of(source: StepSource, traced: TracedStep, seed: int, most_sizes: int = 8, draws: bool = True) -> Stepper:
-        """A stepper at step 0, compiled; it has no session yet.
+        """Return a compiled stepper at step 0, without a session.
 
-        most_sizes: programs kept where calls choose sizes. draws: the first parameters, too.
+        most_sizes: programs kept if calls choose sizes. draws: also draw the first parameters.
         """
         free = source.free
         built = traced.arrays() if free.axes else traced.compiled()
         sized = SizedPrograms(free, most_sizes) if free.axes else None
         values = {**built.program.meta.get("hyper", {}), **source.optimizer.hyper}
-        # pipelines are compiled meanwhile
+        # while pipelines are compiled
         first = beside(partial(params.drawn, params.drawable(built.program), seed)) if draws else None
         rate = Rate(as_schedule(source.optimizer.lr))
         return Stepper(source, StepProgram(built), seed, Knobs(rate, values), first, sized)
 
     @property
     def stream(self) -> int:
-        """The seed of this loss's random numbers in steps: the first has the training's, each other one of its own."""
+        """The seed of this loss's random numbers in steps: the training's for the first loss, else its own."""
         return stream_of(self.seed, self.number)
 
     @property
     def built(self) -> Built:
-        """The compiled step; where calls choose sizes, what all of them share."""
+        """The compiled step; if calls choose sizes, the program of what all steps share."""
         return self.main.built
 
     @property
     def program(self) -> Program:
-        """Its program."""
+        """The program of `built`."""
         return self.main.program
 
     @property
     def latest(self) -> StepProgram:
-        """The program to look at: where calls choose sizes, that of the sizes used last."""
+        """The program to inspect: if calls choose sizes, that of the sizes used last."""
         return (self.sized and self.sized.latest) or self.main
 
     def program_for(self, sizes: Sizes, shares: bool) -> tuple[StepProgram, list[StepProgram]]:
-        """The program of a call that chose these sizes, and those that are dropped for it. Compiles what is new.
+        """Return the program of a call that chose these sizes, compiled if new, and the programs dropped for it.
 
-        shares: may one program serve many sizes, on this device?
+        shares: on this device one program can serve many sizes.
         """
         if self.sized is None:
             return self.main, []
@@ -103,7 +103,7 @@ class Stepper:
     def begin(
         self, session: Session, program: StepProgram, arrays: Mapping[str, Any], knobs: Knobs
     ) -> tuple[dict[str, Any], int, reference.Checked | None]:
-        """The inputs of the next step, its number, and under TRACEGRAD_CHECK what it is compared by."""
+        """Return the inputs of the next step, its number, and under TRACEGRAD_CHECK what to compare it with."""
         step = self.submitted + 1
         checked = None
         if self.sized is not None:
@@ -123,12 +123,12 @@ class Stepper:
         return inputs, step, checked
 
     def applied(self, step: int) -> None:
-        """The step's result is in."""
+        """Record that the step was applied."""
         self.counter = step
         self.in_flight -= 1
 
     def lost(self, step: int) -> bool:
-        """A step gave no result; those behind it keep their numbers. Will another step get this one's number?"""
+        """Record a step without a result. Return whether another step will get its number; later ones keep theirs."""
         self.in_flight -= 1
         if not self.in_flight:
             self.submitted = self.counter
@@ -137,22 +137,22 @@ class Stepper:
         return self.submitted < step
 
     def rewind(self, session: Session) -> None:
-        """Nothing of what was submitted since the last applied step counts: the next is number `counter + 1`."""
+        """Forget steps submitted since the last applied one: the next step is number `counter + 1`."""
         for stepper in self.together:
             stepper.submitted, stepper.in_flight = stepper.counter, 0
         session.write(HALTED, np.zeros(1, np.int32))
 
     def restart(self, session: Session, counter: int) -> None:
-        """Stand at `counter` applied steps; nothing is in flight."""
+        """Set the number of applied steps; nothing is in flight."""
         self.counter = counter
         self.rewind(session)
 
     def timings(
         self, session: Session, program: StepProgram, arrays: Mapping[str, Any], knobs: Knobs, runs: int
     ) -> Timings:
-        """Time the next step without doing it: a halted device computes all of it, and keeps what it has.
+        """Time the next step without applying it: a halted device computes everything, and keeps its old values.
 
-        Gradients are kept from no step, so they are read before and written back.
+        Gradients are not protected by the halt, so they are read before and written back.
         """
         step = self.counter + 1
         kept = [b.name for b in self.program.buffers if b.role == "grad" or b.name == HALTED]
@@ -167,7 +167,7 @@ class Stepper:
                 session.write(name, x)
 
     def install(self, session: Session) -> None:
-        """Load the programs, and write the first parameters and what is filled with a copy of them."""
+        """Load the programs; write the first parameters, and the arrays filled with a copy of them."""
         for stepper in self.together:
             stepper.main.load(session)
             bounds.tell(session, stepper.program, bounds.filled(stepper.program))
@@ -177,7 +177,7 @@ class Stepper:
             stepper._fill(session, [b for b in stepper.program.buffers if b.fill == COPY_OF_PARAMS])
 
     def take_over(self, session: Session, source: StepSource, built: Built) -> None:
-        """Go on with another program of the same model, whose arrays are these and perhaps more."""
+        """Continue with another program of the same model, which has these arrays and perhaps more."""
         had = {b.name for b in self.program.buffers}
         before = bounds.known(session, self.program)
         with blamed_lines(built.graph, built.program):
@@ -192,7 +192,7 @@ class Stepper:
         self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS and b.name not in had])
 
     def freeze(self, session: Session, frozen: Sequence[str]) -> None:
-        """From the next step on, leave alone these parameters and no other. The program has masks, or none is named."""
+        """From the next step on, freeze these parameters and no others; without masks in the program, none."""
         self.frozen = tuple(frozen)
         freezing.write(session, self.program, self.frozen)
 
@@ -214,7 +214,7 @@ class Stepper:
             bounds.tell(session, program, {name: max(x, before[name]) for name, x in new.items()})
 
     def clear(self, session: Session) -> None:
-        """Every optimizer array as it was at first, and no step done."""
+        """Reset every optimizer array to its initial values, and the step to 0."""
         own = (bounds.array_of(self.program), *freezing.arrays(self.program))
         kept = [b for b in self.program.buffers if b.role == "state" and b.fill != DRAWN]
         self._fill(session, [b for b in kept if b.name not in own])
@@ -228,7 +228,7 @@ class Stepper:
             bounds.tell(session, self.program, {b.name: bounds.largest(x)})
 
     def reset(self, session: Session, parameters: bool, optimizer: bool, seed: int) -> None:
-        """See `CompiledTraining.reset`."""
+        """Do what `CompiledTraining.reset` documents."""
         for stepper in self.together:
             if seed != stepper.seed:
                 stepper.seed, stepper.first = seed, None
@@ -240,7 +240,7 @@ class Stepper:
             stepper.knobs = Knobs(Rate(restarted(knobs.rate.schedule)), knobs.values)
 
     def read(self, session: Session) -> dict[str, Any]:
-        """All persistent values by role and name of the graph's leaves: parameters, arenas, optimizer arrays."""
+        """Return all persistent values by role and name of the graph's leaves: parameters, arenas, optimizer arrays."""
         program = self.program
         out: dict[str, Any] = {}
         for name, x in params.download(session, program, program.params).items():
@@ -258,7 +258,7 @@ class Stepper:
 
 
 def stream_of(seed: int, number: int) -> int:
-    """A seed for the loss of that number, from 0 on: the finalizer of MurmurHash3, of the 32-bit variant."""
+    """Return a seed for the loss of this number, from 0 on: the finalizer of MurmurHash3, in its 32-bit variant."""
     if not number:
         return seed
     x = (seed + 0x9E3779B9 * number) & WORD
@@ -268,5 +268,5 @@ def stream_of(seed: int, number: int) -> int:
 
 
 def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The names that the reference's environment gives them."""
+    """Return the arrays under the names of the reference's environment."""
     return {f"{role}.{name}": x for name, x in arrays.items()}

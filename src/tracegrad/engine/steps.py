@@ -41,26 +41,26 @@ class StepCall:
     skipped: int = 0
 
     def runs(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepRun]:
-        """The runs of this call; `arrays(k)` are the inputs of the k-th."""
+        """Return the runs of this call; `arrays(k)` are the inputs of the k-th."""
         return [self.run(k, arrays(k)) for k in range(self.n)]
 
     def run(self, k: int, arrays: Mapping[str, Any]) -> StepRun:
-        """The k-th of them."""
+        """Return the k-th run."""
         return StepRun(self, k, arrays, self.pending, self.program)
 
 
 @dataclass(slots=True, eq=False)
 class StepRun:
-    """One step, as the worker runs it; `batches.Run` has the meaning of each method."""
+    """One step in the form that the worker runs; `batches.Run` documents each method."""
 
     call: StepCall
     index: int
-    arrays: Mapping[str, Any]  # kept until the result is known: a replay and the search for a NaN need them
+    arrays: Mapping[str, Any]  # kept until the result is known, because a replay and the search for a NaN need them
     pending: Pending[StepResult]
     of: StepProgram
     step: int = 0  # its number, once it has begun
     checked: reference.Checked | None = None
-    differs: str = ""  # from the reference, and how
+    differs: str = ""  # how the step differs from the reference
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
         """Number the step, and add the hyperparameters to its inputs."""
@@ -75,7 +75,7 @@ class StepRun:
         return self.of.handle, inputs
 
     def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
-        """Count the step, and resolve the call behind its last one."""
+        """Count the step, and resolve the call after its last step."""
         if outputs[HALTED]:
             return False
         self.differs = self.checked.differs(session, outputs) if self.checked is not None else ""
@@ -95,7 +95,7 @@ class StepRun:
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """Name the op that went wrong, and let the steps behind run."""
+        """Name the op that went wrong, and let the later steps run."""
         call = self.call
         if self.checked is not None and self.differs:
             self._undo(session, self.checked)
@@ -113,7 +113,7 @@ class StepRun:
             inputs = by_role("input", self.arrays)
             env = {**call.stepper.read(session), **inputs, **hyper}
             found = f"The update overflows in {overflows}" if overflows else blame(self.of.built.graph, env)
-        except Exception as e:  # the step failed for its own reason; that the search failed too must not hide it
+        except Exception as e:  # the step failed for its own reason; a failure of the search must not hide it
             found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
         finally:
             call.knobs.rate.rewind(self.step)
@@ -127,9 +127,10 @@ class StepRun:
         self.pending.resolve(Failed(NonFiniteError(f"{head}\n{found}")))
 
     def _tried(self, session: Session) -> str | None:
-        """Do the step whatever the bounds say, then in the unit in which no square of a finite gradient overflows.
+        """Try the step whatever the bounds are, then in the unit in which no square of a finite gradient overflows.
 
-        None: it is done. Else nothing was changed, and these arrays would not be finite; "" if a gradient is not.
+        Return None if the step was applied. Else nothing was changed; return the arrays that would not be finite, or ""
+        if a gradient is not finite.
         """
         stepper = self.call.stepper
         graph = self.of.built.graph
@@ -157,10 +158,10 @@ class StepRun:
         return overflows
 
     def _odd(self, overflows: str) -> str:
-        """What is not finite in a step that was not applied, though its loss is finite."""
+        """Describe what is not finite in a step that was not applied, although its loss is finite."""
         if overflows:
             return "what the update would write"
-        # Under bounds a trial looks at the gradient only. Otherwise, it looks at what the update writes as well.
+        # Under bounds a trial checks the gradient only. Otherwise, it checks the update's writes as well.
         looked = tab.can_wait() and bounds.bounded(self.call.stepper.program)
         writes = any(name.startswith(STATE) for name in self.of.built.graph.writes)
         state = ", or the new value of a state," if writes else ""
@@ -171,7 +172,7 @@ class StepRun:
             self._undo(session, self.checked)
 
     def _undo(self, session: Session, checked: reference.Checked) -> None:
-        """The device computed something else than the reference: the step does not count."""
+        """Undo the step: the device's results differ from the reference."""
         call = self.call
         found = checked.blame(session)
         call.knobs.rate.rewind(self.step)
@@ -180,14 +181,14 @@ class StepRun:
         self.pending.resolve(Failed(DeviceError(f"{head}\n{found}")))
 
     def fail(self, error: BaseException) -> None:
-        """Give the number back, where no other step of a higher number is under way."""
+        """Give the number back, unless another step of a higher number is under way."""
         if self.step and self.call.stepper.lost(self.step):
             self.call.knobs.rate.rewind(self.step)
         self.pending.resolve(failure(error, self.call.what))
 
 
 def captures_of(outputs: Mapping[str, Any]) -> Captures:
-    """The captures among the outputs of a run."""
+    """Return the captures among the outputs of a run."""
     return Captures(_named(CAPTURE, outputs))
 
 
@@ -196,7 +197,7 @@ def _named(kind: str, outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) -> Callable[[int], dict[str, Any]]:
-    """Inputs of the k-th of `n` steps: those with a leading axis are split, the others used again."""
+    """Return a function of k: inputs of the k-th of `n` steps, split along a leading axis, or reused."""
     ranks = {f.name: len(f.shape) for f in fields}
 
     def at(k: int) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) ->
 
 
 def number_of_steps(n: object) -> int:
-    """`n` of `run_steps`; InputError unless it is an integer of at least 1."""
+    """Return `n` of `run_steps`. Raise InputError unless it is an integer of at least 1."""
     count = whole(n)
     if count is None or count < 1:
         hint = "; the number of steps comes first, as in run_steps(10, batch)" if not isinstance(n, int) else ""

@@ -1,7 +1,7 @@
-"""Where the parameters of a model are: in the arrays of a training, or in a copy of a forward's own.
+"""Hold the parameters of a model: in the arrays of a training, or in a forward's own copy.
 
-A store has the `worker`, the `model` and its parameters as `fields`, the `seed` of random streams and the hot values,
-`knobs`. Programs share the parameters of `layout`, if any; those compiled for another `version` are of no use.
+A store has the `worker`, the `model` and its parameters as `fields`, the `seed` of random streams, and the hot values,
+`knobs`. Programs share the parameters of `layout`, if any. Programs compiled for another `version` are useless.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class TrainedParameters:
     """The parameters of a training, in the arrays of its step. Forwards attached to it share them."""
 
     def __init__(self, worker: Worker, stepper: Stepper):
-        self.worker, self.stepper = worker, stepper  # of the first loss, where there are several
+        self.worker, self.stepper = worker, stepper  # of the first loss, if there are several
 
     @property
     def steppers(self) -> dict[str, Stepper]:
-        """By loss; that of the only one is called ""."""
+        """Return the steppers by loss; the name of an only loss is ""."""
         return {s.source.part.name if s.source.part else "": s for s in self.stepper.together}
 
     def stepper_of(self, loss: str | None, what: str) -> Stepper:
-        """The stepper of a loss. InputError unless one of several is named, or none where there is one."""
+        """Return the stepper of a loss. Raise InputError unless one of several is named, or none if there is one."""
         steppers = self.steppers
         if loss in steppers:
             return steppers[loss]
@@ -57,7 +57,7 @@ class TrainedParameters:
 
     @property
     def model(self) -> Any:
-        """The model that is trained now."""
+        """The model in training now."""
         return self.stepper.source.model
 
     @property
@@ -72,7 +72,7 @@ class TrainedParameters:
 
     @property
     def knobs(self) -> Knobs:
-        """The hot values of the next step; of several losses, where they have one name, those of the first."""
+        """The hot values of the next step; if several losses share a name, the first loss's value."""
         values: dict[str, float] = {}
         for stepper in reversed(self.stepper.together):
             values |= stepper.knobs.values
@@ -80,27 +80,27 @@ class TrainedParameters:
 
     @property
     def seed(self) -> int:
-        """What pins initialisation and all randomness."""
+        """The seed of initialisation and of all random numbers."""
         return self.stepper.seed
 
     @property
     def fields(self) -> Sequence[Field]:
-        """In declaration order."""
+        """The parameters, in declaration order."""
         return self.stepper.program.params
 
     def program_for(
         self, stepper: Stepper, given: Mapping[str, Any], what: str, split: bool = False
     ) -> tuple[StepProgram, Mapping[str, Any]]:
-        """The program of a step on these inputs, and the inputs as far as sizes wanted them as arrays.
+        """Return the program of a step on these inputs, and the inputs, as arrays where sizes need them.
 
-        split: for `run_steps`, inputs may have one more axis in front.
+        split: for `run_steps`, inputs can have one more axis in front.
         """
         if stepper.sized is None:
             return stepper.main, given
         free = stepper.sized.free
         given = as_arrays(free, given, split)
         info = self.worker.info
-        shares = info.resizes and not info.gpu and not indexcheck.enabled()  # WGSL has no sums of as many as a run says
+        shares = info.resizes and not info.gpu and not indexcheck.enabled()  # WGSL lacks sums of a run's size
         program, dropped = stepper.program_for(sizes_of(free, given, what, split), shares)
 
         def unload(session: Session) -> None:
@@ -108,18 +108,19 @@ class TrainedParameters:
                 old.unload(session)
 
         if dropped:
-            self.worker.post(unload)  # behind the steps queued so far
+            self.worker.post(unload)  # after the steps queued so far
         return program, given
 
     unwritten = False  # forwards share the step's buffers
 
     def write(self, session: Session, program: Program, new: bool) -> None:
-        """Nothing is to be written."""
+        """Do nothing, because forwards share the step's buffers."""
 
     def call(self, fn: Callable[[Session, Stepper], T], stepper: Stepper | None = None) -> T:
         """Run `fn` on the worker's thread, after the steps queued so far.
 
-        stepper: the one that `fn` is for; that of now if None. AbortedError if `replace_model` has replaced it by then.
+        stepper: the one that `fn` is for; None: the current one. AbortedError if `replace_model` has replaced it by
+                 then.
         """
         mine = stepper or self.stepper
 
@@ -132,7 +133,7 @@ class TrainedParameters:
         return self.worker.call(call)
 
     def replace(self, new: Stepper) -> None:
-        """Go over to another model once it is loaded; what is in flight resolves as Aborted."""
+        """Change to another model once it is loaded; calls in flight resolve as Aborted."""
         reason = "displaced by replace_model"
 
         def load(session: Session) -> None:
@@ -145,7 +146,7 @@ class TrainedParameters:
         self.worker.swap(load, reason)
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """See `CompiledTraining.upload_params`."""
+        """Do what `CompiledTraining.upload_params` documents."""
         stepper = self.stepper
         arrays = params.check_record(stepper.program.params, record, strict, "upload_params")
 
@@ -153,12 +154,12 @@ class TrainedParameters:
             stepper.upload(session, arrays)
             for one in stepper.together:
                 if one.counter == 0:
-                    one.clear(session)  # averages begin at the parameters that the first step finds
+                    one.clear(session)  # averages begin at the parameters of the first step
 
         self.call(write, stepper)
 
     def download_params(self, ema: bool = False) -> dict[str, Array]:
-        """See `CompiledTraining.download_params`."""
+        """Do what `CompiledTraining.download_params` documents."""
         if ema and not any(_ema_of(s.program) for s in self.stepper.together):
             raise InputError.here("download_params: no averages are kept; make the optimizer with ema=0.999, or so")
 
@@ -172,14 +173,14 @@ class TrainedParameters:
         return {name: handed_out(x) for name, x in self.call(read).items()}
 
     def set_states(self, record: Mapping[str, Any], strict: bool) -> None:
-        """See `HasStates.set_states`."""
+        """Do what `HasStates.set_states` documents."""
         stepper = self.stepper
         fields = params.states_in(stepper.program)
         arrays = params.check_record(fields, record, strict, "set_states", "state")
         self.call(lambda session, stepper: params.upload(session, stepper.program, fields, arrays), stepper)
 
     def states(self) -> dict[str, Array]:
-        """See `HasStates.states`."""
+        """Do what `HasStates.states` documents."""
 
         def read(session: Session, stepper: Stepper) -> dict[str, Array]:
             return params.download(session, stepper.program, params.states_in(stepper.program))
@@ -187,10 +188,10 @@ class TrainedParameters:
         return {name: handed_out(x) for name, x in self.call(read).items()}
 
     def release(self, session: Session, program: Program) -> None:
-        """Nothing is to be saved: the step keeps the buffers."""
+        """Do nothing, because the step keeps the buffers."""
 
     def download_grads(self, stepper: Stepper) -> dict[str, Array]:
-        """See `CompiledTraining.download_grads`."""
+        """Do what `CompiledTraining.download_grads` documents."""
 
         def read(session: Session, stepper: Stepper) -> dict[str, Array]:
             program = stepper.program
@@ -200,25 +201,25 @@ class TrainedParameters:
 
 
 def _trained(session: Session, program: Program, array: str) -> dict[str, Array]:
-    """An array in the layout of the trained parameters, by their names."""
+    """Return an array in the layout of the trained parameters, by their names."""
     flat = session.read(array)
     return {f.name: from_storage(flat, f) for f in program.trained}
 
 
 def _ema_of(program: Program) -> str:
-    """The array of the averages that an optimizer keeps; "" if it keeps none."""
+    """Return the array of the averages that an optimizer keeps; "" if it keeps none."""
     return next((f.name for f in program.states if f.name in (EMA, f"{program.part}/{EMA}")), "")
 
 
 class OwnParameters:
     """The parameters of a `tg.compile_forward`: drawn from the seed, kept here, written before a run.
 
-    A forward changes no parameter, so this copy is always the truth, also before the first program exists. States may
-    be changed: while a program is loaded, the device has them.
+    A forward changes no parameter, so this copy is always current, also before the first program exists. A forward can
+    change states: while a program is loaded, the device has the current ones.
     """
 
     knobs = Knobs(Rate(as_schedule(0.0)), {})  # no hyperparameter was set
-    unset = False  # are the parameters those of a seed that the user did not choose? Then its first run warns
+    unset = False  # true if the parameters come from a seed that the user did not choose: the first run then warns
 
     def __init__(self, model: Any, seed: int, session_factory: Callable[[], Callable[[], Session]]):
         self.model, self.seed = model, seed
@@ -228,17 +229,17 @@ class OwnParameters:
         first = params.drawn([*self.fields, *self.states_fields], seed)
         self._values = {f.name: first[f.name] for f in self.fields}
         self._states = {f.name: first[f.name] for f in self.states_fields}
-        self._unwritten: dict[str, Array] = {}  # of the parameters, since the last run
-        self._loaded: list[Program] = []  # what is on the device, and with it the states
+        self._unwritten: dict[str, Array] = {}  # parameters changed since the last run
+        self._loaded: list[Program] = []  # programs on the device, which hold the states
         self.worker = Worker(session_factory()).opened()
 
     @property
     def unwritten(self) -> bool:
-        """Is there something to write before the next run?"""
+        """Return whether there is something to write before the next run."""
         return bool(self._unwritten)
 
     def write(self, session: Session, program: Program, new: bool) -> None:
-        """Write what has changed, before a run of `program`. All if it is `new`: its buffers may be, too."""
+        """Write all changes before a run of `program`; write everything if it is `new`, as its buffers can be."""
         if new:
             self._unwritten = dict(self._values)
             if not self._loaded:
@@ -249,13 +250,13 @@ class OwnParameters:
             self._unwritten = {}
 
     def release(self, session: Session, program: Program) -> None:
-        """Before `program` is unloaded: the device forgets the states with the last of them."""
+        """Keep the states before `program` is unloaded: the device loses them with its last program."""
         if self._loaded == [program]:
             self._states = params.download(session, program, params.states_in(program))
         self._loaded = [p for p in self._loaded if p is not program]
 
     def set_states(self, record: Mapping[str, Any], strict: bool) -> None:
-        """As `TrainedParameters.set_states`."""
+        """Do the same as `TrainedParameters.set_states`."""
         arrays = params.check_record(self.states_fields, record, strict, "set_states", "state")
 
         def apply(session: Session) -> None:
@@ -266,7 +267,7 @@ class OwnParameters:
         self.worker.call(apply)
 
     def states(self) -> dict[str, Array]:
-        """As `TrainedParameters.states`."""
+        """Do the same as `TrainedParameters.states`."""
 
         def read(session: Session) -> dict[str, Array]:
             for program in self._loaded[:1]:
@@ -276,7 +277,7 @@ class OwnParameters:
         return {name: handed_out(x) for name, x in self.worker.call(read).items()}
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """As `CompiledTraining.upload_params`."""
+        """Do the same as `CompiledTraining.upload_params`."""
         arrays = params.check_record(self.fields, record, strict, "upload_params")
         self.unset = False
 
@@ -287,7 +288,7 @@ class OwnParameters:
         self.worker.call(apply)
 
     def download_params(self) -> dict[str, Array]:
-        """As `CompiledTraining.download_params`."""
+        """Do the same as `CompiledTraining.download_params`."""
         return self.worker.call(lambda _: {name: handed_out(x.copy()) for name, x in self._values.items()})
 
 
@@ -295,12 +296,12 @@ ParameterStore = TrainedParameters | OwnParameters
 
 
 class HasStates(Helped):
-    """What trainings and forwards have in common: the parameters and states of their model."""
+    """The common part of trainings and forwards: the parameters and states of their model."""
 
-    store: Any  # a ParameterStore; each class says which
+    store: Any  # a ParameterStore; each class declares which
 
     def params(self) -> dict[str, Array]:
-        """The parameters by name, after the steps and runs queued so far; `download_params` by a shorter name.
+        """Return the parameters by name, after the steps and runs queued so far; a short name of `download_params`.
 
         >>> sorted(train.params())
         ['W', 'b']
@@ -308,14 +309,14 @@ class HasStates(Helped):
         return self.store.download_params()
 
     def set_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name; `upload_params` by a shorter name.
+        """Overwrite parameters by name; a short name of `upload_params`.
 
         >>> train.set_params({"W": np.ones((2, 1)), "b": np.zeros(1)})
         """
         self.store.upload_params(record, strict)
 
     def states(self) -> dict[str, Array]:
-        """The states of the model by name, after the steps and runs queued so far; see `tg.Module.state`.
+        """Return the states of the model by name, after the steps and runs queued so far; see `tg.Module.state`.
 
         >>> train.states()
         {}
@@ -323,9 +324,9 @@ class HasStates(Helped):
         return self.store.states()
 
     def set_states(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite states by name, after the steps and runs queued so far. Names missing in `record` keep theirs.
+        """Overwrite states by name, after the steps and runs queued so far. States missing from `record` do not change.
 
-        strict:  every state must be there.
+        strict:  every state must be in `record`.
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and NaN, before anything is written.
 
         >>> train.set_states({})

@@ -220,7 +220,7 @@ class GradTensor(TensorMethods):
         self._grad = None
 
     def has_grad(self) -> bool:
-        """Whether there is a gradient."""
+        """True if the tensor has a gradient."""
         return self._grad is not None
 
     def detach(self) -> GradTensor:

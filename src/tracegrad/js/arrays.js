@@ -1,5 +1,5 @@
-// Values on the host: checked against a program's fields, cast without loss, and put as the device stores them.
-// An array is {dtype, shape, data}; inputs may also be typed arrays, nested lists and numbers.
+// Values on the host: checked against a program's fields, cast without loss, and converted to the device's form.
+// An array is {dtype, shape, data}; inputs can also be typed arrays, nested lists and numbers.
 
 import { SHOWN, checkRange, inputError, prod } from "./checks.js";
 
@@ -13,7 +13,7 @@ const CASTS = {
 };
 const RANGES = { i32: [-(2 ** 31), 2 ** 31 - 1], u32: [0, 2 ** 32 - 1], bool: [0, 1] };
 
-/** Every value of the call in its field's type; InputError naming all problems at once. */
+/** Return every value of the call in its field's type. Throw InputError with all problems. */
 export function checkInputs(fields, given, what, lead) {
   const problems = [];
   const out = new Map();
@@ -31,7 +31,7 @@ export function checkInputs(fields, given, what, lead) {
   return out;
 }
 
-/** A copy of `value` as the field's typed array; `lead`: one more axis in front is allowed, of this length. */
+/** Return a copy of `value` as the field's typed array. `lead`: allow one more axis in front, of this length. */
 function fit(f, value, lead) {
   const { data, shape } = flat(value);
   const size = prod(f.shape);
@@ -72,12 +72,12 @@ function cast(data, dtype) {
   return out;
 }
 
-/** The same 32-bit values as a buffer of the device holds them. */
+/** Return the same values as the 32 bits of device memory. */
 export function toStorage(values, dtype) {
   return dtype === "u32" ? new Int32Array(values.buffer, values.byteOffset, values.length) : values;
 }
 
-/** The array of a field out of a copy of its bytes. */
+/** Return the array of a field from a copy of its bytes. */
 export function fromStorage(bytes, at, f) {
   return { dtype: f.dtype, shape: f.shape, data: new CASTS[f.dtype](bytes.slice(at, at + 4 * prod(f.shape))) };
 }

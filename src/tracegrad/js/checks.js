@@ -1,8 +1,8 @@
-// What files and callers bring, checked before anything is made of it: numbers, schedules, checkpoints; manifest.js has
-// program.json. Every problem is an InputError of one sentence, which names the field. tracegrad/hypers.py and lr.py are
-// the Python twins.
+// Check data of files and callers before use: numbers, schedules, checkpoints; manifest.js checks program.json. Every
+// problem is an InputError of one sentence, which names the field. tracegrad/hypers.py and lr.py are the Python
+// versions.
 
-/** An Error whose `name` says what kind, as tracegrad/errors.py names them. */
+/** Return an Error whose `name` is one of those in tracegrad/errors.py. */
 export function fault(name, message) {
   return Object.assign(new Error(message), { name });
 }
@@ -10,11 +10,11 @@ export function fault(name, message) {
 export const inputError = (message) => fault("InputError", message);
 
 export const SHOWN = 12; // names in an error
-export const HYPER = "hyper."; // of hot values among the inputs of a program
+export const HYPER = "hyper."; // prefix of hot values among the inputs of a program
 export const PERSISTENT = ["param", "grad", "state", "data"]; // roles whose buffers outlive a step
 const LONGEST = 60; // characters of a value in an error
 
-/** The kind of array that stores values of a dtype: of 32 bits, of which a device knows two kinds. */
+/** Return the array type for values of a dtype: devices know two types, both of 32 bits. */
 export const storage = (dtype) => (dtype === "f32" ? Float32Array : Int32Array);
 export const prod = (shape) => shape.reduce((a, b) => a * b, 1);
 export const isRecord = (x) => typeof x === "object" && x !== null && !Array.isArray(x);
@@ -22,17 +22,17 @@ const isText = (x) => typeof x === "string";
 const isCount = (x) => x === x >>> 0; // of 32 bits
 const isSize = (x) => Number.isSafeInteger(x) && x >= 0;
 
-/** A record with `fn(value, name)` for every value. */
+/** Return a record with `fn(value, name)` for every value. */
 export const mapped = (record, fn) => Object.fromEntries(Object.entries(record).map(([name, x]) => [name, fn(x, name)]));
 
-/** A value for an error. An object may come from a file, so its own toString must not run. */
+/** Return a value as text for an error. An object can come from a file, so its own toString must not run. */
 export function shown(x) {
   if (Array.isArray(x)) return `a list of ${x.length}`;
   if (isRecord(x) || typeof x === "function") return `${/^[aeiou]/.test(typeof x) ? "an" : "a"} ${typeof x}`;
   return isText(x) ? JSON.stringify(x.slice(0, LONGEST)) : String(x);
 }
 
-/** What `check` gives; an InputError says where it came up. */
+/** Return the result of `check`; add to an InputError where the value came from. */
 export function within(what, check) {
   try {
     return check();
@@ -45,7 +45,7 @@ export function within(what, check) {
 
 const RATE = { low: 0 };
 
-/** InputError unless `x` is a number within a range of tracegrad/hypers.py, and finite in f32. */
+/** Throw InputError unless `x` is a number within a range of tracegrad/hypers.py, and finite in f32. */
 export function checkNumber(what, x, { low, high, above } = {}) {
   const inside = () => (low ?? x) <= x && x < (high ?? Infinity) && !(above && x === low);
   if (typeof x === "number" && Number.isFinite(Math.fround(x)) && inside()) return;
@@ -53,7 +53,7 @@ export function checkNumber(what, x, { low, high, above } = {}) {
   throw inputError(`${what} must be a number${bounds.filter(Boolean).join(" and")} that is finite in f32, got ${shown(x)}`);
 }
 
-/** InputError for a hyperparameter, of a record, out of its range. */
+/** Throw InputError for a hyperparameter, in a record, out of its range. */
 export function checkHypers(what, hyper, ranges = {}) {
   if (!isRecord(hyper)) throw inputError(`${what}: hyperparameters go by name, such as {weight_decay: 0.1}, got ${shown(hyper)}`);
   for (const [name, x] of Object.entries(hyper)) {
@@ -61,7 +61,7 @@ export function checkHypers(what, hyper, ranges = {}) {
   }
 }
 
-/** {lr, values} of what is given to `set`; InputError for names that are not among `names`, and groups that are none. */
+/** Return {lr, values} from the argument of `set`. Throw InputError for unknown names and groups. */
 export function readHypers(hyper, names, ranges, known = []) {
   const { lr, groups, ...values } = isRecord(hyper) ? hyper : {};
   const unknown = Object.keys(values).filter((name) => !names.includes(name)).slice(0, SHOWN);
@@ -70,7 +70,7 @@ export function readHypers(hyper, names, ranges, known = []) {
   return { lr, values: { ...values, ...readGroups(groups ?? {}, known, ranges) } };
 }
 
-/** What groups have in the place of a hyperparameter goes by its name, "@" and their number. */
+/** Return the groups' own values, named by the hyperparameter, "@" and the group's number. */
 function readGroups(groups, known, ranges) {
   if (!isRecord(groups)) throw inputError(`set: groups go by their patterns, such as {"backbone.*": {lr: 0.1}}, got ${shown(groups)}`);
   const values = {};
@@ -87,7 +87,7 @@ function readGroups(groups, known, ranges) {
   return values;
 }
 
-/** Those of `names` that fit a pattern or one of a list: `*` is any text, `?` one character. InputError if none does. */
+/** Return the `names` that match a pattern or one of a list: `*` is any text, `?` one character. InputError if none. */
 export function chosen(names, given, what) {
   const patterns = [given].flat();
   if (!patterns.every(isText)) throw inputError(`${what}: a pattern is a text such as "backbone.*", got ${shown(given)}`);
@@ -98,14 +98,14 @@ export function chosen(names, given, what) {
   return found;
 }
 
-/** InputError unless a device can take `rate`, what a schedule gave for `step`. */
+/** Throw InputError unless a device can take `rate`, which a schedule gave for `step`. */
 export function checkRate(rate, step) {
   checkNumber(`the schedule at step ${step}: lr`, rate, RATE);
 }
 
 // --- schedules ---
 
-const DEEPEST = 8; // schedules, one within another
+const DEEPEST = 8; // most schedules inside one another
 const SCHEDULES = {
   constant: ["rate"],
   linear: ["peak", "final", "steps"],
@@ -121,7 +121,7 @@ const SCHEDULES = {
   ],
 };
 const ABOVE_0 = ["steps", "every", "div_factor", "final_div_factor"];
-/** Fields that are neither rates nor above 0. */
+/** Fields that are neither rates nor positive. */
 const OTHERS = {
   start: ["the number of a step", (x) => x === null || Number.isSafeInteger(x)],
   milestones: ["a list of steps", (x) => Array.isArray(x) && x.every(Number.isSafeInteger)],
@@ -134,7 +134,7 @@ const OTHERS = {
   ...Object.fromEntries(["patience", "cooldown", "bad", "cooling"].map((name) => [name, ["a whole number", isCount]])),
 };
 
-/** A copy of a schedule's specification, or the constant of a number. InputError naming the fields that are wrong. */
+/** Return a copy of a schedule's specification; a number is a constant rate. Throw InputError with the wrong fields. */
 export function asSchedule(lr, depth = 0) {
   if (typeof lr === "number") {
     checkNumber("lr", lr, RATE);
@@ -183,7 +183,7 @@ export function need(fits, where, why) {
   if (!fits) throw inputError(`${where} ${why}`);
 }
 
-/** InputError unless `x`, found at `where`, is of a type. */
+/** Throw InputError unless `x`, found at `where`, is of a type. */
 export function checkType(where, x, type) {
   const expect = (words, fits) => need(fits, where, x === undefined ? `is missing, expected ${words}` : `is ${shown(x)}, expected ${words}`);
   if (isText(type)) return expect(TYPES[type][0], TYPES[type][1](x));
@@ -197,14 +197,14 @@ export function checkType(where, x, type) {
   for (const [name, part] of Object.entries(type)) checkType(where ? `${where}.${name}` : name, x[name], part);
 }
 
-/** What is at a URL, by this method of the response. */
+/** Return the contents of a URL, by this method of the response. */
 export async function fetched(url, read) {
   const response = await fetch(url);
   if (!response.ok) throw inputError(`${url.slice(url.lastIndexOf("/") + 1)}: ${response.status} ${response.statusText}`);
   return response[read]();
 }
 
-/** What a JSON text holds. */
+/** Return the value of a JSON text. */
 export function parsed(what, text) {
   try {
     return JSON.parse(text);
@@ -215,7 +215,7 @@ export function parsed(what, text) {
 
 // --- checkpoints ---
 
-/** InputError for parameters from which every step would fail: NaN, or an infinity where a step changes it. */
+/** Throw InputError for parameters with which every step would fail: NaN, or an infinity that a step changes. */
 export function checkFinite(params, values, prefix = "") {
   for (const { name, spec } of params) {
     const wrong = (x) => Number.isNaN(x) || (spec.trainable !== false && !Number.isFinite(x));
@@ -225,7 +225,7 @@ export function checkFinite(params, values, prefix = "") {
   }
 }
 
-/** {step, seed, lr, lr_start, hyper} of a checkpoint's metadata. */
+/** Return {step, seed, lr, lr_start, hyper} from a checkpoint's metadata. */
 export function readFacts(metadata, ranges) {
   const facts = {};
   for (const name of ["step", "seed", "lr_start", "lr", "hyper"]) {
@@ -251,7 +251,7 @@ export function readFacts(metadata, ranges) {
 
 const ENTRY = { dtype: new Set(["F32", "I32"]), shape: ["size"], data_offsets: PAIR };
 
-/** The header of a safetensors file: every entry has its types, and no name stands twice. */
+/** Return the header of a safetensors file: every entry has valid types, and no name occurs twice. */
 export function readHeader(text) {
   const header = parsed("the header", text);
   checkType("the header", header, "record");
@@ -260,7 +260,7 @@ export function readHeader(text) {
   for (const [name, entry] of Object.entries(entries)) {
     checkType(shown(name), entry, ENTRY);
     need(Object.keys(entry).length === 3, shown(name), "has other parts than dtype, shape and data_offsets");
-    need(entry.shape.length <= 64, shown(name), "has more than 64 axes"); // as Python, which NumPy limits
+    need(entry.shape.length <= 64, shown(name), "has more than 64 axes"); // the limit of NumPy, and so of Python
   }
   const texts = [...Object.keys(entries), ...Object.entries(metadata).flat()].join();
   need(!/\p{Surrogate}/u.test(texts), "the header", "has half of a surrogate pair, which is no text");
@@ -270,7 +270,7 @@ export function readHeader(text) {
   return { entries, metadata };
 }
 
-/** A device would clamp an index out of range silently. Where a field has a box, only elements in it are used. */
+/** Check indices, because a device would clamp them silently. Where a field has a box, only elements in it are used. */
 export function checkRange(values, { shape, spec: { range: [low, high], exempt, box } }) {
   const used = (k) => !box || shape.every((_, d) => {
     const c = Math.floor(k / prod(shape.slice(d + 1))) % shape[d];

@@ -1,12 +1,12 @@
-// program.json, checked before anything is made of it: the type of every part, and that every index, size and offset
-// stays inside what it points to. tracegrad/program.py is the Python twin.
+// Check program.json before use: the type of every part, and that every index, size and offset stays in bounds.
+// tracegrad/program.py is the Python version.
 
 import { HYPER, PAIR, PERSISTENT, asSchedule, checkHypers, checkType, inputError, isRecord, mapped, need, parsed, prod, shown, within } from "./checks.js";
 
 const VERSION = 1; // of tracegrad/program.py
-const MOST_LAUNCHES = 2 ** 20; // in a step: their offsets fill 256 MiB, the largest buffer that every device has
+const MOST_LAUNCHES = 2 ** 20; // in a step: their offsets fill 256 MiB, the largest buffer of every device
 const MOST_NESTED = 8; // loops
-const MOST_GROUPS = 65535; // of a launch along an axis, on every device
+const MOST_GROUPS = 65535; // of a launch along an axis, the limit of every device
 const RANGE = { low: "bound", high: "bound", above: "flag" };
 const FIELD = { name: "text", buffer: "size", offset: "size", dtype: new Set(["f32", "i32", "u32", "bool"]), shape: ["size"], spec: "record" };
 const MOVE = ["size", { depth: "size", step: "whole", ring: "size" }];
@@ -41,8 +41,8 @@ const DEMOS = {
 };
 
 /**
- * The manifest that a program.json holds, a text or what JSON.parse made of it. InputError if it is of another version,
- * or if any type, index, size or offset in it is wrong.
+ * Return the manifest of a program.json, given as text or as the result of JSON.parse. Throw InputError for another
+ * version, or if any type, index, size or offset in it is wrong.
  */
 export function readManifest(json) {
   const manifest = typeof json === "string" ? parsed("program.json", json) : json;
@@ -70,7 +70,7 @@ function checkManifest(manifest) {
   return manifest;
 }
 
-/** What a step needs besides its program. */
+/** Check the parts of a step besides its program. */
 function checkTraining({ outputs, params, buffers, meta }, shared) {
   const { bounds = [] } = meta;
   const halted = shared.get("halted");
@@ -85,7 +85,7 @@ function checkTraining({ outputs, params, buffers, meta }, shared) {
   checkFields("train.params", trained.map((f) => ({ ...f, buffer })), buffers, true);
 }
 
-/** Groups of the optimizer, and where the masks have each parameter. */
+/** Check groups of the optimizer, and the place of each parameter in the masks. */
 function checkFreeze({ freeze = {}, optimizer }, buffers) {
   checkType("train.meta.optimizer.options.groups", optimizer?.options?.groups ?? [], [["text", "record"]]);
   checkType("train.meta.freeze", freeze, "record");
@@ -115,7 +115,7 @@ function checkForward(where, forward, shared, hyper) {
   need(known, `${where}.structure`, "names what is no output");
 }
 
-/** `step`: the program that this one feeds. */
+/** Check a program. `step`: the program that this one feeds. */
 export function checkProgram(where, p, shared, hyper, step) {
   checkType(where, p, PROGRAM);
   const { buffers, needs, params, states } = p;
@@ -131,7 +131,7 @@ export function checkProgram(where, p, shared, hyper, step) {
   checkLaunches(where, p);
 }
 
-/** Is an input given by the caller, or a hot value that there is? */
+/** Check that an input comes from the caller, or is a known hot value. */
 function isKnown(name, hyper, feeds) {
   if (!name.startsWith(HYPER)) return true;
   const hot = name.slice(HYPER.length).replace(/^1-/, "");
@@ -172,7 +172,7 @@ function checkFields(where, fields, buffers, persistent) {
   });
 }
 
-/** The initialiser of a parameter. */
+/** Check the initialiser of a parameter. */
 const INITS = {
   randn: { scale: "number" },
   normal: { mean: "number", std: "number" },
@@ -201,7 +201,7 @@ function checkParam(where, { shape, dtype, spec: { init } }, params = []) {
   need(decodedLength(init.data) === size, `${where}.spec.init.data`, `is not ${size} bytes in base64`);
 }
 
-/** Every dispatch within its arrays, in every iteration of the loops around it. */
+/** Check that every dispatch stays within its arrays, in every iteration of the loops around it. */
 function checkLaunches(where, { kernels, buffers, dispatches, loops }) {
   const around = [{ end: dispatches.length, times: 1 }];
   let next = 0, launches = 0;
@@ -235,7 +235,7 @@ function checkDispatch(at, d, kernels, buffers, around) {
   checkOffsets(at, d, largest(d.buffers.map((id) => (buffers[id].role === "data" ? Infinity : buffers[id].size))), around);
 }
 
-/** Each offset, the least and the most it becomes in loops. A Program does not say into which buffer: none is larger than `most`. */
+/** Check each offset's least and greatest value in loops. Its buffer is unknown: none is larger than `most`. */
 function checkOffsets(at, { offsets, moves }, most, around) {
   const low = [...offsets], high = [...offsets];
   moves.forEach(([slot, { depth, step, ring }], k) => {

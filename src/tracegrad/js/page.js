@@ -1,11 +1,11 @@
-// The page that `train.export` writes. All texts of the user's reach it as data and the document as text, never as HTML.
+// The page that `train.export` writes. All texts of the user reach it as data and the document as text, never as HTML.
 
 const at = (id) => document.getElementById(id);
-const embedded = at("core"); // one file holds everything
-const CALL = 80; // ms that one call to the worker should take: long enough to be efficient, short enough to react
+const embedded = at("core"); // a single file holds everything
+const CALL = 80; // ms: target of one call to the worker, long enough to be efficient, short enough to react
 const KEPT = 4000; // losses in the chart
-const LEFT = 64; // of the chart: room for 0.001234
-const SAFE = 20_000; // ms of training that a lost device may cost: a checkpoint is taken that often
+const LEFT = 64; // margin of the chart: room for 0.001234
+const SAFE = 20_000; // ms between checkpoints: the most training that a lost device can cost
 
 const code = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
 const short = (x) => (Number.isFinite(x) ? (x !== 0 && Math.abs(x) < 1e-3 ? x.toExponential(2) : x.toPrecision(4)) : "–");
@@ -17,10 +17,10 @@ let running = false;
 let looping = false;
 let perCall = 1;
 const losses = []; // [step, loss]
-const refreshers = []; // demos that follow the training
-let refresh; // runs them: one at a time, and the newest call last
+const refreshers = []; // demos to refresh after training steps
+let refresh; // runs them one at a time; the newest call runs last
 
-/** What an element of this file holds in base64. */
+/** Return the bytes of an element of this file, which holds base64. */
 function bytes(id) {
   try {
     return Uint8Array.from(atob(at(id).textContent), (c) => c.charCodeAt(0));
@@ -35,7 +35,7 @@ function say(text, problem = false) {
   at("rescue").hidden = true;
 }
 
-/** An error in words. If the device was lost, the last checkpoint can be had. */
+/** Show an error in words. If the device was lost, offer the last checkpoint. */
 function tell(error) {
   say(error.message, true);
   const last = error.name === "DeviceLostError" && train?.lastCheckpoint;
@@ -77,7 +77,7 @@ async function start() {
 // --- training ---
 
 async function loop() {
-  if (looping) return; // the last one has not noticed yet that it should have ended: it goes on
+  if (looping) return; // the last loop has not noticed its end yet, so it continues
   looping = true;
   let saved = performance.now();
   while (running) {
@@ -88,7 +88,7 @@ async function loop() {
     at("speed").textContent = short((1000 * perCall) / ms);
     perCall = Math.max(1, Math.min(512, Math.round((perCall * CALL) / ms)));
     if (performance.now() - saved > SAFE) {
-      await train.saveCheckpoint().catch(() => {}); // the next step says what is wrong
+      await train.saveCheckpoint().catch(() => {}); // the next step reports the error
       saved = performance.now();
     }
     await new Promise((go) => (document.hidden ? setTimeout(go) : requestAnimationFrame(go)));
@@ -103,7 +103,7 @@ function take(result) {
     running = false;
     if (result.kind === "failed") tell(result.error);
     else say(`Aborted: ${result.reason}`, true);
-    while (losses.at(-1)?.[0] > train.stepCount) losses.pop(); // a lost device goes back to the last checkpoint
+    while (losses.at(-1)?.[0] > train.stepCount) losses.pop(); // a lost device returns to the last checkpoint
     showFacts();
     return false;
   }
@@ -128,7 +128,7 @@ function showFacts() {
 
 function showRate(lr, moved = false) {
   if (!moved) at("rate").value = Math.log10(Math.max(lr, 1e-6));
-  at("rate").setAttribute("aria-valuetext", short(lr)); // its value is the logarithm
+  at("rate").setAttribute("aria-valuetext", short(lr)); // the slider's value is the logarithm
   at("rate-shown").textContent = short(lr);
 }
 
@@ -146,7 +146,7 @@ at("step").onclick = async () => {
   if (take(await train.step())) say("One step.");
   refresh();
 };
-/** A handler that does `work` and says what goes wrong. */
+/** Return a handler that does `work` and shows its errors. */
 const attempt = (work) => () => work().catch(tell);
 
 at("reset").onclick = attempt(async () => {
@@ -179,7 +179,7 @@ at("open").onchange = attempt(async () => {
   const [file] = at("open").files;
   if (!file) return;
   const read = new Uint8Array(await file.arrayBuffer());
-  at("open").value = ""; // so that the same file can be chosen again
+  at("open").value = ""; // allows choosing the same file again
   await train.loadCheckpoint(read);
   losses.length = 0;
   showFacts();
@@ -189,7 +189,7 @@ at("open").onchange = attempt(async () => {
 
 // --- drawing ---
 
-/** A canvas in its own pixels, cleared, and its size in CSS pixels. */
+/** Return a canvas in its own pixels, cleared, and its size in CSS pixels. */
 function cleared(canvas) {
   const { clientWidth: w, clientHeight: h } = canvas;
   const ratio = globalThis.devicePixelRatio || 1;
@@ -210,7 +210,7 @@ function polyline(g, points, style, width = 1.5) {
 
 function drawChart() {
   const [g, w, h] = cleared(at("chart"));
-  const signed = losses.some(([, y]) => y < 0); // a likelihood, say: no logarithm then
+  const signed = losses.some(([, y]) => y < 0); // such as a likelihood: no logarithm then
   const shown = signed ? losses : losses.filter(([, y]) => y > 0);
   if (shown.length < 2) return;
   const [first, last] = [shown[0][0], shown.at(-1)[0]];
@@ -281,7 +281,7 @@ function imageDemo(box, name, { height, width }, { inputs: [x] }) {
   element(box, "button", { type: "button", textContent: "Clear", onclick: () => (ink.fill(0), show()) });
   const ink = new Float32Array(width * height);
   const pen = [width / 2, height / 2];
-  let byKeys = false; // the pen is shown then
+  let byKeys = false; // true while keys draw: then the pen is shown
   const dot = (cx, cy) => {
     for (let k = 0; k < ink.length; k++) {
       const distance = Math.hypot((k % width) + 0.5 - cx, Math.floor(k / width) + 0.5 - cy);

@@ -1,5 +1,5 @@
-// The device of Python in this very page or worker (Pyodide): tracegrad/runtime/browser.py calls it, and is the engine.
-// Calls are done in order, one at a time. Every promise resolves, to {value} or to {error: {name, message, kernel}}.
+// The device of Python in this page or worker (Pyodide): tracegrad/runtime/browser.py calls it, and is the engine.
+// Calls are done in order, one at a time. Every promise resolves to {value} or to {error: {name, message, kernel}}.
 
 import { prod } from "./checks.js";
 import { draw } from "./random.js";
@@ -15,7 +15,7 @@ const bytesOf = (x) => new Uint8Array(x.buffer, x.byteOffset, x.byteLength);
 export class Tab {
   #opened;
   #last;
-  #loaded = new Map(); // by handle; a promise, so that whoever runs it hears why it could not be loaded
+  #loaded = new Map(); // handle -> a promise, so that a run reports why its program could not be loaded
   adapter = "";
 
   constructor(gpu) {
@@ -23,7 +23,7 @@ export class Tab {
     this.#last = this.#opened.then((session) => (this.adapter = session.adapter), () => {});
   }
 
-  /** `check()` gives the bytes of the check of its kernels, where this browser has no verdict; null: they run unchecked. */
+  /** Load a program. `check()` gives the check of its kernels if this browser has no verdict; null: they run unchecked. */
   load(handle, json, check) {
     return this.#do(async (session) => {
       const program = JSON.parse(json);
@@ -53,7 +53,7 @@ export class Tab {
     });
   }
 
-  /** `n` runs in one submission: the inputs of each, field after field, one after the other; their outputs likewise. */
+  /** Do `n` runs in one submission. Inputs and outputs are in the order of the runs, field after field in each run. */
   run(handle, n, bytes) {
     return this.#do(async (session) => {
       const loaded = await this.#loaded.get(handle);
@@ -86,7 +86,7 @@ export class Tab {
     return this.#do((session) => session.write(name, new Int32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4), at));
   }
 
-  /** Free the device. What is under way fails. */
+  /** Free the device. Calls under way fail. */
   destroy() {
     this.#opened.then((session) => session.destroy(), () => {});
   }
@@ -98,12 +98,12 @@ export class Tab {
   }
 }
 
-/** First values of parameters, described in JSON by different names; their bytes one after the other. */
+/** Draw first values of parameters, described in JSON by different names; return their bytes one after the other. */
 export function drawn(json, seed) {
   return [...draw(JSON.parse(json), seed).values()].map(bytesOf);
 }
 
-/** The adapter's name, or why there is none. */
+/** Return the adapter's name, or why there is none. */
 export function support(gpu) {
   return told(findAdapter(gpu).then(adapterName));
 }

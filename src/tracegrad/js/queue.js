@@ -1,36 +1,36 @@
-// Runs in batches, and work between them, in order; runs again behind a step that was not applied. Here, and nowhere else,
-// is decided how many runs go together. tracegrad/engine/worker.py is its Python twin.
+// Do runs in batches, and work between them, in order; repeat the runs after a step that was not applied. Only this file
+// decides how many runs go together. tracegrad/engine/worker.py is its Python version.
 
 import { fault } from "./checks.js";
 
-const AHEAD = 3; // batches under way: one comes back, one runs, one waits behind it
+const AHEAD = 3; // batches under way: one returns, one runs, one waits
 const BATCH_RUNS = 64;
-const BATCH_MS = 100; // browsers give up on devices that seem to hang
+const BATCH_MS = 100; // browsers reset devices that seem to hang
 const BATCH_BYTES = 2 ** 26; // of inputs or outputs
 
 const answer = (x, error) => (x.work ? x.reject(error) : x.of.fail(x, error));
 
 /**
- * A run is {of, call}: one of those that a call asks for, unless `call.done`. `of`, a program, says what its runs are:
- * {loaded, load, begin, finish, recover, fail}. Runs of the same one share batches. `begin(run)` gives a function that
- * sets its inputs. `finish(run, outputs)` is false if the run changed nothing, nor did those behind it; then
- * `recover(run, outputs)` makes the session ready for these. `fail(run, error)` answers it.
+ * A run is {of, call}: one of those that a call requests, unless `call.done`. `of`, a program, handles its runs:
+ * {loaded, load, begin, finish, recover, fail}. Runs of one program share batches. `begin(run)` returns a function that
+ * sets its inputs. `finish(run, outputs)` is false if neither the run nor later ones changed anything; then
+ * `recover(run, outputs)` makes the session ready for the later ones. `fail(run, error)` resolves the run.
  */
 export class Queue {
   #host;
-  #waiting = []; // runs in no batch yet, and work
+  #waiting = []; // runs not yet in a batch, and work
   #batches = []; // under way: {of, runs, outputs, began}
   #busy = false; // work is being done
   #reading = false;
-  #landed = 0; // when the outputs of the last batch were there
+  #landed = 0; // when the last batch's outputs arrived
   #ended;
 
-  /** host: {session, rebuilt}, which is asked for another session when the device is lost. */
+  /** host: {session, rebuilt}; gives another session when the device is lost. */
   constructor(host) {
     this.#host = host;
   }
 
-  /** Do `work`; a promise of what it gives. */
+  /** Do `work`; return a promise of its result. */
   alone(work) {
     return new Promise((resolve, reject) => this.add([{ work, resolve, reject }]));
   }
@@ -41,13 +41,13 @@ export class Queue {
     this.#advance();
   }
 
-  /** Answer everything that is under way or comes later with AbortedError. */
+  /** Resolve everything under way, and later calls, with AbortedError. */
   end(reason) {
     this.#ended ??= fault("AbortedError", reason);
     this.#fail([]);
   }
 
-  /** Begin as much as there is room for, and see that its outputs are read. */
+  /** Begin as much as there is room for, and read its outputs. */
   #advance() {
     while (!this.#busy && this.#waiting.length) {
       const [first] = this.#waiting;
@@ -61,7 +61,7 @@ export class Queue {
     if (this.#batches.length && !this.#reading) this.#read();
   }
 
-  /** Work that was asked for, or to load the program of the runs to come. */
+  /** Do requested work, or load the program of the next runs. */
   async #alone(first) {
     this.#busy = true;
     try {
@@ -77,7 +77,7 @@ export class Queue {
     this.#advance();
   }
 
-  /** The next runs of a program, as many as one batch should have. */
+  /** Return the next runs of a program, as many as one batch should have. */
   #run(of) {
     const most = Math.max(1, Math.min(of.atOnce ?? 1, BATCH_RUNS, BATCH_BYTES / of.loaded.bytes) | 0);
     const runs = [], inputs = [], began = performance.now();
@@ -93,11 +93,11 @@ export class Queue {
     }
     if (!runs.length) return;
     const outputs = (async () => this.#host.session.run(of.loaded, inputs))();
-    outputs.catch(() => {}); // whoever reads them hears of it
+    outputs.catch(() => {}); // the reader of the outputs reports the error
     this.#batches.push({ of, runs, outputs, began });
   }
 
-  /** Take the outputs of what is under way, the oldest first. */
+  /** Take the outputs of batches under way, the oldest first. */
   async #read() {
     this.#reading = true;
     while (this.#batches.length) {
@@ -112,7 +112,7 @@ export class Queue {
         if (bad >= 0) await this.#replay(of, runs, bad, results[bad]);
         else this.#batches.shift();
       } catch (e) {
-        // Whether the device did these runs and those behind is unknown, so none is run a second time
+        // It is unknown whether the device did these runs and later ones, so none is repeated
         await this.#fail(this.#under(), e);
       }
       this.#advance();
@@ -120,12 +120,12 @@ export class Queue {
     this.#reading = false;
   }
 
-  /** The k-th run was not applied, nor what is behind it, which comes again. */
+  /** Repeat the runs after the k-th, which was not applied. */
   async #replay(of, runs, k, outputs) {
     this.#busy = true;
     try {
       for (const later of this.#batches) await later.outputs;
-      const behind = this.#under().slice(k + 1); // the rest of this batch, which is the oldest, and later ones
+      const behind = this.#under().slice(k + 1); // the rest of this batch, the oldest, and later batches
       this.#waiting.unshift(...behind);
       await of.recover(runs[k], outputs);
     } catch (e) {
@@ -135,12 +135,12 @@ export class Queue {
     }
   }
 
-  /** The runs of all batches, which are forgotten. */
+  /** Return and forget the runs of all batches. */
   #under() {
     return this.#batches.splice(0).flatMap((x) => x.runs);
   }
 
-  /** Answer `items` with the error; everything, if the device is lost or this has ended. */
+  /** Resolve `items` with the error; everything, if the device is lost or this has ended. */
   async #fail(items, error) {
     const { session } = this.#host;
     if (session.lost && !this.#ended) {

@@ -1,6 +1,6 @@
 // First values of parameters: Mulberry32 and Box-Muller, the same numbers as tracegrad/runtime/draw.py and shaped.py, bit
 // for bit.
-// Math.log and Math.cos differ between browsers in the last bit, so both are written out (fdlibm's).
+// Math.log and Math.cos differ between browsers in the last bit, so both are implemented here (fdlibm's).
 
 import { inputError, prod, storage } from "./checks.js";
 
@@ -13,7 +13,7 @@ const PIO2_HI = 1.57079632673412561417;
 const ROUND = 6755399441055744; // 1.5 * 2^52: adding and subtracting it rounds halves to even, as rint does
 const PIO2_LO = 6.07710050650619224932e-11;
 
-/** Draw `at` (from 0) of the stream of `seed`, in [0, 1). */
+/** Return draw `at` (from 0) of the stream of `seed`, in [0, 1). */
 export function uniform(seed, at) {
   const a = (seed + Math.imul(at + 1, STEP)) | 0;
   let t = Math.imul(a ^ (a >>> 15), a | 1);
@@ -44,7 +44,7 @@ function log(x) {
   return e * LN2_HI - (h - (s * (h + r) + e * LN2_LO) - f);
 }
 
-/** Of 0 <= x < 2 pi. */
+/** Return cos(x) for 0 <= x < 2 pi. */
 function cos(x) {
   const q = x * TWO_OVER_PI + ROUND - ROUND;
   const r = x - q * PIO2_HI;
@@ -73,7 +73,7 @@ function normal(seed, at) {
   return radius * cos(2 * Math.PI * uniform(seed, at + 1));
 }
 
-/** Inputs and outputs of a weight: a matrix is [in, out], more axes are [out, in/groups, ...kernel]. */
+/** Return inputs and outputs of a weight: a matrix is [in, out], more axes are [out, in/groups, ...kernel]. */
 function fans(shape) {
   if (shape.length < 2) return [shape[0] ?? 1, shape[0] ?? 1];
   if (shape.length === 2) return shape;
@@ -81,7 +81,7 @@ function fans(shape) {
   return [shape[1] * area, shape[0] * area];
 }
 
-/** Mean and deviation of normal numbers. */
+/** Return mean and deviation of normal numbers. */
 const NORMAL = {
   randn: (init) => [0, init.scale],
   normal: (init) => [init.mean, init.std],
@@ -92,7 +92,7 @@ const NORMAL = {
 };
 
 const around = (c) => [-c, c];
-/** The range of numbers spread evenly. */
+/** Return the range of uniform numbers. */
 const EVEN = {
   uniform: (init) => [init.low, init.high],
   kaiming_uniform: (init, [fanIn]) => around(init.gain * Math.sqrt(3 / fanIn)),
@@ -127,7 +127,7 @@ function ratio(x, rows) {
   return above / below;
 }
 
-/** The number that a normal number is below with probability p. */
+/** Return the number that a normal number is below with probability p. */
 function quantile(p) {
   const q = p - 0.5;
   if (Math.abs(q) <= 0.425) return q * ratio(0.180625 - q * q, MIDDLE);
@@ -162,7 +162,7 @@ const dot = (a, b) => {
   return sum;
 };
 
-/** Gram-Schmidt on the rows, or the columns if these are fewer. */
+/** Orthogonalise the rows by Gram-Schmidt, or the columns if these are fewer. */
 function orthogonalize(out, shape, { gain, stacked }) {
   const n = shape[stacked], m = prod(shape.slice(stacked + 1));
   const at = (r, c) => (n > m ? c * m + r : r * m + c);
@@ -186,7 +186,7 @@ function literal(init) {
   return init.dtype === "bool" ? Int32Array.from(bytes) : new (storage(init.dtype))(bytes.buffer);
 }
 
-/** Values of every field by name, as its buffer stores them, in order from one stream; a copy follows what it copies. */
+/** Return every field's values by name, in buffer form, in order from one stream; a copy comes after its source. */
 export function draw(fields, seed) {
   let at = 0;
   const made = new Map();

@@ -1,10 +1,10 @@
-// safetensors files: F32 and I32, read strictly. Nothing of a file is used before all of its header is validated.
+// safetensors files: F32 and I32, read strictly. The whole header is validated before any data is used.
 
 import { inputError, prod, readHeader, shown, within } from "./checks.js";
 
 const READS = { F32: Float32Array, I32: Int32Array };
 
-/** {tensors: Map of name to {dtype, shape, data}, metadata}. InputError for anything the format forbids. */
+/** Return {tensors: Map of name to {dtype, shape, data}, metadata}. InputError for anything the format forbids. */
 export function readSafetensors(input) {
   const bytes = new Uint8Array(input.buffer ?? input, input.byteOffset ?? 0, input.byteLength);
   return within("not a valid safetensors file", () => {
@@ -37,7 +37,7 @@ function headerOf(bytes) {
   return { start, ...readHeader(text) };
 }
 
-/** The file of `tensors`, [name, {shape, data}] in order; data are Float32Array or Int32Array. */
+/** Return the file of `tensors`, [name, {shape, data}] in order; data are Float32Array or Int32Array. */
 export function writeSafetensors(tensors, metadata) {
   let at = 0;
   const rows = tensors.map(([name, { shape, data }]) => {

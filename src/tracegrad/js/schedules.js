@@ -3,7 +3,7 @@
 const line = (a, b, share) => a + (b - a) * share;
 const cosine = (a, b, share) => b + ((a - b) * (1 + Math.cos(Math.PI * share))) / 2;
 
-/** The rate at the schedule's own step `s`, from 1 on. */
+/** Return the rate at the schedule's own step `s`, from 1 on. */
 const VALUE = {
   constant: (c) => c.rate,
   linear: (c, s) => c.peak + ((c.final - c.peak) * Math.min(s - 1, c.steps)) / c.steps,
@@ -24,7 +24,7 @@ const VALUE = {
   },
 };
 
-/** The plateau behind one more metric. */
+/** Return the plateau after one more metric. */
 export function afterMetric(c, metric) {
   const sign = c.mode === "max" ? 1 : -1;
   const margin = c.threshold * (c.threshold_mode === "rel" ? c.best : 1);
@@ -40,10 +40,10 @@ export function afterMetric(c, metric) {
   return next;
 }
 
-/** The schedule as it was before it was told a metric. */
+/** Return the schedule without its metrics. */
 export const restarted = (c) => (c.kind === "plateau" ? { ...c, now: null, best: null, bad: 0, cooling: 0 } : c);
 
-/** The rate at `step`; a schedule without a start of its own begins at `start`. A number is a constant rate. */
+/** Return the rate at `step`; a schedule without its own start begins at `start`. A number is a constant rate. */
 export function rateAt(spec, step, start = 1) {
   if (typeof spec === "number") return spec;
   return VALUE[spec.kind](spec, Math.max(1, step - ((spec.start ?? start) || 1) + 1));

@@ -2,11 +2,11 @@
 
 import { Training } from "./training.js";
 
-/** The worker's side: answers the messages of `load` in tracegrad.js. */
+/** Serve a training in the worker: answer the messages of `load` in tracegrad.js. */
 export function serve(scope) {
   let training;
-  let told = null; // the last checkpoint that the page has: it must outlive this worker
-  const held = `tracegrad ${Math.random()}`; // a lock that is released when this worker dies, however that happens
+  let told = null; // the last checkpoint sent to the page, which must outlive this worker
+  const held = `tracegrad ${Math.random()}`; // a lock that is released when this worker ends in any way
   const granted = new Promise((resolve) => {
     const keep = () => (resolve(), new Promise(() => {}));
     scope.navigator.locks ? scope.navigator.locks.request(held, keep).catch(resolve) : resolve();

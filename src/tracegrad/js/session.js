@@ -1,19 +1,19 @@
 // A WebGPU device with named, persistent buffers, and the Programs loaded into it: one pass a step, one submission for
-// any number of steps. tracegrad/runtime/base.py has the meaning; the native runtime executes the same Programs.
-// A buffer of role "data" holds examples: it is as large as what `hold` is given, whatever the Program.
+// any number of steps. tracegrad/runtime/base.py documents it; the native runtime executes the same Programs.
+// A buffer of role "data" holds examples: `hold` sets its size, whatever the Program says.
 
 import { fromStorage, toStorage } from "./arrays.js";
 import { PERSISTENT, fault, prod, storage } from "./checks.js";
 
 const MAP_READ = 1, COPY_SRC = 4, COPY_DST = 8, UNIFORM = 64, STORAGE = 128, COMPUTE = 4; // GPUBufferUsage, GPUShaderStage
-const ALIGN = 256; // of offsets into a uniform buffer: what every device accepts
+const ALIGN = 256; // of offsets into a uniform buffer, accepted by every device
 
 const LIMITS = {
   maxBufferSize: "buffer_bytes",
   maxStorageBufferBindingSize: "binding_bytes",
   maxStorageBuffersPerShaderStage: "storage_buffers",
   maxComputeWorkgroupStorageSize: "workgroup_memory",
-}; // grids are such that every device takes them
+}; // every device accepts such grids
 
 const deviceError = (message) => fault("DeviceError", message);
 
@@ -21,7 +21,7 @@ const NO_WEBGPU = "This browser does not offer WebGPU; Chrome or Edge from 113, 
   + "On Linux, see chrome://flags/#enable-unsafe-webgpu. Pages must come from https, localhost or a file.";
 const NO_ADAPTER = "This browser found no graphics adapter for WebGPU: update its driver, or allow hardware acceleration in its settings; chrome://gpu says more.";
 
-/** The adapter, or a DeviceError in plain words. */
+/** Return the adapter, or throw a DeviceError in plain words. */
 export async function findAdapter(gpu = globalThis.navigator?.gpu) {
   if (!gpu) throw deviceError(NO_WEBGPU);
   const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
@@ -31,17 +31,17 @@ export async function findAdapter(gpu = globalThis.navigator?.gpu) {
 
 const words = (info) => [info?.vendor, info?.architecture, info?.device].filter(Boolean).join(" ");
 
-/** What to call an adapter in front of people. */
+/** Return an adapter's name for users. */
 export function adapterName({ info }) {
   return info?.description || words(info) || "WebGPU";
 }
 
-/** Does it run on a CPU? */
+/** Return whether an adapter runs on a CPU. */
 function isSoftware({ info }) {
   return info?.isFallbackAdapter || /swiftshader|llvmpipe|basic render/i.test(words(info) + info?.description);
 }
 
-/** DeviceError naming what a device, or its adapter, lacks for `programs`. */
+/** Throw a DeviceError naming what a device, or its adapter, lacks for `programs`. */
 export function demand(programs, { limits, features }, name) {
   for (const [limit, need] of Object.entries(LIMITS)) {
     const most = Math.max(...programs.map((p) => p.needs[need]));
@@ -54,7 +54,7 @@ const F16 = "shader-f16";
 const isHalf = (b) => b.dtype === "f16";
 
 export class Session {
-  /** A device as large as there is; DeviceError naming what it lacks for `programs`. */
+  /** Open a device with the largest limits. Throw a DeviceError naming what it lacks for `programs`. */
   static async open(programs, gpu) {
     const adapter = await findAdapter(gpu);
     demand(programs, adapter, adapterName(adapter));
@@ -63,7 +63,7 @@ export class Session {
   }
 
   constructor(device, adapter) {
-    const identity = `${words(adapter.info)} ${adapter.info?.description}`; // all that a page is told
+    const identity = `${words(adapter.info)} ${adapter.info?.description}`; // all that a page can learn
     Object.assign(this, { device, adapter: adapterName(adapter), software: isSoftware(adapter), identity, lost: "", error: "", arrays: new Map(), layouts: new Map(), pipelines: new Map() });
     device.lost.then((info) => (this.lost ||= info.message || info.reason || "lost"));
     device.onuncapturederror = (e) => {
@@ -73,9 +73,9 @@ export class Session {
   }
 
   /**
-   * Allocate, and compile every kernel in parallel; `progress(done, all)`. CompileError naming a kernel refused.
-   * A program that feeds `step`, which is loaded, gives the two as one: what it writes to buffers of role "fed", the step
-   * finds in its inputs.
+   * Allocate, and compile every kernel in parallel; `progress(done, all)`. Throw CompileError naming a refused kernel.
+   * A program that feeds `step`, which is loaded, becomes one program with it: the step reads its inputs from the buffers
+   * of role "fed".
    */
   async load(program, progress = () => {}, step) {
     this.check();
@@ -106,7 +106,7 @@ export class Session {
     for (const buffer of [...loaded.own, ...loaded.slots, loaded.staging]) buffer?.destroy();
   }
 
-  /** Throws if the device is gone or has refused something. */
+  /** Throw if the device is lost or has refused something. */
   check() {
     if (this.lost) throw fault("DeviceLostError", `the device was lost: ${this.lost}`);
     const { error } = this;
@@ -115,14 +115,14 @@ export class Session {
   }
 
   /**
-   * Run a program once for each of `inputs`, in one submission; a promise of the outputs, Maps by name. Each of `inputs`
-   * is a function that gives the values of a run by `set(field, values)`; it is called at once.
+   * Run a program once for each of `inputs`, in one submission; return a promise of the outputs, Maps by name. Each of
+   * `inputs` is a function that sets the values of a run by `set(field, values)`; it is called at once.
    */
   run(loaded, inputs) {
     return this.#outputs(loaded, inputs.length, this.#submit(loaded, inputs));
   }
 
-  /** The outputs of `n` runs, once their slot is mapped. */
+  /** Return the outputs of `n` runs, once their slot is mapped. */
   async #outputs({ program, outputs, slots }, n, slot) {
     const bytes = await this.#mapped(slot, n * outputs.bytes);
     slots.push(slot);
@@ -130,7 +130,7 @@ export class Session {
       [f.name, fromStorage(bytes, k * outputs.bytes + outputs.at.get(f), f)])));
   }
 
-  /** Submit the runs; the buffer where their outputs will be. */
+  /** Submit the runs; return the buffer for their outputs. */
   #submit(loaded, given) {
     this.check();
     const { device } = this;
@@ -166,7 +166,7 @@ export class Session {
     return slot;
   }
 
-  /** A copy of a persistent buffer's bytes, after everything queued so far. */
+  /** Return a copy of a persistent buffer's bytes, after everything queued so far. */
   async read(name) {
     this.check();
     const source = this.arrays.get(name);
@@ -196,14 +196,14 @@ export class Session {
     if (values.length) this.device.queue.writeBuffer(this.arrays.get(name), 4 * at, values);
   }
 
-  /** The values of `fields` by name. */
+  /** Return the values of `fields` by name. */
   async download(program, fields) {
     const bytes = new Map();
     for (const f of fields) if (!bytes.has(f.buffer)) bytes.set(f.buffer, await this.read(program.buffers[f.buffer].name));
     return new Map(fields.map((f) => [f.name, fromStorage(bytes.get(f.buffer), 4 * f.offset, f)]));
   }
 
-  /** Write `values`, a Map by field name, to where `fields` lie. */
+  /** Write `values`, a Map by field name, to the places of `fields`. */
   upload(program, fields, values) {
     for (const f of fields) if (values.has(f.name)) this.write(program.buffers[f.buffer].name, toStorage(values.get(f.name), f.dtype), f.offset);
   }
@@ -217,7 +217,7 @@ export class Session {
     try {
       await buffer.mapAsync(MAP_READ, 0, size);
     } catch (e) {
-      await Promise.race([this.device.lost, new Promise((resolve) => setTimeout(resolve, 100))]); // says why
+      await Promise.race([this.device.lost, new Promise((resolve) => setTimeout(resolve, 100))]); // gives the reason
       this.check();
       throw deviceError(e.message);
     }
@@ -227,12 +227,12 @@ export class Session {
     return bytes;
   }
 
-  /** A buffer of whole vectors. */
+  /** Return a buffer of whole vectors. */
   #buffer(size, usage) {
     return this.device.createBuffer({ size: size + (-size & 15) || 16, usage });
   }
 
-  /** `buffer` if it is large enough, else a larger one in its place. */
+  /** Return `buffer` if it is large enough, else replace it by a larger one. */
   #grown(buffer, size, usage) {
     if (buffer?.size >= size) return buffer;
     buffer?.destroy();
@@ -263,7 +263,7 @@ export class Session {
   #pipeline(kernel) {
     const layout = this.#layout(kernel.bindings.map((b) => (b.written ? "storage" : "read-only-storage")));
     const layouts = kernel.slots ? [layout, this.#layout(["uniform"])] : [layout];
-    const code = (this.software && kernel.serial_wgsl) || kernel.wgsl; // barriers are ruinous there
+    const code = (this.software && kernel.serial_wgsl) || kernel.wgsl; // barriers are very slow on a CPU
     const key = `${layouts.map((l) => l.label)} ${code}`;
     if (!this.pipelines.has(key)) {
       const { device } = this;
@@ -280,7 +280,7 @@ export class Session {
     return this.pipelines.get(key);
   }
 
-  /** Every dispatch with its pipeline, bind groups, of which equal ones are one, and where its offsets lie. */
+  /** Build every dispatch with its pipeline, its bind groups (equal ones are shared), and its offsets' position. */
   #launches(program, buffers, pipelines, own) {
     const { device } = this;
     const dispatches = [...unrolled(program)];
@@ -306,12 +306,12 @@ export class Session {
   }
 }
 
-/** The first contents of a buffer. */
+/** Return the first contents of a buffer. */
 export function filled(b) {
   return new (storage(b.dtype))(b.size).fill(b.fill);
 }
 
-/** All dispatches in the order they run: those in loops once an iteration, with the offsets of that. */
+/** Yield all dispatches in the order they run: in loops once per iteration, with its offsets. */
 function* unrolled(p, at = [], n = 0, end = p.dispatches.length) {
   while (n < end) {
     const loop = p.loops.filter((x) => x.begin <= n && n < x.end)[at.length];
@@ -326,7 +326,7 @@ function* unrolled(p, at = [], n = 0, end = p.dispatches.length) {
   }
 }
 
-/** Where fields, [field, its buffer], lie among the bytes of one run: for each buffer, the part that has them all. */
+/** Lay out the fields, [field, its buffer], of one run: for each buffer, the range that covers all of them. */
 function lay(fields) {
   const parts = new Map();
   for (const [{ offset, shape }, buffer] of fields) {

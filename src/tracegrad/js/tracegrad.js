@@ -1,4 +1,4 @@
-// The page's side: a training in a worker, reached by messages. Also what needs no training.
+// The page's side: a training in a worker, reached by messages; and functions that need no training.
 
 import { fault, fetched, mapped } from "./checks.js";
 import { readManifest } from "./manifest.js";
@@ -9,9 +9,9 @@ import { Training, aborted, failed, unfinished } from "./training.js";
 export { Training, readManifest, serve };
 
 const METHODS = "setData setLR lrMetric set freeze unfreeze reset uploadParams downloadParams states setStates saveCheckpoint loadCheckpoint".split(" ");
-const ANSWERED = ["step", "runSteps"]; // resolve to a result whatever happens
+const ANSWERED = ["step", "runSteps"]; // always resolve to a result
 
-/** {ok, adapter} or {ok: false, message}, the message saying in plain words what is missing and what to do. */
+/** Return {ok, adapter} or {ok: false, message}, with a message that tells what is missing and what to do. */
 export async function checkWebGPU(gpu) {
   try {
     return { ok: true, adapter: adapterName(await findAdapter(gpu)) };
@@ -21,10 +21,10 @@ export async function checkWebGPU(gpu) {
 }
 
 /**
- * The training that `train.export` wrote to the folder `url`, in a worker of its own.
+ * Load the training that `train.export` wrote to the folder `url`, in a worker of its own.
  *
- * `progress(done, all)` is told how many kernels are compiled. manifest, weights, data, checks, worker: the parts, where
- * they do not come from that folder. `weights: null` draws the parameters from the seed, `data: null` does without the
+ * `progress(done, all)` reports how many kernels are compiled. manifest, weights, data, checks, worker: the parts, if
+ * they do not come from that folder. `weights: null` draws the parameters from the seed, `data: null` omits the
  * examples, `checks: null` does not check kernels.
  */
 export async function load(url, { manifest, weights, data, checks, worker, progress } = {}) {
@@ -45,7 +45,7 @@ export async function load(url, { manifest, weights, data, checks, worker, progr
   }
 }
 
-/** At most one call of `fn` running and one queued; the newest wins, one displaced is aborted. */
+/** Return a function that runs one call of `fn` and queues one more; the newest wins, a displaced one is aborted. */
 export function singleFlight(fn) {
   let running = false;
   let queued = null;
@@ -68,9 +68,9 @@ export function singleFlight(fn) {
   });
 }
 
-const revived = ({ name, message }) => fault(name, message); // an error that came by message
+const revived = ({ name, message }) => fault(name, message); // an error from a message
 
-/** Calls by message; every call is answered, also when the worker dies. */
+/** Calls by message; every call is resolved, also when the worker dies. */
 class Remote {
   constructor(worker, progress) {
     Object.assign(this, { worker, state: {}, checkpoint: null, waiting: new Map(), next: 0 });
@@ -95,7 +95,7 @@ class Remote {
     });
   }
 
-  /** Answer everything that waits, and end the worker. */
+  /** Resolve all waiting calls, and end the worker. */
   end(reason, aborting = false) {
     if (this.ended) return;
     this.ended = fault(aborting ? "AbortedError" : "DeviceLostError", reason);

@@ -1,5 +1,5 @@
-// A training: what a step is, hot values, checkpoints, forwards. Its queue.js decides when things are done. It runs in a
-// worker (see tracegrad.js) or by itself, in Node for one. tracegrad/engine/training.py and steps.py are its Python twins.
+// A training: steps, hot values, checkpoints, forwards. queue.js decides when each is done. It runs in a worker (see
+// tracegrad.js) or without one, for instance in Node. tracegrad/training and engine/steps.py are the Python versions.
 
 import { checkInputs, toStorage } from "./arrays.js";
 import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, within } from "./checks.js";
@@ -12,30 +12,30 @@ import { Session, filled } from "./session.js";
 import { DRAWN, UNIT, bound, notFinite, tried } from "./trial.js";
 import { loadVerified } from "./verify.js";
 
-const COUNT = "data.count"; // the hot value by which a program that draws its batch knows how many examples there are
-const STATE = "state/"; // before the path of a state of the model
-const MOST_EXAMPLES = 2 ** 24; // that a draw in f32 can tell apart
-const HALTED = "halted"; // by which the device skips what is queued behind a step that was not applied
+const COUNT = "data.count"; // the hot value that counts the examples, for a program that draws its batch
+const STATE = "state/"; // prefix of a state's path in the model
+const MOST_EXAMPLES = 2 ** 24; // the most that a draw in f32 can distinguish
+const HALTED = "halted"; // lets the device skip steps queued after one that was not applied
 
 const isHyper = (f) => f.name.startsWith(HYPER);
 const isGiven = (f) => !isHyper(f);
 const baseName = (f) => f.name.slice(HYPER.length).replace(/^1-/, "");
-const withoutUnit = (values) => [...values].filter(([name]) => name !== UNIT); // which no file has a say in
+const withoutUnit = (values) => [...values].filter(([name]) => name !== UNIT); // no file can set it
 
 export class Training {
   #queue = new Queue(this);
   counter = 0; // steps applied
-  #begun = 0; // number of the last step begun, if all those under way are applied
+  #begun = 0; // number of the last step begun, if all steps under way are applied
   #data = null;
-  #good = null; // {bytes, step} to go back to if the device is lost; null: the parameters of the seed
+  #good = null; // {bytes, step} to return to if the device is lost; null: the parameters of the seed
   #runs = 0;
-  #checks; // of kernels: bytes or a URL, then a promise of what they hold
-  frozen = []; // names of parameters that steps leave alone
+  #checks; // of kernels: bytes or a URL, then a promise of the contents
+  frozen = []; // names of parameters that steps do not change
 
   /**
-   * manifest: what `train.export` writes as program.json. weights: the bytes of a checkpoint, or none: the parameters
-   * are then drawn from the seed. data: as for `setData`. checks: of kernels, bytes or a URL; without them no kernel is
-   * checked. gpu: navigator.gpu, or Dawn's in Node.
+   * manifest: the program.json of `train.export`. weights: the bytes of a checkpoint, or none: then the seed draws the
+   * parameters. data: as for `setData`. checks: of kernels, bytes or a URL; without them no kernel is checked. gpu:
+   * navigator.gpu, or Dawn's in Node.
    */
   static async open({ manifest, weights, data, checks, gpu, progress }) {
     const made = new Training(readManifest(manifest), gpu);
@@ -63,7 +63,7 @@ export class Training {
     this.forwards = mapped(manifest.forwards, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven) }));
   }
 
-  /** A device, the program that steps will run, and the last good state. */
+  /** Open a device, and load the program of the next steps and the last good state. */
   async #open(progress) {
     const all = [this.given, this.drawn, ...Object.values(this.manifest.forwards)];
     for (const each of all) each.loaded = null;
@@ -76,12 +76,12 @@ export class Training {
     this.#restart(0);
   }
 
-  /** {bytes, step} of the last checkpoint saved or loaded, also when the device is lost; null: there was none. */
+  /** {bytes, step} of the last checkpoint saved or loaded, even when the device is lost; null: there was none. */
   get lastCheckpoint() {
     return this.#good?.step >= 0 ? this.#good : null;
   }
 
-  /** Facts about this training, as plain data. */
+  /** Return facts about this training, as plain data. */
   get info() {
     const describe = (fields) => fields.filter(isGiven).map(({ name, dtype, shape, spec }) => ({ name, dtype, shape, spec }));
     return {
@@ -97,25 +97,25 @@ export class Training {
     };
   }
 
-  /** Where the training stands. */
+  /** Return the progress of the training. */
   get state() {
     const { counter, knobs: { rate: { spec, start } } } = this;
     return { stepCount: counter, lr: rateAt(spec, counter + 1, start ?? counter + 1) };
   }
 
-  /** One training step. Never rejects for what happens while executing: the result is completed, aborted or failed. */
+  /** Do one training step. Never rejects for errors of executing: the result is completed, aborted or failed. */
   step(inputs) {
     return this.#call("step", 1, inputs);
   }
 
-  /** `n` steps: inputs with a leading axis of length n are split. With none given, they are drawn from the data. */
+  /** Do `n` steps: inputs with a leading axis of length n are split. Without any inputs, steps draw from the data. */
   runSteps(n, inputs) {
     return this.#call("runSteps", n, inputs);
   }
 
   /**
-   * Examples from which steps without inputs draw their batches, on the device: {dtype, shape, data} with a leading
-   * axis of any length for each input that the export had data for; by name, or as the bytes of a safetensors file.
+   * Set the examples from which steps without inputs draw, on the device: {dtype, shape, data} with a leading axis of
+   * any length for each input with data in the export; by name, or as the bytes of a safetensors file.
    */
   async setData(given) {
     const data = this.#rows(given), before = this.#data;
@@ -131,7 +131,7 @@ export class Training {
     this.knobs = { ...this.knobs, rate: { spec: asSchedule(lr), start: null } };
   }
 
-  /** Tell the schedule plateau a metric, such as a held-out loss. */
+  /** Report a metric, such as a held-out loss, to a plateau schedule. */
   async lrMetric(value) {
     const { spec } = this.knobs.rate;
     if (spec.kind !== "plateau") throw inputError(`lrMetric: the schedule ${spec.kind} takes no metric; use plateau`);
@@ -142,7 +142,7 @@ export class Training {
     });
   }
 
-  /** Change hyperparameters from the next call on. InputError for unknown names and values out of range; nothing changed then. */
+  /** Change hyperparameters from the next call on. Throw InputError, and change nothing, for a bad name or value. */
   set(hyper) {
     const names = [...new Set(this.hypers.map(baseName))].filter((n) => !["step", "seed", UNIT].includes(n));
     const { ranges, optimizer } = this.program.meta;
@@ -151,12 +151,12 @@ export class Training {
     this.knobs = { ...this.knobs, values: new Map([...this.knobs.values, ...Object.entries(values)]) };
   }
 
-  /** Leave parameters alone from now on: no update, no decay. A pattern such as "backbone.*", or a list of them. */
+  /** Freeze parameters from now on: no update, no decay. A pattern such as "backbone.*", or a list of patterns. */
   freeze(parameters) {
     return this.#leave("freeze", parameters, (named) => [...this.frozen, ...named]);
   }
 
-  /** Train them again. */
+  /** Train frozen parameters again. */
   unfreeze(parameters = "*") {
     return this.#leave("unfreeze", parameters, (named) => this.frozen.filter((name) => !named.includes(name)));
   }
@@ -168,7 +168,7 @@ export class Training {
     await this.#queue.alone(async () => this.#mask(change(named)));
   }
 
-  /** Tell the device which parameters steps leave alone. */
+  /** Tell the device which parameters are frozen. */
   #mask(frozen) {
     const { meta, buffers } = this.program;
     this.frozen = [...new Set(frozen)];
@@ -195,7 +195,7 @@ export class Training {
     });
   }
 
-  /** Overwrite parameters by name. InputError naming every problem; nothing was written then. */
+  /** Overwrite parameters by name. Throw InputError with every problem, before anything is written. */
   async uploadParams(record, { strict = false } = {}) {
     const { params } = this.program;
     const values = checkInputs(strict ? params : params.filter((f) => Object.hasOwn(record, f.name)), record, "uploadParams: nothing was written");
@@ -203,21 +203,21 @@ export class Training {
     await this.#queue.alone(async () => {
       this.session.upload(this.program, params, values);
       bound(this.session, this.program);
-      if (!this.counter) await this.#clear(); // averages begin at the parameters that the first step finds
+      if (!this.counter) await this.#clear(); // averages begin at the parameters of the first step
     });
   }
 
-  /** Parameters by name, {dtype, shape, data} each. */
+  /** Return parameters by name, {dtype, shape, data} each. */
   downloadParams() {
     return this.#queue.alone(async () => Object.fromEntries(await this.session.download(this.program, this.program.params)));
   }
 
-  /** States of the model by name, {dtype, shape, data} each. */
+  /** Return states of the model by name, {dtype, shape, data} each. */
   states() {
     return this.#queue.alone(async () => Object.fromEntries(await this.session.download(this.program, this.#states)));
   }
 
-  /** Overwrite states by name. InputError naming every problem; nothing was written then. */
+  /** Overwrite states by name. Throw InputError with every problem, before anything is written. */
   async setStates(record, { strict = false } = {}) {
     const fields = this.#states, what = "setStates: nothing was written";
     const values = checkInputs(strict ? fields : fields.filter((f) => Object.hasOwn(record, f.name)), record, what);
@@ -225,13 +225,13 @@ export class Training {
     await this.#queue.alone(async () => this.session.upload(this.program, fields, values));
   }
 
-  /** Where the model's states lie, by path. */
+  /** Return the places of the model's states, by path. */
   get #states() {
     const own = this.program.states.filter((f) => f.name.startsWith(STATE));
-    return own.map((f) => ({ ...f, name: f.name.slice(STATE.length), spec: { ...f.spec, trainable: false } })); // may be infinite
+    return own.map((f) => ({ ...f, name: f.name.slice(STATE.length), spec: { ...f.spec, trainable: false } })); // can be infinite
   }
 
-  /** The bytes of a checkpoint, which Python's `train.load` reads. */
+  /** Return the bytes of a checkpoint, which Python's `train.load` reads. */
   saveCheckpoint() {
     const { rate, values } = this.knobs;
     return this.#queue.alone(async () => {
@@ -245,7 +245,7 @@ export class Training {
     });
   }
 
-  /** Resume from a checkpoint of this model, saved here or by Python. InputError if it is none; nothing changed then. */
+  /** Resume from a checkpoint of this model, made here or in Python. Throw InputError, and change nothing, otherwise. */
   async loadCheckpoint(bytes) {
     const apply = this.#checkpoint(bytes, "loadCheckpoint: nothing was changed");
     await this.#queue.alone(async () => {
@@ -254,7 +254,7 @@ export class Training {
     });
   }
 
-  /** One run of a forward; see `forwards.<name>.run`. */
+  /** Do one run of a forward; see `forwards.<name>.run`. */
   async run(name, inputs = {}) {
     const forward = this.manifest.forwards[name];
     const { program, structure } = forward;
@@ -276,7 +276,7 @@ export class Training {
     }
   }
 
-  /** Free the device. What is under way, and every later call, is aborted. */
+  /** Free the device. Calls under way, and later calls, are aborted. */
   destroy() {
     this.#queue.end("destroyed");
     this.session.destroy();
@@ -305,7 +305,7 @@ export class Training {
     });
   }
 
-  /** A program whose runs are steps, as the queue takes it. A run's `step` is its number, once it has begun. */
+  /** Return a program whose runs are steps, for the queue. A run's `step` is its number, once it has begun. */
   #steps(program) {
     const on = {
       program,
@@ -345,7 +345,7 @@ export class Training {
     return on;
   }
 
-  /** See that a program can run. */
+  /** Make sure that a program can run. */
   async #load(on, progress) {
     const feeds = on === this.drawn;
     if (feeds) await this.#load(this.given, progress);
@@ -353,15 +353,15 @@ export class Training {
     on.hypers = feeds ? [...this.hypers, ...on.program.inputs] : this.hypers;
   }
 
-  /** Load a program, and see that its kernels compute rightly. */
+  /** Load a program, and check that its kernels compute correctly. */
   async #right(name, program, progress, step) {
     const load = () => this.session.load(program, progress, step);
     return this.#checks ? loadVerified(this.session, program, name, () => (this.#checks = contents(this.#checks)), load) : load();
   }
 
-  /** A schedule has begun by `step`. Throws if it has no rate for it. */
+  /** Begin a schedule at `step`, unless it has begun. Throw if it has no rate for the step. */
   #start(rate, step) {
-    const start = Math.min(rate.start ?? step, step); // steps come again with lower numbers behind one that failed
+    const start = Math.min(rate.start ?? step, step); // after a failed step, steps are repeated with lower numbers
     checkRate(rateAt(rate.spec, step, start), step);
     rate.start = start;
   }
@@ -374,7 +374,7 @@ export class Training {
     });
   }
 
-  /** Why a step was not applied: run once more, while `halted` still keeps everything as it is. */
+  /** Find why a step was not applied: run it once more, while `halted` still protects the old values. */
   async #refused(on, call, index, step, outputs, found) {
     const { session, program } = this;
     const look = (what, name, data) => {
@@ -391,7 +391,7 @@ export class Training {
     return notFinite(`${call.what}: step ${step}`, outputs.get("loss").data[0], found);
   }
 
-  /** The device was lost: go on with another from the last good state. The error that says so. */
+  /** Replace a lost device: continue on another one from the last good state. Return the error to report. */
   async rebuilt(message) {
     const { knobs } = this;
     try {
@@ -406,7 +406,7 @@ export class Training {
     }
   }
 
-  /** `counter` steps are applied, none is under way. */
+  /** Record that `counter` steps are applied and none is under way. */
   #restart(counter) {
     this.counter = this.#begun = counter;
     this.session.write(HALTED, new Int32Array(1));
@@ -414,7 +414,7 @@ export class Training {
 
   // --- inputs and state ---
 
-  /** Examples, checked: {rows: [name, values], count}. */
+  /** Return checked examples: {rows: [name, values], count}. */
   #rows(given) {
     const { feed } = this.manifest;
     if (!feed) throw inputError("setData: export with examples first: train.export(path, data={...})");
@@ -428,11 +428,11 @@ export class Training {
 
   #hold({ rows }) {
     for (const [name, values] of rows) this.session.hold(name, values);
-    if (this.drawn.loaded) this.session.unload(this.drawn.loaded); // its bind groups have the old arrays
+    if (this.drawn.loaded) this.session.unload(this.drawn.loaded); // its bind groups refer to the old arrays
     this.drawn.loaded = null;
   }
 
-  /** The inputs of step number `step`, the one of `call` with this index: from the call, split or whole, and hot values. */
+  /** Return the inputs of step `step`, which has this index in `call`: the call's, split or whole, and hot values. */
   #inputs(on, call, index, step, set) {
     for (const f of this.inputs) {
       const x = call.given.get(f.name);
@@ -442,7 +442,7 @@ export class Training {
     this.#upload(on.hypers, call.knobs, step, set, call.data);
   }
 
-  /** The values of hyperparameters at `step`. */
+  /** Return the values of hyperparameters at `step`. */
   #upload(fields, { rate, values }, step, set, data) {
     const hot = { __proto__: null, step, seed: this.seed, lr: rateAt(rate.spec, step, rate.start ?? step), [COUNT]: data?.count };
     for (const f of fields) {
@@ -458,7 +458,7 @@ export class Training {
     bound(session, program);
   }
 
-  /** Every optimizer array as it was at first. */
+  /** Reset every optimizer array to its first values. */
   async #clear() {
     for (const b of this.program.buffers.filter((x) => x.role === "state" && x.fill !== DRAWN)) {
       this.session.write(b.name, b.fill === "params" ? new Float32Array(await this.session.read("params")) : filled(b));
@@ -467,7 +467,7 @@ export class Training {
     bound(this.session, this.program);
   }
 
-  /** Check a checkpoint against the program; a function that takes it over. */
+  /** Check a checkpoint against the program; return a function that loads it. */
   #checkpoint(bytes, what) {
     const { manifest: { checkpoint }, program } = this;
     const { values, step, seed, lr, lr_start: start, hyper, frozen } = within(what, () => {
@@ -490,7 +490,7 @@ export class Training {
   }
 }
 
-/** What a file of checks holds; it is read where a kernel was not checked before. */
+/** Return the contents of a file of checks; it is read only if some kernel was not checked before. */
 async function contents(checks) {
   if (checks instanceof Promise) return checks;
   const bytes = typeof checks === "string" ? await fetched(checks, "arrayBuffer") : checks;
@@ -500,14 +500,14 @@ const frozenBeyond = (frozen, { params, meta }) => frozen.some((name) => !meta.f
 
 export const aborted = (reason) => ({ kind: "aborted", reason });
 export const failed = (error) => ({ kind: "failed", error });
-/** The result of a call that ended with this error. */
+/** Return the result of a call that ended with this error. */
 export const unfinished = (e) => (e.name === "AbortedError" ? aborted(e.message) : failed(e));
 
 function named(outputs, prefix) {
   return Object.fromEntries([...outputs].filter(([name]) => name.startsWith(prefix)).map(([name, x]) => [name.slice(prefix.length), x]));
 }
 
-/** An array, or a list or record of them, as the forward returned it. */
+/** Return an array, or a list or record of arrays, in the forward's form. */
 function assembled(outputs, structure) {
   if (!structure) return outputs.get("output");
   if (Array.isArray(structure)) return structure.map((name) => outputs.get(name));

@@ -1,14 +1,14 @@
-// The bounds that the device keeps of parameters and optimizer states, and steps that it did not apply because of them.
-// tracegrad/engine/bounds.py and steps.py are its Python twins; optim/guard.py says what bounds are.
+// The device's bounds of parameters and optimizer states, and the steps that it did not apply because of them.
+// tracegrad/engine/bounds.py and steps.py are the Python versions; optim/guard.py explains bounds.
 
 import { fault } from "./checks.js";
 
-export const UNIT = "norm-unit"; // the hot value that gradients are multiplied by to be squared
+export const UNIT = "norm-unit"; // the hot value that multiplies gradients before they are squared
 // The fill of the arrays of the model's states: initialisers draw them, and the device looks at new values itself
 export const DRAWN = "init";
-const LARGE = 2 ** -80; // the one in which no square of a finite gradient overflows
-const MOST_NAMED = 4; // in an error
-const TRIAL = -1; // as the first bound: do the step whatever the bounds say
+const LARGE = 2 ** -80; // the unit in which no square of a finite gradient overflows
+const MOST_NAMED = 4; // most names in an error
+const TRIAL = -1; // as the first bound: apply the step whatever the bounds are
 
 /** Write all bounds: by default unknown, so that the next step is a trial, which measures them. */
 export function bound(session, { meta: { bounds = [] } }, values = bounds.map(() => Infinity)) {
@@ -16,9 +16,9 @@ export function bound(session, { meta: { bounds = [] } }, values = bounds.map(()
 }
 
 /**
- * Do a step whatever the bounds say, then in the unit in which no square of a finite gradient overflows; its outputs. Else
- * nothing was changed, and `found` names new arrays that are not finite; none if a gradient is not. `run(unit)` is a run
- * with these further hot values.
+ * Try a step whatever the bounds are, then in the unit in which no square of a finite gradient overflows; return its
+ * outputs. If not applied, nothing was changed, and `found` names new arrays that are not finite; none if a gradient is
+ * not. `run(unit)` is a run with these further hot values.
  */
 export async function tried(session, program, found, run) {
   const { meta: { bounds = [] }, buffers } = program;
@@ -45,7 +45,7 @@ export async function tried(session, program, found, run) {
   measure(before);
 }
 
-/** The error of a step with this loss that was not applied; `found` says what is not finite. */
+/** Return the error of a step with this loss that was not applied; `found` names what is not finite. */
 export function notFinite(what, loss, found) {
   const named = (what) => found.some((x) => x.startsWith(what));
   const odd = named("new") ? "the update" : named("gradient of") ? "a gradient" : "what the update makes of the gradients";

@@ -1,13 +1,13 @@
-// Kernels checked before their numbers are handed out: a driver or a browser that computes wrongly is found. What to run
-// and what must come back was recorded with the program (tracegrad/runtime/recorded.py); only patterns are made here, the
-// bits of tracegrad/runtime/patterns.py. No op is known.
+// Check kernels before their results are used, to find a driver or browser that computes wrongly. The runs and their
+// expected results were recorded with the program (tracegrad/runtime/recorded.py). This file makes only the patterns, the
+// bits of tracegrad/runtime/patterns.py. It knows no op.
 
 import { checkType, fault, need, parsed, prod, within } from "./checks.js";
 import { checkProgram } from "./manifest.js";
 import { uniform } from "./random.js";
 
 const CHECK = 3; // version of what is checked, and how
-const ANY = 0x7fc00000; // bits of what is not compared
+const ANY = 0x7fc00000; // bits of elements that are not compared
 const PERIOD = 4093, LOW = 0.05, HIGH = 2, NEGATIVE = 0.3, BEYOND = 3; // of patterns
 const FACTS = {
   program: { kernels: "list" }, table: [["text", "whole"]], seeds: ["count"], checks: [["size", "text", "size", "size"]],
@@ -15,13 +15,13 @@ const FACTS = {
 };
 
 /**
- * Load a program by `load()`, and check its kernels meanwhile: what the check waits for is there when they are compiled.
- * `file()` gives the checks of all programs, as readSafetensors does; `name` says which is this one's.
+ * Load a program by `load()`, and prepare its check meanwhile, so that both are ready together.
+ * `file()` returns the checks of all programs, like readSafetensors; `name` selects this program's.
  */
 export async function loadVerified(session, program, name, file, load) {
-  const loading = load(); // has its memory before the check has any
+  const loading = load(); // first, so that the program gets memory before the check
   const checking = verify(session, program, name, file);
-  checking.catch(() => {}); // if neither can compile a kernel, the program's own error counts
+  checking.catch(() => {}); // if neither can compile a kernel, the program's own error is reported
   const loaded = await loading;
   try {
     await checking;
@@ -32,13 +32,13 @@ export async function loadVerified(session, program, name, file, load) {
   }
 }
 
-/** Check kernels, unless this device was seen to compute them rightly. CompileError naming one that is wrong. */
+/** Check kernels, unless this device has verdicts on them. Throw CompileError naming a wrong one. */
 async function verify(session, program, name, file) {
   const state = [CHECK, session.identity, globalThis.navigator?.userAgent, JSON.stringify(program.kernels)];
   const key = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(state.join("\0")));
   if (await verdicts("readonly", (store) => store.get(key))) return;
   const { tensors, metadata } = await file();
-  if (!Object.hasOwn(metadata, name)) return; // nothing of it could be checked
+  if (!Object.hasOwn(metadata, name)) return; // nothing in it could be checked
   const check = within(`checks.safetensors is damaged: ${name}`, () => readCheck(program, parsed("the check", metadata[name]), (part) => tensors.get(`${name}/${part}`)?.data));
   if (await refuseWrong(session, program, check)) await verdicts("readwrite", (store) => store.put(true, key));
 }
@@ -55,7 +55,7 @@ function readCheck(program, facts, part) {
   return check;
 }
 
-/** Run all kernels, and again with other numbers where some are wrong: a tie that rounding decides is no defect. */
+/** Run all kernels, and wrong ones again with other numbers, because a tie that rounding decides is not a defect. */
 async function refuseWrong(session, program, check) {
   let wrong, loaded;
   try {
@@ -93,7 +93,7 @@ function withSomeGroups({ program, groups }) {
   return { ...program, kernels, dispatches };
 }
 
-/** What each kernel that is wrong computes, in words, by its number. */
+/** Return, by number, a description of what each wrong kernel computes. */
 function differences({ checks, allowed, expected }, k, got) {
   const want = expected[k], floats = [got, want].map((x) => new Float32Array(x.buffer, x.byteOffset, x.length));
   const out = new Map();
@@ -110,7 +110,7 @@ function differences({ checks, allowed, expected }, k, got) {
   return out;
 }
 
-/** The bits of all patterns and single numbers that arrays are filled with. */
+/** Return the bits of all patterns and single numbers that arrays are filled with. */
 function tableOf({ table }, seed) {
   const parts = table.map(([kind, x]) => (kind === "one" ? [x] : pattern(kind, x, seed)));
   const out = new Int32Array(parts.reduce((sum, part) => sum + part.length, 0));
@@ -119,7 +119,7 @@ function tableOf({ table }, seed) {
   return out;
 }
 
-/** One period of floats or, below a limit, integers, as bits. Some signed integers are past either end. */
+/** Return one period of floats or, below a limit, integers, as bits. Some signed integers are past either end. */
 export function pattern(dtype, below, seed) {
   const first = (e) => uniform(seed, 2 * e), second = (e) => uniform(seed, 2 * Math.min(e, PERIOD - 1) + 1);
   if (!below) {
@@ -137,14 +137,14 @@ export function pattern(dtype, below, seed) {
   return out;
 }
 
-/** What `use` asks of the verdicts that this browser keeps; nothing where a page may keep none. */
+/** Return what `use` requests of this browser's verdicts; nothing if a page cannot store any. */
 function verdicts(mode, use) {
   return new Promise((resolve) => {
     const attempt = (work) => {
       try {
         work();
       } catch {
-        resolve(); // a page from nowhere, or Node
+        resolve(); // a page without an origin, or Node
       }
     };
     attempt(() => {
@@ -155,7 +155,7 @@ function verdicts(mode, use) {
         const asked = use(opening.result.transaction("verdicts", mode).objectStore("verdicts"));
         asked.onsuccess = () => resolve(asked.result);
         asked.onerror = () => resolve();
-        opening.result.close(); // once it was answered
+        opening.result.close(); // after the request was answered
       });
     });
   });

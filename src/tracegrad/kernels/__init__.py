@@ -1,1 +1,1 @@
-"""From a graph to kernels: index expressions, lowering, fusing, schedules."""
+"""Turn graphs into kernels: index expressions, lowering, fusing, schedules."""

@@ -18,7 +18,7 @@ class Domain:
 
 
 def natural_domain(c: Cluster) -> Domain:
-    """One axis per dimension of the node that gives the cluster its form."""
+    """Return one axis per dimension of the node that gives the cluster its form."""
     t = c.main
 
     def axes(shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -46,7 +46,7 @@ def natural_domain(c: Cluster) -> Domain:
 
 
 def all_indices(kernel: Kernel) -> list[Index]:
-    """Every index the kernel uses."""
+    """Return every index that the kernel uses."""
     roots: list[Value] = []
     found: list[Index] = []
     for s in kernel.body:

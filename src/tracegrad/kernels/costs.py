@@ -86,7 +86,7 @@ class _Counting:
             self.flops += (k.length if k.uniform else self.everywhere) * f.value.dtype.is_float
 
     def scatter(self, s: Scatter) -> None:
-        """Each update is added to one row: no axis of rows multiplies the work."""
+        """Count a scatter. Each update is added to one row, so no axis of rows multiplies the work."""
         updates = self.everywhere // self.reach(self.axes_of(s.row))
         self.values([s.target, s.update], updates)
         self.flops += updates * s.update.dtype.is_float

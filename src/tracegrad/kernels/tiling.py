@@ -178,7 +178,7 @@ def grid_of(workgroups: int) -> tuple[int, int]:
 
 
 class Reach(NamedTuple):
-    """How many workgroups the first rows of a kernel take.
+    """The number of workgroups that the first rows of a kernel take.
 
     A run of size n has `per * n` rows. `unit` rows make a line of `times` parts; `threads` parts make a workgroup.
     """

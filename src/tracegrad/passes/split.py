@@ -97,7 +97,7 @@ def _product_of_each(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None:
 
 
 def nearest_divisor(n: int, target: float) -> int:
-    """The divisor of `n` closest to `target` in ratio."""
+    """Return the divisor of `n` closest to `target` in ratio."""
     divisors = [d for k in range(1, math.isqrt(n) + 1) if n % k == 0 for d in (k, n // k)]
     return min(divisors, key=lambda d: (abs(math.log(d / max(target, 1))), d))
 

@@ -1,4 +1,4 @@
-"""Which operands of a product BLAS can read without a copy."""
+"""Decide which operands of a product BLAS can read without a copy."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Calls:
     def __init__(
         self, function: Function, platform: str, placed: Mapping[str, Any], layout: Layout | None = None
     ) -> None:
-        """placed: on a mesh, where each array and each input lies."""
+        """placed: on a mesh, the sharding of each array and each input."""
         self.function, self._platform, self._placed, self._layout = function, platform, placed, layout
         self._scalars = Words([v for v in function.inputs if v.size == 1])
         self._batch = [v for v in function.inputs if v.size != 1]

@@ -100,7 +100,7 @@ class Memory:
         put: Callable[[Part, Array], Array] = lambda part, x: jax.device_put(x),
         fetch: Callable[[Array], Array] = np.asarray,
     ) -> None:
-        """put, fetch: bring a part to the devices, and back."""
+        """put, fetch: move a part to the devices, and back."""
         self.arrays: dict[str, Array] = {}
         self.parts: dict[str, tuple[Part, ...]] = {}
         self._to_device, self._fetch = put, fetch

@@ -37,7 +37,7 @@ class Layout:
         self.share = self._share() if self.processes > 1 else (0, 1)
 
     def _share(self) -> tuple[int, int]:
-        """Which of how many equal parts of a batch lies on this process's devices."""
+        """Return (k, n): this process's devices hold part k of n equal parts of a batch."""
         mesh = self.mesh
         if DATA not in mesh.shape:
             return 0, 1
@@ -54,7 +54,7 @@ class Layout:
         return first // count, n // count
 
     def agree(self, what: str, value: bytes, remedy: str) -> None:
-        """DeviceError, in all processes of the mesh, unless they have the same value."""
+        """Raise DeviceError, in all processes of the mesh, unless they have the same value."""
         if self.processes == 1:
             return
         own = np.frombuffer(hashlib.sha256(value).digest(), np.uint32)
@@ -66,19 +66,19 @@ class Layout:
             )
 
     def put(self, x: Any, where: Any) -> Any:
-        """An array that every process has as a whole, on the devices."""
+        """Move an array that every process holds whole to the devices."""
         if self.processes == 1:
             return jax.device_put(x, where)
         return jax.make_array_from_callback(x.shape, where, lambda at: x[at])
 
     def put_batch(self, x: Any, shape: tuple[int, ...], where: Any) -> Any:
-        """An input of this shape: the whole, or the rows of it that are this process's."""
+        """Move an input of this shape to the devices: the whole array, or this process's rows of it."""
         if x.shape == shape:
             return self.put(x, where)
         return jax.make_array_from_process_local_data(where, x, shape)
 
     def fetch(self, x: Any) -> Any:
-        """The whole array, on the host. Every process has to call it."""
+        """Return the whole array, on the host. Every process must call this."""
         if not x.is_fully_addressable and not x.is_fully_replicated:
             x = jax.jit(lambda x: x, out_shardings=self.whole())(x)
         return np.asarray(x)

@@ -60,7 +60,8 @@ class JaxSession:
         self.device = layout.mesh.devices.flat[0] if layout else jax.devices()[0]
         self._layout = layout
         self._memory = Memory(lambda part, x: layout.put(x, layout.of_part(part)), layout.fetch) if layout else Memory()
-        # A step that is not applied drops those under way behind it. Several processes must have begun the same.
+        # After a step that was not applied, the steps under way are dropped; several processes must have begun the same
+        # ones.
         self.ahead = 1 if self._several else 2
         self._loaded: dict[int, Loaded] = {}
         self._next = 0
@@ -147,7 +148,7 @@ class JaxSession:
         return {p.key: layout.of_part(p) for p in parts} | {f.name: layout.of_input(f) for f in program.inputs}
 
     def function(self, handle: int, hyper: Mapping[str, Any], step: int) -> tuple[PureStep, State]:
-        """A program as a pure function, and copies of its arrays. hyper: its inputs that are no batch's."""
+        """Return a program as a pure function, and copies of its arrays. hyper: the inputs outside of the batch."""
         self._check_open()
         one = self._loaded[handle]
         made = PureStep(one.calls.function, one.program.inputs, self._placed(one.program))

@@ -69,7 +69,7 @@ class Training(HasStates):
         most_sizes = whole("max_cached_shapes", max_cached_shapes)
         traced = [(source, source.traced()) for source in sources]
         self.worker = Worker(session_factory())
-        self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter goes
+        self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter ends
         try:
             first = Stepper.all_of(traced, seed, most_sizes)[0]
             self.store: TrainedParameters = TrainedParameters(self.worker, first)
@@ -371,7 +371,7 @@ class Training(HasStates):
 
     @property
     def param_names(self) -> list[str]:
-        """Names of the parameters, in declaration order."""
+        """The names of the parameters, in declaration order."""
         return [f.name for f in self.store.fields]
 
     @property
