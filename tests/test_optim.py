@@ -6,12 +6,13 @@ import pytest
 from tracegrad import lr, optim
 from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.errors import InputError
+from tracegrad.errors import CallError, InputError
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.ir import bind, toposort
 from tracegrad.nn.module import Parameter, decays
 from tracegrad.optim.gradients import norm
+from tracegrad.optim.optimizer import decoupled, recipe
 from tracegrad.prims.elementwise import sign, square
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf
@@ -487,3 +488,27 @@ def test_values_that_make_no_sense_are_refused(make):
 def test_unknown_arguments_are_refused():
     with pytest.raises(TypeError, match=r"optim\.adam: there is no argument 'clip'"):
         optim.adam(clip=1.0)
+
+
+def test_a_chain_of_ones_own_becomes_an_optimizer_with_all_options():
+    """As CONTRIBUTING.md says: a transform, and a function that gives the chain. Its hyperparameter has a new name."""
+
+    def scale_by_share(share=0.9):
+        def update(g, p, state, host):
+            m = state["m"] + (g - state["m"]) * host.complement("share")
+            return sign(m), {"m": m}
+
+        return optim.Transform.made({"m": 0.0}, update, None, share=share)
+
+    @recipe("weight_decay", shaping=("plain",))
+    def tiger(lr=1e-3, share=0.9, weight_decay=0.0, plain=False, **options):
+        return [scale_by_share(share), *decoupled(weight_decay, options)]
+
+    made = tiger(0.1, clip_grad_norm=1.0, groups={"b": {"lr": 0.5}})
+    assert made.name == "tiger" and made.lr == 0.1 and made.off == ("weight_decay",)
+    assert made.hyper == {"share": 0.9, "clip_grad_norm": 1.0, "lr@0": 0.5}
+    assert made.options == {"plain": False, "groups": [["b", {"lr": 0.5}]]}
+    assert made.switched_on({"weight_decay": 0.2}).hyper["weight_decay"] == 0.2
+    assert made.switched_on({"weight_decay": 0.2}).lr == 0.1
+    with pytest.raises(CallError, match=r"optim.tiger: there is no argument .momentum."):
+        tiger(momentum=0.5)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tracegrad.dtypes import Shape
 from tracegrad.errors import InputError, ShapeError
-from tracegrad.hypers import RANGES, Range, checked
+from tracegrad.hypers import ANY, RANGES, Range, checked
 from tracegrad.ir import Tensor
 from tracegrad.lazy import dataclass
 from tracegrad.optim.arena import Arena
@@ -89,9 +89,14 @@ class Transform:
 
     @staticmethod
     def made(state: Mapping[str, Kept], update: Update, bounds: Update | None, **hyper: float) -> Transform:
-        """Make a transform with the hyperparameters `hyper`, in the ranges of `RANGES`. Raises InputError outside."""
-        ranges = {name: RANGES[name] for name in hyper}
-        return Transform(state, update, {n: checked(n, x, ranges[n]) for n, x in hyper.items()}, ranges, bounds)
+        """Make a transform with the hyperparameters `hyper`, in the ranges of `RANGES`; others take any finite number.
+
+        Raises InputError for a value outside of its range.
+        """
+        ranges = {name: RANGES[name] for name in hyper if name in RANGES}
+        return Transform(
+            state, update, {n: checked(n, x, ranges.get(n, ANY)) for n, x in hyper.items()}, ranges, bounds
+        )
 
 
 def chain(*transforms: Transform) -> Transform:
