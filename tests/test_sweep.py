@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -317,3 +322,22 @@ def test_optuna_finds_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [t.value for t in study.trials if t.value is not None]
     assert len(study.trials) == 8 and study.best_value == min(values) < np.median(values)
     assert 1e-4 <= study.best_params["lr"] <= 1.0
+
+
+RAY = """
+import runpy, sys
+results = runpy.run_path(sys.argv[1])["main"](samples=3, steps=60, folder=sys.argv[2])
+print([r.metrics["score"] for r in results])
+"""
+
+if importlib.util.find_spec("ray"):  # it is large, and no dependency of the tests
+
+    @pytest.mark.slow
+    def test_ray_tune_runs_sweeps_in_processes_of_its_own(tmp_path: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ran = subprocess.run(
+            [sys.executable, "-c", RAY, str(EXAMPLES / "ray_sweep.py"), str(tmp_path)], env=environment,
+            capture_output=True, text=True, timeout=300, check=True,
+        )  # fmt: skip
+        scores = json.loads(ran.stdout.splitlines()[-1])
+        assert len(scores) == 3 and all(0.0 < x < 1.0 for x in scores) and "best of 3 trials" in ran.stdout
