@@ -1,4 +1,4 @@
-"""Work, and what moves it along: threads of its own, or the event loop of a browser's tab, which has none."""
+"""Drive work in turns: on a thread, or in the event loop of a browser's tab, which has no threads."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tracegrad.runtime import tab
 from tracegrad.runtime.background import in_background
 
 T = TypeVar("T")
-Turns = Generator[Any, None, None]  # each gives what to wait for: a batch of the session, or None for more work
+Turns = Generator[Any, None, None]  # each yields what to wait for: a batch of the session, or None for more work
 
 
 def beside(fn: Callable[[], T]) -> Callable[[], T]:
-    """Call `fn` on another thread, in a tab when the result is requested: what waits for it and gives it."""
+    """Call `fn` on another thread, or in a tab on request; return a function that waits for the result."""
     return fn if tab.IN_TAB else in_background(fn).result
 
 
 class ThreadDrive:
-    """Turns on a thread, which blocks where a turn has to wait.
+    """Turns on a thread, which blocks if a turn has to wait.
 
-    Threads that call `wake` and `end` may be interrupted at any point of them, as Python's main thread is by Ctrl-C. So
-    these wait only inside of C: the locks of `threading.Condition` and `Thread.join` can be lost to an interrupt.
+    Ctrl-C can interrupt Python's main thread at any point of `wake` and `end`. So these wait only inside C: an
+    interrupt can lose the locks of `threading.Condition` and `Thread.join`.
     """
 
     def __init__(
         self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
     ) -> None:
-        """For `turns`, which `start` begins to run, until they end.
+        """Run `turns` until they end; `start` begins.
 
         lock:  an RLock, held by the caller of `wake`.
-        idle:  is there nothing to do now?
-        died:  called with what ended the thread before the turns did.
+        idle:  returns whether there is nothing to do now.
+        died:  called with the exception that ended the thread before the turns did.
         """
         self._turns, self._lock, self._idle, self._died = turns, lock, idle, died
         self._bell: SimpleQueue[None] = SimpleQueue()
@@ -44,19 +44,19 @@ class ThreadDrive:
         # wake the thread and wait while it falls asleep again, and then what was interrupted would reset the flag.
         self._slept = self._woken = 0
         self._over: Pending[None] = Pending("closing")
-        self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, which holds it
+        self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, held by that thread
         self._thread = threading.Thread(target=self._run, name="tracegrad", daemon=True)
 
     def start(self) -> int:
-        """Begin; the thread's ident. Waiting for work on it would never end."""
+        """Begin, and return the thread's ident: waiting for work on this thread would never end."""
         self._thread.start()
         return cast("int", self._thread.ident)
 
     def wake(self) -> None:
-        """There is something to do, or there will be before `lock` is released. Called with `lock` held."""
+        """Wake the thread: there is work now, or before `lock` is released. Called with `lock` held."""
         slept = self._slept
         if slept != self._woken:
-            self._bell.put(None)  # first: an interrupt between the two lines rings twice, which does no harm
+            self._bell.put(None)  # first: an interrupt between the two lines then only rings twice, which is harmless
             self._woken = slept
 
     @property
@@ -76,14 +76,14 @@ class ThreadDrive:
             gate.acquire(timeout=LOOK_SECONDS)  # or until `let_in` releases it
 
     def let_in(self, roomy: Callable[[], bool]) -> None:
-        """Wake who waits for room, once there is some."""
+        """Wake threads that wait for room, if there is some."""
         if self._crowd:
             with self._lock:
                 while self._crowd and roomy():
                     self._crowd.popleft().release()
 
     def end(self) -> None:
-        """The turns were told to end: wait until they did."""
+        """Wait until the turns have ended; they were told to end."""
         with self._lock:
             self.wake()
         if threading.get_ident() != self._thread.ident:
@@ -91,10 +91,10 @@ class ThreadDrive:
                 with contextlib.suppress(TimeoutError):
                     self._over.result(LOOK_SECONDS)
                     break
-            self._thread.join()  # at its last instruction
+            self._thread.join()  # the thread is at its last instruction
 
     def _run(self) -> None:
-        """All turns. Another thread may have an exception raised in this one at any point, even in the handler."""
+        """Run all turns. Another thread can raise an exception in this one at any point, even in the handler."""
         error: BaseException | None = None
         for _ in range(4):
             try:
@@ -109,7 +109,7 @@ class ThreadDrive:
 
     def _go(self) -> None:
         for awaited in self._turns:
-            if awaited is None:  # a batch is waited for where its outputs are read
+            if awaited is None:  # a batch is waited for when its outputs are read
                 with self._lock:
                     asleep = self._idle()
                     self._slept += asleep
@@ -118,9 +118,9 @@ class ThreadDrive:
 
 
 class TabDrive:
-    """Turns of the event loop: there is one thread, so a turn that has to wait gives way to the rest of the tab."""
+    """Turns of the event loop: there is one thread, so a turn that has to wait lets the rest of the tab run."""
 
-    asleep = False  # there is no other thread that could work meanwhile
+    asleep = False  # no other thread could work meanwhile
 
     def __init__(
         self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
@@ -129,17 +129,17 @@ class TabDrive:
         self._task: Any = None
 
     def start(self) -> int:
-        """Begin: as far as the first wait, the session is made. No thread's ident: other stacks go on everywhere."""
+        """Begin up to the first wait, which makes the session. Return no ident: waiting is possible everywhere."""
         next(self._turns, None)
         return -1
 
     def wake(self) -> None:
-        """As `ThreadDrive.wake`."""
+        """Do the same as `ThreadDrive.wake`."""
         if self._task is None:
             self._task = tab.event_loop().create_task(self._run())
 
     def await_room(self, full: Callable[[], bool], unanswered: Callable[[], Iterable[Pending[Any]]]) -> None:
-        """As `ThreadDrive.await_room`, if it can wait."""
+        """Do the same as `ThreadDrive.await_room`, if the tab can wait."""
         while full() and tab.can_wait():
             oldest = next((pending for pending in unanswered() if not pending.done()), None)
             if oldest is None:
@@ -147,10 +147,10 @@ class TabDrive:
             tab.wait(tab.resolved(oldest), "a free place in the queue")
 
     def let_in(self, roomy: Callable[[], bool]) -> None:
-        """Who waits looks again whenever a run is answered."""
+        """Do nothing: a waiting caller checks again whenever a run is resolved."""
 
     def end(self) -> None:
-        """End the turns where they wait; those that are running end by themselves."""
+        """End turns that wait; running turns end by themselves."""
         with contextlib.suppress(ValueError):
             self._turns.close()
 

@@ -1,4 +1,4 @@
-"""CompiledForward: what `tg.compile_forward` and `train.attach` give."""
+"""CompiledForward: the result of `tg.compile_forward` and `train.attach`."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ UNSET = (
 class CompiledForward(HasStates):
     """A forward compiled for one device; made by `tg.compile_forward` and `train.attach`. A context manager.
 
-    Dimensions of `inputs` that are None or names are chosen by each call. The first choice gets a program of its own.
-    From the second on, one program serves all sizes up to a capacity that grows, where the device and the forward allow
-    it: `explain` says why a forward does not. Else a program is compiled and kept per choice, and the one that was
-    least recently used is dropped when there are more than `max_cached_shapes`.
+    Each call chooses the dimensions of `inputs` that are None or names. The first choice gets a program of its own.
+    From the second on, one program serves all sizes up to a growing capacity, if the device and the forward allow it;
+    `explain` tells why a forward does not. Otherwise each choice gets its own program. With more than
+    `max_cached_shapes` programs, the least recently used one is dropped.
 
     >>> infer = train.attach(forward=predict, inputs={"x": (None, 2)})
     >>> infer.run(x=np.zeros((3, 2))).output.shape
@@ -64,11 +64,11 @@ class CompiledForward(HasStates):
         writes: bool = False,
         training: Any = None,
     ):
-        """For `tg.compile_forward` and `attach`. `owner`: closing this closes the store's worker.
+        """Compile for `tg.compile_forward` and `attach`. `owner`: closing this closes the store's worker.
 
-        training: what this is attached to, which lives as long.
+        training: the training that this is attached to, kept alive.
 
-        Where no call chooses sizes the program is built here, so that its errors are raised here.
+        If no call chooses sizes, the program is built here, so that its errors are raised here.
         """
         self.store: ParameterStore = store
         self.source = ForwardSource.checked(forward, inputs, precision, writes)
@@ -77,23 +77,22 @@ class CompiledForward(HasStates):
         self._demand = Demand()
         self._lock = threading.RLock()  # never held while waiting for the worker; a signal handler may run this again
         if owner:
-            weakref.finalize(self, store.worker.close)  # also at exit, before the interpreter goes
+            weakref.finalize(self, store.worker.close)  # also at exit, before the interpreter ends
         if not self.source.free.axes:
             with store.worker.own(self._lock):
                 self._programs.of(())
 
     def run(self, mapping: Given = None, /, *more: Any, patches: Given = None, **inputs: Any) -> Pending[RunResult]:
-        """One forward, queued; inputs by keyword, in one dict, or both.
+        """Queue one forward; pass inputs by keyword, in one dict, or both.
 
-        patches: {"attn.0": array} or {"attn.0": (mask, array)}: values that stand in for those of `tg.patch` sites, in
-                 this run only. Both broadcast to the site's shape, so that 0.0 blanks a site. Where the mask, of bool,
-                 is False the site keeps its own values. The first run with patches (of each choice of sizes) compiles
-                 a second program, once. That takes as long as the first did, and the program has memory of its own.
-                 Any later choice of sites and values uses it. Runs without patches execute a program without patch
-                 sites, so that sites cost them nothing.
+        patches: {"attn.0": array} or {"attn.0": (mask, array)}: values that replace those of `tg.patch` sites, in this
+                 run only. Both broadcast to the site's shape, so 0.0 blanks a site. Where the bool mask is False, the
+                 site keeps its own values. The first run with patches (of each choice of sizes) compiles a second
+                 program with memory of its own, which takes as long as the first. Later runs with any patches use it.
+                 Runs without patches execute a program without patch sites, so sites cost them nothing.
 
-        Never raises for what happens while executing: bad inputs, and what compiling for a new size raises, come back
-        as `Failed`. Inputs are copied: the caller's arrays can be reused at once.
+        Never raises errors of executing: bad inputs, and errors of compiling for a new size, return `Failed`. Inputs
+        are copied: the caller's arrays can be reused at once.
 
         >>> infer.run(x=np.zeros((5, 2))).output.shape
         (5, 1)
@@ -130,7 +129,7 @@ class CompiledForward(HasStates):
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
-        """The graph that a run with these inputs executes; compiled if it was not yet. Raises what compiling raises.
+        """Return the graph that a run with these inputs executes, compiling it if needed. Raises errors of compiling.
 
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}
@@ -144,7 +143,7 @@ class CompiledForward(HasStates):
             return self.source.traced(self.store.model, sizes, self.store.layout).graph
 
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
-        """As `CompiledTraining.explain`, of the program for these inputs; without any, for the size used last.
+        """Explain the program for these inputs, or for the size used last; see `CompiledTraining.explain`.
 
         >>> "dispatch" in str(infer.explain(x=x))
         True
@@ -153,7 +152,7 @@ class CompiledForward(HasStates):
         return explained(program.built, self.store.worker.info, self._programs.note, verbose)
 
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
-        """As `CompiledTraining.why`, of the program for these inputs; without any, for the size used last.
+        """Explain a value of the program for these inputs, or for the size used last; see `CompiledTraining.why`.
 
         >>> "output" in str(infer.why("output", x=x))
         True
@@ -161,7 +160,7 @@ class CompiledForward(HasStates):
         return self.explain(mapping, **inputs).why(name_or_node)
 
     def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
-        """As `CompiledTraining.profile`, of a run with these inputs; without any, zeros of the size used last.
+        """Profile a run with these inputs, or with zeros of the size used last; see `CompiledTraining.profile`.
 
         >>> "dispatch" in str(infer.profile(steps=1, x=x))
         True
@@ -186,7 +185,7 @@ class CompiledForward(HasStates):
         return self.store.worker.info
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name, as `CompiledTraining.upload_params`; of an attached forward, the training's.
+        """Overwrite parameters by name, as `CompiledTraining.upload_params`; for an attached forward, the training's.
 
         >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
         >>> own.upload_params({"b": np.zeros(1)})
@@ -194,7 +193,7 @@ class CompiledForward(HasStates):
         self.store.upload_params(record, strict)
 
     def download_params(self) -> dict[str, Array]:
-        """Parameters by name.
+        """Return the parameters by name.
 
         >>> sorted(infer.download_params())
         ['W', 'b']
@@ -202,11 +201,11 @@ class CompiledForward(HasStates):
         return self.store.download_params()
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Take over the parameters and states of a file; of an attached forward, those of the training.
+        """Load the parameters and states of a file; for an attached forward, into the training.
 
         path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
-        Raises:  InputError, with nothing changed, for a damaged file, and naming each parameter that is missing,
-                 unknown or of another type; OSError.
+        Raises:  InputError, with nothing changed, for a damaged file, or with the name of each parameter that is
+                 missing, unknown or of another type; OSError.
 
         >>> train.save("checkpoint.safetensors")
         >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
@@ -223,7 +222,7 @@ class CompiledForward(HasStates):
 
     @property
     def param_names(self) -> list[str]:
-        """Names of the parameters, in declaration order."""
+        """The names of the parameters, in declaration order."""
         return [f.name for f in self.store.fields]
 
     @property
@@ -232,7 +231,7 @@ class CompiledForward(HasStates):
         return [as_read(sizes) for sizes in self._programs.sizes]
 
     def close(self) -> None:
-        """Free its programs; what is in flight resolves as Aborted. Closing twice is fine.
+        """Free the forward's programs; calls in flight resolve as Aborted. Closing twice is fine.
 
         The parameters of an attached forward belong to its training and stay.
 
@@ -249,9 +248,9 @@ class CompiledForward(HasStates):
 
     @property
     def sites(self) -> tuple[SiteInfo, ...]:
-        """Sites of `tg.capture` and `tg.patch`, in order; each has `kind name type site`, site being your line.
+        """The sites of `tg.capture` and `tg.patch`, in order; each has `kind name type site`, where site is your line.
 
-        Where calls choose sizes, types are those of the sizes used last; before the first run, of size 1.
+        If calls choose sizes, types are those of the sizes used last; before the first run, of size 1.
         """
         with self.store.worker.own(self._lock):
             latest = self._programs.latest
@@ -262,7 +261,7 @@ class CompiledForward(HasStates):
 
     @property
     def closed(self) -> str:
-        """Why no run is done any more; empty while they are."""
+        """The reason why no more runs are done; "" while they are."""
         return self._programs.closed
 
     def __repr__(self) -> str:
@@ -278,7 +277,7 @@ class CompiledForward(HasStates):
         self.close()
 
     def _looked_at(self, values: dict[str, Any], what: str) -> tuple[ForwardProgram, dict[str, Any]]:
-        """The program for some inputs, and what to run it on: these, or zeros where there are none."""
+        """Return the program for some inputs, and the arrays to run it on: the inputs, or zeros without any."""
         if self.closed:
             raise AbortedError.here(f"this CompiledForward is {self.closed}; use it before close()")
         free = self.source.free

@@ -35,15 +35,15 @@ class ForwardProgram:
 
     built: Built
     version: object
-    handle: int | None = None  # the worker's own: loaded at the first run
-    at_once: int = 1  # runs worth one batch
+    handle: int | None = None  # used by the worker only: loaded at the first run
+    at_once: int = 1  # runs that are worth one batch
     direct: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = None  # see `runtime.base.Door`
     inputs: tuple[Field, ...] = ()
     hyper: tuple[Field, ...] = ()
-    commits: bool = False  # it writes states
+    commits: bool = False  # the program writes states
     patched: ForwardProgram | None = None  # the program with its patch sites, made at the first run that patches
-    unpatched: dict[str, Any] = field(default_factory=dict[str, Any])  # of a `patched`: inputs of sites left alone
-    family: ForwardProgram | None = None  # the program at its capacity, if this is it at another size
+    unpatched: dict[str, Any] = field(default_factory=dict[str, Any])  # of a `patched`: inputs of unpatched sites
+    family: ForwardProgram | None = None  # the program at its capacity, if this program is the same at another size
     numbers: dict[str, Any] = field(default_factory=dict[str, Any])  # inputs that follow the size
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class ForwardProgram:
         self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
 
     def load(self, session: Session, store: ParameterStore) -> int:
-        """The handle of the program, which is loaded and has its parameters now. On the worker's thread."""
+        """Return the handle of the program, after loading it with its parameters. On the worker's thread."""
         if self.family is not None:
             like = self.family.load(session, store)
             if self.handle is None:
@@ -69,7 +69,7 @@ class ForwardProgram:
 
 
 class Shared(Growing):
-    """Of one version of the model. base: the program for many sizes, at its capacity."""
+    """The sizes of one version of the model. base: the program for many sizes, at its capacity."""
 
     def __init__(self, version: object, most: int) -> None:
         super().__init__(most)
@@ -78,7 +78,7 @@ class Shared(Growing):
 
 
 class ForwardPrograms:
-    """The programs of a forward by size, the least recently used first. Called with its owner's lock held."""
+    """The programs of a forward by size, the least recently used first. Called with the owner's lock held."""
 
     def __init__(self, source: ForwardSource, store: ParameterStore, capacity: int):
         self.source, self.store, self.closed = source, store, ""
@@ -89,21 +89,21 @@ class ForwardPrograms:
 
     @property
     def sizes(self) -> list[Sizes]:
-        """Sizes whose programs are kept."""
+        """Return the sizes whose programs are kept."""
         return list(self._kept)
 
     @property
     def latest(self) -> ForwardProgram | None:
-        """The program used last, if the model is still its model."""
+        """Return the program used last, if its model is still current."""
         known = [p for p in self._kept.values() if p.version is self.store.version]
         return known[-1] if known else None
 
     def of(self, size: Sizes) -> ForwardProgram:
-        """The program for some sizes, built if need be; others are dropped for it."""
+        """Return the program for some sizes; build it if needed, and drop others for it."""
         version = self.store.version
         dropped: list[ForwardProgram] = []
         if any(p.version is not version for p in list(self._kept.values())):
-            self._kept.clear()  # their session is gone, and their programs with it
+            self._kept.clear()  # their session is closed, and with it their programs
         program = self._kept.get(size)
         if program is None:
             program = self._shared(size, version, dropped) or self._made(size, version)
@@ -115,16 +115,16 @@ class ForwardPrograms:
         return program
 
     def with_patches(self, program: ForwardProgram) -> ForwardProgram:
-        """The program with patch sites that goes with `program`."""
+        """Return the program with patch sites that belongs to `program`."""
         if program.patched is None:
             program.patched = self._made(next(n for n, p in self._kept.items() if p is program), program.version, True)
         return program.patched
 
     def _shared(self, sizes: Sizes, version: object, dropped: list[ForwardProgram]) -> ForwardProgram | None:
-        """The program that serves many sizes, at one of them; None where a size gets a program of its own.
+        """Return the program for many sizes, at one of them; None if a size gets a program of its own.
 
-        The first size does: most forwards see no other. A larger size than the capacity replaces the program by one of
-        twice the capacity at least.
+        The first size does, because most forwards see no other. A size beyond the capacity replaces the program by one
+        of at least twice the capacity.
         """
         if len(sizes) != 1 or not self.store.worker.info.resizes or indexcheck.enabled():
             return None
@@ -142,11 +142,11 @@ class ForwardPrograms:
 
     @property
     def note(self) -> str:
-        """Why each size has a program of its own; "" if none has to."""
+        """Return why each size has a program of its own; "" if one can serve many."""
         return self._shares.note if self._shares else ""
 
     def _forget(self, known: Shared) -> list[ForwardProgram]:
-        """What goes with a program that is to be replaced by one for larger sizes."""
+        """Return the programs that go with a program to be replaced by one for larger sizes."""
         if known.base is None:
             return []
         gone, base = [n for n, p in self._kept.items() if p.family is known.base], known.base
@@ -154,17 +154,17 @@ class ForwardPrograms:
         return [*(self._kept.pop(n) for n in gone), base]
 
     def hyper(self, program: ForwardProgram) -> dict[str, Any]:
-        """Hot values of a run: those of the training, else the defaults. Each run has random numbers of its own."""
+        """Return the hot values of a run: the training's, else the defaults. Each run has its own random numbers."""
         if not program.hyper:
             return dict(program.numbers)
         knobs = self.store.knobs
         values = {**program.built.program.meta.get("hyper", {}), **knobs.values}
-        # A rate of its own: only training steps decide where a schedule begins.
+        # A separate rate: only training steps decide where a schedule begins.
         hyper = Knobs(Rate(knobs.rate.schedule), values).upload(program.hyper, self.runs, self.store.seed)
         return {**hyper, **program.numbers}
 
     def close(self, unload: bool) -> None:
-        """Drop all. unload: free them on the device too, after the runs queued so far."""
+        """Drop all programs. unload: free them on the device too, after the runs queued so far."""
         dropped = list(self._kept.values())
         if self._shares is not None and self._shares.base is not None:
             dropped.append(self._shares.base)
@@ -194,18 +194,18 @@ class ForwardPrograms:
 
 @dataclass(slots=True, eq=False)
 class ForwardRun:
-    """One forward, as the worker runs it; `batches.Run` has the meaning of each method."""
+    """One forward, in the form that the worker runs; `batches.Run` documents each method."""
 
     owner: ForwardPrograms
     of: ForwardProgram
     arrays: Mapping[str, Any]
     pending: Pending[RunResult]
     checked: reference.Checked | None = None  # under TRACEGRAD_CHECK
-    differs: str = ""  # from the reference, and how
+    differs: str = ""  # how the run differs from the reference
     began: float = 0.0  # on the worker's thread
 
     def computed(self) -> bool:
-        """Compute on the caller's thread; False if nothing was done, because the worker should do it."""
+        """Compute on the caller's thread. Return False if nothing was done, because the worker should do it."""
         program, store = self.of, self.owner.store
         if program.direct is None or store.unwritten or indexcheck.enabled():
             return False
@@ -219,7 +219,7 @@ class ForwardRun:
         return True
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
-        """Load the program if it was not yet."""
+        """Load the program if needed, and return its handle and inputs."""
         if self._displaced():
             return None
         handle = self.of.load(session, self.owner.store)
@@ -249,7 +249,7 @@ class ForwardRun:
         self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.of.built.structure)))
 
     def _look_for_direct(self, session: Session) -> None:
-        """Short runs may be computed on their caller's thread: to hand them over takes longer than some of them."""
+        """Let short runs be computed on their caller's thread: handing them over takes longer than some of them."""
         program = self.of
         if (
             session.door is None
@@ -261,13 +261,13 @@ class ForwardRun:
             program.direct = session.door.direct(program.handle)
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """The device computed something else than the reference. What it wrote into states is undone."""
+        """Undo the run's writes to states: the device's results differ from the reference."""
         assert self.checked is not None
         found = self.checked.blame(session)
         self.pending.resolve(Failed(DeviceError(f"run: {self.differs} (TRACEGRAD_CHECK)\n{found}")))
 
     def fail(self, error: BaseException) -> None:
-        """The run raised."""
+        """Take the error that the run raised."""
         self.pending.resolve(failure(error, "run"))
 
     def _displaced(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a call gives: a Pending at once, and one of Completed, Aborted, Failed when the work is done."""
+"""The results of a call: a Pending at once, and later one of Completed, Aborted, Failed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tracegrad.runtime import tab
 from tracegrad.runtime.forks import Generation, forked_error
 
 T = TypeVar("T")
-LOOK_SECONDS = 1.0  # between looks of a thread that waits, should nothing wake it
-_SETTLING = threading.RLock()  # of all Pendings, for moments: a lock of its own would be half the cost of making one
-if hasattr(os, "register_at_fork"):  # no child finds it held by a thread that it has not
+LOOK_SECONDS = 1.0  # between looks of a waiting thread, in case nothing wakes it
+_SETTLING = threading.RLock()  # shared: a lock of its own would be half the cost of a Pending
+if hasattr(os, "register_at_fork"):  # so that no child finds it held by a thread that it lacks
     os.register_at_fork(before=_SETTLING.acquire, after_in_parent=_SETTLING.release, after_in_child=_SETTLING.release)
 
 
@@ -56,7 +56,8 @@ class Captures(Mapping[str, Any]):
         return f"Captures({', '.join(f'{k}{list(v.shape)}' for k, v in self._arrays.items())})"
 
     def per_head(self, name: str) -> list[Any]:
-        """One array per head of an attention map: `[B,H,T,T]` gives H of `[B,T,T]`, `[H,T,T]` gives H of `[T,T]`.
+        """Return one array per head of an attention map: `[B,H,T,T]` gives H of `[B,T,T]`, `[H,T,T]` gives H of
+        `[T,T]`.
 
         Raises: KeyError for an unknown name; InputError for an array of another rank.
         """
@@ -70,7 +71,7 @@ class Captures(Mapping[str, Any]):
 
 
 class Aux(dict[str, Any]):
-    """The extra outputs of a loss, by name. A dict whose KeyError says which names there are."""
+    """The extra outputs of a loss, by name. A dict whose KeyError lists the valid names."""
 
     def __missing__(self, name: str) -> Any:
         hint = ", ".join(self) or 'none; return (loss, {"name": tensor}) from the loss'
@@ -79,10 +80,10 @@ class Aux(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Work that was done: a `CompletedStep` of a training, or a `CompletedRun` of a forward.
+    """The result of finished work: a `CompletedStep` of a training, or a `CompletedRun` of a forward.
 
-    Both match `case Completed(loss=...)`, `case Completed(output=...)`, or `case Completed(value)` with one position,
-    which is the loss of a step and the output of a run.
+    Match them with `case Completed(loss=...)`, `case Completed(output=...)`, or `case Completed(value)`, where value is
+    the loss of a step or the output of a run.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
     >>> type(infer.run(x=[[1.0, 2.0]]).result()).__name__
@@ -95,7 +96,7 @@ class Completed:
 
     @property
     def value(self) -> Any:
-        """The loss of a step, the output of a run."""
+        """The loss of a step, or the output of a run."""
         raise NotImplementedError
 
 
@@ -106,10 +107,10 @@ class CompletedStep(Completed):
     loss:     the loss before the update; of `run_steps`, that of the last step.
     aux:      the extra tensors of the loss function, as arrays.
     captures: see `Captures`.
-    step:     the number of this step, 1 being the first.
+    step:     the number of this step; the first is 1.
     losses:   float32 array, one element per step that the call ran.
-    skipped:  how many steps of the call left parameters and optimizer state as they were, because gradients overflowed
-              in half precision; the loss scale was halved. 0 under precision="f32".
+    skipped:  how many steps of the call did not change parameters and optimizer state, because gradients overflowed in
+              half precision; the loss scale was halved. 0 under precision="f32".
     """
 
     loss: float
@@ -126,7 +127,7 @@ class CompletedStep(Completed):
 
 @dataclass(frozen=True, slots=True, match_args=False)
 class CompletedRun(Completed):
-    """A forward that was run. `output` is an array, or a tuple or dict of them, as the forward returns it."""
+    """A forward that was run. `output` is an array, or a tuple or dict of arrays, as the forward returns it."""
 
     output: Any
 
@@ -138,7 +139,7 @@ class CompletedRun(Completed):
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Work displaced before it was done; nothing was changed by it.
+    """The result of work that was displaced before it was done and changed nothing.
 
     >>> tg.Aborted("closed").reason
     'closed'
@@ -149,7 +150,7 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Work that could not be done; nothing was changed by it.
+    """The result of work that failed and changed nothing.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
     >>> result = infer.run(x=[[1.0]]).result()
@@ -165,7 +166,7 @@ RunResult = CompletedRun | Aborted | Failed
 
 
 class Demand:
-    """Was the result of the latest call asked for?"""
+    """Tells whether the result of the latest call was requested."""
 
     __slots__ = ("asked",)
 
@@ -184,10 +185,10 @@ def _let_go(lock: Any) -> int:
 
 
 class Pending(NoArray, Generic[T]):
-    """Work under way. `result()` or `await` gives Completed, Aborted or Failed; the shortcuts wait too.
+    """Work under way. `result()` or `await` returns Completed, Aborted or Failed; the shortcuts wait too.
 
     `loss`, `aux`, `captures`, `losses`, `step` and `output` wait, then raise the error of a `Failed`, and
-    `tg.AbortedError` for an `Aborted`. A `Failed` that is never looked at is reported once through `warnings`.
+    `tg.AbortedError` for an `Aborted`. A `Failed` that is never read is reported once through `warnings`.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
     >>> infer.run(x=[[1.0, 2.0]]).result(timeout=60).output.shape
@@ -195,8 +196,8 @@ class Pending(NoArray, Generic[T]):
     """
 
     instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for it"
-    owner: Any = None  # the training or forward, which must not end before somebody has looked at the result
-    demand: Demand | None = None  # of the calls that this is one of
+    owner: Any = None  # the training or forward, kept alive until the result was read
+    demand: Demand | None = None  # of the calls that include this one
 
     if not TYPE_CHECKING:
 
@@ -211,7 +212,7 @@ class Pending(NoArray, Generic[T]):
     def __init__(self, what: str = "call", worker: int | None = None, lock: Any = None):
         """lock: an RLock that the worker needs to resolve this."""
         self._what, self._lock = what, lock
-        self._worker = worker  # ident of the thread that resolves this: waiting there would wait forever
+        self._worker = worker  # the thread that resolves this: waiting there would block forever
         self._generation = Generation.number
         self._result: Any = None
         self._done = False
@@ -220,7 +221,7 @@ class Pending(NoArray, Generic[T]):
         self._callbacks: list[Callable[[Pending[T]], object]] = []
 
     def done(self) -> bool:
-        """True once the result is there.
+        """Return True once the result is there.
 
         >>> p = train.step(x=x, y=y)
         >>> r = p.result()
@@ -231,13 +232,13 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def wanted(self) -> bool:
-        """True when somebody waits for the result, so that it should be fetched before more work is queued."""
+        """True if a caller waits for the result, so it should be fetched before more work is queued."""
         return self._wanted
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait, and give Completed, Aborted or Failed.
+        """Wait, and return Completed, Aborted or Failed.
 
-        Raises: TimeoutError when `timeout` seconds pass first.
+        Raises: TimeoutError if `timeout` seconds pass first.
 
         >>> train.step(x=x, y=y).result().step
         1
@@ -259,7 +260,7 @@ class Pending(NoArray, Generic[T]):
         return self._result
 
     def _wait(self, timeout: float | None) -> bool:
-        """Until the result is there, or `timeout` seconds have passed."""
+        """Wait until the result is there, or `timeout` seconds have passed."""
         if tab.IN_TAB:
             with contextlib.suppress(TimeoutError):
                 tab.wait(self, f"the result of {self._what}", timeout)
@@ -274,13 +275,13 @@ class Pending(NoArray, Generic[T]):
                     lock.acquire()
 
     def _wait_for_worker(self, timeout: float | None) -> bool:
-        ready = threading.Lock()  # cheaper than an Event, and there is one waiter
+        ready = threading.Lock()  # cheaper than an Event, and enough for one waiter
         ready.acquire()
         callback: Callable[[Pending[T]], object] = lambda _: ready.release()
         self.add_done_callback(callback)
         end = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            while not self._done:  # a callback is lost where the thread that calls it is killed: so look now and then
+            while not self._done:  # a callback is lost if the thread that calls it is killed, so check now and then
                 left = min(end - time.monotonic(), LOOK_SECONDS)
                 if not ready.acquire(timeout=max(left, 0)) and time.monotonic() >= end:
                     return self._done
@@ -289,7 +290,7 @@ class Pending(NoArray, Generic[T]):
             self._forget(callback)
 
     def _left_behind(self) -> bool:
-        """Fail this if the process was forked since: the thread that resolves it is the parent's."""
+        """Fail this if the process was forked since, because the thread that resolves it is the parent's."""
         if self._generation == Generation.number:
             return False
         self._callbacks = []  # the parent's: they run there
@@ -297,18 +298,18 @@ class Pending(NoArray, Generic[T]):
         return True
 
     def _forget(self, callback: Callable[[Pending[T]], object]) -> None:
-        """No longer call it: who waited was interrupted, or waited long enough."""
+        """Remove a callback, because its waiter was interrupted or timed out."""
         if not self._done:
             with _SETTLING, contextlib.suppress(ValueError):
                 self._callbacks.remove(callback)
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
-        """Call `callback(self)` once the result is there: at once if it is, else on the library's worker thread.
+        """Call `callback(self)` when the result is there: at once if it is, else on the library's worker thread.
 
         >>> p = train.step(x=x, y=y)
         >>> p.add_done_callback(lambda pending: None)
         """
-        self.done()  # a forked child gets its answer now
+        self.done()  # a forked child gets its result now
         with _SETTLING:
             if not self._done:
                 self._callbacks.append(callback)
@@ -364,9 +365,9 @@ class Pending(NoArray, Generic[T]):
             if not self._done:
                 self._unseen = _Unseen(self._what, result.error) if isinstance(result, Failed) else None
                 self._result, self._done = result, True
-        while self._callbacks:  # also those that an earlier call was kept from
+        while self._callbacks:  # includes callbacks that an earlier, interrupted call left
             callback = self._callbacks.pop(0)
-            if tab.IN_TAB:  # on a stack of its own, so that it may wait for the work that this one goes on with
+            if tab.IN_TAB:  # on a separate stack, so that it can wait for work that this one continues
                 tab.event_loop().call_soon(self._call, callback)
             else:
                 self._call(callback)
@@ -374,7 +375,7 @@ class Pending(NoArray, Generic[T]):
     def _call(self, callback: Callable[[Pending[T]], object]) -> None:
         try:
             callback(self)
-        except (Exception, SystemExit) as e:  # the worker must survive whatever a user's callback does
+        except (Exception, SystemExit) as e:  # the worker must survive errors of a user's callback
             warnings.warn(f"{self._what}: a done callback raised {e!r}", RuntimeWarning, stacklevel=2)
 
     def _completed(self) -> Any:
@@ -400,7 +401,7 @@ class Pending(NoArray, Generic[T]):
 
 
 class _Unseen:
-    """Warns of a Failed that was never looked at. Only these have a finalizer: an interrupt could be lost in it."""
+    """Warns of a Failed that was never read. Only these have a finalizer, because an interrupt could be lost in it."""
 
     __slots__ = ("error", "seen", "what")
 
@@ -417,14 +418,14 @@ class _Unseen:
 
 
 def resolved(result: T, what: str = "call") -> Pending[T]:
-    """A Pending that is done already."""
+    """Return a Pending that is done already."""
     p: Pending[T] = Pending(what)
     p.resolve(result)
     return p
 
 
 def failure(error: BaseException, what: str) -> Failed:
-    """`error` as a Failed; what is not tracegrad's own is a DeviceError, with the original as its cause."""
+    """Return `error` as a Failed. An error that is not tracegrad's becomes the cause of a DeviceError."""
     if isinstance(error, TracegradError):
         return Failed(error)
     wrapped = DeviceError(f"{what}: the work could not be executed: {type(error).__name__}: {error}")
@@ -439,13 +440,13 @@ def _wake(loop: Any, future: Any) -> None:
 
     try:
         loop.call_soon_threadsafe(finish)
-    except RuntimeError:  # the loop was closed while the work ran: no one waits any more
+    except RuntimeError:  # the loop was closed during the work, so nothing waits any more
         if not loop.is_closed():
             raise
 
 
 def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
-    """What the forward returned: an array, or a tuple or dict of them, as `Built.structure` says."""
+    """Return the result in the forward's form: an array, or a tuple or dict of arrays, as `Built.structure` tells."""
     if structure is None:
         return handed_out(outputs["output"])
     if isinstance(structure, tuple):

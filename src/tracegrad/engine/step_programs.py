@@ -1,4 +1,4 @@
-"""The programs of a training's step: one; or those of the sizes that calls have made, of which many may share one."""
+"""The programs of a training's step: one; or one for each size of calls, many of which can share a program."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from tracegrad.compiler.sized import Family
 
 UNLOADED = -1
-AUX, CAPTURE = "aux.", "capture."  # of output names
+AUX, CAPTURE = "aux.", "capture."  # prefixes of output names
 
 
 class StepProgram:
-    """A program, as the worker runs it. Loaded and unloaded on the worker's thread only."""
+    """A program in the form that the worker runs. Loaded and unloaded on the worker's thread only."""
 
     __slots__ = (
         "at_once",
@@ -44,29 +44,29 @@ class StepProgram:
     hyper: tuple[Field, ...]
 
     def __init__(self, built: Built, sizes: Sizes = (), source: StepSource | None = None) -> None:
-        """sizes, source: where calls choose sizes, those of this program and what it was built from."""
+        """sizes, source: if calls choose sizes, those of this program, and the source it was built from."""
         self.sizes, self.source, self.handle = sizes, source, UNLOADED
-        self.base: StepProgram | None = None  # the program at its capacity, if this is it at another size
-        self.commits = False  # a step that is not applied changes nothing, and nor do those behind it
+        self.base: StepProgram | None = None  # the program at its capacity, if this program is the same at another size
+        self.commits = False  # false: a step that is not applied changes nothing, and neither do later ones
         self.take(built)
 
     @property
     def program(self) -> Program:
-        """As plain data."""
+        """The program as plain data."""
         return self.built.program
 
     def take(self, built: Built) -> None:
-        """Be this program from now on."""
+        """Become this program from now on."""
         self.built = built
-        self.at_once = 1  # runs worth one batch
+        self.at_once = 1  # runs that are worth one batch
         self.numbers = numbers_of(built)  # inputs that follow the size
         fields = built.program.inputs
-        self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in built.program.outputs)  # than the loss
+        self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in built.program.outputs)  # more than the loss
         self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX) and f.name not in built.numbers)
         self.inputs = tuple(f for f in fields if not f.name.startswith(PREFIX))
 
     def load(self, session: Session) -> int:
-        """Its handle."""
+        """Return the program's handle, after loading it."""
         if self.base is not None:
             like = self.base.load(session)
             if self.handle == UNLOADED:
@@ -86,7 +86,7 @@ class StepProgram:
 class SizedPrograms:
     """The programs of a step by the sizes of calls, the least recently used first.
 
-    Calls make them, each on the thread that it comes from. The lock is never held while waiting for the worker.
+    Each call adds its program, on its own thread. The lock is never held while waiting for the worker.
     """
 
     def __init__(self, free: FreeSizes, capacity: int) -> None:
@@ -99,19 +99,19 @@ class SizedPrograms:
 
     @property
     def latest(self) -> StepProgram | None:
-        """The one used last."""
+        """The program used last."""
         kept = list(self.kept.values())
         return kept[-1] if kept else None
 
     @property
     def note(self) -> str:
-        """Why each size has a program of its own; "" if none has to."""
+        """Return why each size has a program of its own; "" if one can serve many."""
         return self._growing.note if self._growing else ""
 
     def of(self, source: StepSource, sizes: Sizes, shares: bool) -> tuple[StepProgram, list[StepProgram]]:
-        """The program for some sizes, built if need be, and those that are dropped for it. With the lock held.
+        """Return the program for some sizes, built if needed, and the programs dropped for it. With the lock held.
 
-        shares: may one program serve many sizes, on this device?
+        shares: on this device one program can serve many sizes.
         """
         dropped: list[StepProgram] = []
         program = self.kept.get(sizes)
@@ -127,7 +127,7 @@ class SizedPrograms:
         return program, dropped
 
     def _shared(self, source: StepSource, sizes: Sizes, dropped: list[StepProgram]) -> StepProgram | None:
-        """The program that serves many sizes, at this one; None where it gets one of its own."""
+        """Return the program for many sizes, at this one; None if the size gets a program of its own."""
         ((_, size),) = sizes
         known = self._growing = self._growing or Growing(max(n for ((_, n),) in self.seen))
         if not known.serves(size):
@@ -142,13 +142,13 @@ class SizedPrograms:
         return program
 
     def _forgotten(self) -> list[StepProgram]:
-        """What goes with the program for many sizes."""
+        """Return the programs that go with the program for many sizes."""
         base, self._base = self._base, None
         gone = [sizes for sizes, p in self.kept.items() if p.base is not None]
         return [*map(self.kept.pop, gone), *([base] if base else [])]
 
     def update(self, session: Session, program: StepProgram, source: StepSource) -> None:
-        """Have `program` be what `source` gives: it was built from another while the training went over to that."""
+        """Rebuild `program` from `source`, if it was built from another while the training changed its source."""
         if program.source is not source:
             program.unload(session)
             program.base = None
@@ -156,7 +156,7 @@ class SizedPrograms:
             program.source = source
 
     def clear(self, session: Session) -> None:
-        """Drop all. On the worker's thread."""
+        """Drop all programs. On the worker's thread."""
         with self.lock:
             dropped = [*self._forgotten(), *self.kept.values()]
             self.kept.clear()
@@ -165,13 +165,13 @@ class SizedPrograms:
             program.unload(session)
 
     def built(self, source: StepSource, sizes: Sizes) -> Built:
-        """The step compiled for some sizes."""
+        """Return the step compiled for some sizes."""
         return source._replace(inputs=self.free.sized(sizes)).traced().compiled()
 
 
 def family_of(source: StepSource, most: int) -> Family:
-    """The program for sizes of up to `most`, or some more. UnsizedError where each must have its own."""
-    from tracegrad.compiler.sized import Source, build_family  # most trainings see few sizes, and do without
+    """Return the program for sizes up to `most`, or a few more. Raise UnsizedError if each size must have its own."""
+    from tracegrad.compiler.sized import Source, build_family  # most trainings see few sizes, and need no import
 
     free = source.free
 

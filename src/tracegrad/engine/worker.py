@@ -1,4 +1,4 @@
-"""The thread that owns a Session: runs in batches, calls between them, and runs again behind a step that failed."""
+"""The thread that owns a Session: it runs batches, calls functions between them, and repeats runs after failures."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ AnyLock = TypeVar("AnyLock")
 
 
 class Worker:
-    """Owns a session on a thread of its own; in a browser's tab, where there are none, in turns of the event loop.
+    """Owns a session on a thread of its own; in a browser's tab, which has no threads, in turns of the event loop.
 
-    The worker alone decides how many runs go together: runs of one program, queued behind each other, become a batch
-    that takes about `session.batch_seconds`. Up to `session.ahead` batches are under way; then the outputs of the first
-    are read. A step that was not applied leaves the device halted: the runs behind it are queued again, in order. A
-    call made with `call` sees everything queued before it finished, and nothing queued after it begun.
+    The worker alone decides the batches: successive runs of one program become a batch that takes about
+    `session.batch_seconds`. Up to `session.ahead` batches are under way; then the outputs of the first are read. A step
+    that was not applied leaves the device halted: later runs are queued again, in order. For a function run with
+    `call`, all work queued before it is finished, and no work queued after it has begun.
     """
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
-        """Make the session where the work will be done, while the caller goes on; see `opened`."""
+        """Make the session on the worker's thread, while the caller continues; see `opened`."""
         self.max_in_flight = self._least_queued = max_in_flight
         self._factory, self._generation = factory, Generation.number
-        self._lock = threading.RLock()  # reentrant: garbage may be collected, and this closed, while it is held
+        self._lock = threading.RLock()  # reentrant, because garbage collection can close this while the lock is held
         self._queue: deque[Run | Task] = deque()
-        self._window: deque[UnderWay] = deque()  # the worker's own
-        self._landed = 0.0  # when the outputs of the last batch were there
-        self._taken: list[Run] = []  # out of the queue, and in no batch yet
-        self._held: Run | Task | None = None  # what the thread is at: a thread that is killed loses none
+        self._window: deque[UnderWay] = deque()  # used by the worker only
+        self._landed = 0.0  # when the last batch's outputs arrived
+        self._taken: list[Run] = []  # out of the queue, and not yet in a batch
+        self._held: Run | Task | None = None  # the thread's current item, so that none is lost if the thread is killed
         self._closed: str | None = None
-        self._cause: BaseException | None = None  # what ended the thread, where that was not `close`
+        self._cause: BaseException | None = None  # the error that ended the thread, unless `close` ended it
         self._limits: Limits | None = None
         self._started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
@@ -51,18 +51,18 @@ class Worker:
         self.ident = self._drive.start()
 
     def opened(self) -> Worker:
-        """This worker, once it has its session. Raises what `factory` raised."""
+        """Return this worker, once it has its session. Raise the error of `factory`."""
         waited(self._started)
         return self
 
     @property
     def closed(self) -> str | None:
-        """Why no more work is taken; None while it is."""
+        """The reason why no more work is accepted; None while it is."""
         return self._closed
 
     @property
     def refusal(self) -> Aborted | Failed | None:
-        """What new work resolves to; None while work is taken."""
+        """Return the result of new work that is refused; None while work is accepted."""
         if self._closed is None or self._cause is None:
             return None if self._closed is None else Aborted(self._closed)
         error = DeviceError(self._closed)
@@ -83,7 +83,7 @@ class Worker:
         return self.opened()._session.info
 
     def limits(self) -> Limits:
-        """What the device can do, measured at the first call. On the worker's thread."""
+        """Return the device's limits, measured at the first call. On the worker's thread."""
         if self._limits is None:
             self._limits = measure_limits(self._session)
         return self._limits
@@ -96,7 +96,7 @@ class Worker:
             self._drive.await_room(self._full, self._unanswered)
         with self._lock:
             if self._closed is None:
-                self._wake()  # first: an interrupt between the two queues nothing
+                self._wake()  # first: an interrupt between the two then queues nothing
                 self._queue.extend(runs)
                 self._wake()  # again: a signal handler that waited in between let the thread sleep
                 return
@@ -104,7 +104,7 @@ class Worker:
 
     @property
     def forked(self) -> bool:
-        """Is this a child of the process that has the thread? Then nothing would ever resolve a Pending."""
+        """Return whether this is a forked child, without the worker's thread: nothing would resolve a Pending."""
         return self._generation != Generation.number
 
     def pending(self, what: str) -> Pending[Any]:
@@ -112,7 +112,7 @@ class Worker:
         return Pending(what, self.ident, self._lock)
 
     def own(self, lock: AnyLock) -> AnyLock:
-        """`lock`, for `with`. DeviceError in a forked child, where a thread of the parent may hold it for ever."""
+        """Return `lock` for `with`. Raise DeviceError in a forked child, where a thread of the parent can hold it."""
         if self.forked:
             raise forked_error()
         return lock
@@ -123,32 +123,32 @@ class Worker:
         return self.forked
 
     def _wake(self) -> None:
-        """There is, or will be, something in the queue. Called with the lock held."""
+        """Wake the thread: there is, or will be, something in the queue. Called with the lock held."""
         if self._drive.asleep and self._session.door is not None:
-            self._session.door.shut()  # what follows on any thread comes behind what will be queued
+            self._session.door.shut()  # from now on, work on any thread comes after the work to be queued
         self._drive.wake()
 
     def _full(self) -> bool:
-        """Should callers wait before they queue more?"""
+        """Return whether callers should wait before they queue more."""
         return len(self._queue) >= self.max_in_flight and self._closed is None
 
     def _roomy(self) -> bool:
-        """Is half of the queue free? Waking a thread costs."""
+        """Return whether half of the queue is free: waking a thread is expensive."""
         return len(self._queue) <= self.max_in_flight // 2
 
     def _unanswered(self) -> list[Pending[Any]]:
-        """What callers wait for, the oldest first."""
+        """Return the results that callers wait for, the oldest first."""
         return [x.pending for x in (*self._begun(), *self._queue)]
 
     def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
-        """Run `fn(session)` on the worker's thread and wait for it; `urgent` goes before all that is queued.
+        """Run `fn(session)` on the worker's thread and wait for it; `urgent` work goes before everything queued.
 
-        Raises: what `fn` raises; AbortedError when the worker is closed.
+        Raises: any error of `fn`; AbortedError if the worker is closed.
         """
         return cast("tuple[T]", waited(self.post(fn, urgent)))[0]
 
     def begin(self, fn: Callable[[Session], Any]) -> None:
-        """As `call`, before all other work. Where a tab cannot wait, an error closes the worker instead of raising."""
+        """Do the same as `call`, before all other work. If a tab cannot wait, an error closes the worker."""
         if tab.can_wait():
             self.call(fn)
             return
@@ -162,7 +162,7 @@ class Worker:
         self.post(first)
 
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
-        """As `call`, without waiting; resolves to a tuple of one, Failed or Aborted."""
+        """Do the same as `call`, without waiting; the Pending resolves to a tuple of one, Failed or Aborted."""
         pending: Pending[Any] = self.pending("device call")
         if self._forked(pending):
             return pending
@@ -177,9 +177,9 @@ class Worker:
         return pending
 
     def swap(self, load: Callable[[Session], T], reason: str) -> T:
-        """Go over to a new session once `load(session)` has succeeded on it; all work under way is Aborted.
+        """Change to a new session once `load(session)` has succeeded on it; all work under way is Aborted.
 
-        If anything raises, the old session stays and its work goes on.
+        If anything raises, the old session stays and its work continues.
         """
 
         def switch(old: Session) -> T:
@@ -191,35 +191,35 @@ class Worker:
                 raise
             self._abort_all(Aborted(reason))
             self._session = new
-            with contextlib.suppress(Exception):  # the new one is in use, whatever became of the old
+            with contextlib.suppress(Exception):  # the new session is in use, even if closing the old one fails
                 old.close()
             return out
 
         return self.call(switch, urgent=True)
 
     def close(self, reason: str = "closed") -> None:
-        """Abort what is under way, close the session, end the thread. Closing twice is fine."""
+        """Abort work under way, close the session, and end the thread. Closing twice is fine."""
         if self.forked:
-            return  # the thread and its locks are the parent's
+            return  # the thread and its locks belong to the parent
         with self._lock:
             if self._closed is None:
                 self._closed = reason
             self._wake()
-        with contextlib.suppress(AttributeError):  # where there is no session yet
+        with contextlib.suppress(AttributeError):  # if there is no session yet
             self._session.interrupt()
         self._drive.end()
 
     # --- on the worker's thread ---
 
     def _rests(self) -> bool:
-        """Is there nothing to do? Then other threads may run programs, until `_wake`. Called with the lock held."""
+        """Return whether there is nothing to do: other threads can run programs until `_wake`. With the lock held."""
         idle = not self._queue and not self._window and self._closed is None
         if idle and self._session.door is not None:
             self._session.door.open()
         return idle
 
     def _main(self) -> Generator[Any, None, None]:
-        """All the work. Gives what should be waited for before it goes on: a batch, or None for something to do."""
+        """Do all the work. Yield what to wait for before continuing: a batch, or None for something to do."""
         try:
             self._session = self._factory()
         except BaseException as e:
@@ -243,7 +243,7 @@ class Worker:
         self._end()
 
     def _died(self, e: BaseException) -> None:
-        """Something ended the thread: who waits, or calls later, gets it as an error."""
+        """Take the error that ended the thread: waiting and later calls get it."""
         if self._closed is None:
             self._cause, said = e, f"{type(e).__name__}: {e}".removesuffix(": ")
             self._closed = (
@@ -253,17 +253,17 @@ class Worker:
         self._end()
 
     def _end(self) -> None:
-        """Nothing that was queued is done any more; the device is free."""
+        """Refuse all queued work, and free the device."""
         refusal = self.refusal or Aborted("closed")
         self._started.resolve(refusal)
         self._abort_all(refusal)
         if self._held is not None:
             self._held.pending.resolve(refusal)
-        with contextlib.suppress(Exception):  # the device may be gone, or was never opened; callers know by now
+        with contextlib.suppress(Exception):  # the device can be lost, or was never opened; callers know by now
             self._session.close()
 
     def _turn(self) -> bool:
-        """Do one thing. False if there is nothing to do but to wait."""
+        """Do one thing. Return False if there is nothing to do except wait."""
         with self._lock:
             first = self._held = self._queue[0] if self._queue else None
             if isinstance(first, Task):
@@ -288,7 +288,7 @@ class Worker:
         return True
 
     def _room_for(self, first: Run) -> int:
-        """How many runs to take for a batch now: none if outputs should be read first."""
+        """Return how many runs to take for a batch now: 0 if outputs should be read first."""
         at_once = first.of.at_once
         if self._window:
             oldest, latest = self._window[0].runs[0].pending, self._window[-1].runs[0]
@@ -305,11 +305,11 @@ class Worker:
         try:
             result: Any = (task.fn(self._session),)
         except (Exception, KeyboardInterrupt) as e:
-            result = Failed(e)  # raised in the caller's thread as it is
+            result = Failed(e)  # raised unchanged in the caller's thread
         task.pending.resolve(result)
 
     def _run_batch(self) -> None:
-        """Hand what was taken to the session."""
+        """Hand the taken runs to the session."""
         session, handle = self._session, 0
         runs: list[Run] = []
         inputs: list[Mapping[str, Any]] = []
@@ -332,14 +332,14 @@ class Worker:
             try:
                 self._window.append(UnderWay(time.perf_counter(), handle, runs, session.run(handle, inputs)))
             except Exception as e:
-                self._fail(reversed(runs), e)  # the last one first: each gives its number back
+                self._fail(reversed(runs), e)  # the last one first, because each gives its number back
         self._taken = []
 
     def _fail(self, runs: Iterable[Run], error: Exception) -> None:
         for run in runs:
             if self._closed is None:
                 run.fail(error)
-            else:  # `close` ended what it was doing
+            else:  # `close` interrupted the session
                 run.pending.resolve(Aborted(self._closed))
 
     def _read(self, oldest: UnderWay) -> None:
@@ -349,7 +349,7 @@ class Worker:
             results = oldest.batch.outputs()
             most = session.capacity(oldest.handle) if session.batch_seconds else 1
         except Exception as e:
-            # Whether the device did these runs and those behind is unknown, so none is run a second time.
+            # It is unknown whether the device did these runs and later ones, so none is repeated.
             self._fail(runs, e)
             self._window.popleft()
             return
@@ -360,7 +360,7 @@ class Worker:
             runs[0].of.at_once = max(1, min(most, int(session.batch_seconds / seconds)))
         for k, (run, outputs) in enumerate(zip(runs, results)):
             if self._closed is not None:
-                return  # `_end` answers the rest
+                return  # `_end` resolves the rest
             try:
                 applied = run.finish(session, outputs)
             except Exception as e:
@@ -380,7 +380,7 @@ class Worker:
         return [*(run for under_way in self._window for run in under_way.runs), *self._taken]
 
     def _replay(self, behind: Sequence[Run]) -> None:
-        """Queue again, in order, what follows a run that was not applied: the rest of its batch, and later batches."""
+        """Queue again, in order, the runs after one that was not applied: the rest of its batch, and later batches."""
         dropped = [*behind, *(run for under_way in list(self._window)[1:] for run in under_way.runs)]
         with self._lock:
             self._queue.extendleft(reversed(dropped))
