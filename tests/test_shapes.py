@@ -18,8 +18,10 @@ from test_kernels import NOTHING, assert_same, graph_of, inputs_of, run
 from tracegrad import ops as tg
 from tracegrad.compiler import layout
 from tracegrad.compiler.pipeline import make_program
-from tracegrad.ir import Tensor
+from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.ir import Tensor, toposort
 from tracegrad.prims import views
+from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession
 
 
@@ -208,3 +210,16 @@ def test_indices_out_of_range_are_clamped_both_ways(runtime: str, request: pytes
     """The gradient goes where the value came from. The host checks inputs; indices computed on the device it cannot."""
     case = Case("clamped", lambda w, i: tg.embedding(w, i * 3 - 7), ((6, 3),), ints=(((20,), 9),))
     check(case, session_of(runtime, request))
+
+
+def test_sizes_are_plain_integers() -> None:
+    """The number of elements is a kind of int, which JAX takes for no size."""
+    x = leaf("input", "x", TensorType(f32, (2, 3)))
+    k = leaf("input", "k", TensorType(i32, (2,)))
+    made = [
+        tg.take(x, k, 1), tg.take(x, k), tg.reshape(x, (x.size,)), tg.pad(x, [(0, x.size), (0, 0)]), tg.roll(x, x.size),
+        tg.cumsum(x), tg.outer(k, k), tg.concat([tg.take(x, k, 0), x], 0), tg.broadcast_to(k, (k.size, k.size)),
+    ]  # fmt: skip
+    for node in toposort(made):
+        assert {type(n) for n in node.shape} <= {int}, (node.prim.name, node.shape)
+        assert {type(n) for n in node.attrs.values() if isinstance(n, int)} <= {int, bool}, node.attrs

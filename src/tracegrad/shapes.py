@@ -27,7 +27,7 @@ def whole(value: object) -> int | None:
         return None
     # An eager tensor counts if its dtype is an integer. A traced tensor raises an error of its own.
     try:
-        return index(cast("SupportsIndex", value))
+        return int(index(cast("SupportsIndex", value)))  # x.size is an int with a remedy, which JAX does not take
     except TypeError as e:
         if isinstance(e, TracegradError):
             raise

@@ -188,7 +188,7 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
     order = list(range(len(vectors)))
     if indexing == "xy":
         order[:2] = order[:2][::-1]
-    shape = tuple([vectors[k].size for k in order])
+    shape = tuple([vectors[k].type.size for k in order])
     lines = [tuple([n if order[d] == k else 1 for d, n in enumerate(shape)]) for k in range(len(vectors))]
     return tuple([broadcast_to(reshape(x, line), shape) for x, line in zip(vectors, lines)])
 

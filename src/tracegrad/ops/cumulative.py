@@ -75,7 +75,7 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
     """
     x = number(x)
     if axis is None:
-        x, axis = views.reshape(x, (x.size,)), 0
+        x, axis = views.reshape(x, (x.type.size,)), 0
     axis = normalize_axis(axis, x.ndim)
     return x if x.shape[axis] <= 1 else bind(CUMSUM, x, axis=axis, reverse=False)
 
@@ -95,6 +95,6 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     """
     x = number(x)
     if axis is None:
-        x, axis = views.reshape(x, (x.size,)), 0
+        x, axis = views.reshape(x, (x.type.size,)), 0
     axis = normalize_axis(axis, x.ndim)
     return x if x.shape[axis] <= 1 else _scan(x, axis, reverse=False, fold=PROD)

@@ -179,8 +179,8 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
 def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """Gather along `axis`, with indices broadcast over the other axes. The backward is a segment sum, not a one-hot."""
     before, after = x.shape[:axis], x.shape[axis + 1 :]
-    column = views.reshape(indices, (*(1 for _ in before), indices.size, *(1 for _ in after)))
-    picked = bind(GATHER, x, views.broadcast_to(column, (*before, indices.size, *after)), axis=axis)
+    column = views.reshape(indices, (*(1 for _ in before), indices.type.size, *(1 for _ in after)))
+    picked = bind(GATHER, x, views.broadcast_to(column, (*before, indices.type.size, *after)), axis=axis)
     return views.reshape(picked, (*before, *indices.shape, *after))
 
 
@@ -202,7 +202,7 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     """
     x = as_tensor(x)
     if axis is None:
-        x, axis = views.reshape(x, (x.size,)), 0
+        x, axis = views.reshape(x, (x.type.size,)), 0
     axis = normalize_axis(axis, x.ndim)
     return _pick(x, indices_for(indices, x.shape[axis]), axis)
 
@@ -280,7 +280,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     axis = normalize_axis(axis, x.ndim)
     at = indices_for(indices, x.shape[axis])
     if at.ndim == 1 and updates.ndim > 1:
-        at = views.reshape(at, tuple([at.size if d == axis else 1 for d in range(updates.ndim)]))
+        at = views.reshape(at, tuple([at.type.size if d == axis else 1 for d in range(updates.ndim)]))
     k = updates.shape[axis : axis + 1]
     if updates.dtype != x.dtype or updates.shape != (*x.shape[:axis], *k, *x.shape[axis + 1 :]):
         raise ShapeError(f"updates are {updates.type}; they must have the dtype and, but for axis {axis}, "

@@ -150,7 +150,7 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
     """
     x = as_tensor(x)
     if axis is None:
-        return views.reshape(_rolled(views.reshape(x, (x.size,)), integer(shift, "shift"), 0), x.shape)
+        return views.reshape(_rolled(views.reshape(x, (x.type.size,)), integer(shift, "shift"), 0), x.shape)
     axes, count = normalize_axes(axis, x.ndim), whole(shift)
     shifts = (count,) * len(axes) if count is not None else integers(shift, "shift")
     if len(shifts) != len(axes):

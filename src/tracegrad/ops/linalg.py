@@ -38,8 +38,8 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     if not a.ndim or not b.ndim:
         raise ShapeError(f"operands need at least one axis: a is {a.type}, b is {b.type}; use * with a scalar")
     check_product(a.type, b.type)
-    left = views.reshape(a, (1, a.size)) if a.ndim == 1 else a
-    right = views.reshape(b, (b.size, 1)) if b.ndim == 1 else b
+    left = views.reshape(a, (1, a.type.size)) if a.ndim == 1 else a
+    right = views.reshape(b, (b.type.size, 1)) if b.ndim == 1 else b
     y = _product(left, right)
     shape = (*y.shape[:-2], *y.shape[-2:-1][: a.ndim - 1], *y.shape[-1:][: b.ndim - 1])
     return views.reshape(y, shape)
@@ -72,7 +72,7 @@ def outer(a: Operand, b: Operand) -> Tensor:
     a, b = as_tensor(a), as_tensor(b)
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError(f"takes two vectors, got {a.type} and {b.type}")
-    return views.reshape(a, (a.size, 1)) * views.reshape(b, (1, b.size))
+    return views.reshape(a, (a.type.size, 1)) * views.reshape(b, (1, b.type.size))
 
 
 @op

@@ -227,7 +227,7 @@ def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor:
     if repeats < 0:
         raise ShapeError(f"repeats must not be negative, got {repeats}")
     if axis is None:
-        x, axis = views.reshape(x, (x.size,)), 0
+        x, axis = views.reshape(x, (x.type.size,)), 0
     axis = normalize_axis(axis, x.ndim)
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     spread = views.broadcast_to(views.reshape(x, (*before, n, 1, *after)), (*before, n, repeats, *after))
