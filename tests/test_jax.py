@@ -77,3 +77,29 @@ def test_the_expansion_of_sort_orders_rows_with_nan() -> None:
     plain = graph.with_roots(expand_composites(graph.roots, lambda t: False))
     order = jax.jit(lambda x: run_graph(plain, lambda leaf: x)[0])(x)
     np.testing.assert_array_equal(order, np.argsort(x, -1, kind="stable"))
+
+
+class Nothing(tg.Module):
+    """A model of one parameter that a forward need not read."""
+
+    def __init__(self) -> None:
+        self.w = self.param((1,), init=tg.init.zeros())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_inputs_of_one_element(shape: tuple[int, ...]) -> None:
+    """Words of every type, and of an array that was changed in place between two runs."""
+
+    def forward(m: Nothing, x: tg.Tensor, b: tg.Tensor, k: tg.Tensor, n: tg.Tensor) -> dict[str, tg.Tensor]:
+        return {"x": x * 2, "b": tg.logical_not(b), "k": k + 1, "n": n + 1}
+
+    inputs = {"x": tg.f32[shape], "b": tg.bool_[shape], "k": tg.u32[shape], "n": tg.i32[shape]}
+    with tg.compile_forward(model=Nothing(), forward=forward, inputs=inputs, device="jax", seed=0) as run:
+        x, b = np.full(shape, 0.5, np.float32), np.full(shape, True)
+        k, n = np.full(shape, 2**32 - 3, np.uint32), np.full(shape, -2, np.int32)
+        for _ in range(2):
+            found = run.run(x=x, b=b, k=k, n=n).output
+            for name, want in {"x": x * 2, "b": ~b, "k": k + np.uint32(1), "n": n + np.int32(1)}.items():
+                np.testing.assert_array_equal(found[name], want, err_msg=name)
+                assert found[name].shape == shape
+            x[...], b[...], k[...], n[...] = 3, False, 7, 9

@@ -60,7 +60,7 @@ class Words:
         for k, v in enumerate(self.values):
             x = given[v.name]
             if x is not last[k]:
-                words[k] = np.asarray(x, v.numpy).astype(np.uint32) if v.dtype == "bool" else _word(x, v)
+                words[k] = _word(x, v)
                 last[k] = x
         return words.copy()  # JAX can read it later
 
@@ -89,7 +89,8 @@ class Words:
 
 
 def _word(x: Array, v: Value) -> Any:
-    return np.asarray(x, v.numpy).reshape(1).view(np.uint32)[0]
+    one = np.asarray(x, v.numpy).reshape(1)
+    return (one if v.dtype == "bool" else one.view(np.uint32))[0]
 
 
 class Begun(NamedTuple):
