@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
     from tracegrad.runtime.base import DeviceInfo
     from tracegrad.sweeps import Sweep, sweep
-    from tracegrad.training.callbacks import Checkpoint, CSVLogger, EarlyStopping
+    from tracegrad.training.callbacks import Checkpoint, CSVLogger, EarlyStopping, TensorBoard
     from tracegrad.training.compiled import CompiledTraining
 
 repeat = functional.repeat  # repeats elements, as ops.repeat, or a function
@@ -73,7 +73,7 @@ LATER = {
     "runtime.adapters": "WebGPUSupport check_webgpu",
     "runtime.base": "DeviceInfo",
     "sweeps": "Sweep sweep",
-    "training.callbacks": "CSVLogger Checkpoint EarlyStopping",
+    "training.callbacks": "CSVLogger Checkpoint EarlyStopping TensorBoard",
     "training.compiled": "CompiledTraining",
 }
 MODULES = ("metrics", "safetensors")
@@ -88,7 +88,7 @@ __all__ = [
     "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "EarlyStopping", "Failed",
     "GradTensor", "Graph",
     "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError",
-    "Sweep", "Tensor", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu",
+    "Sweep", "Tensor", "TensorBoard", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_", "check_webgpu",
     "compile", "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",
     "is_webgpu_available", "load_forward", "lr", "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight",
     "summary", "sweep", "tensor", "to_torch", "trace", "trace_forward", "u32",

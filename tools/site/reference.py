@@ -40,7 +40,7 @@ SECTIONS = (
     Section("results", "Results", "What `step` and `run` return.",
             names=("Pending", "Completed", "Aborted", "Failed", "Captures")),
     Section("callbacks", "Callbacks", "Objects for `fit(callbacks=[...])`.",
-            names=("EarlyStopping", "Checkpoint", "CSVLogger")),
+            names=("EarlyStopping", "Checkpoint", "CSVLogger", "TensorBoard")),
     Section("modules", "Modules and layers", "Trees of parameters and states.", modules=("nn",), prefix="nn",
             names=("Parameter", "summary", "from_torch", "to_torch")),
     Section("losses", "Losses", "Scalars to minimise.", modules=("ops.losses", "ops.distances", "alignment")),

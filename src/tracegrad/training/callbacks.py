@@ -1,17 +1,23 @@
-"""Objects for `fit(callbacks=[...])`. Any object with `on_step`, `on_epoch` or `on_evaluate` is a callback."""
+"""Objects for `fit(callbacks=[...])`. Any object with a method of `EVENTS` is a callback."""
 
 from __future__ import annotations
 
 import csv
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tracegrad.arrays import np
 from tracegrad.engine.snapshots import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
 from tracegrad.refusals import helpful, shown
+from tracegrad.training.events import EventFile
 from tracegrad.training.history import FitState
+
+# The first three get a FitState; on_log gets each record of the log, on_begin and on_end get nothing
+EVENTS = ("on_step", "on_epoch", "on_evaluate", "on_log", "on_begin", "on_end")
 
 
 def _lower_is_better(metric: str) -> bool:
@@ -132,3 +138,40 @@ class CSVLogger:
             table = csv.DictWriter(f, names)
             table.writeheader()
             table.writerows(self._rows)
+
+
+class TensorBoard:
+    """Write loss, scalars beside the loss, metrics and learning rate as an event file of TensorBoard.
+
+    folder: of this run. `tensorboard --logdir runs` shows the folders in `runs` beside each other. Each `fit` adds a
+            file; points carry the training's step counter. You need TensorBoard to look at the file, not to write it.
+
+    >>> callback = tg.TensorBoard("runs/first")
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+        self._file: EventFile | None = None
+
+    def on_begin(self) -> None:
+        """Start a new file."""
+        self.on_end()
+        self._file = EventFile(self.folder)
+
+    def on_log(self, record: Mapping[str, Any]) -> None:
+        """Write the scalars of a step or an evaluation."""
+        for name, value in record.items():
+            if name != "step" and np.ndim(value) == 0 and self._file is not None:
+                self._file.write(name, float(value), record["step"])
+
+    def on_epoch(self, state: FitState) -> None:
+        """Write the learning rate, and have TensorBoard see all."""
+        if self._file is not None:
+            self._file.write("lr", state.lr, state.step)
+            self._file.flush()
+
+    def on_end(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file = None

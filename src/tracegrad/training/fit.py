@@ -5,19 +5,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
-from tracegrad.engine.results import Completed, Pending, StepResult
+from tracegrad.arrays import np
+from tracegrad.engine.results import CompletedStep, Pending, StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import Plateau
 from tracegrad.refusals import shown
+from tracegrad.training.callbacks import EVENTS
 from tracegrad.training.data import Position, Rows, as_inputs, checked_count, from_arguments, rows, whole_arrays
 from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.progress import Log, Progress
 from tracegrad.training.training import Training
 from tracegrad.training.validation import Validation
 
-Hook = Callable[[FitState], object]
+Hook = Callable[..., object]
+NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Options:
@@ -29,6 +33,11 @@ class Options:
     ):  # fmt: skip
         self.epochs, self.steps, self.evaluate, self.every, self.hooks = epochs, steps, evaluate, every, hooks
         self.schedule = schedule
+
+    def call(self, event: str) -> None:
+        """Call the hooks of an event that has no argument."""
+        for hook in self.hooks[event]:
+            cast("Callable[[], object]", hook)()
 
 
 def fit(
@@ -51,10 +60,11 @@ def fit(
     validate = Validation(train, held, metrics or {}) if held is not None else None
     total = options.steps or (options.epochs * size[-1] if size else None)
     bar = Progress(progress, total)
-    loop = _Loop(train, options, validate, Log(log), bar, where)
+    loop = _Loop(train, options, validate, Log(log, options.hooks["on_log"]), bar, where)
     began = time.perf_counter()
     train.fitted = where
     try:
+        options.call("on_begin")
         loop.run(source)
     except KeyboardInterrupt:
         loop.history.interrupted = True
@@ -63,6 +73,7 @@ def fit(
         loop.history.seconds = time.perf_counter() - began
         bar.close()
         loop.log.close()
+        options.call("on_end")
         if validate is not None:
             validate.close()
     return loop.history
@@ -131,15 +142,14 @@ def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str
         )
     out: dict[str, list[Hook]] = {}
     several = list(cast("Iterable[Any]", callbacks))
-    for name, hook in given.items():
+    for name in EVENTS:
+        hook = given.get(name)
         out[name] = [hook] if hook is not None else []
         out[name] += [getattr(c, name) for c in several if hasattr(c, name)]
-    out["on_step"] += [c for c in several if not any(hasattr(c, name) for name in given)]
+    out["on_step"] += [c for c in several if not any(hasattr(c, name) for name in EVENTS)]
     for c in several:
         if not measured and getattr(c, "metric", None) is not None:
             raise InputError.here(f"fit: nothing measures {c.metric!r}; give validation=, such as 0.1, or evaluate=")
-        if hasattr(c, "on_begin"):
-            c.on_begin()
     for name, hooks in out.items():
         for hook in hooks:
             if not callable(hook):
@@ -267,19 +277,21 @@ class _Loop:
         """Wait for all queued steps, after an error or Ctrl-C. Only the first error is raised."""
         while self.waiting:
             result = self.waiting.popleft().result()
-            if isinstance(result, Completed) and hasattr(result, "loss"):
-                self._note(cast("Any", result).loss, cast("Any", result).step)
+            if isinstance(result, CompletedStep):
+                self._note(result)
 
     def _take(self) -> None:
         """Record the result of the oldest step."""
-        p = self.waiting.popleft()
-        self._note(p.loss, p.step)
+        self._note(self.waiting.popleft())
 
-    def _note(self, loss: float, step: int) -> None:
-        self.history.loss.append(loss)
-        self.history.step.append(step)
-        self.log.write({"step": step, "loss": loss})
-        self.progress.update(loss)
+    def _note(self, r: Pending[StepResult] | CompletedStep) -> None:
+        more = {name: float(x) for name, x in r.aux.items() if np.ndim(x) == 0} if r.aux else NONE
+        self.history.loss.append(r.loss)
+        self.history.step.append(r.step)
+        self.history.aux.append(more)
+        record = {"step": r.step, "loss": r.loss}
+        self.log.write(record | dict(more) | record)
+        self.progress.update(r.loss)
 
     def _evaluate(self) -> None:
         self._drain()

@@ -18,6 +18,7 @@ class History:
     """The losses and metrics of a `fit`.
 
     loss:        the loss of every step, in order.
+    aux:         one dict for every step: the scalars that the loss returns beside itself.
     step:        the number of every step, from the step counter of the training.
     metrics:     one dict for every evaluation: "step", and the results of validation and `evaluate`.
     epochs:      number of passes over the data that were begun.
@@ -28,6 +29,7 @@ class History:
     def __init__(self) -> None:
         self.loss: list[float] = []
         self.step: list[int] = []
+        self.aux: list[Mapping[str, float]] = []
         self.metrics: list[dict[str, Any]] = []
         self.epochs, self.seconds, self.interrupted = 0, 0.0, False
 
@@ -38,13 +40,16 @@ class History:
         return f"<History of {len(self.loss)} steps in {self.seconds:.1f} s{ended}{last}{metrics}>"
 
     def plot(self) -> Any:
-        """Plot loss and metrics by step, and return the axes of matplotlib. Raises ImportError without matplotlib."""
+        """Plot loss, aux and metrics by step, and return matplotlib's axes. Raises ImportError without matplotlib."""
         try:
             figures: Any = import_module("matplotlib.figure")
         except ImportError:
             raise ImportError("history.plot needs matplotlib: pip install matplotlib") from None
         axes: Any = figures.Figure().subplots()
         axes.plot(self.step, self.loss, label="loss")
+        for name in dict.fromkeys(n for aux in self.aux for n in aux):
+            at = [k for k, aux in enumerate(self.aux) if name in aux]  # losses in turns have each their own
+            axes.plot([self.step[k] for k in at], [self.aux[k][name] for k in at], label=name)
         for name in dict.fromkeys(n for m in self.metrics for n in m if n != "step"):
             seen = [m for m in self.metrics if np.ndim(m.get(name, ())) == 0]  # matrices are not plotted
             if not seen:
@@ -55,15 +60,20 @@ class History:
         return axes
 
     def to_frame(self) -> Any:
-        """Return a pandas DataFrame by step: loss, and metrics at evaluations. Raises ImportError without pandas."""
+        """Return a pandas DataFrame by step: loss, its aux, and metrics at evaluations.
+
+        A metric that is also the name of an aux gets the suffix _evaluated. Raises: ImportError without pandas.
+        """
         try:
             table: Any = import_module("pandas")
         except ImportError:
             raise ImportError("history.to_frame needs pandas: pip install pandas") from None
-        frame = table.DataFrame({"loss": self.loss}, index=table.Index(self.step, name="step"))
+        records = [{"loss": loss, **aux} for loss, aux in zip(self.loss, self.aux, strict=True)]
+        frame = table.DataFrame(records, index=table.Index(self.step, name="step"))
         if not self.metrics:
             return frame
-        return frame.join(table.DataFrame(self.metrics).groupby("step").last())
+        found = table.DataFrame(self.metrics).groupby("step").last()
+        return frame.join(found.rename(columns={n: f"{n}_evaluated" for n in found.columns if n in frame.columns}))
 
 
 class Stop:

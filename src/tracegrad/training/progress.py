@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from tracegrad.arrays import np
@@ -21,9 +21,13 @@ BAR = 24  # characters
 
 
 class Log:
-    """A sink for records: a file with one line of JSON each, a function, or an object with `add_scalar` or `log`."""
+    """A sink for records: a file with one line of JSON each, a function, or an object with `add_scalar` or `log`.
 
-    def __init__(self, target: Any):
+    more: functions that get the records, too.
+    """
+
+    def __init__(self, target: Any, more: Sequence[Callable[[Mapping[str, Any]], object]] = ()):
+        self._more = more
         self._call = target if callable(target) else None
         self._scalars: Any = getattr(target, "add_scalar", None)  # TensorBoard's writer
         if self._call is None and self._scalars is None:
@@ -38,6 +42,8 @@ class Log:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one record."""
+        for function in self._more:
+            function(record)
         if self._call is not None:
             self._call(record)
         if self._scalars is not None:
