@@ -1,20 +1,29 @@
-"""`np`: NumPy, or `tracegrad.bare` without NumPy, as in Pyodide."""
+"""`np`, which is NumPy or without it `tracegrad.bare`, as in Pyodide; and users' values as arrays."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad import bare
-from tracegrad.errors import DeviceError
+from tracegrad.dtypes import DTYPES, Dimension
+from tracegrad.errors import DeviceError, InputError, TracegradError
+from tracegrad.habits import found
 
+SEEDS = 2**32
 HAVE_NUMPY = importlib.util.find_spec("numpy") is not None
 
 if TYPE_CHECKING or HAVE_NUMPY:
     import numpy as np
 else:
     np = bare
+
+Array = Any
+LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
 def need_numpy(device: str) -> None:
@@ -31,4 +40,127 @@ def handed_out(x: Any) -> Any:
     return x.shaped() if numpy is None else numpy.asarray(x.shaped()).reshape(x.shape)
 
 
-__all__ = ["HAVE_NUMPY", "handed_out", "need_numpy", "np"]
+def checked_seed(seed: Any, what: str = "seed") -> int:
+    """Return `seed` as an int. Raise InputError unless it is an integer that fits u32."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < SEEDS:
+        raise InputError.here(f"{what} must be an integer from 0 to {SEEDS - 1}, got {seed!r}")
+    return int(cast("int", seed))
+
+
+def seed_or_new(seed: int | None) -> int:
+    """Return `seed`, checked; for None, a new one each time."""
+    return int.from_bytes(os.urandom(4), "little") if seed is None else checked_seed(seed)
+
+
+def describe(x: Array) -> str:
+    """Return `f32[2,3]`; dtypes that tracegrad lacks keep NumPy's name."""
+    name = next((d.name for d in DTYPES.values() if d.numpy == x.dtype.name), x.dtype.name)
+    return f"{name}[{','.join(map(str, x.shape))}]"
+
+
+def new_copy(x: Array) -> Array:
+    """Return `x` as a contiguous array with memory of its own."""
+    return np.array(x, order="C", copy=True)
+
+
+def as_array(value: Any, shapes: Sequence[tuple[Dimension, ...]] = ()) -> Array:
+    """Return `value` as an array. Raise InputError if it cannot be converted.
+
+    shapes: a JavaScript typed array has no shape, and takes the first of these that it fills.
+    """
+    if isinstance(value, np.ndarray):
+        return cast("Array", value)
+    try:
+        if hasattr(value, "to_py"):  # a JavaScript object, in a browser's Python: a typed array, or nested lists
+            own: Any = value.to_py()
+            return _filling(np.asarray(own), shapes) if isinstance(own, memoryview) else np.asarray(own)
+        x = np.asarray(value)
+    except Exception as e:  # torch, jax and nested lists each raise their own errors
+        why, kind = str(e), cast("type[object]", type(value)).__name__
+        if isinstance(e, ValueError) and kind in ("list", "tuple"):
+            why = "its lists have different lengths; pad them to one shape"
+        elif isinstance(e, TracegradError):  # from a traced tensor or a parameter
+            raise InputError(why.partition("\n")[0]) from e
+        raise InputError(f"{kind} cannot be read as an array: {why}") from e
+    if x.dtype == object or x.dtype.kind in "US":
+        kind = cast("type[object]", type(value)).__name__
+        raise InputError(f"{kind} cannot be read as an array of numbers{found(NO_ARRAYS, kind) or ''}")
+    return x
+
+
+NO_ARRAYS = {
+    "NoneType": "; is a value missing?",
+    "generator map zip filter": "; make a list of it first, and an array of that",
+    "dict": "; give its values as inputs of their own",
+    "str": "; read the file, or encode the text as integers first",
+    "set": "; make a list of it",
+    "Pending": "; read .output of a run",
+    "DataFrame Series": "; write .to_numpy(dtype='float32') of columns that hold numbers",
+}
+
+
+def _filling(x: Array, shapes: Sequence[tuple[Dimension, ...]]) -> Array:
+    """Return flat `x` in the first of `shapes` that it fills; a name or None stands for the remaining size."""
+    for shape in shapes:
+        known = math.prod(n for n in shape if isinstance(n, int))
+        free = sum(not isinstance(n, int) for n in shape)
+        if x.size and known and (x.size == known if not free else free == 1 and x.size % known == 0):
+            return x.reshape([n if isinstance(n, int) else x.size // known for n in shape])
+    return x
+
+
+def cast_lossless(x: Array, dtype: str) -> Array:
+    """Return a new contiguous array of `dtype` with the values of `x`. Raise InputError if the cast would lose any."""
+    target = np.dtype(DTYPES[dtype].numpy)
+    if x.dtype == target:
+        return new_copy(x)
+    # Extension floats such as ml_dtypes.bfloat16 have kind "V" or "f" and cast to float32 without loss.
+    kind = "f" if "float" in x.dtype.name else x.dtype.kind
+    if kind not in _CASTS[dtype]:
+        remedy = _REMEDY.get((kind, dtype)) or _OF_KIND.get(kind, "")
+        raise InputError(f"{x.dtype.name} values do not fit {dtype} without loss{remedy}")
+    if dtype == "f32":
+        return _to_f32(x, kind)
+    info = np.iinfo(target)
+    if x.size and kind != "b":
+        low, high = int(x.min()), int(x.max())
+        if low < info.min or high > info.max:
+            raise InputError(f"the value {low if low < info.min else high} of {x.dtype.name} does not fit {dtype}")
+    return np.array(x, dtype=target, order="C", copy=True)
+
+
+_CASTS = {"f32": "fiub", "i32": "iub", "u32": "iub", "bool": "b"}
+
+
+_REMEDY = {
+    ("f", "i32"): "; round and cast them first, x.astype(np.int32)",
+    ("f", "u32"): "; round and cast them first, x.astype(np.uint32)",
+    ("i", "bool"): "; compare first, x != 0",
+    ("f", "bool"): "; compare first, x != 0",
+    ("u", "bool"): "; compare first, x != 0",
+}
+
+
+_OF_KIND = {
+    "c": "; take x.real, abs(x) or both parts as two inputs",
+    "O": "; write x.astype(np.float32) if all of them are numbers",
+    "M": "; make numbers of dates first, such as seconds",
+    "m": "; make numbers of times first, such as seconds",
+    "V": "; pick one field of the records",
+}
+
+
+def _to_f32(x: Array, kind: str) -> Array:
+    with np.errstate(over="ignore"):
+        out = np.array(x, dtype=np.float32, order="C", copy=True)
+    if kind == "f":
+        if x.dtype.itemsize > 4 and x.size and bool((np.isinf(out) & ~np.isinf(x)).any()):
+            raise InputError(
+                f"a finite value of {x.dtype.name} exceeds the largest f32, {LARGEST_F32:.4g}; scale the values"
+            )
+    elif x.dtype.itemsize > 2 and x.size:
+        # An integer is exact in f32 only up to 2**24, and beyond that if its low bits are zero.
+        exact = out.astype(np.float64) == x.astype(np.float64)
+        if not bool(exact.all()) or int(np.abs(x.astype(np.float64)).max()) > 2**53:
+            raise InputError(f"an integer of {x.dtype.name} is not exact in f32; cast it first, x.astype(np.float32)")
+    return out

@@ -22,11 +22,10 @@ from typing import Any, cast
 
 from tracegrad import lr as schedules
 from tracegrad import safetensors
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, describe, np
 from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import params
-from tracegrad.engine.inputs import Array, describe
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.snapshots import Snapshot, restore, states_of
 from tracegrad.engine.stepper import Stepper

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+from tracegrad.arrays import seed_or_new
 from tracegrad.compiler.build import StepSource, trace_training
 from tracegrad.compiler.build import trace_forward as _trace_forward
 from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import seed_or_new
 from tracegrad.engine.stores import OwnParameters
 from tracegrad.errors import DeviceError, InputError, Site, call_site, located
 from tracegrad.ir import Graph

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
-from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.arrays import HAVE_NUMPY, as_array, describe, np
 from tracegrad.compiler.build import Built, StepSource
 from tracegrad.compiler.dispatches import blamed
 from tracegrad.compiler.feed import make_feed
 from tracegrad.compiler.inputtypes import FreeSizes, input_types
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import as_array, describe, fit_value
+from tracegrad.engine.inputs import fit_value
 from tracegrad.engine.snapshots import Snapshot
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file, replace_files

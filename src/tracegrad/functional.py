@@ -15,9 +15,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
 from tracegrad import ambient, ops, transforms
-from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
 from tracegrad.dtypes import TensorType, as_dtype, f32
-from tracegrad.engine.inputs import cast_lossless
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, located
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad import init
 from tracegrad.ambient import require
-from tracegrad.arrays import np
+from tracegrad.arrays import checked_seed, np
 from tracegrad.compiler.persistent import arena_of
 from tracegrad.compiler.signatures import checked_loss
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.engine.inputs import checked_seed
 from tracegrad.engine.params import declared, declared_states, drawn
 from tracegrad.errors import InputError
 from tracegrad.hypers import ANY, COMPLEMENT, GROUP, OFF, checked

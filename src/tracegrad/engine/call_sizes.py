@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from tracegrad.arrays import as_array
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.dtypes import Dimension
-from tracegrad.engine.inputs import as_array, check_inputs
+from tracegrad.engine.inputs import check_inputs
 from tracegrad.errors import InputError
 from tracegrad.program import Field
 

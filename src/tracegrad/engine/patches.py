@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tracegrad.arrays import np
-from tracegrad.engine.inputs import as_array, cast_lossless, describe, fit_value
+from tracegrad.arrays import as_array, cast_lossless, describe, np
+from tracegrad.engine.inputs import fit_value
 from tracegrad.errors import InputError
 from tracegrad.program import Field
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf

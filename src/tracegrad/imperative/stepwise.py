@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+from tracegrad.arrays import as_array
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import as_array
 from tracegrad.engine.params import declared, declared_states, drawn
 from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor

@@ -6,8 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tracegrad.arrays import np
-from tracegrad.engine.inputs import checked_seed, seed_or_new
+from tracegrad.arrays import checked_seed, np, seed_or_new
 
 _place = [seed_or_new(None), 0, 0]  # see `place`
 COUNTERS = {"seed": 0, "step": 1}  # leaves by their index in `_place`; any other leaf is the salt of a random site

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from tracegrad import foreign
-from tracegrad.arrays import np
+from tracegrad.arrays import as_array, np
 from tracegrad.dtypes import DType, Shape, TensorType
-from tracegrad.engine.inputs import as_array
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, placed
 from tracegrad.imperative import tape
 from tracegrad.imperative.values import Array, Spec, typed

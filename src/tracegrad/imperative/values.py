@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.arrays import HAVE_NUMPY, as_array, cast_lossless, np
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
-from tracegrad.engine.inputs import as_array, cast_lossless
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.methods import TensorMethods
 

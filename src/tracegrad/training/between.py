@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tracegrad.arrays import checked_seed
 from tracegrad.compiler.build import StepSource
-from tracegrad.engine.inputs import checked_seed
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.step_programs import StepProgram
 from tracegrad.engine.stepper import Stepper

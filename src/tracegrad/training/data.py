@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from tracegrad import safetensors
-from tracegrad.arrays import np
-from tracegrad.engine.inputs import as_array
+from tracegrad.arrays import as_array, np
 from tracegrad.errors import InputError
 from tracegrad.refusals import shown
 from tracegrad.shapes import whole

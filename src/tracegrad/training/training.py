@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from tracegrad import checkpoints
+from tracegrad.arrays import checked_seed, seed_or_new
 from tracegrad.compiler.build import StepSource
 from tracegrad.dtypes import InputType
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import Given, check_inputs, checked_seed, merge, seed_or_new
+from tracegrad.engine.inputs import Given, check_inputs, merge
 from tracegrad.engine.results import Pending, StepResult, failure, resolved
 from tracegrad.engine.shares import own_rows
 from tracegrad.engine.snapshots import take_all
