@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tracegrad"
 # CONTRIBUTING.md describes the layers. A package stands for all its modules; the longest name that fits counts.
 LAYERS = {
     "errors": 0, "dtypes": 0, "shapes": 0, "sites": 0, "habits": 0, "refusals": 0,
-    "jsontext": 0, "files": 0, "tuning": 0, "patterns": 0, "lazy": 0,
+    "jsontext": 0, "files": 0, "tuning": 0, "patterns": 0,
     "methods": 1, "ir": 1, "ambient": 1, "foreign": 1, "inlining": 1, "states": 1,
     "prims": 2,
     "ops": 3, "hypers": 3,

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         compile,
         compile_forward,
         devices,
-        is_webgpu_available,
         load_forward,
         trace,
         trace_forward,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from tracegrad.introspection.summaries import summary
     from tracegrad.program import Program
     from tracegrad.pytorch import from_torch, to_torch
-    from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
+    from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu, is_webgpu_available
     from tracegrad.runtime.base import DeviceInfo
     from tracegrad.sweeps import Sweep, sweep
     from tracegrad.training.callbacks import Checkpoint, CSVLogger, EarlyStopping, TensorBoard
@@ -65,12 +64,12 @@ LATER = {
     "engine.forward": "CompiledForward",
     "engine.results": "Aborted Captures Completed Failed Pending",
     "engine.single_flight": "single_flight",
-    "entrypoints": "compile compile_forward devices is_webgpu_available load_forward trace trace_forward",
+    "entrypoints": "compile compile_forward devices load_forward trace trace_forward",
     "imperative.stepwise": "eager instantiate",
     "introspection.summaries": "summary",
     "program": "Program",
     "pytorch": "from_torch to_torch",
-    "runtime.adapters": "WebGPUSupport check_webgpu",
+    "runtime.adapters": "WebGPUSupport check_webgpu is_webgpu_available",
     "runtime.base": "DeviceInfo",
     "sweeps": "Sweep sweep",
     "training.callbacks": "CSVLogger Checkpoint EarlyStopping TensorBoard",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tracegrad.errors import DTypeError
-from tracegrad.lazy import dataclass
 from tracegrad.refusals import shown
 
 Shape = tuple[int, ...]

@@ -19,7 +19,6 @@ from tracegrad.ir import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.patterns import Selection
 from tracegrad.refusals import helpful
-from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.registry import DEVICES, RUNTIMES, runtime
 from tracegrad.runtime.tab import IN_TAB
@@ -209,15 +208,6 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
     {'output': <f32[4,1] add>}
     """
     return _trace_forward(model, forward, inputs)
-
-
-def is_webgpu_available() -> bool:
-    """Return True if `device="webgpu"` can work here.
-
-    >>> tg.is_webgpu_available() in (True, False)
-    True
-    """
-    return check_webgpu().ok
 
 
 def devices() -> list[DeviceInfo]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
-from tracegrad.lazy import dataclass
 from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
 from tracegrad.refusals import Count, branching
 from tracegrad.sites import current_site, restored, rewriting

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracegrad.dtypes import STORED
 from tracegrad.jsontext import LOCAL, demand, natural
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import Reach, Tiling, grid_of
-from tracegrad.lazy import dataclass
 
 FILED = ("wgsl", "serial_wgsl")  # the languages stored in files
 

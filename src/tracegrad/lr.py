@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from tracegrad import foreign
 from tracegrad.errors import InputError
 from tracegrad.habits import SCHEDULES
 from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked
-from tracegrad.lazy import dataclass
 from tracegrad.refusals import NoNumber, check_call, shown
 
 

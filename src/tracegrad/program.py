@@ -12,7 +12,7 @@ import binascii
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType
@@ -21,7 +21,6 @@ from tracegrad.ir import Graph
 from tracegrad.jsontext import LOCAL, built, demand, distinct, index, natural, parse, plain, shown
 from tracegrad.kernel_source import Binding, KernelSource, check_grid, check_kernel
 from tracegrad.kernels.tiling import grid_of
-from tracegrad.lazy import dataclass
 
 VERSION = 1
 ROLES = ("param", "grad", "state", "data", "input", "fed", "output", "temp", "const")

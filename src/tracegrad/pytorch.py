@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from tracegrad import nn
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
-from tracegrad.lazy import dataclass
 from tracegrad.nn.module import Parameter, State, children, named_arrays
 from tracegrad.nn.recurrent import Cell, Recurrent
 from tracegrad.refusals import shown

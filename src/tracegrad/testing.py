@@ -14,6 +14,7 @@ import os
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +26,6 @@ from tracegrad.dtypes import InputType, Shape, TensorType, bool_, f32, i32
 from tracegrad.entrypoints import compile_forward, devices
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Tensor
-from tracegrad.lazy import dataclass
 from tracegrad.nn.module import Module
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.forwards import tangents

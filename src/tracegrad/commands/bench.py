@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tracegrad import optim
 from tracegrad.demo import digits, gpt, sine
 from tracegrad.demo.data import load_digits, load_text
 from tracegrad.introspection.tables import Table
-from tracegrad.lazy import dataclass
 
 SECONDS = 2.0  # time spent on steps, for one model on one device
 BLOCKS = 5

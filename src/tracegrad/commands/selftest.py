@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ import numpy.typing as npt
 import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.engine.indexcheck import SWITCH
-from tracegrad.lazy import dataclass
 from tracegrad.runtime import verify
 
 Array = npt.NDArray[Any]

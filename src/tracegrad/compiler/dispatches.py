@@ -11,7 +11,7 @@ import contextlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -26,7 +26,6 @@ from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
 from tracegrad.kernels.form import Kernel, sized
 from tracegrad.kernels.group import Launch
-from tracegrad.lazy import dataclass
 from tracegrad.program import Program
 
 NOWHERE = Site("", 0)  # of nodes without a line

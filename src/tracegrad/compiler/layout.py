@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
 from tracegrad.dtypes import STORED, TensorType
-from tracegrad.lazy import dataclass
 from tracegrad.optim.guard import PARAMS
 from tracegrad.program import DRAWN, Buffer, Move, Program
 from tracegrad.tuning import LAYOUT_CLOSE, LAYOUT_TRIES, LITTLE_TEMP, TEMP_ALIGN

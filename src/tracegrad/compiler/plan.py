@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from tracegrad.compiler.layout import Filling, Lifetime, Place
 from tracegrad.ir import Tensor
@@ -11,7 +11,6 @@ from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.storage import Storage
-from tracegrad.lazy import dataclass
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import Move
 from tracegrad.transforms.loops import Body

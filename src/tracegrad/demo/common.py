@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import tracegrad as tg
 from tracegrad import safetensors
 from tracegrad.demo.pictures import Series, line_chart, smooth
-from tracegrad.lazy import dataclass
 from tracegrad.training.fit import History
 
 SHOWN = 20  # losses in the mean that is reported

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from tracegrad.lazy import dataclass
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]

@@ -7,13 +7,12 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
 import numpy.typing as npt
-
-from tracegrad.lazy import dataclass
 
 Array = npt.NDArray[Any]
 

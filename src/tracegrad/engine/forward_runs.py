@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.compiler.build import Built
@@ -22,7 +22,6 @@ from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.hypers import PREFIX
-from tracegrad.lazy import dataclass
 from tracegrad.program import Field
 from tracegrad.runtime.base import Session, load_on
 from tracegrad.sites import PATCH

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
 from tracegrad.hypers import LARGE, OFF, PREFIX, RANGES, UNIT, checked, checked_all, leaf_value, ranges_of, settable
-from tracegrad.lazy import dataclass
 from tracegrad.lr import Schedule
 from tracegrad.program import Field, Program
 from tracegrad.refusals import remedy

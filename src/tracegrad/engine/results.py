@@ -10,12 +10,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from tracegrad.arrays import handed_out, np
 from tracegrad.errors import AbortedError, DeviceError, InputError, MissingKeyError, MissingNameError, TracegradError
 from tracegrad.habits import PENDINGS
-from tracegrad.lazy import dataclass
 from tracegrad.refusals import NoArray, absent
 from tracegrad.runtime import tab
 from tracegrad.runtime.forks import Generation, forked_error

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from tracegrad.engine.results import Aborted, Failed, Pending
-from tracegrad.lazy import dataclass
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from tracegrad.engine import bounds, freezing, indexcheck, params, reference
 from tracegrad.engine.drives import beside
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.step_programs import SizedPrograms, StepProgram
-from tracegrad.lazy import dataclass
 from tracegrad.lr import as_schedule, restarted
 from tracegrad.program import DRAWN, Buffer, Program
 from tracegrad.runtime.base import Session, Timings, load_on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.arrays import handed_out, np
@@ -16,7 +16,6 @@ from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Fail
 from tracegrad.engine.step_programs import AUX, CAPTURE, StepProgram
 from tracegrad.engine.stepper import Stepper, by_role
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
-from tracegrad.lazy import dataclass
 from tracegrad.program import Field
 from tracegrad.refusals import shown
 from tracegrad.runtime import tab

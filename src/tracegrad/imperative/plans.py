@@ -11,7 +11,7 @@ no check, because equal types have passed them already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -25,7 +25,6 @@ from tracegrad.imperative.spell import Writer, constant, reach
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
 from tracegrad.ir import Tensor, toposort
-from tracegrad.lazy import dataclass
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.leaves import leaf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tracegrad.compiler.build import Built
@@ -15,7 +16,6 @@ from tracegrad.introspection.why import Answers, Why, why
 from tracegrad.ir import Graph, Tensor
 from tracegrad.kernels.costs import Cost
 from tracegrad.kernels.show import show_kernel
-from tracegrad.lazy import dataclass
 from tracegrad.program import Program
 from tracegrad.runtime.base import DeviceInfo, as_run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,6 @@ from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, 
 from tracegrad.errors import InputError
 from tracegrad.introspection.limits import Limits
 from tracegrad.introspection.tables import Table, amount, escape, fragment, written
-from tracegrad.lazy import dataclass
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 
 SHOWN = 40  # rows of the text; the HTML has all rows

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.introspection.tables import Table
-from tracegrad.lazy import dataclass
 from tracegrad.nn.module import Parameter, named_parameters
 from tracegrad.shapes import show
 

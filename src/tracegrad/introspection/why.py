@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 
 from tracegrad.compiler.dispatches import Planned
@@ -12,7 +13,6 @@ from tracegrad.kernels.clusters import SCAN, Cluster
 from tracegrad.kernels.fuse import PACKED
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.stored import BY_COST, LOAD
-from tracegrad.lazy import dataclass
 from tracegrad.program import Program
 from tracegrad.refusals import absent
 

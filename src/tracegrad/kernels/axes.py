@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.expr import Index, Quotient, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Store
-from tracegrad.lazy import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from tracegrad.ir import Tensor
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.stored import COMPUTED
-from tracegrad.lazy import dataclass
 
 # Reasons why two clusters do not fit together.
 OTHER_POINTS = "they compute different numbers of points"

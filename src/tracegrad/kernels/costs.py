@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Fold, Kernel, Scatter, Store, points
-from tracegrad.lazy import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from tracegrad.dtypes import DType
 from tracegrad.errors import TracegradError
 from tracegrad.ir import Primitive
 from tracegrad.kernels.expr import Index, Value, walk
-from tracegrad.lazy import dataclass
 
 SIZE = "extent_n"  # the name of a run's size in generated code
 

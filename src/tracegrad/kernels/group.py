@@ -10,14 +10,13 @@ and its sum leaves most of a device idle: the sums of several layers share a lau
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
 from tracegrad.kernels.reads import array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
-from tracegrad.lazy import dataclass
 from tracegrad.tuning import ALONE, BESIDE, FULL, FULL_BESIDE, KEPT_ALIVE, MAX_MEMBERS, POSTPONED
 
 MAX_SLOTS = 64  # offsets that a dispatch can pass: 1 KiB of uniforms

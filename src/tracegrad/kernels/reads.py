@@ -7,11 +7,10 @@ the value read. q = 1 is "at its own point", and q = length of a row is "at its 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from tracegrad.dtypes import DType
 from tracegrad.ir import Tensor
-from tracegrad.lazy import dataclass
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.states import STATE, states_array
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -12,7 +13,6 @@ from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.kernels.halves import half_nodes
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of
 from tracegrad.kernels.stored import DELIVERED, PART, Rules, rules_of
-from tracegrad.lazy import dataclass
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ expression is too deep. Each decision is one rule, in words for the user.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from tracegrad.inlining import INLINED
 from tracegrad.ir import Tensor
 from tracegrad.kernels.reads import repeats
-from tracegrad.lazy import dataclass
 from tracegrad.tuning import PRODUCT_READS, WIDER_READS
 
 LOAD = 4  # the cost of loading one element from memory, in units of Primitive.cost

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tracegrad.kernels.expr import Var, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Limit, Store, points
-from tracegrad.lazy import dataclass
 from tracegrad.tuning import (
     COOPERATE_FROM,
     EXCHANGED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -15,7 +16,6 @@ from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, Tra
 from tracegrad.habits import MODELS
 from tracegrad.init import Initializer, Literal, Ones, Orthogonal, Zeros
 from tracegrad.ir import Tensor
-from tracegrad.lazy import dataclass
 from tracegrad.methods import TensorMethods
 from tracegrad.refusals import NoArray, NoNumber, absent, check_call, shown
 from tracegrad.shapes import integers, show

@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tracegrad.dtypes import Shape
 from tracegrad.ir import Tensor
-from tracegrad.lazy import dataclass
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_, unwindow, window
 

@@ -8,10 +8,9 @@ A member whose gradient or update is not finite keeps its parameters and optimiz
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tracegrad.ir import Tensor
-from tracegrad.lazy import dataclass
 from tracegrad.ops.joining import concat
 from tracegrad.ops.reduction import any as any_
 from tracegrad.optim.arena import Arena

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 from tracegrad.errors import InputError, call_site, placed
 from tracegrad.habits import OPTIMIZERS
 from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
-from tracegrad.lazy import dataclass
 from tracegrad.lr import Schedule, as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.groups import MONOTONE, NO_GROUPS, Groups

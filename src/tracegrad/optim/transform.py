@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tracegrad.dtypes import Shape
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.hypers import ANY, RANGES, Range, checked
 from tracegrad.ir import Tensor
-from tracegrad.lazy import dataclass
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.host import Host
 

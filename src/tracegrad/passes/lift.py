@@ -12,14 +12,13 @@ scan stores anyway.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from tracegrad import ambient
 from tracegrad.inlining import computed_once
 from tracegrad.ir import Tensor, bind, graft, rewrite, toposort
-from tracegrad.lazy import dataclass
 from tracegrad.passes.cuts import INSIDE, PRODUCTS, Cuts
 from tracegrad.passes.scans import any_scan, everywhere, in_bodies, only_asked
 from tracegrad.passes.simplify import simplify

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tracegrad.ir import Tensor, bind
-from tracegrad.lazy import dataclass
 from tracegrad.prims.folds import MATMUL, SUM, scatter_add
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import PERMUTE, permute, reshape

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32
 from tracegrad.kernels.expr import Guard, Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel
 from tracegrad.kernels.unroll import substituted
-from tracegrad.lazy import dataclass
 from tracegrad.shapes import strides_of
 
 

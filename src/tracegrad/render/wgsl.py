@@ -7,7 +7,7 @@ product, and a thread for each square of a product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
@@ -15,7 +15,6 @@ from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, poin
 from tracegrad.kernels.masks import behind_masks
 from tracegrad.kernels.tiling import GRID_X, Tiling, without_barriers, workgroup_arrays
 from tracegrad.kernels.workgroups import takes_first
-from tracegrad.lazy import dataclass
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl_loads import Access

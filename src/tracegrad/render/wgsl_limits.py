@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 from tracegrad.kernels.form import Limit, Product, points
-from tracegrad.lazy import dataclass
 
 
 @dataclass(frozen=True, slots=True)

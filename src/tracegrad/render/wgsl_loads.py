@@ -12,11 +12,11 @@ There are three ways to make the vectors:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, points
 from tracegrad.kernels.tiling import TileShape
-from tracegrad.lazy import dataclass
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Statement, when
 from tracegrad.render.wgsl_vectors import XYZW

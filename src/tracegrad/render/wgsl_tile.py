@@ -8,10 +8,10 @@ loaded. Shapes alone decide the order in which a result sums over k.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tracegrad.kernels.form import Fold, Kernel, points
 from tracegrad.kernels.tiling import TileShape
-from tracegrad.lazy import dataclass
 from tracegrad.render.emit import decode
 from tracegrad.render.loops import Block, Loop, Statement
 from tracegrad.render.wgsl_limits import Span

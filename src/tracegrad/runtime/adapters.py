@@ -16,11 +16,10 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.lazy import dataclass
 from tracegrad.runtime import cffi_header, cffi_names, forks, remembered, tab
 from tracegrad.runtime.quiet import quiet_stderr
 
@@ -131,6 +130,15 @@ def check_webgpu() -> WebGPUSupport:
             message += '; device="auto" uses the CPU runtime instead'
         return WebGPUSupport(True, "software", message, best)
     return WebGPUSupport(True, "ok", f"WebGPU is available: {best.description}", best)
+
+
+def is_webgpu_available() -> bool:
+    """Return True if `device="webgpu"` can work here.
+
+    >>> tg.is_webgpu_available() in (True, False)
+    True
+    """
+    return check_webgpu().ok
 
 
 @dataclass(slots=True)

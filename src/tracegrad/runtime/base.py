@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tracegrad.errors import DeviceError
-from tracegrad.lazy import dataclass
 from tracegrad.program import Program
 
 

@@ -30,9 +30,9 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
-from tracegrad.lazy import dataclass
 from tracegrad.runtime.background import in_background
 from tracegrad.runtime.cache import cache_folder, is_own
 from tracegrad.runtime.children import Children, StoppedError

@@ -7,10 +7,10 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
-from tracegrad.lazy import dataclass
 from tracegrad.render.c_calls import Spread
 from tracegrad.render.gathered import Lay
 from tracegrad.tuning import LANES, LYING, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK

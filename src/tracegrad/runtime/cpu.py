@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,6 @@ from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE, decided
-from tracegrad.lazy import dataclass
 from tracegrad.program import MARGIN, PERSISTENT, Buffer, Field, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES, Shape
-from tracegrad.lazy import dataclass
 from tracegrad.runtime.jax_library import jax, jnp
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.runtime.jax_work import loops

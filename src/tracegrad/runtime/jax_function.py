@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.hypers import PREFIX
-from tracegrad.lazy import dataclass
 from tracegrad.program import Field
 from tracegrad.runtime.jax_calls import Function
 from tracegrad.runtime.jax_library import jax, jnp

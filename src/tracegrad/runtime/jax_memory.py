@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.errors import DeviceError
-from tracegrad.lazy import dataclass
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece
 from tracegrad.program import DRAWN, PERSISTENT, Buffer, Field, Program

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
-from tracegrad.lazy import dataclass
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Program

@@ -17,11 +17,11 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError
-from tracegrad.lazy import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,14 +8,13 @@ that live in persistent arrays are copied once, after the last run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
-from tracegrad.lazy import dataclass
 from tracegrad.program import COUNTS, Field, Program
 from tracegrad.runtime.wgpu_calls import Write
 from tracegrad.tuning import FEW_ELEMENTS, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, RUNS_AT_ONCE

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.inlining import computed_once
 from tracegrad.ir import Graph, Primitive, Tensor, bind, graft, register, toposort
-from tracegrad.lazy import dataclass
 from tracegrad.prims.leaves import LEAF, const
 from tracegrad.prims.rules import spread
 from tracegrad.prims.views import broadcast_to, reshape
