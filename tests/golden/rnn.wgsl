@@ -90,11 +90,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 22>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn near_exp_(x: f32) -> f32 { return exp(x); }
+fn signed_(y: f32, x: f32) -> f32 {  // y >= 0 with the sign of x
+  return bitcast<f32>(bitcast<u32>(y) | (bitcast<u32>(x) & 0x80000000u));
+}
 fn tanh_(x: f32) -> f32 {
   let a = abs(x);
   let z = x * x;
   let y = 1.0 - 2.0 / (near_exp_(2.0 * min(a, 15.0)) + 1.0);
-  return select(x * (1.0 + z * ((((((-0.00035845203092321754 * z + 0.0023013646714389324) * z + -0.007946106605231762) * z + 0.021486658602952957) * z + -0.05387980118393898) * z + 0.13332344591617584) * z + -0.33333295583724976)), select(y, -y, x < 0.0), a >= 1.0);
+  return select(x * (1.0 + z * ((((((-0.00035845203092321754 * z + 0.0023013646714389324) * z + -0.007946106605231762) * z + 0.021486658602952957) * z + -0.05387980118393898) * z + 0.13332344591617584) * z + -0.33333295583724976)), signed_(y, x), a >= 1.0);
 }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;

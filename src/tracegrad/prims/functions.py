@@ -21,8 +21,8 @@ ERF_Q = (0.0001855748996604234, -0.0029396156314760447, 0.021805351600050926, -0
 # x (1 + x^2 P(x^2)) up to 1, relative error 5e-9
 TANH_P = (-0.00035845203092321754, 0.0023013646714389324, -0.007946106605231762, 0.021486658602952957,
           -0.05387980118393898, 0.13332344591617584, -0.33333295583724976)  # fmt: skip
-# e^r = 1 + r + r^2 P(r) for |r| <= log(2) / 2
-EXP_P = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+# e^r = 1 + r + r^2 P(r) for |r| <= log(2) / 2, minimax: relative error 3.1e-9
+EXP_P = (1.3820732e-3, 8.368677e-3, 4.1668266e-2, 0.16666521, 0.49999994)
 # log(1 + f) = f - f^2 / 2 + f^3 P(f) for 1 + f in [sqrt(1/2), sqrt(2)]
 LOG_P = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
          2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1)  # fmt: skip
@@ -91,11 +91,27 @@ HALF_EXP_ARRAY = "(lambda r: (r * 0.5) * r)(xp.exp({0} * 0.5))"
 # e^x for |x| <= 87 with the device's exp, within 3 + 2|x| ulp: for small results or small parts of a result
 NEAR_EXP = "fn near_exp_(x: f32) -> f32 { return exp(x); }"
 
-# The same as a polynomial, for a language in which exp is a function call
-NEAR_EXP_ALONE = f"""fn near_exp_(x: f32) -> f32 {{
-  let n = round(x * {1 / math.log(2)!r});
-  let r = x - n * {LN2[0]} - n * ({LN2[1]});
-  return ({horner(EXP_P, "r")} * r * r + r + 1.0) * bitcast<f32>(u32(i32(n) + 127) << 23u);
+# The same for a language that computes as written, in which exp is a function call. Adding 1.5 2^23 + b rounds to an
+# integer n and leaves n + b in the low bits, so that the factors of 2^n need no conversion. `clamp` must keep NaN.
+def _reduced(x: str, biased: float) -> str:
+    return f"""let t = {x} * {1 / math.log(2)!r} + {biased!r};
+  let n = t - {biased!r};
+  let r = {x} - n * {LN2[0]} - n * ({LN2[1]});"""
+
+
+EXP_AS_WRITTEN = f"""fn exp_times_(x: f32, power: i32) -> f32 {{
+  let c = clamp(x, -105.0, 90.0);
+  {_reduced("c", 1.5 * 2**23 + 254)}
+  let y = ({horner(EXP_P, "r")} * r + 1.0) * r + 1.0;
+  let i = bitcast<u32>(t) + u32(power);
+  let half = (i << 22u) & 0x7f800000u;
+  return y * bitcast<f32>(half) * bitcast<f32>((i << 23u) - half);
+}}"""
+
+NEAR_EXP_AS_WRITTEN = f"""fn near_exp_(x: f32) -> f32 {{
+  {_reduced("x", 1.5 * 2**23 + 127)}
+  let y = ({horner(EXP_P, "r")} * r + 1.0) * r + 1.0;
+  return y * bitcast<f32>(bitcast<u32>(t) << 23u);
 }}"""
 
 # 2^n (e^r - 1) + (2^n - 1)
@@ -150,25 +166,43 @@ fn log1p_(x: f32) -> f32 {{
   return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }}"""
 
+# 2 (2^(n-1) (e^r - 1) + (2^(n-1) - 1/2)): 2^n itself overflows before the result. The last condition: tiny, or NaN.
+EXPM1_AS_WRITTEN = f"""fn expm1_(x: f32) -> f32 {{
+  let c = clamp(x, -30.0, 89.0);
+  {_reduced("c", 1.5 * 2**23 + 126)}
+  let y = {horner(EXP_P, "r")} * r * r + r;
+  let s = bitcast<f32>(bitcast<u32>(t) << 23u);
+  let u = bitcast<u32>(x) & 0x7fffffffu;
+  return select(2.0 * (s * y + (s - 0.5)), x, u - 0x322bcc77u > 0x7f800000u - 0x322bcc77u);
+}}"""
+
 # Computes both ways without a branch. A branch keeps a GPU from computing several values side by side, and a CPU from
 # vectors. NaN takes the polynomial, because min would drop it.
+SIGNED = """fn signed_(y: f32, x: f32) -> f32 {  // y >= 0 with the sign of x
+  return bitcast<f32>(bitcast<u32>(y) | (bitcast<u32>(x) & 0x80000000u));
+}"""
+
 TANH = f"""{NEAR_EXP}
+
+{SIGNED}
 
 fn tanh_(x: f32) -> f32 {{
   let a = abs(x);
   let z = x * x;
   let y = 1.0 - 2.0 / (near_exp_(2.0 * min(a, 15.0)) + 1.0);
-  return select(x * (1.0 + z * {horner(TANH_P, "z")}), select(y, -y, x < 0.0), a >= 1.0);
+  return select(x * (1.0 + z * {horner(TANH_P, "z")}), signed_(y, x), a >= 1.0);
 }}"""
 
 ERF = f"""{NEAR_EXP}
+
+{SIGNED}
 
 fn erf_(x: f32) -> f32 {{
   let a = abs(x);
   let z = x * x;
   let b = min(a, 4.0);
   let y = 1.0 - near_exp_({horner(ERF_Q, "b")});
-  return select(x + x * {horner(ERF_P, "z")}, select(y, -y, x < 0.0), a >= 1.0);
+  return select(x + x * {horner(ERF_P, "z")}, signed_(y, x), a >= 1.0);
 }}"""
 
 # 1 / (1 + e^-x). The error of e^-x is scaled by e^-x / (1 + e^-x)^2: within 2^-23, and 3 + 2|x| ulp

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
-from tracegrad.prims.functions import NEAR_EXP_ALONE, NEAR_TURN, NEAR_TURNS, OF_TURNS, TURN_IN_DOUBLES
+from tracegrad.prims.functions import (
+    EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, NEAR_EXP_AS_WRITTEN, NEAR_TURN, NEAR_TURNS, OF_TURNS, TURN_IN_DOUBLES,
+)  # fmt: skip
 
 C_TYPE = {
     "f32": "float",
@@ -35,7 +37,11 @@ NATIVE = {
     "far_turn_": "",  # `turn_` does not call it
     "high_": "",
 }
-WRITTEN_OUT = {"near_exp_": NEAR_EXP_ALONE}  # one instruction of a GPU, and a call in C
+AS_WRITTEN = {  # shorter than the rows' functions, where no driver rewrites arithmetic
+    "exp_times_": EXP_AS_WRITTEN,
+    "near_exp_": NEAR_EXP_AS_WRITTEN,
+    "expm1_": EXPM1_AS_WRITTEN,
+}
 _pattern = cache(re.compile)  # on first use: at import it would cost 5000 calls
 
 
@@ -86,6 +92,16 @@ HIDDEN = """
 static inline int hidden(int x) { __asm__("" : "+r"(x)); return x; }
 """
 
+# Clamps to bounds that GCC must not know: of constant ones it makes a path each, with what follows computed again, in
+# place of two instructions. A library that defines `nothing_` otherwise could replace this one, so it is loaded.
+CLAMP = """
+__attribute__((weak)) float nothing_ = 0.0f;
+static inline float clamp_float(float x, float lo, float hi) { return min(max(x, lo + nothing_), hi + nothing_); }
+static inline int clamp_int(int x, int lo, int hi) { return min(max(x, lo), hi); }
+static inline unsigned clamp_unsigned(unsigned x, unsigned lo, unsigned hi) { return min(max(x, lo), hi); }
+#define clamp(x, lo, hi) _Generic((x), float: clamp_float, int: clamp_int, unsigned: clamp_unsigned)(x, lo, hi)
+"""
+
 # Converts half precision by its bits, without a branch: some compilers lack the type, and GCC 12 misaligns its stack in
 # vectorized loops over _Float16. Products and sums with powers of two move the exponent and round to nearest even.
 HALF = """
@@ -133,7 +149,7 @@ PRELUDE = "\n".join(
         "#define array_of_unsigned(...) ((const unsigned[]){__VA_ARGS__})",
         _typed("max", (*NUMBERS, "long"), "T a, T b", "b > a ? b : a"),  # a NaN in `b` does not count
         _typed("min", (*NUMBERS, "long"), "T a, T b", "b < a ? b : a"),
-        _typed("clamp", NUMBERS, "T x, T lo, T hi", "min(max(x, lo), hi)"),
+        CLAMP,
         _typed("sign", ("float", "int"), "T x", "(x > 0) - (x < 0)"),
         "static inline float abs_float(float x) { return __builtin_fabsf(x); }",
         "static inline int abs_int(int x) { return x < 0 ? -x : x; }",
@@ -207,7 +223,6 @@ def number(token: str) -> str:
 def helper(text: str) -> str:
     """Return functions of a row as C that can be included more than once."""
     name = text[len("fn ") : text.index("(")]
-    functions = [f"fn {x}" for x in f"\n{WRITTEN_OUT.get(name, text)}".split("\nfn ")[1:]]
-    native = [NATIVE.get(x[len("fn ") : x.index("(")]) for x in functions]
-    done = [as_c(x) if n is None else n for x, n in zip(functions, native)]
+    functions = {x[: x.index("(")]: f"fn {x}" for x in f"\n{text}".split("\nfn ")[1:]}
+    done = [NATIVE[f] if f in NATIVE else as_c(AS_WRITTEN.get(f, x)) for f, x in functions.items()]
     return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *done, "#endif"])
