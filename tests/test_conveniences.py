@@ -59,7 +59,10 @@ def test_completion_lists_what_is_public() -> None:
     with compiled() as train:
         names = dir(train)
         assert {"step", "fit", "attach", "seed"} <= {*names}
-        assert not {"store", "worker", "remedies", "called"} & {*names} and not [n for n in names if n[0] == "_"]
+        inner = {"store", "worker", "remedies", "called", "fitted"}
+        assert not inner & {*names} and not [n for n in names if n[0] == "_"]
+        pending = dir(train.step())
+        assert {*pending} > {"loss", "aux", "result", "done"} and "wanted" not in pending
     assert {"GRU", "MultiheadAttention", "Linear"} <= {*dir(nn)}
 
 
@@ -69,6 +72,13 @@ NAMES = [
     (init, "he", "init.kaiming()"), (init, "constant", "init.literal"), (init, "kaiming_normal_", "init.kaiming()"),
     (tg, "scaled_dot_product_attention", "tg.attention"),
     (tg, "fit", "train.fit"), (nn, "Transformer", "nn.TransformerBlock"),
+    (tg, "Trainer", "train.fit"), (tg, "SummaryWriter", "tg.TensorBoard"), (tg, "callbacks", "tg.EarlyStopping"),
+    (tg, "clip_grad_norm_", "clip_grad_norm=1.0"), (tg, "ReduceLROnPlateau", "lr.plateau"), (tg, "Input", "tg.Module"),
+    (optim, "StepLR", "lr.staircase"), (tg, "autocast", "precision='f16'"), (tg, "Variable", "self.param"),
+    (nn, "Identity", "lambda x: x"), (nn, "MLP", "nn.Sequential"), (tg, "rearrange", "x.permute"),
+    (tg, "ema", "ema=0.999"), (nn, "LayerNormalization", "nn.LayerNorm"), (nn, "Bidirectional", "bidirectional=True"),
+    (tg, "mean_squared_error", "tg.mse_loss"), (optim, "multi_transform", "groups="), (tg, "PRNGKey", "seed="),
+    (lr, "piecewise_constant_schedule", "lr.multi_step"), (tg, "fft", "in NumPy"), (tg, "InputErrors", "tg.InputError"),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tracegrad.errors import MissingNameError, TraceError, call_site, located
-from tracegrad.habits import FUNCTIONS, NAMES, TENSORS, found
+from tracegrad.habits import FUNCTIONS, NAMES, SCHEDULES, TENSORS, found
 from tracegrad.methods import METHODS
 
 INTERNAL = ("bit_xor", "fmax", "getitem", "logistic", "nonfinite", "shift_right")  # in METHODS, but not in tg.
@@ -59,12 +59,14 @@ def no_such_name(
     own: dict[str, str] = {}
     for prefix, names in known.items():
         for n in names:
-            own.setdefault(_plain(n), f"{prefix}.{n}")
+            if not n.endswith("Error") or "Err" in name:  # Input is not InputError
+                own.setdefault(_plain(n), f"{prefix}.{n}")
     plain = _plain(name)
     near = get_close_matches(plain, own, n=1, cutoff=0.75) or [n for n in own if len(plain) > 3 and n.startswith(plain)]
     remedy = (
         found(table, name)
         or found(NAMES, name)
+        or (found(SCHEDULES, name) if name[0].isupper() else None)  # a class, such as StepLR, wherever it is sought
         or (f"did you mean {own[near[0]]}?" if near else f"dir({module}) lists what it has")
     )
     return MissingNameError.here(f"{module} has no {name!r}: {remedy}")

@@ -16,7 +16,7 @@ from tracegrad.errors import CallError, MissingNameError, call_site, located, pl
 from tracegrad.habits import BRANCHES, KEYWORDS, WITHOUT, found
 
 F = TypeVar("F", bound=Callable[..., Any])
-INNER = ("called", "remedies", "source", "store", "worker")  # internal attributes, which other modules use
+INNER = ("called", "fitted", "remedies", "source", "store", "worker")  # internal attributes, which other modules use
 MOST = 12  # names listed in a message
 
 

@@ -39,7 +39,10 @@ def sizes_of(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool =
             raise InputError.here(f"{what}: an input is empty: {which} must be at least 1")
     if all(None not in [size for _, _, size in sizes] for sizes in found.values()):
         return tuple((name, sizes.pop()) for name, sizes in known.items())
-    fields = [Field(n, 0, 0, t.dtype.name, cast("tuple[int, ...]", t.shape)) for n, t in free.types.items()]
+    shapes = {n: list(t.shape) for n, t in free.types.items()}
+    for n, d, size in [(n, d, *known[name]) for name, axes in free.axes.items() if known[name] for n, d in axes]:
+        shapes[n][d] = size  # the inputs that fit say what the others should be
+    fields = [Field(n, 0, 0, t.dtype.name, cast("tuple[int, ...]", (*shapes[n],))) for n, t in free.types.items()]
     check_inputs(fields, given, what)
     raise AssertionError("an input without the declared rank passed the check")
 

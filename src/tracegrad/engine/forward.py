@@ -22,6 +22,7 @@ from tracegrad.engine.patches import check_patches
 from tracegrad.engine.results import Aborted, Demand, Pending, RunResult, failure, resolved
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
+from tracegrad.habits import FORWARDS
 from tracegrad.hypers import whole
 from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.profile import Profile, checked_steps, profiled
@@ -50,6 +51,7 @@ class CompiledForward(HasStates):
     (3, 1)
     """
 
+    remedies = FORWARDS
     called = "write infer.run(x=x).output"
 
     def __init__(

@@ -174,7 +174,9 @@ def _shape_hint(field: Field, x: Array, batch: bool) -> str:
     if sorted(x.shape) == sorted(field.shape):
         return " (the axes are in another order: transpose it, as x.T does with two; a reshape would mix the values up)"
     if x.size == field.size:
-        return f" (the sizes agree: did you mean x.reshape({field.shape})?)"
+        shape = (-1, *field.shape[1:]) if batch and field.shape else field.shape  # -1 suits whole arrays, too
+        name = field.name if batch else "x"
+        return f" (the sizes agree: did you mean {name}.reshape({', '.join(map(str, shape))})?)"
     if not batch:
         return ""
     if x.shape[:-1] == field.shape and field.dtype == "i32":

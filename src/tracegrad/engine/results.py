@@ -21,6 +21,7 @@ from tracegrad.runtime import tab
 from tracegrad.runtime.forks import Generation, forked_error
 
 T = TypeVar("T")
+OWN = ("loss", "aux", "captures", "losses", "step", "output", "result", "done")  # of a Pending
 LOOK_SECONDS = 1.0  # between looks of a waiting thread, in case nothing wakes it
 _SETTLING = threading.RLock()  # shared: a lock of its own would be half the cost of a Pending
 if hasattr(os, "register_at_fork"):  # so that no child finds it held by a thread that it lacks
@@ -199,15 +200,18 @@ class Pending(NoArray, Generic[T]):
     owner: Any = None  # the training or forward, kept alive until the result was read
     demand: Demand | None = None  # of the calls that include this one
 
+    def __dir__(self) -> list[str]:
+        """Return what a caller uses, for tab completion."""
+        return [*OWN, "add_done_callback"]
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            own = ("loss", "aux", "captures", "losses", "step", "output", "result", "done")
-            if name in own:  # a property whose error is an AttributeError
+            if name in OWN:  # a property whose error is an AttributeError
                 return object.__getattribute__(self, name)
-            raise absent(f"a Pending (what {'run' if self._what == 'run' else 'step'} returns)", name, PENDINGS, own)
+            raise absent(f"a Pending (what {'run' if self._what == 'run' else 'step'} returns)", name, PENDINGS, OWN)
 
     def __init__(self, what: str = "call", worker: int | None = None, lock: Any = None):
         """lock: an RLock that the worker needs to resolve this."""

@@ -122,6 +122,7 @@ class CSVLogger:
     >>> callback = tg.CSVLogger("log.csv")
     """
 
+    @helpful
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._rows: list[dict[str, Any]] = []
@@ -149,6 +150,7 @@ class TensorBoard:
     >>> callback = tg.TensorBoard("runs/first")
     """
 
+    @helpful
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
         self._file: EventFile | None = None

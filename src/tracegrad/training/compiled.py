@@ -87,7 +87,7 @@ class CompiledTraining(Training):
                     methods are `on_begin()`, `on_end()` and `on_log(record)`. A plain function is called after each
                     step.
         log:        path of a file that gets one line of JSON per step and evaluation (scalars beside the loss, too), a
-                    function of such a dict, or an object with `log(dict)` or TensorBoard's `add_scalar(name, value, step)`.
+                    function of such a dict, or an object with `log(dict)` or `add_scalar(name, value, step)`.
         resume:     path of a file saved while `fit` ran or after an interrupt. `fit` loads it and continues at its
                     epoch and batch. Pass the same arguments as before; callbacks start from 0.
         schedule:   with several losses, their turns: ("d", "d", "g"). Each step takes the next batch, and from it the
