@@ -2,8 +2,9 @@
 
     python tests/processes_child.py PORT PROCESSES PROCESS FOLDER WHAT
 
-WHAT: "train"; "die" (the last process ends as if killed, behind step 4); "resume" from the last checkpoint; or what the
-processes shall disagree about: "model", "seed".
+WHAT: "train"; "die" (the last process ends as if killed, behind step 4); "resume" from the last checkpoint; "die
+folder" and "resume folder", the same with folders that are written meanwhile; or what the processes shall disagree
+about: "model", "seed".
 """
 
 from __future__ import annotations
@@ -79,10 +80,11 @@ def trained(process: int, n: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def resumable(n: int, folder: Path, last: bool, dies: bool) -> dict[str, Any]:
-    """FSDP with a checkpoint behind each second step."""
-    path = folder / "resume.safetensors"
-    with compiled(**layouts(n)["fsdp"]) as train:
+def resumable(n: int, folder: Path, last: bool, what: str) -> dict[str, Any]:
+    """FSDP with a checkpoint behind each second step; from a folder it goes on with another layout."""
+    dies, sharded = what.startswith("die"), what.endswith("folder")
+    path = folder / ("resume" if sharded else "resume.safetensors")
+    with compiled(**layouts(n)["tensor" if sharded and not dies else "fsdp"]) as train:
         if path.exists():
             train.load(path)
         done = train.store.call(lambda _, stepper: stepper.counter)
@@ -93,7 +95,7 @@ def resumable(n: int, folder: Path, last: bool, dies: bool) -> dict[str, Any]:
                 continue
             losses[step] = train.step(b).loss
             if step % 2 == 0 and step < STEPS:
-                train.save(path)
+                train.save(path, wait=not sharded, sharded=sharded)
             if dies and last and step == 5:
                 os.kill(os.getpid(), 9)
     return {"losses": losses}
@@ -105,8 +107,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     if what == "train":
         found = trained(process, n, folder)
-    elif what in ("die", "resume"):
-        found = resumable(n, folder, process == n - 1, what == "die")
+    elif what.startswith(("die", "resume")):
+        found = resumable(n, folder, process == n - 1, what)
     else:
         how = {"model": {"width": 32 + process}, "seed": {"seed": process}}[what]
         try:

@@ -29,7 +29,7 @@ LAYERS = {
     "runtime": 10,
     "introspection": 11,
     "engine": 12,
-    "checkpoints": 13, "export": 13, "contents": 13, "pytorch": 13,
+    "checkpoints": 13, "sharded": 13, "export": 13, "contents": 13, "pytorch": 13,
     "training": 14,
     "imperative": 15, "functional": 15,
     "": 16, "entrypoints": 16, "extend": 16, "sweeps": 16, "sweep_plan": 16,
@@ -63,6 +63,9 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
     ("engine.forward_source", "tracegrad.compiler.sized"),  # what most processes do without, as above
     ("engine.step_programs", "tracegrad.compiler.sized"),
+    ("training.training", "tracegrad.sharded"),  # needs JAX and Orbax
+    ("training.data", "tracegrad.sharded"),
+    ("sharded", "tracegrad.runtime.jax_shards"),
 }
 
 

@@ -51,26 +51,58 @@ def save(snapshots: Sequence[Snapshot], path: str | os.PathLike[str], more: Mapp
     replace_file(path, parts(*snapshots, more=more))
 
 
-def load(path: str | os.PathLike[str], store: TrainedParameters) -> None:
-    """Load a checkpoint; see `CompiledTraining.load`. Options that only the file has on are compiled first."""
-    whole = safetensors.read(path)
-    plans: list[tuple[Stepper, StepSource, Built, Snapshot]] = []
+def load(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedParameters) -> None:
+    """Continue from a checkpoint, read from `path`. Options that only the checkpoint has on are compiled first."""
+    plans = plans_of(path, whole, store)
+    snapshots = [read(path, plan.file, plan.built.program, plan.stepper.knobs) for plan in plans]
+
+    def resume(session: Session, _: Stepper) -> None:
+        take_over(session, plans)
+        for plan, snapshot in zip(plans, snapshots, strict=True):
+            restore(session, plan.stepper, snapshot)
+
+    store.call(resume, plans[0].stepper)
+
+
+def check_version(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
+    """Raise InputError unless this is a checkpoint in the layout of this library."""
+    if metadata.get("tracegrad") != VERSION:
+        found = metadata.get("tracegrad")
+        what = (
+            f"has layout {shown(found)}, this library reads {VERSION!r}" if found else "is no checkpoint of tracegrad"
+        )
+        raise InputError.here(
+            f"load: {os.fspath(path)} {what}; for parameters alone use "
+            "upload_params(tracegrad.safetensors.read(path).tensors)"
+        )
+
+
+class Plan:
+    """What loading does with the stepper of a loss. source: with all options of the file, which is the loss's part."""
+
+    def __init__(self, stepper: Stepper, source: StepSource, built: Built, file: safetensors.File) -> None:
+        self.stepper, self.source, self.built, self.file = stepper, source, built, file
+
+
+def plans_of(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedParameters) -> list[Plan]:
+    """Return the plan for each loss; options that only the file has on are compiled."""
+    check_version(path, whole.metadata)
+    plans: list[Plan] = []
     for name, stepper in store.steppers.items():
         file = of_loss(path, whole, name, store.steppers) if name else whole
         source = stepper.source.switched_on(hyper_of(file))
         if file.metadata.get("frozen") is not None and not source.freezable:
             source = source._replace(freezable=True)
         built = stepper.built if source is stepper.source else source.main()
-        plans.append((stepper, source, built, read(path, file, built.program, stepper.knobs)))
+        plans.append(Plan(stepper, source, built, file))
+    return plans
 
-    def resume(session: Session, _: Stepper) -> None:
-        for stepper, source, built, _snapshot in plans:
-            if source is not stepper.source:
-                stepper.take_over(session, source, built)
-        for stepper, _source, _built, snapshot in plans:
-            restore(session, stepper, snapshot)
 
-    store.call(resume, plans[0][0])
+def take_over(session: Session, plans: Sequence[Plan]) -> None:
+    """Continue with the programs of the plans; on the worker's thread."""
+    for plan in plans:
+        if plan.source is not plan.stepper.source:
+            plan.stepper.take_over(session, plan.source, plan.built)
 
 
 def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, names: Iterable[str]) -> safetensors.File:
@@ -96,13 +128,15 @@ def parts(*snapshots: Snapshot, more: Mapping[str, str] | None = None) -> list[b
     tensors: dict[str, Array] = {}
     for snapshot in snapshots:
         tensors |= tensors_of(snapshot)
-    metadata = {"tracegrad": VERSION, **metadata_of(snapshots[0])}
+    return safetensors.parts(tensors, metadata_of_all(snapshots, more))
+
+
+def metadata_of_all(snapshots: Sequence[Snapshot], more: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the metadata of the file."""
+    metadata = metadata_of(snapshots[0])
     if snapshots[0].program.part:
-        metadata = {
-            "tracegrad": VERSION,
-            "losses": json.dumps({s.program.part: metadata_of(s) for s in snapshots}),
-        }
-    return safetensors.parts(tensors, {**metadata, **(more or {})})
+        metadata = {"losses": json.dumps({s.program.part: metadata_of(s) for s in snapshots})}
+    return {"tracegrad": VERSION, **metadata, **(more or {})}
 
 
 def tensors_of(snapshot: Snapshot) -> dict[str, Array]:
@@ -173,35 +207,36 @@ def read(path: str | os.PathLike[str], file: safetensors.File, program: Program,
     each entry of the metadata.
     Raises: InputError naming everything that does not fit.
     """
-    where = os.fspath(path)
-    if file.metadata.get("tracegrad") != VERSION:
-        found = file.metadata.get("tracegrad")
-        what = (
-            f"has layout {shown(found)}, this library reads {VERSION!r}" if found else "is no checkpoint of tracegrad"
-        )
-        raise InputError.here(
-            f"load: {where} {what}; for parameters alone use upload_params(tracegrad.safetensors.read(path).tensors)"
-        )
     problems: list[str] = []
     values, states = _arrays(file.tensors, program, problems)
+    refuse(path, problems)
+    return settings(path, file.metadata, program, current)._replace(params=values, states=states)
+
+
+def refuse(path: str | os.PathLike[str], problems: Sequence[str]) -> None:
+    """Raise InputError if there are problems with the tensors."""
     if problems:
         some = [*problems[:12], *([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])]
         alone = all(x.startswith("opt/") for x in problems)
         hint = [PARAMETERS_ALONE] if alone else []
-        raise InputError.here("\n  ".join([f"load: {where} does not fit; nothing was changed", *some, *hint]))
+        raise InputError.here("\n  ".join([f"load: {os.fspath(path)} does not fit; nothing was changed", *some, *hint]))
+
+
+def settings(path: str | os.PathLike[str], metadata: Mapping[str, str], program: Program, current: Knobs) -> Snapshot:
+    """Return the snapshot of a checkpoint's metadata, without arrays. Raise InputError for an entry that is wrong."""
     try:
-        m = {name: _entry(file.metadata, name) for name in ENTRIES}
+        m = {name: _entry(metadata, name) for name in ENTRIES}
         step, seed = _u32(m["step"], "step"), _u32(m["seed"], "seed")
         start = None if m["lr_start"] is None else _u32(m["lr_start"], "lr_start", 1)
         rate, hyper = _object(m["lr"], "lr"), _hyper(_without_unit(_object(m["hyper"], "hyper")), program, current)
         optimizer = _optimizer(_object(m["optimizer"], "optimizer"), program)
         schedule = _schedule(rate, current.rate.schedule)
-        frozen = _frozen(file.metadata, program)
+        frozen = _frozen(metadata, program)
     except InputError as e:
         why = str(e).partition("\n  at ")[0]
-        raise InputError.here(f"load: {where} does not fit; nothing was changed\n  metadata {why}") from None
+        raise InputError.here(f"load: {os.fspath(path)} does not fit; nothing was changed\n  metadata {why}") from None
     knobs = Knobs(Rate(schedule, start), {**current.values, **hyper})
-    return Snapshot(values, states, step, seed, knobs, optimizer, program, frozen)
+    return Snapshot({}, {}, step, seed, knobs, optimizer, program, frozen)
 
 
 def _arrays(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from tracegrad import init
@@ -67,12 +68,12 @@ def not_finite(field: Field, x: Array) -> str:
 
     An infinity is valid if no step changes it, as in a mask.
     """
-    if not DTYPES[field.dtype].is_float or bool(np.isfinite(x).all()):
+    if not DTYPES[field.dtype].is_float or bool((abs(x) < inf).all()):  # also of JAX's arrays, split over processes
         return ""
     nan = int((x != x).sum())
     if not nan and not field.spec.get("trainable", True):
         return ""
-    bad = f"{nan} NaN" if nan else f"{int(np.isinf(x).sum())} infinite"
+    bad = f"{nan} NaN" if nan else f"{int((abs(x) == inf).sum())} infinite"
     return f"{bad} of {x.size} values: every step from them on would fail"
 
 

@@ -30,10 +30,19 @@ class Snapshot(NamedTuple):
 
 def take(session: Session, stepper: Stepper) -> Snapshot:
     """Return the state after the last step; on the worker's thread."""
-    program, knobs = stepper.program, stepper.knobs
-    return Snapshot(
+    program = stepper.program
+    return settings(stepper)._replace(
         params=params.download(session, program, program.params),
         states=params.download(session, program, states_of(program)),
+    )
+
+
+def settings(stepper: Stepper) -> Snapshot:
+    """Return the state without arrays."""
+    program, knobs = stepper.program, stepper.knobs
+    return Snapshot(
+        params={},
+        states={},
         step=stepper.counter,
         seed=stepper.seed,
         knobs=Knobs(Rate(knobs.rate.schedule, knobs.rate.start), knobs.values),
@@ -54,6 +63,11 @@ def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
     for fields, arrays in ((program.params, snapshot.params), (states_of(program), snapshot.states)):
         params.upload(session, program, fields, arrays)
         bounds.tell(session, program, bounds.written(program, fields, arrays))
+    settle(session, stepper, snapshot)
+
+
+def settle(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
+    """Continue with all of a snapshot but its arrays."""
     stepper.seed, stepper.knobs = snapshot.seed, snapshot.knobs
     stepper.freeze(session, snapshot.frozen)
     stepper.restart(session, snapshot.step)

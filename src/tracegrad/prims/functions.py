@@ -91,6 +91,7 @@ HALF_EXP_ARRAY = "(lambda r: (r * 0.5) * r)(xp.exp({0} * 0.5))"
 # e^x for |x| <= 87 with the device's exp, within 3 + 2|x| ulp: for small results or small parts of a result
 NEAR_EXP = "fn near_exp_(x: f32) -> f32 { return exp(x); }"
 
+
 # The same for a language that computes as written, in which exp is a function call. Adding 1.5 2^23 + b rounds to an
 # integer n and leaves n + b in the low bits, so that the factors of 2^n need no conversion. `clamp` must keep NaN.
 def _reduced(x: str, biased: float) -> str:

@@ -10,7 +10,13 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 
 from tracegrad.prims.functions import (
-    EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, NEAR_EXP_AS_WRITTEN, NEAR_TURN, NEAR_TURNS, OF_TURNS, TURN_IN_DOUBLES,
+    EXP_AS_WRITTEN,
+    EXPM1_AS_WRITTEN,
+    NEAR_EXP_AS_WRITTEN,
+    NEAR_TURN,
+    NEAR_TURNS,
+    OF_TURNS,
+    TURN_IN_DOUBLES,
 )  # fmt: skip
 
 C_TYPE = {

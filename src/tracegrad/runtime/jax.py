@@ -42,9 +42,14 @@ def begin_on_mesh(mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable
 
 def function_of(session: Session, handle: int, hyper: Mapping[str, Any], step: int) -> tuple[Any, dict[str, Any]]:
     """Return a program as a pure function, and its state. Raise DeviceError for a session on another device."""
+    return on_jax(session, "to_jax").function(handle, hyper, step)
+
+
+def on_jax(session: Session, what: str) -> JaxSession:
+    """Return the session. Raise DeviceError if it is on another device."""
     if session.info.name != "jax":
         raise DeviceError(
-            f'to_jax: this training is on {session.info.name!r}; compile with device="jax" ({INSTALL}). A checkpoint '
+            f'{what}: this training is on {session.info.name!r}; compile with device="jax" ({INSTALL}). A checkpoint '
             "of this training loads there"
         )
-    return cast("JaxSession", session).function(handle, hyper, step)
+    return cast("JaxSession", session)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.arrays import np
+from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph, Tensor
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
-from tracegrad.program import Program
+from tracegrad.program import Field, Program
 from tracegrad.runtime.base import DeviceInfo, Timings
 from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
 from tracegrad.runtime.jax_function import PureStep, State, first_state
@@ -21,6 +22,7 @@ from tracegrad.runtime.jax_graph import PRODUCTS, for_xla, run_graph
 from tracegrad.runtime.jax_library import JaxError, jax
 from tracegrad.runtime.jax_memory import Memory, Part, follows, leaf_keys, run_of_optimizer
 from tracegrad.runtime.jax_mesh import Layout
+from tracegrad.runtime.jax_shards import held_by
 
 Array = Any
 SITES = re.compile(r"  #.*")  # lines of the user's files, in the text of a graph
@@ -154,6 +156,26 @@ class JaxSession:
         made = PureStep(one.calls.function, one.program.inputs, self._placed(one.program))
         arrays = {key: self._memory.arrays[key] for key in (*one.calls.function.written, *one.calls.function.read)}
         return made, first_state(arrays, hyper, step)
+
+    def tensors(self, program: Program, fields: Sequence[Field]) -> dict[str, Array]:
+        """Return tensors of a checkpoint where they are, on the devices. The next step deletes them."""
+        return {name: held.read(self._memory) for name, held in held_by(program, fields).items()}
+
+    def wanted(self, program: Program, fields: Sequence[Field]) -> dict[str, Any]:
+        """Return shape, dtype and placement of the tensors of a checkpoint, as `jax.ShapeDtypeStruct`."""
+        found: dict[str, Any] = {}
+        for name, held in held_by(program, fields).items():
+            if self._layout is None:
+                where = jax.sharding.SingleDeviceSharding(self.device)
+            else:
+                where = self._layout.of_part(held.part) if held.whole else self._layout.whole()
+            found[name] = jax.ShapeDtypeStruct(held.shape, DTYPES[held.part.dtype].numpy, sharding=where)
+        return found
+
+    def replace(self, program: Program, fields: Sequence[Field], tensors: Mapping[str, Array]) -> None:
+        """Replace tensors of a checkpoint by others in the form that `wanted` describes."""
+        for name, held in held_by(program, fields).items():
+            held.write(self._memory, tensors[name])
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses."""

@@ -94,24 +94,26 @@ class Checkpoint:
     best: name of the metric; None saves after each epoch. `mode` as for `EarlyStopping`. `fit(resume=path)` continues
           from the file. As keras.callbacks.ModelCheckpoint.
     wait: False writes the file while the training goes on, as `train.save(path, wait=False)`.
+    sharded: write a folder, as `train.save(path, sharded=True)`.
 
     >>> callback = tg.Checkpoint("best.safetensors")
     """
 
     @helpful
     def __init__(self, path: str | os.PathLike[str], best: str | None = "val_loss", mode: str = "auto",
-                 wait: bool = True):  # fmt: skip
-        self.wait, self.path, self._best = wait, path, None if best is None else _Best(best, mode=mode)
+                 wait: bool = True, sharded: bool = False):  # fmt: skip
+        self.wait, self.sharded, self.path = wait, sharded, path
+        self._best = None if best is None else _Best(best, mode=mode)
 
     def on_evaluate(self, state: FitState) -> None:
         """Save the training if the metric is the best so far."""
         if self._best is not None and self._best.improved(state):
-            state.train.save(self.path, wait=self.wait)
+            state.train.save(self.path, wait=self.wait, sharded=self.sharded)
 
     def on_epoch(self, state: FitState) -> None:
         """Save the training after each epoch if there is no metric. Raises InputError for a metric never measured."""
         if self._best is None:
-            state.train.save(self.path, wait=self.wait)
+            state.train.save(self.path, wait=self.wait, sharded=self.sharded)
         elif not state.metrics:
             _metric(state, self._best.metric)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -179,7 +180,7 @@ class Position:
     @staticmethod
     def read(path: Any) -> Position:
         """Read the position from a checkpoint, up to the first step, which `load` sets. Raises InputError for none."""
-        text = safetensors.read(path).metadata.get("fit")
+        text = _metadata(path).get("fit")
         if text is None:
             raise InputError.here(
                 f"fit: {path} was not saved while fit ran, or steps were taken by hand since; "
@@ -193,3 +194,12 @@ class Position:
         except (ValueError, KeyError, TypeError):
             raise InputError.here(f"fit: {path} is damaged: 'fit' in its metadata is {shown(text)}") from None
         return Position(d["epoch"], 0, (d["key"][0], d["key"][1]), d["size"], d["batch"])
+
+
+def _metadata(path: Any) -> Mapping[str, str]:
+    """Return the metadata of a checkpoint, a file or a folder."""
+    if not os.path.isdir(path):
+        return safetensors.read(path).metadata
+    from tracegrad import sharded
+
+    return sharded.metadata(path)

@@ -39,3 +39,8 @@ class Saving:
         else:
             threading.Thread(target=run, name="tracegrad saves").start()
         return pending
+
+    def finish(self) -> None:
+        """Wait until all files are written, whether or not they could be."""
+        if self._last is not None:
+            self._last.result()

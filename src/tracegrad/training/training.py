@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from tracegrad import checkpoints
+from tracegrad import checkpoints, safetensors
 from tracegrad.arrays import checked_seed, seed_or_new
 from tracegrad.compiler.build import StepSource
 from tracegrad.dtypes import InputType
@@ -176,9 +176,11 @@ class Training(HasStates):
     def save(self, path: str | os.PathLike[str]) -> None: ...
 
     @overload
-    def save(self, path: str | os.PathLike[str], *, wait: bool) -> Pending[Any] | None: ...
+    def save(
+        self, path: str | os.PathLike[str], *, wait: bool = True, sharded: bool = False
+    ) -> Pending[Any] | None: ...
 
-    def save(self, path: str | os.PathLike[str], *, wait: bool = True) -> Pending[Any] | None:
+    def save(self, path: str | os.PathLike[str], *, wait: bool = True, sharded: bool = False) -> Pending[Any] | None:
         """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
 
         The file is replaced as a whole: after a crash, a kill or a full disk, the old file is intact. Symbolic links
@@ -186,24 +188,47 @@ class Training(HasStates):
         `save`; process 0 writes.
         wait:    False copies the values after the steps queued so far, and writes files in order, while the training
                  goes on. It returns a `Pending` that resolves to the path, or to Failed.
-        Raises:  OSError naming the file; the training can go on.
+        sharded: write a folder instead, for models on a mesh: each process writes the parts of arrays that it holds,
+                 and no host needs memory for all. The old checkpoint in the folder is deleted when the new one is
+                 complete. Only with device="jax" and Orbax (`pip install tracegrad[orbax]`).
+        Raises:  OSError naming the file; the training can go on. DeviceError for `sharded` on other devices.
 
         >>> train.save("checkpoint.safetensors")
         >>> train.save("checkpoint.safetensors", wait=False).result()
         'checkpoint.safetensors'
         """
+        write = self._write_folder(path) if sharded else self._write_file(path)
+        if not wait:
+            return self._saving.begin(write, path)
+        write()
+        return None
+
+    def _write_file(self, path: str | os.PathLike[str]) -> Callable[[], None]:
+        """Copy the state, and return a function that writes it."""
         snapshots = self.store.call(take_all)
-        place = self.fitted.at(sum(s.step for s in snapshots)) if self.fitted else None
-        more, first = {"fit": place} if place else {}, self.worker.info.process == 0
+        more, first = self._more(sum(s.step for s in snapshots)), self.worker.info.process == 0
 
         def write() -> None:
             if first:
                 checkpoints.save(snapshots, path, more)
 
-        if not wait:
-            return self._saving.begin(write, path)
-        write()
-        return None
+        return write
+
+    def _write_folder(self, path: str | os.PathLike[str]) -> Callable[[], None]:
+        """Copy the state, begin to write it, and return a function that waits until the folder is complete."""
+        from tracegrad import sharded
+
+        self._saving.finish()  # Orbax numbers checkpoints by those that are complete
+
+        def begin(session: Session, stepper: Stepper) -> Callable[[], None]:
+            return sharded.save(session, stepper, path, self._more(sum(s.counter for s in stepper.together)))
+
+        return self.store.call(begin)
+
+    def _more(self, steps: int) -> dict[str, str]:
+        """Return the metadata of a `fit` that has done this many steps."""
+        place = self.fitted.at(steps) if self.fitted else None
+        return {"fit": place} if place else {}
 
     def digest(self, losses: Sequence[float] = ()) -> str:
         """Return the SHA-256 of the training after the steps queued so far, as 64 hexadecimal digits.
@@ -219,9 +244,10 @@ class Training(HasStates):
         return checkpoints.digest(self.store.call(take_all), losses)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Resume from a file that `save` wrote, bit-exact on the same device.
+        """Resume from a file or a folder that `save` wrote, bit-exact on the same device.
 
-        Loading executes no code from the file. Tensors and metadata are checked before anything changes.
+        Loading executes no code from the file. Tensors and metadata are checked before anything changes. A folder loads
+        on a mesh of any shape, or on any other device; all processes must call `load`.
 
         Raises: InputError if the file is not a checkpoint, is damaged, or belongs to another model or optimizer. Then
                 nothing has changed.
@@ -229,7 +255,15 @@ class Training(HasStates):
         >>> train.save("checkpoint.safetensors")
         >>> train.load("checkpoint.safetensors")
         """
-        checkpoints.load(path, self.store)
+        if not os.path.isdir(path):
+            checkpoints.load(path, safetensors.read(path), self.store)
+            return
+        from tracegrad import sharded
+
+        if self.worker.info.name == "jax":
+            sharded.load(path, self.store)
+        else:
+            checkpoints.load(path, sharded.read(path), self.store)
 
     def reset(self, params: bool = True, optimizer: bool = True, seed: int | None = None) -> None:
         """Start over without compiling.

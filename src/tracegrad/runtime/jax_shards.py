@@ -1,0 +1,131 @@
+"""Folders of checkpoints by Orbax: each process writes and reads only the parts of arrays that its devices hold."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracegrad.arrays import np
+from tracegrad.errors import DeviceError, InputError
+from tracegrad.program import Field, Program
+from tracegrad.runtime.jax_library import jax, multihost
+from tracegrad.runtime.jax_memory import Memory, Part, parts_of
+
+Array = Any
+Folder = str | os.PathLike[str]
+TENSORS, METADATA = "tensors", "metadata"  # the two items of a checkpoint
+INSTALL = "pip install tracegrad[orbax]"
+
+
+class Held(NamedTuple):
+    """The place of a checkpoint's tensor: elements of a part from `begin` on."""
+
+    part: Part
+    begin: int
+    shape: tuple[int, ...]
+    size: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether the tensor is the part itself."""
+        return self.shape == self.part.shape and self.size == self.part.size
+
+    def read(self, memory: Memory) -> Array:
+        """Return the tensor."""
+        x = memory.arrays[self.part.key]
+        return x if self.whole else x.reshape(-1)[self.begin : self.begin + self.size].reshape(self.shape)
+
+    def write(self, memory: Memory, x: Array) -> None:
+        """Replace the tensor. A whole part must have the placement that it is to keep."""
+        if not self.whole:
+            old = memory.arrays[self.part.key]
+            flat = old.reshape(-1).at[self.begin : self.begin + self.size].set(x.reshape(-1))
+            x = jax.device_put(flat.reshape(self.part.shape), old.sharding)
+        memory.arrays[self.part.key] = x
+
+
+def held_by(program: Program, fields: Sequence[Field]) -> dict[str, Held]:
+    """Return the place of each tensor of a checkpoint. Orbax writes no empty ones."""
+    parts, found = parts_of(program), dict[str, Held]()
+    for f in fields:
+        within = [p for p in parts[program.buffers[f.buffer].name] if 0 <= f.offset - p.offset <= p.size - f.size]
+        if f.size:
+            found[f.name] = Held(within[0], f.offset - within[0].offset, f.shape, f.size)
+    return found
+
+
+def write(
+    folder: str | os.PathLike[str], tensors: Mapping[str, Array], metadata: Mapping[str, str]
+) -> Callable[[], None]:
+    """Copy the arrays to the hosts and begin to write a checkpoint. Return a function that waits until it is complete.
+
+    The folder gets one numbered folder for each call. Only when the new one is complete does Orbax delete the old one.
+    """
+    orbax = _orbax()
+    manager = _manager(orbax, folder, create=True)
+    args, number = orbax.args, np.int32((manager.latest_step() or 0) + 1)
+    if jax.process_count() > 1:  # a process can still see the folder as it was
+        number = multihost.broadcast_one_to_all(number)
+    items = {TENSORS: args.PyTreeSave(dict(tensors)), METADATA: args.JsonSave(dict(metadata))}
+    manager.save(int(number), args=args.Composite(**items))
+
+    def wait() -> None:
+        manager.wait_until_finished()
+        manager.close()
+
+    return wait
+
+
+class Stored:
+    """The newest checkpoint in a folder, open for reading."""
+
+    def __init__(self, manager: Any, number: int):
+        self._manager, self._number, self._orbax = manager, number, _orbax()
+        restored = manager.restore(number, args=self._orbax.args.Composite(metadata=self._orbax.args.JsonRestore()))
+        self.metadata: dict[str, str] = restored.metadata
+        self.types: dict[str, Any] = dict(manager.item_metadata(number)[TENSORS])
+
+    def read(self, wanted: Mapping[str, Any] | None = None) -> dict[str, Array]:
+        """Return the tensors; as arrays of these `jax.ShapeDtypeStruct`, with their placement, or all as NumPy's."""
+        args, checkpoint_utils = self._orbax.args, self._orbax.checkpoint_utils
+        if wanted is None:
+            each = {name: self._orbax.RestoreArgs(restore_type=np.ndarray) for name in self.types}
+            how = args.PyTreeRestore(restore_args=each)
+        else:
+            each = checkpoint_utils.construct_restore_args(dict(wanted))
+            how = args.PyTreeRestore(dict(wanted), restore_args=each)
+        return self._manager.restore(self._number, args=args.Composite(tensors=how)).tensors
+
+
+@contextlib.contextmanager
+def opened(folder: Folder) -> Generator[Stored]:
+    """Open the newest complete checkpoint of a folder. Raise InputError if there is none."""
+    manager = _manager(_orbax(), folder, create=False)
+    try:
+        number = manager.latest_step()
+        try:
+            if number is None:
+                raise ValueError("it has no complete one")
+            stored = Stored(manager, number)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as e:
+            first = str(e).partition("\n")[0]
+            raise InputError.here(f"load: {os.fspath(folder)} is no folder of checkpoints by tracegrad: {first}") from e
+        yield stored
+    finally:
+        manager.close()
+
+
+def _manager(orbax: Any, folder: Folder, create: bool) -> Any:
+    options = orbax.CheckpointManagerOptions(max_to_keep=1 if create else None, create=create)
+    handlers = {TENSORS: orbax.PyTreeCheckpointHandler(), METADATA: orbax.JsonCheckpointHandler()}
+    return orbax.CheckpointManager(os.path.abspath(folder), options=options, item_handlers=handlers)
+
+
+def _orbax() -> Any:
+    try:
+        return importlib.import_module("orbax.checkpoint")
+    except ImportError as e:
+        raise DeviceError(f"checkpoints in folders need Orbax, which cannot be imported ({e}): {INSTALL}") from e

@@ -1,0 +1,123 @@
+"""Checkpoints in folders, for trainings whose arrays are split over devices: each process writes and reads its parts.
+
+Tensors have the names, and metadata the entries, of the file that `checkpoints` describes. U32 and booleans keep their
+type. Orbax writes the folder; see `runtime/jax_shards.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tracegrad import safetensors
+from tracegrad.checkpoints import Plan, fields_of, metadata_of_all, plans_of, refuse, storable, take_over
+from tracegrad.checkpoints import settings as settings_of
+from tracegrad.engine import bounds, params
+from tracegrad.engine.inputs import describe
+from tracegrad.engine.snapshots import Snapshot, settings, settle, states_of
+from tracegrad.engine.stepper import Stepper
+from tracegrad.engine.stores import TrainedParameters
+from tracegrad.errors import InputError
+from tracegrad.program import Field, Program
+from tracegrad.runtime.base import Session
+from tracegrad.runtime.jax import on_jax
+
+Array = Any
+Folder = str | os.PathLike[str]
+
+
+def save(session: Session, stepper: Stepper, folder: Folder, more: Mapping[str, str]) -> Callable[[], None]:
+    """Copy the arrays to the hosts, and begin to write; on the worker's thread. Return a function that waits.
+
+    more: further metadata. Every process must call this.
+    """
+    from tracegrad.runtime.jax_shards import write
+
+    own = on_jax(session, "save(sharded=True)")
+    tensors: dict[str, Array] = {}
+    for one in stepper.together:
+        tensors |= own.tensors(one.program, fields_of(one.program))
+    return write(folder, tensors, metadata_of_all([settings(one) for one in stepper.together], more))
+
+
+def read(folder: Folder) -> safetensors.File:
+    """Return the newest checkpoint of a folder, whole, on the host, as if it were a file."""
+    from tracegrad.runtime.jax_shards import opened
+
+    with opened(folder) as stored:
+        tensors = stored.read()
+    return safetensors.File({name: storable(x, _dtype(x)) for name, x in tensors.items()}, stored.metadata)
+
+
+def metadata(folder: Folder) -> Mapping[str, str]:
+    """Return the metadata of the newest checkpoint of a folder."""
+    from tracegrad.runtime.jax_shards import opened
+
+    with opened(folder) as stored:
+        return stored.metadata
+
+
+def load(folder: Folder, store: TrainedParameters) -> None:
+    """Load the newest checkpoint of a folder on JAX, where the arrays go straight to their devices.
+
+    Every process must call this.
+    Raises: InputError if it does not fit. Then nothing has changed.
+    """
+    from tracegrad.runtime.jax_shards import opened
+
+    def resume(session: Session, _: Stepper) -> None:
+        own = on_jax(session, "load")
+        with opened(folder) as stored:
+            plans = plans_of(folder, safetensors.File({}, stored.metadata), store)
+            wanted: dict[str, Any] = {}
+            for plan in plans:
+                wanted |= own.wanted(plan.built.program, fields_of(plan.built.program))
+            refuse(folder, _problems(wanted, stored.types))
+            snapshots = [settings_of(folder, p.file.metadata, p.built.program, p.stepper.knobs) for p in plans]
+            tensors = stored.read(wanted)
+        refuse(folder, [p for plan in plans for p in _not_finite(plan.built.program, tensors)])
+        take_over(session, plans)
+        for plan, snapshot in zip(plans, snapshots, strict=True):
+            _restore(session, plan, snapshot, tensors)
+
+    try:
+        store.call(resume)
+    except InputError as e:
+        raise InputError.here(str(e).partition("\n  at ")[0]) from None  # at the caller's line
+
+
+def _restore(session: Session, plan: Plan, snapshot: Snapshot, tensors: Mapping[str, Array]) -> None:
+    """Continue with the tensors and with the settings of a snapshot."""
+    program = plan.built.program
+    fields = fields_of(program)
+    on_jax(session, "load").replace(program, fields, tensors)
+    given = {f.name: tensors[f.name] for f in fields if f.name in tensors}
+    bounds.tell(session, program, bounds.written(program, fields, given))
+    settle(session, plan.stepper, snapshot)
+
+
+def _problems(wanted: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the names, shapes and dtypes of a checkpoint."""
+    found: list[str] = []
+    for name, want in wanted.items():
+        type = types.get(name)
+        if type is None:
+            found.append(f"{name}: missing, expected {describe(want)}")
+        elif tuple(type.shape) != want.shape or type.dtype != want.dtype:
+            found.append(f"{name}: expected {describe(want)}, got {describe(type)}")
+    return found + [f"{name}: not in this training" for name in types if name not in wanted]
+
+
+def _not_finite(program: Program, tensors: Mapping[str, Array]) -> list[str]:
+    """Return which tensors have values that no training can go on from."""
+    found: list[str] = []
+    named: list[tuple[str, Field]] = [(f"param/{f.name}", f) for f in program.params]
+    for name, f in named + [(f.name, f) for f in states_of(program)]:
+        if reason := params.not_finite(f, tensors[name]) if name in tensors else "":
+            found.append(f"{name}: {reason}")
+    return found
+
+
+def _dtype(x: Array) -> str:
+    return {"uint32": "u32", "bool": "bool"}.get(x.dtype.name, "f32")

@@ -1,0 +1,45 @@
+"""Checkpoints in folders: what eight devices wrote restores on any mesh, on one device, and on the CPU, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("orbax.checkpoint", reason="Orbax is not installed")
+CHILD = Path(__file__).parent / "sharded_child.py"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(CHILD), str(tmp_path_factory.mktemp("folders"))]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["devices"] == 8
+    return result
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "two"])
+def test_a_folder_restores_everywhere(found: dict[str, Any], name: str) -> None:
+    """Parameters of any dtype, states, and optimizer state of any shape; of one loss and of two."""
+    one = found[name]
+    assert one["numbers"] == ["2"], "the older checkpoint is gone, and nothing else lies there"
+    for where in ("tensor", "one", "cpu"):
+        assert one["found"][where] == one["saved"], where
+        assert one["found"][f"{where} goes on"] == "True"
+
+
+def test_what_does_not_fit_is_told_and_changes_nothing(found: dict[str, Any]) -> None:
+    nan, width, optimizer, empty, device = found["errors"]
+    assert "param/l1.b: 32 NaN of 32 values" in nan
+    assert "param/l1.W: expected f32[8,16], got f32[8,32]" in width
+    assert "opt/" in optimizer and "nothing was changed" in optimizer
+    assert "is no folder of checkpoints by tracegrad: it has no complete one" in empty
+    assert "save(sharded=True): this training is on 'cpu'" in device
