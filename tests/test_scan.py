@@ -85,6 +85,23 @@ def test_training_on_webgpu_follows_the_cpu(webgpu: None) -> None:
     np.testing.assert_allclose(losses(rnn_loss, "webgpu", batch), losses(rnn_loss, "cpu", batch), rtol=1e-5)
 
 
+def test_a_carry_without_a_derivative_gives_zeros_however_large_it_grows() -> None:
+    """Its slopes are infinite, and 0 times infinity would be NaN."""
+    with tracing():
+        leaves = inputs(a=(2,), b=(6, 2))
+        a, b = leaves["a"], leaves["b"]
+        grows = lambda c, x: ((tg.expm1(tg.expm1(c[0])), c[1] + x), tg.sin(x) + tg.stop_gradient(c[0]))
+        rows = tg.scan(grows, (a, a), b)[1]
+        (big, total), moved = tg.jvp(lambda b: tg.scan(grows, (a, tg.zeros(2)), b)[0], (b,), (b,))
+        wanted = [total, *moved, *gradients(tg.sum(rows), [a, b])]
+        env = {"a": np.array([-1.5, 2.5]), "b": np.ones((6, 2))}
+        with np.errstate(all="ignore"):
+            largest, _, still, whole, of_a, of_b = evaluate([big, *wanted], env, np)
+    assert np.isinf(largest[1])
+    for found, right in ((still, np.zeros(2)), (whole, np.full(2, 6.0)), (of_a, np.zeros(2)), (of_b, np.cos(env["b"]))):
+        np.testing.assert_allclose(found, right)
+
+
 def test_gradients_of_gradients_are_those_of_jax() -> None:
     """Values, gradients and products with the Hessian, in float64 by the reference: rounding only."""
     jax = pytest.importorskip("jax", reason="JAX is not installed")

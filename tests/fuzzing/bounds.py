@@ -301,11 +301,46 @@ def fold(t: Tensor, x: Known) -> Known:
             return bounded(v, 0.0)
         return bounded(v, rule_sum(x.e, axes) + max(n - 1, 0) * U * total + TINY * (n > 1))
     grown = np.multiply.reduce(size + x.e, axes, keepdims=True)
+    whole = not np.any(x.e > 0) and bool(np.all(x.v == np.rint(x.v)))
+    if whole and sums_exactly(np.multiply.reduce(np.maximum(size, 1), axes, keepdims=True), x.v):
+        return bounded(v, 0.0)
     e = grown - np.abs(v) + max(n - 1, 0) * U * grown
-    if not np.any(x.e > 0) and sums_exactly(np.multiply.reduce(np.maximum(size, 1), axes, keepdims=True), x.v):
-        whole = bool(np.all(x.v == np.rint(x.v)))
-        return bounded(v, 0.0 if whole else e + TINY)
-    return bounded(v, e + TINY)
+    return bounded(v, e + on_the_way(x, axes, n))
+
+
+def on_the_way(x: Known, axes: tuple[int, ...], n: int) -> Array:
+    """What `n` factors may lose in some order: a partial product overflows, or is 0 before large factors come."""
+    largest = np.multiply.reduce(np.maximum(np.abs(x.v) + x.e, 1.0), axes, keepdims=True)
+    least = np.multiply.reduce(np.minimum(np.maximum(np.abs(x.v) - x.e, 0.0), 1.0), axes, keepdims=True)
+    return np.where(largest > LARGEST, np.inf, TINY * np.where(least < TINY, max(n - 1, 1) * largest, 1.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrived:
+    """What a scatter adds up at each place: the sum of the sizes, how many terms, and all terms."""
+
+    size: Array
+    count: Array
+    terms: Array
+
+    def viewed(self, t: Tensor) -> Arrived:
+        """The same after a view."""
+        rule = array_rule(t, np)
+        return Arrived(np.asarray(rule(self.size)), np.asarray(rule(self.count)), self.terms)
+
+    def onto(self, y: Known, base: Known) -> Known:
+        """`y` = the sums + `base`, where the terms may be added to `base` one by one, as XLA does it."""
+        size = self.size + np.abs(base.v) + base.e
+        if sums_exactly(size, np.concatenate([self.terms, base.v.reshape(-1)])) and not np.any(y.e > 0):
+            return y
+        return Known(y.v, y.e + np.where(self.count > 0, self.count * U * size, 0.0), y.w)
+
+
+def arrived(t: Tensor, x: Known, i: Known) -> Arrived:
+    """Of a scatter."""
+    rule = array_rule(t, np)
+    size, count = (np.asarray(rule(part, i.v)) for part in (np.abs(x.v) + x.e, np.ones(x.v.shape)))
+    return Arrived(size, count, x.v.reshape(-1))
 
 
 def product(t: Tensor, a: Known, b: Known) -> Known:

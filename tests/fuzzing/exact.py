@@ -36,8 +36,16 @@ def references(roots: Sequence[Tensor], env: Mapping[str, Array], any_order: boo
     any_order: `a + b + c` may be added up in another order, as a tape does with gradients that meet
     """
     known = {name: bounds.certain(double(x)) for name, x in env.items()}
-    adds = sum(t.prim.name == "add" for t in toposort(roots)) if any_order else 0
+    adds = additions(roots) if any_order else 0
     return [Exact(k.v, allowed(k)) for k in analysed(roots, known, adds)]
+
+
+def additions(roots: Sequence[Tensor]) -> int:
+    """How many additions a graph makes, those of every iteration of a scan included."""
+    order = toposort(roots)
+    loops = [t.attrs for t in order if t.prim.family == "scan"]
+    inner = sum(a["length"] * (additions(a["body"].roots) + len(a["body"].new)) for a in loops)
+    return inner + sum(t.prim.name == "add" for t in order)
 
 
 def allowed(k: Known) -> Array:
@@ -59,11 +67,20 @@ def analysed(roots: Sequence[Tensor], env: Mapping[str, Known], adds: int = 0) -
 def walked(roots: Sequence[Tensor], env: Mapping[str, Known], adds: int = 0) -> dict[int, Known]:
     """Every node of a graph of primitives, by serial."""
     found: dict[int, Known] = {}
+    scattered: dict[int, bounds.Arrived] = {}
     for t in toposort(roots):
         xs = [found[x.serial] for x in t.inputs]
         found[t.serial] = env[t.name] if t.prim is LEAF else node(t, xs, adds)
-        if adds and t.prim.name == "add":
-            found[t.serial] = bounds.summed(found[t.serial], xs[0], xs[1], adds)
+        if t.prim.family == "scatter" and found[t.serial].v.dtype.kind == "f":
+            scattered[t.serial] = bounds.arrived(t, *xs)
+        elif t.prim.family == "view" and t.inputs[0].serial in scattered:
+            scattered[t.serial] = scattered[t.inputs[0].serial].viewed(t)
+        elif t.prim.name == "add":
+            for x, base in zip(t.inputs, xs[::-1], strict=True):
+                if x.serial in scattered:
+                    found[t.serial] = scattered[x.serial].onto(found[t.serial], base)
+            if adds:
+                found[t.serial] = bounds.summed(found[t.serial], xs[0], xs[1], adds)
     return found
 
 

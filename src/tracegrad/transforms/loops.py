@@ -11,7 +11,7 @@ a carry, or the values of a node of the body in all iterations. Values that no I
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -99,12 +99,18 @@ def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reve
     """
     given = cast("Results", ct).items
     n = len(body.new)
-    floats = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
-    ct_leaves = [inner_leaf("carry", body.carries[k].type) for k in floats]
     ct_xs = [(inner_leaf("x", body.each[k - n].type), ct, body.each[k - n]) for k, ct in given.items() if k >= n]
-    seeds = [*((body.new[k], leaf) for k, leaf in zip(floats, ct_leaves)), *((t, leaf) for leaf, _, t in ct_xs)]
     wrt = [t for t in body.leaves if t.dtype.is_float]
-    found = {t.serial: ct for t, ct in zip(wrt, arriving([t for t, _ in seeds], [ct for _, ct in seeds], wrt))}
+    floats = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
+    while True:
+        ct_leaves = [inner_leaf("carry", body.carries[k].type) for k in floats]
+        seeds = [*((body.new[k], leaf) for k, leaf in zip(floats, ct_leaves)), *((t, leaf) for leaf, _, t in ct_xs)]
+        found = {t.serial: ct for t, ct in zip(wrt, arriving([t for t, _ in seeds], [ct for _, ct in seeds], wrt))}
+        cts = {k: (leaf, found[body.carries[k].serial]) for k, leaf in zip(floats, ct_leaves)}
+        left = _nonzero(cts, {*given}, [leaf for leaf, _, _ in ct_xs])
+        if left == floats:
+            break
+        floats = left  # the cotangent of the others is 0, and 0 times an infinite derivative would be NaN
     reached = [t for t in (*body.xs, *body.consts) if found.get(t.serial) is not None]
     shared = {t.serial for t in body.consts}
     sums = [(t, inner_leaf("carry", t.type)) for t in reached if t.serial in shared]
@@ -124,12 +130,43 @@ def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reve
     return tuple([results.get(t.serial) for t in body.leaves])
 
 
+def _nonzero(cts: Mapping[int, tuple[Tensor, Tensor | None]], given: set[int], xs: Iterable[Tensor]) -> list[int]:
+    """Return the carries with a cotangent in some iteration.
+
+    cts:   of each carry, the cotangent that comes from the later iteration, and the one that goes to the earlier
+    given: results with a cotangent
+    xs:    cotangents of results that are no carries
+    """
+    live = {k for k in cts if k in given}
+    behind = {k: {t.serial for t in toposort([ct])} if ct is not None else set[int]() for k, (_, ct) in cts.items()}
+    while True:
+        sources = {t.serial for t in (*xs, *(cts[k][0] for k in live))}
+        more = live | {k for k in cts if not behind[k].isdisjoint(sources)}
+        if more == live:
+            return sorted(live)
+        live = more
+
+
+def _moved(body: Body, moving: set[int]) -> list[int]:
+    """Return the carries that depend on the leaves `moving`, given by serial, through floats and in any iteration."""
+    moving, order = set(moving), toposort(body.roots)
+    while True:
+        for t in order:
+            if t.dtype.is_float and any(x.serial in moving for x in t.inputs):
+                moving.add(t.serial)
+        carries = [k for k, t in enumerate(body.new) if not moving.isdisjoint((t.serial, body.carries[k].serial))]
+        floats = [k for k in carries if body.carries[k].dtype.is_float]
+        if all(body.carries[k].serial in moving for k in floats):
+            return floats
+        moving |= {body.carries[k].serial for k in floats}
+
+
 def _scan_jvp(
     ts: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool
 ) -> Results:
     """Compute tangents by a second scan, whose carries are the tangents of the carries."""
     n, m = len(body.new), len(body.new) + len(body.xs)
-    floats = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
+    floats = _moved(body, {body.leaves[k].serial for k, t in enumerate(ts) if t is not None})
     given = [(k, inner_leaf("carry", body.carries[k].type)) for k in floats]
     given += [
         (k, inner_leaf("x" if k < m else "const", body.leaves[k].type)) for k in range(n, len(ts)) if ts[k] is not None
