@@ -11,16 +11,18 @@ import pytest
 import tracegrad as tg
 from test_kernels import NOTHING, run
 from tracegrad.ambient import tracing
-from tracegrad.compiler.pipeline import make_program
+from tracegrad.compiler import pipeline
+from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.ir import Graph, Tensor, bind, toposort
 from tracegrad.passes import lift
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.lift import out_of_loops
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.loops import Body, item
 
 T, B, N = 5, 3, 4
 SHAPES = {"x": (T, B, N), "w": (N, N), "u": (N, N), "b": (N,), "h": (B, N), "k": (2, N, 3), "table": (6, N)}
@@ -283,3 +285,23 @@ def test_a_gradient_reads_what_was_finished() -> None:
     scans = [t for t in toposort(expand_composites(roots)) if t.prim.family == "scan"]
     asked = [t.prim.name for t in scans[0].attrs["body"].each]
     assert asked == ["leaf", "tanh", "matmul"]  # sin is of the product, so its slope reads that
+
+
+def test_a_value_that_leaves_its_loop_by_mistake_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also out of a nested loop into the one around it."""
+
+    def row(h: Any, x: Any) -> Any:
+        return tg.repeat(lambda g: tg.tanh(g + x), 2, h), None
+
+    with tracing():
+        x = leaves()["x"]
+        graph = Graph({"y": tg.scan(row, x[0] * 2.0, x)[0]})
+    optimize(graph)
+    (scan,) = [t for t in toposort(graph.roots) if t.prim.family == "scan"]
+    outer: Body = scan.attrs["body"]
+    (inner,) = [t.attrs["body"] for t in toposort(outer.roots) if t.prim.family == "scan"]
+    nested = bind(scan.prim, *scan.inputs, **{**scan.attrs, "body": outer.with_roots([*inner.new, *outer.each])})
+    for wrong in (outer.new[0], item(nested, 0)):
+        monkeypatch.setattr(pipeline, "lift", lambda graph, wrong=wrong: graph.with_roots([wrong]))
+        with pytest.raises(AssertionError, match=r"out of the loop that computes them: <f32.* carry"):
+            optimize(graph)

@@ -10,7 +10,8 @@ from fuzzing.table import Drawn, Op, register
 
 FOLDS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "logsumexp": "logsumexp"}
 SPECS = ("ij->ji", "ij->", "ii->i", "ij,jk", "ij,jk->ki", "bqd,bkd->bqk", "i,j->ji", "ij,ij->i", "ijk,jl->ikl",
-         "...ij,...jk->...ik", "ij,jk,kl->il", "ijk,il,jm->lmk", "ij,k->ijk", "ij,ij->")  # fmt: skip
+         "...ij,...jk->...ik", "ij,jk,kl->il", "ijk,il,jm->lmk", "ij,k->ijk", "ij,ij->", "ii->", "iij->j", "iji->j",
+         "ij,jj->i", "bii,bi->b", "ii,ii->i", "ii,jj->ij", "...ii->...i")  # fmt: skip
 
 
 def _elements(pool: Pool, x: int, axis: Any) -> int:
@@ -151,7 +152,7 @@ def _einsum(pool: Pool) -> Drawn:
             k = pool.shaped(tuple(sizes.setdefault(c, pool.one((1, 2, 3, 5, 7))) for c in letters))
         sizes |= dict(zip(letters, pool.of(k)))
         args.append(k)
-    if 0 in sizes.values() or math.prod(sizes.values()) > 20000:
+    if math.prod(sizes.values()) > 20000:
         raise UnfitError
     return tuple(args), {"spec": spec}
 

@@ -55,8 +55,10 @@ def _conv_transpose(pool: Pool) -> Drawn:
 
 def _conv1d(pool: Pool) -> Drawn:
     b, c, n, size = pool.one((1, 2)), pool.one((1, 2, 3)), pool.one((5, 7, 8, 15, 17, 33)), pool.between(1, 3)
-    x, w = pool.shaped((b, c, n)), pool.shaped((pool.one((1, 2, 3)), c, size))
-    return (x, w), {"stride": pool.one((1, 2, 3)), "padding": pool.below(3), "dilation": pool.one((1, 2))}
+    g = pool.one((1, 1, 2, 3))
+    x, w = pool.shaped((b, g * c, n)), pool.shaped((g * pool.one((1, 2, 3)), c, size))
+    how = {"stride": pool.one((1, 2, 3)), "padding": pool.below(3), "dilation": pool.one((1, 2))}
+    return (x, w), {**how, "groups": g}
 
 
 def _conv3d(pool: Pool) -> Drawn:
@@ -64,7 +66,39 @@ def _conv3d(pool: Pool) -> Drawn:
     x = pool.shaped((b, c * g, *[pool.one((3, 4, 5)) for _ in range(3)]))
     w = pool.shaped((g * pool.one((1, 2)), c, *[pool.between(1, 3) for _ in range(3)]))
     how = {"stride": [pool.one((1, 1, 2)) for _ in range(3)], "padding": [pool.below(2) for _ in range(3)]}
-    return (x, w), {**how, "dilation": 1, "groups": g}
+    return (x, w), {**how, "dilation": pool.one((1, 1, [1, 2, 1])) if pool.of(w)[3] < 3 else 1, "groups": g}
+
+
+def _transposed(rank: int) -> Any:
+    """Of sequences or volumes."""
+
+    def draw(pool: Pool) -> Drawn:
+        b, c, g = pool.one((1, 2)), pool.one((1, 2)), pool.one((1, 1, 2))
+        x = pool.shaped((b, c * g, *(pool.one((1, 2, 3, 5)) for _ in range(rank))))
+        w = pool.shaped((c * g, pool.one((1, 2)), *(pool.between(1, 3) for _ in range(rank))))
+        stride, dilation = pool.one((1, 2, 3)), pool.one((1, 1, 2))
+        padding = pool.below(2) if min(pool.of(x)[2:]) > 2 else 0
+        how = {"stride": stride, "dilation": dilation, "padding": padding}
+        return (x, w), {**how, "output_padding": pool.below(max(stride, dilation)), "groups": g}
+
+    return draw
+
+
+def _shuffle(pool: Pool) -> Drawn:
+    r, turned = pool.one((1, 2, 3)), bool(pool.below(2))
+    b, c, h, w = (pool.one((1, 2, 3)) for _ in range(4))
+    return (pool.shaped((b, c, h * r, w * r) if turned else (b, c * r * r, h, w)),), {"factor": r, "turned": turned}
+
+
+def _adaptive(pool: Pool) -> Drawn:
+    return (_image(pool),), {"size": [pool.one((1, 2, 3, 5)) for _ in range(2)]}
+
+
+def _unfold(pool: Pool) -> Drawn:
+    x = _image(pool)
+    kernel = [pool.between(1, min(3, n)) for n in pool.of(x)[2:]]
+    dilation = [1 if k * 2 > n + 1 else pool.between(1, 2) for k, n in zip(kernel, pool.of(x)[2:])]
+    return (x,), {"kernel": kernel, "dilation": dilation, "padding": pool.below(2), "stride": pool.between(1, 2)}
 
 
 def _pool(pool: Pool) -> Drawn:
@@ -107,6 +141,18 @@ register(
        _torch("conv_transpose2d"), None, weight=4),
     Op("conv1d", _conv1d, lambda tg, x, w, **how: tg.conv1d(x, w, **how), _torch("conv1d"), None, weight=2),
     Op("conv3d", _conv3d, lambda tg, x, w, **how: tg.conv3d(x, w, **how), _torch("conv3d"), None),
+    Op("conv_transpose1d", _transposed(1), lambda tg, x, w, **how: tg.conv_transpose1d(x, w, **how),
+       _torch("conv_transpose1d"), None),
+    Op("conv_transpose3d", _transposed(3), lambda tg, x, w, **how: tg.conv_transpose3d(x, w, **how),
+       _torch("conv_transpose3d"), None),
+    Op("pixel_shuffle", _shuffle,
+       lambda tg, x, factor, turned: (tg.pixel_unshuffle if turned else tg.pixel_shuffle)(x, factor),
+       lambda torch, x, factor, turned:
+       getattr(torch.nn.functional, "pixel_unshuffle" if turned else "pixel_shuffle")(x, factor), None),
+    Op("adaptive_avg_pool2d", _adaptive, lambda tg, x, size: tg.adaptive_avg_pool2d(x, size),
+       lambda torch, x, size: torch.nn.functional.adaptive_avg_pool2d(x, size), None),
+    Op("unfold", _unfold, lambda tg, x, kernel, **how: tg.unfold(x, kernel, **how),
+       lambda torch, x, kernel, **how: torch.nn.functional.unfold(x, kernel, **how), None),
     Op("max_pool2d", _pool, lambda tg, x, size, stride, padding: tg.max_pool2d(x, size, stride, padding),
        lambda torch, x, size, stride, padding: torch.nn.functional.max_pool2d(x, size, stride, padding), None,
        weight=5),

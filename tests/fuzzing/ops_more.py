@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from fuzzing.drawing import Pool, UnfitError
 from fuzzing.ops_elementwise import of_jax
-from fuzzing.ops_shapes import indices
+from fuzzing.ops_shapes import any_dtype, indices
 from fuzzing.table import Drawn, Op, register
 
 SORTED = 300  # elements of what is sorted: the reference compares each with many
@@ -98,11 +100,50 @@ def _resampled_torch(torch: Any, x: Any, size: Any, mode: str, align_corners: bo
     return torch.nn.functional.interpolate(x, tuple(size), mode=mode, align_corners=aligned)
 
 
+def _rolled(pool: Pool) -> Drawn:
+    """By more than the size of the axis, too, and along several axes."""
+    x = any_dtype(pool)
+    rank = len(pool.of(x))
+    axes = [a for a in range(rank) if pool.chance(2)] or [rank - 1]
+    return (x,), {"shift": [pool.between(-9, 9) for _ in axes], "axis": axes}
+
+
+def _alignment(pool: Pool) -> Drawn:
+    """Lengths and labels as inputs; some sequences have no path."""
+    steps, n, classes, most = pool.one((1, 2, 5, 7)), pool.one((1, 2, 3)), pool.one((2, 3, 5)), pool.one((0, 1, 2, 3))
+    blank = pool.below(classes)
+    if not most:
+        raise UnfitError
+    others = [c for c in range(classes) if c != blank]
+    given = {
+        "labels": [[pool.one(others) for _ in range(most)] for _ in range(n)],
+        "steps": [pool.between(1, steps) for _ in range(n)],
+        "counts": [pool.between(0, most) for _ in range(n)],
+    }
+    x = pool.shaped((steps, n, classes))
+    return (x,), {**given, "blank": blank, "reduction": pool.one(("mean", "sum", "none"))}
+
+
+def _aligned(tg: Any, x: Any, labels: Any, steps: Any, counts: Any, blank: int, reduction: str) -> Any:
+    numbers = [np.array(part, np.int32) for part in (labels, steps, counts)]
+    return tg.ctc_loss(tg.log_softmax(x, -1), *numbers, blank, reduction, zero_infinity=True)
+
+
+def _aligned_torch(torch: Any, x: Any, labels: Any, steps: Any, counts: Any, blank: int, reduction: str) -> Any:
+    numbers = [torch.tensor(part) for part in (labels, steps, counts)]
+    return torch.nn.functional.ctc_loss(torch.log_softmax(x, -1), *numbers, blank, reduction, zero_infinity=True)
+
+
 register(
     Op("sort", _order, lambda tg, x, axis, descending: tg.sort(x, axis, descending)[0],
        lambda torch, x, axis, descending: torch.sort(x, axis, descending=descending, stable=True)[0], None),
     Op("argsort", _order, lambda tg, x, axis, descending: tg.argsort(x, axis, descending), None, None),
     Op("topk", _topk, lambda tg, x, k, axis, largest: tg.topk(x, k, axis, largest)[0], _topk_torch, None),
+    Op("topk_indices", _topk, lambda tg, x, k, axis, largest: tg.topk(x, k, axis, largest)[1], None, None),
+    Op("roll_several", _rolled, lambda tg, x, shift, axis: tg.roll(x, shift, axis),
+       lambda torch, x, shift, axis: torch.roll(x, shift, axis),
+       lambda jax, x, shift, axis: jax.numpy.roll(x, shift, axis)),
+    Op("ctc_loss", _alignment, _aligned, _aligned_torch, None),
     Op("atan2", _pair, lambda tg, a, b: tg.atan2(a, b), None, lambda jax, a, b: of_jax(jax, "numpy.arctan2")(a, b)),
     Op("norm", _norm, lambda tg, x, axis, keepdims, ord: tg.norm(x, axis, keepdims, ord), _norm_torch, None),
     Op("triu", _square, lambda tg, x, k: tg.triu(x, k), lambda torch, x, k: torch.triu(x, k),

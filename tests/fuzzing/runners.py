@@ -183,20 +183,8 @@ def split(g: Given) -> tuple[list[Array], list[int], dict[int, Array]]:
     return xs, [k for k, x in enumerate(xs) if x.dtype == np.float32] if cts else [], cts
 
 
-def closes_over(program: Program) -> bool:
-    """Does the body of a scan use values from around it?"""
-    inner = any(closes_over(s.body) for s in program.steps if s.body is not None)
-    return inner or any(s.op == "scan" and len(s.args) > 2 for s in program.steps)
-
-
 def eager(g: Given) -> Outputs:
-    """Ops at once, and `backward` by the tape.
-
-    A scan that closes over a tensor adds up its gradient iteration by iteration, where a compiled one first adds what
-    arrives: another order, whose bound is not the one of the traced graph.
-    """
-    if g.program.mode == "gradient" and closes_over(g.program):
-        raise NoCounterpartError("a scan that closes over a tensor")
+    """Ops at once, and `backward` by the tape."""
     xs, floats, cts = split(g)
     with np.errstate(all="ignore"):
         tensors = [tg.parameter(x) if k in floats else tg.tensor(x) for k, x in enumerate(xs)]

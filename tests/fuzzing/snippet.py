@@ -65,9 +65,23 @@ def written(value: Any) -> str:
         inside = ", ".join(map(written, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
     if callable(value):
-        names = [Text(n) for n in "abcdefgh"[: value.__code__.co_argcount or getattr(value, "arity", 1)]]
-        return f"lambda {', '.join(n.text for n in names)}: {written(value(*names))}"
+        return _function(value)
+    if isinstance(value, np.ndarray):
+        return f"np.array({value.tolist()}, np.{value.dtype})"
     return repr(value)
+
+
+_open: list[Any] = []  # functions that are being written: a function inside one reads its arguments, too
+
+
+def _function(value: Any) -> str:
+    depth = str(len(_open) or "")
+    names = [Text(n + depth) for n in "abcdefgh"[: value.__code__.co_argcount or getattr(value, "arity", 1)]]
+    _open.append(value)
+    try:
+        return f"lambda {', '.join(n.text for n in names)}: {written(value(*names))}"
+    finally:
+        _open.pop()
 
 
 def _step(step: Step, args: list[Text]) -> Text:

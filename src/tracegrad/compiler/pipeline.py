@@ -19,7 +19,7 @@ from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.lift import out_of_loops
 from tracegrad.passes.place import place_results, settled
 from tracegrad.passes.recompute import recompute
-from tracegrad.passes.scans import Pass, everywhere
+from tracegrad.passes.scans import Pass, everywhere, stray_leaves
 from tracegrad.passes.simplify import simplify
 from tracegrad.passes.split import split_fixed, split_long
 from tracegrad.program import Program
@@ -68,6 +68,8 @@ def optimize(graph: Graph, watch: Watch | None = None, open_size: int = 0) -> St
         if watch is not None:
             watch.graph(f"after {run.__name__}", graph)
     storage = settled(recompute(analyse(graph)))
+    stray = stray_leaves(storage.graph.roots)
+    assert not stray, f"a pass moved values out of the loop that computes them: {', '.join(map(str, stray))}"
     if watch is not None and storage.graph is not graph:
         watch.graph("after recompute", storage.graph)
     return storage

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from tracegrad.ir import Tensor, bind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
 from tracegrad.passes.simplify import without_empty, without_idle_waits
+from tracegrad.prims.leaves import LEAF
 from tracegrad.transforms.loops import Body, item
 
 Pass = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -74,6 +75,18 @@ def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], 
     kept = {t.serial for t in trimmed.leaves}
     inputs = [k for k, t in enumerate(body.leaves) if t.serial in kept]
     return (trimmed, {k: place for place, k in enumerate((*carries, *each))}), inputs
+
+
+def stray_leaves(roots: Sequence[Tensor], own: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Return the leaves of bodies that are read outside of their body. `own`: the leaves of this body."""
+    known = {t.serial for t in own}
+    found: list[Tensor] = []
+    for t in toposort(roots):
+        if t.prim.family == "scan":
+            found += stray_leaves(t.attrs["body"].roots, t.attrs["body"].leaves)
+        elif t.prim is LEAF and t.attrs["role"] == "inner" and t.serial not in known:
+            found.append(t)
+    return found
 
 
 def any_scan(roots: Sequence[Tensor]) -> bool:
