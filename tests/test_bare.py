@@ -99,7 +99,7 @@ NEED_NUMPY = {
     "runtime.draw",
     "runtime.shaped",
 }
-NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.tolerance", "runtime.verify"}  # of those runtimes
+NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.verify"}  # of those runtimes
 NEED_NUMPY |= {
     "runtime.cpu_verify",
     "runtime.arithmetic",

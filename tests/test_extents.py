@@ -19,7 +19,7 @@ from tracegrad.compiler.build import build_forward, traced_forward
 from tracegrad.compiler.sized import Family, Source, build_family
 from tracegrad.dtypes import InputType, bool_, f32, i32
 from tracegrad.engine import forward_source
-from tracegrad.engine.growing import numbers_of
+from tracegrad.engine.call_sizes import numbers_of
 from tracegrad.engine.inputs import blank
 from tracegrad.kernels.form import Extent, UnsizedError
 from tracegrad.runtime.base import Session

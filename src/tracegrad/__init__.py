@@ -51,8 +51,9 @@ if TYPE_CHECKING:
     from tracegrad.introspection.summaries import summary
     from tracegrad.program import Program
     from tracegrad.pytorch import from_torch, to_torch
-    from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu, is_webgpu_available
+    from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
     from tracegrad.runtime.base import DeviceInfo
+    from tracegrad.runtime.webgpu import is_webgpu_available
     from tracegrad.sweeps import Sweep, sweep
     from tracegrad.training.callbacks import Checkpoint, CSVLogger, EarlyStopping, TensorBoard
     from tracegrad.training.compiled import CompiledTraining
@@ -69,8 +70,9 @@ LATER = {
     "introspection.summaries": "summary",
     "program": "Program",
     "pytorch": "from_torch to_torch",
-    "runtime.adapters": "WebGPUSupport check_webgpu is_webgpu_available",
+    "runtime.adapters": "WebGPUSupport check_webgpu",
     "runtime.base": "DeviceInfo",
+    "runtime.webgpu": "is_webgpu_available",
     "sweeps": "Sweep sweep",
     "training.callbacks": "CSVLogger Checkpoint EarlyStopping TensorBoard",
     "training.compiled": "CompiledTraining",

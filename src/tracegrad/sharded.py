@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracegrad import safetensors
+from tracegrad.arrays import describe
 from tracegrad.checkpoints import Plan, fields_of, metadata_of_all, plans_of, refuse, storable, take_over
 from tracegrad.checkpoints import settings as settings_of
 from tracegrad.engine import bounds, params
-from tracegrad.engine.inputs import describe
 from tracegrad.engine.snapshots import Snapshot, settings, settle, states_of
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters

@@ -12,8 +12,8 @@ from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.engine import indexcheck, params, reference
+from tracegrad.engine.call_sizes import Growing, numbers_of
 from tracegrad.engine.forward_source import ForwardSource
-from tracegrad.engine.growing import Growing, numbers_of
 from tracegrad.engine.inputs import blank
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of

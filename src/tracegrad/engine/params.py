@@ -1,8 +1,8 @@
-"""Parameters on the host: draw them, check them, and move them between arrays and buffers."""
+"""Parameters on the host: draw them, check them, move them between arrays and buffers, and freeze them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -143,3 +143,25 @@ def download(session: Session, program: Program, fields: Sequence[Field]) -> dic
     """Return the values of `fields`, by name; each buffer is read once."""
     flats = {k: session.read(program.buffers[k].name) for k in dict.fromkeys(f.buffer for f in fields)}
     return {f.name: from_storage(flats[f.buffer], f) for f in fields}
+
+
+def masks(program: Program) -> dict[str, list[tuple[str, int, int]]]:
+    """Return (parameter, offset, elements) of each mask, by the mask's name; empty if the program has none."""
+    return program.meta.get("freeze", {})
+
+
+def mask_arrays(program: Program) -> tuple[str, ...]:
+    """Return the names of the masks."""
+    return tuple(masks(program))
+
+
+def write_masks(session: Session, program: Program, frozen: Collection[str]) -> None:
+    """Freeze the parameters `frozen` on the device, and no other that the program trains; see `optim/freezing.py`."""
+    trained = {f.name for f in program.trained}
+    sizes = {b.name: b.size for b in program.buffers}
+    for name, found in masks(program).items():
+        mask = np.zeros(sizes[name], np.float32)
+        for parameter, offset, size in found:
+            if parameter in frozen or parameter not in trained:
+                mask[offset : offset + size] = 1.0
+        session.write(name, mask)

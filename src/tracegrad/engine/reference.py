@@ -1,6 +1,6 @@
 """TRACEGRAD_CHECK=1: compare a device's results with the reference, and name the first op that differs.
 
-`runtime.tolerance` defines how far apart results can be. Under precision="f16" the reference in f32 also rounds
+`runtime.inexact` defines how far apart results can be. Under precision="f16" the reference in f32 also rounds
 wherever the device does. Some elements can then differ more: where a rounding decides a sign, as of a gradient near 0
 at Adam's first step, it often decides differently.
 """
@@ -23,8 +23,8 @@ from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.place import COMPUTING
 from tracegrad.program import Program
 from tracegrad.runtime.base import Session
+from tracegrad.runtime.inexact import wrong
 from tracegrad.runtime.storage import from_storage
-from tracegrad.runtime.tolerance import wrong
 
 Array = Any
 DECIDED = 1 / 500  # share of elements that roundings to half precision can decide

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.compiler.persistent import HALTED
-from tracegrad.engine import bounds, freezing, params
+from tracegrad.engine import bounds, params
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.stepper import Stepper
 from tracegrad.program import Field, Program
@@ -81,5 +81,5 @@ def restore_all(session: Session, stepper: Stepper, snapshots: Sequence[Snapshot
 
 def states_of(program: Program) -> tuple[Field, ...]:
     """Return the states in a snapshot, besides parameters."""
-    own = (HALTED, bounds.array_of(program), *freezing.arrays(program))
+    own = (HALTED, bounds.array_of(program), *params.mask_arrays(program))
     return tuple(f for f in program.states if f.name not in own)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tracegrad.compiler.build import Built, StepSource, TracedStep, trace_training
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
-from tracegrad.engine.growing import Growing, numbers_of
+from tracegrad.engine.call_sizes import Growing, numbers_of
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Graph
 from tracegrad.program import Field, Program

@@ -13,7 +13,7 @@ from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.compiler.persistent import HALTED
 from tracegrad.dtypes import DTYPES
-from tracegrad.engine import bounds, freezing, indexcheck, params, reference
+from tracegrad.engine import bounds, indexcheck, params, reference
 from tracegrad.engine.drives import beside
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.step_programs import SizedPrograms, StepProgram
@@ -193,7 +193,7 @@ class Stepper:
     def freeze(self, session: Session, frozen: Sequence[str]) -> None:
         """From the next step on, freeze these parameters and no others; without masks in the program, none."""
         self.frozen = tuple(frozen)
-        freezing.write(session, self.program, self.frozen)
+        params.write_masks(session, self.program, self.frozen)
 
     def draw(self, session: Session) -> None:
         """Draw the parameters and states from the seed, and write them."""
@@ -214,7 +214,7 @@ class Stepper:
 
     def clear(self, session: Session) -> None:
         """Reset every optimizer array to its initial values, and the step to 0."""
-        own = (bounds.array_of(self.program), *freezing.arrays(self.program))
+        own = (bounds.array_of(self.program), *params.mask_arrays(self.program))
         kept = [b for b in self.program.buffers if b.role == "state" and b.fill != DRAWN]
         self._fill(session, [b for b in kept if b.name not in own])
         self.restart(session, 0)

@@ -132,15 +132,6 @@ def check_webgpu() -> WebGPUSupport:
     return WebGPUSupport(True, "ok", f"WebGPU is available: {best.description}", best)
 
 
-def is_webgpu_available() -> bool:
-    """Return True if `device="webgpu"` can work here.
-
-    >>> tg.is_webgpu_available() in (True, False)
-    True
-    """
-    return check_webgpu().ok
-
-
 @dataclass(slots=True)
 class Search:
     """A search under way for the adapter that `device` means: one that an earlier process saw, or a child's answer."""

@@ -27,19 +27,20 @@ and Math.cos.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
-from tracegrad.dtypes import Shape
+from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.errors import ShapeError
 from tracegrad.init import Even, Gaussian, Initializer, Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
-from tracegrad.runtime import draw_browser
 from tracegrad.runtime.background import in_background
 from tracegrad.runtime.calls import processors
 from tracegrad.runtime.shaped import orthogonal, truncated
+from tracegrad.runtime.tab import javascript
 from tracegrad.shapes import show
 from tracegrad.tuning import DRAW_CHUNK, DRAW_IN_C, DRAW_THREADS
 
@@ -70,7 +71,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     numbers. Raises ShapeError for a literal of another shape.
     """
     if not HAVE_NUMPY:
-        return draw_browser.draw(specs, seed)
+        return _drawn_by_javascript(specs, seed)
     out: list[NDArray[Any]] = []
     fills: list[Callable[[Scratch | Compiled], None]] = []
     at = 0  # draws used so far
@@ -281,3 +282,17 @@ def _cos(x: F64, own: Scratch) -> F64:
     quadrant <<= 62
     bits ^= quadrant
     return cosine
+
+
+def _drawn_by_javascript(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[Any]:
+    """Return the same values from js/random.js, for a tab without NumPy."""
+    dtypes = [init.dtype.name if isinstance(init, Literal) else "f32" for _, init in specs]
+    fields = [
+        {"name": str(k), "shape": shape, "dtype": dtype, "spec": {"init": init.spec()}}
+        for k, ((shape, init), dtype) in enumerate(zip(specs, dtypes, strict=True))
+    ]
+    parts = javascript().drawn(json.dumps(fields), seed)
+    return [
+        np.frombuffer(init.data if isinstance(init, Literal) else part.to_bytes(), DTYPES[dtype].numpy).reshape(shape)
+        for part, (shape, init), dtype in zip(parts, specs, dtypes, strict=True)
+    ]

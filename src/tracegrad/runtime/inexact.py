@@ -1,9 +1,15 @@
-"""Simulate how far correct devices can differ, to find elements that such differences decide completely.
+"""Compute how far a device's results can be from the reference, and which elements rounding decides completely.
 
-WGSL allows 2.5 ulp for a quotient, fused products, and sums in any order. So the mean of equal numbers can be off by a
-digit. Then the deviations from it are not 0, and 1 / sqrt of their squares can be anything. Such points are at a tie,
-at a zero below a root or a divisor, or between the sides of a choice. To find them, the form is evaluated as other
-devices would round: results that f32 does not hold exactly are moved, and all results of rows that a language can
+`wrong`: the reference runs twice, in f32 and in f64. Their difference shows the effect of rounding on these very
+numbers. The device rounds as often, in another order, so its error is of the same size. The allowance is MARGIN times
+the largest difference, for the order, plus ULPS roundings of the largest element, for functions that each language
+approximates in its own way. If the two references choose differently, as an argmax at a tie, the elements count as
+correct.
+
+`Inexact`: WGSL allows 2.5 ulp for a quotient, fused products, and sums in any order. So the mean of equal numbers can
+be off by a digit. Then the deviations from it are not 0, and 1 / sqrt of their squares can be anything. Such points are
+at a tie, at a zero below a root or a divisor, or between the sides of a choice. To find them, the form is evaluated as
+other devices would round: results that f32 does not hold exactly are moved, and all results of rows that a language can
 approximate.
 """
 
@@ -16,15 +22,34 @@ from tracegrad.arrays import np
 from tracegrad.ir import Primitive
 from tracegrad.kernels.form import Kernel
 from tracegrad.runtime.points import Points, Read
-from tracegrad.runtime.tolerance import EPS, MARGIN, ULPS, rounding
 
 Array = Any
-
+MARGIN = 32.0
+ULPS = 64.0
+EPS = 2.0**-23  # of f32
 TRIES = 4  # simulated devices
 MOVED = 2.0  # roundings by which a device can be off
 OWN = 4.0  # the largest error of these devices is allowed this many times
 NOTHING = 0.125  # of the largest element: a larger allowance proves nothing
 _ODD = 2654435761  # spreads the bits of operands, because a device gives equal results for equal operands
+
+
+def wrong(x: Array, single: Array, exact: Array, more: Any = 0.0) -> Array:
+    """Return which elements of `x` rounding cannot explain. more: an additional allowance, for all or for each."""
+    if x.dtype.kind != "f":
+        return (x != single) & (single == exact)
+    with np.errstate(all="ignore"):
+        alike = (x == single) | (np.isnan(x) & np.isnan(single))
+        finite = np.isfinite(single) & np.isfinite(exact)
+        return ~alike & finite & ~(np.abs(x - exact) <= rounding(single, exact) + more)
+
+
+def rounding(single: Array, exact: Array) -> float:
+    """Return how far any of these floats can be from `exact`."""
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(single) & np.isfinite(exact)
+        error = np.abs(single - exact)
+        return MARGIN * float(error[finite].max(initial=0.0)) + ULPS * EPS * largest(exact)
 
 
 class Inexact(Points):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES, Shape
-from tracegrad.runtime.jax_library import jax, jnp
+from tracegrad.runtime.jax_memory import jax, jnp
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.runtime.jax_work import loops
 

@@ -11,7 +11,7 @@ from tracegrad.errors import InputError
 from tracegrad.hypers import PREFIX
 from tracegrad.program import Field
 from tracegrad.runtime.jax_calls import Function
-from tracegrad.runtime.jax_library import jax, jnp
+from tracegrad.runtime.jax_memory import jax, jnp
 
 Array = Any
 State = dict[str, Any]

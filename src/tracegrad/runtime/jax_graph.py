@@ -9,7 +9,7 @@ from tracegrad.evaluate import array_rule
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import LEAF
-from tracegrad.runtime.jax_library import jax, jnp
+from tracegrad.runtime.jax_memory import jax, jnp
 from tracegrad.transforms.loops import Body
 
 Array = Any

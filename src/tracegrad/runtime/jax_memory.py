@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,12 @@ from tracegrad.errors import DeviceError
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece
 from tracegrad.program import DRAWN, PERSISTENT, Buffer, Field, Program
-from tracegrad.runtime.jax_library import jax
 from tracegrad.runtime.storage import from_storage, to_storage
+
+jax: Any = importlib.import_module("jax")  # to a type checker, `import jax` would mean the module beside this one
+jnp: Any = importlib.import_module("jax.numpy")
+multihost: Any = importlib.import_module("jax.experimental.multihost_utils")
+JaxError: type[Exception] = jax.errors.JaxRuntimeError
 
 Array = Any
 

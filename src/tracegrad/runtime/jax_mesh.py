@@ -10,8 +10,7 @@ from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.patterns import matcher
 from tracegrad.program import Field
-from tracegrad.runtime.jax_library import jax, multihost
-from tracegrad.runtime.jax_memory import Part
+from tracegrad.runtime.jax_memory import Part, jax, multihost
 
 DATA = "data"  # the mesh axis that batches are split over
 FSDP = "fsdp"  # the layout that splits every parameter over that axis

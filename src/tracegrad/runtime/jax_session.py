@@ -19,8 +19,7 @@ from tracegrad.runtime.base import DeviceInfo, Timings
 from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
 from tracegrad.runtime.jax_function import PureStep, State, first_state
 from tracegrad.runtime.jax_graph import PRODUCTS, for_xla, run_graph
-from tracegrad.runtime.jax_library import JaxError, jax
-from tracegrad.runtime.jax_memory import Memory, Part, follows, leaf_keys, run_of_optimizer
+from tracegrad.runtime.jax_memory import JaxError, Memory, Part, follows, jax, leaf_keys, run_of_optimizer
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.runtime.jax_shards import held_by
 

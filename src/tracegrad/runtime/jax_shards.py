@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.program import Field, Program
-from tracegrad.runtime.jax_library import jax, multihost
-from tracegrad.runtime.jax_memory import Memory, Part, parts_of
+from tracegrad.runtime.jax_memory import Memory, Part, jax, multihost, parts_of
 
 Array = Any
 Folder = str | os.PathLike[str]

@@ -32,7 +32,6 @@ from tracegrad.program import Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 from tracegrad.runtime.c_compiler import begin_library
-from tracegrad.runtime.self_test import SELF_TEST
 from tracegrad.runtime.storage import check_memory
 from tracegrad.runtime.verdicts import Verdicts
 from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, DirectCalls, LogTap, PublicCalls, device_error
@@ -52,7 +51,7 @@ from tracegrad.runtime.wgpu_program import (
 )
 from tracegrad.runtime.wgpu_rings import Array, BatchMemory, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
-from tracegrad.runtime.wgpu_verify import Unchecked
+from tracegrad.runtime.wgpu_verify import SELF_TEST, Unchecked
 from tracegrad.tuning import AHEAD, BATCH_SECONDS, READ_BYTES
 
 log = logging.getLogger("tracegrad")

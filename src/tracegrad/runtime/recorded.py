@@ -20,9 +20,9 @@ from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.workgroups import group_of
 from tracegrad.program import Program
 from tracegrad.runtime.bench import Bench
+from tracegrad.runtime.inexact import EPS
 from tracegrad.runtime.patterns import STRIDE, Patterns, drawn, kind_of
 from tracegrad.runtime.points import chosen
-from tracegrad.runtime.tolerance import EPS
 from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout_of, sizes_of, trials_of
 
 Array = Any

@@ -18,10 +18,9 @@ from tracegrad.dtypes import f16
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
-from tracegrad.runtime.inexact import TRIES, Decided, Inexact, decided
+from tracegrad.runtime.inexact import EPS, TRIES, Decided, Inexact, decided, rounding, wrong
 from tracegrad.runtime.patterns import STRIDE, Kind, Patterns, kind_of
 from tracegrad.runtime.points import Points, Read, Written, chosen, left_out
-from tracegrad.runtime.tolerance import EPS, rounding, wrong
 
 Array = Any
 Name = tuple[int, str]  # of an array: a number and the dtype of its elements

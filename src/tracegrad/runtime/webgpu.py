@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracegrad.arrays import need_numpy
-from tracegrad.runtime.adapters import AdapterInfo, adapters, opened, search
+from tracegrad.runtime.adapters import AdapterInfo, adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.tab import IN_TAB
@@ -14,6 +14,15 @@ from tracegrad.runtime.tab import IN_TAB
 def devices() -> list[DeviceInfo]:
     """Return one device for each adapter."""
     return [DeviceInfo("webgpu", a.description, a.software, resizes=True) for a in adapters()]
+
+
+def is_webgpu_available() -> bool:
+    """Return True if `device="webgpu"` can work here.
+
+    >>> tg.is_webgpu_available() in (True, False)
+    True
+    """
+    return check_webgpu().ok
 
 
 def begin(device: str) -> Callable[[], Session | None]:
