@@ -134,33 +134,35 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
     (2, 1)
     """
     given = _renamed(_named(state_dict), rename)
-    entries = list(_entries(target.store.model))
-    types = {n: p.type for n, p in named_arrays(target.store.model).items()}
+    entries, arrays = list(_entries(target.store.model)), named_arrays(target.store.model)
+    values, matched = _values(entries, given, arrays)
+    target.upload_params({n: x for n, x in values.items() if not isinstance(arrays[n], State)})
+    if states := {n: x for n, x in values.items() if isinstance(arrays[n], State)}:
+        target.set_states(states)
+    needed = {name for e in entries if not e.optional for name in e.ours}
+    known = {e.theirs for e in entries}
+    unused = tuple(n for n in given if n not in known and n.rpartition(".")[2] not in COUNTERS)
+    return TorchReport(matched, tuple(n for n in arrays if n in needed and n not in values), unused)
+
+
+def _values(
+    entries: list[Entry], given: Mapping[str, Any], arrays: Mapping[str, Parameter]
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Return values by our names, and PyTorch's names by ours. Raises InputError with every problem."""
     problems: list[str] = []
     values: dict[str, Array] = {}
     matched: dict[str, str] = {}
-    used: set[str] = set()
-    for entry in entries:
-        if entry.theirs not in given:
-            continue
-        used.add(entry.theirs)
-        parts = _taken_apart(entry, given[entry.theirs], types, problems)
-        for name, part in parts.items():
+    for entry in [e for e in entries if e.theirs in given]:
+        for name, part in _taken_apart(entry, given[entry.theirs], arrays, problems).items():
             if name in values and not bool((values[name] == part).all()):
                 problems.append(f"{name} is both {matched[name]} and {entry.theirs}, which differ; tie or rename them")
             values.setdefault(name, part)
             matched.setdefault(name, entry.theirs)
-    unused = tuple(n for n in given if n not in used and n.rpartition(".")[2] not in COUNTERS)
     if not matched and not problems:
         problems.append(_no_match(given, entries))
     if problems:
         raise InputError.here("\n  ".join(["from_torch: nothing was changed", *problems]))
-    states = {n for n, p in named_arrays(target.store.model).items() if isinstance(p, State)}
-    needed = {name for e in entries if not e.optional for name in e.ours}
-    target.upload_params({n: x for n, x in values.items() if n not in states})
-    if any(n in states for n in values):
-        target.set_states({n: x for n, x in values.items() if n in states})
-    return TorchReport(matched, tuple(n for n in types if n in needed and n not in values), unused)
+    return values, matched
 
 
 def to_torch(target: Any) -> dict[str, Any]:
@@ -270,9 +272,9 @@ def _array(value: Any) -> Array:
     return np.asarray(value)
 
 
-def _taken_apart(entry: Entry, value: Any, types: Mapping[str, Any], problems: list[str]) -> dict[str, Array]:
+def _taken_apart(entry: Entry, value: Any, arrays: Mapping[str, Parameter], problems: list[str]) -> dict[str, Array]:
     """Split a PyTorch array into our arrays. A wrong shape is added to `problems`."""
-    x, shapes = _array(value), [types[n].shape for n in entry.ours]
+    x, shapes = _array(value), [arrays[n].shape for n in entry.ours]
     if entry.transposed:
         shapes = [shape[::-1] for shape in shapes]
     sizes = [shape[0] for shape in shapes] if len(shapes) > 1 else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tracegrad.compiler.layout import Filling, Persistent, Place
@@ -15,6 +15,7 @@ from tracegrad.optim.guard import array_name, bounded_arrays
 from tracegrad.optim.loss_scale import STATE as SCALE_STATE
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.parts import Part
+from tracegrad.optim.transform import Transform
 from tracegrad.program import DRAWN, Buffer
 
 HALTED = "halted"  # the state and output by which the device skips steps queued after a step that was not applied
@@ -38,7 +39,7 @@ def persistent_of(
     grads: bool = True,
 ) -> Persistent:
     """Return arrays for parameters and states; with an optimizer, also for its state and, if kept, gradients."""
-    arena, at = part.whole, part.at
+    arena = part.whole
     places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
     decay = {slot.name: slot.decay for slot in arena.slots}
     frozen, kept = Filling(), Filling()
@@ -55,17 +56,8 @@ def persistent_of(
             raise CompileError.here(
                 "no parameter of the model is trainable: leave out trainable=False somewhere, or use tg.compile_forward"
             )
-        buffers += [Buffer(at + "grads", "f32", part.own.size, "grad")] if grads else []
-        sizes = optimizer.transform.sizes(part.own)
-        buffers += [Buffer(at + n, "f32", sizes[n], "state", fill) for n, fill in optimizer.transform.fills.items()]
-        if precision == "f16":
-            if taken := sorted(SCALE_STATE.keys() & optimizer.transform.state):
-                raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
-            buffers += [Buffer(at + n, "f32", 1, "state", fill) for n, fill in SCALE_STATE.items()]
-        buffers.append(Buffer(HALTED, "i32", 1, "state"))
-        buffers += [Buffer(mask.name, "f32", mask.size, "state") for mask in freeze.values()]
-        if bounded := bounded_arrays(optimizer.transform):
-            buffers.append(Buffer(at + array_name(bounded), "f32", len(bounded), "state"))
+        buffers += [Buffer(part.at + "grads", "f32", part.own.size, "grad")] if grads else []
+        buffers += _state(part, optimizer.transform, precision, freeze.values())
     specs = {
         n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
         for n, p in parameters.items()
@@ -77,3 +69,18 @@ def persistent_of(
         tuple((n, kept.places[n], {"init": first, "trainable": False}) for n, (_, first) in states.items()),
         part.first,
     )
+
+
+def _state(part: Part, transform: Transform, precision: str, masks: Iterable[freezing.Mask]) -> list[Buffer]:
+    """Return the arrays of an optimizer's state, and those by which a step decides what it changes."""
+    at, sizes = part.at, transform.sizes(part.own)
+    buffers = [Buffer(at + n, "f32", sizes[n], "state", fill) for n, fill in transform.fills.items()]
+    if precision == "f16":
+        if taken := sorted(SCALE_STATE.keys() & transform.state):
+            raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
+        buffers += [Buffer(at + n, "f32", 1, "state", fill) for n, fill in SCALE_STATE.items()]
+    buffers.append(Buffer(HALTED, "i32", 1, "state"))
+    buffers += [Buffer(mask.name, "f32", mask.size, "state") for mask in masks]
+    if bounded := bounded_arrays(transform):
+        buffers.append(Buffer(at + array_name(bounded), "f32", len(bounded), "state"))
+    return buffers

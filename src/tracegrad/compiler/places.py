@@ -110,58 +110,79 @@ def place_parts(plan: Plan, t: Tensor, place: Place) -> None:
             at += x.size
 
 
-def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
-    """Place everything that has no place yet by its lifetime in launches; a pack counts as one.
+class Lifetimes:
+    """The lifetimes, in launches, of all values of a plan that have no place yet; a pack counts as one."""
 
-    elsewhere: serials that need no place.
-    """
-    s, owner = plan.storage, plan.schedule.owner
-    launch_of = {id(c): k for k, launch in enumerate(plan.launches) for c in launch.clusters}
-    last: dict[int, int] = {}
-    for c in plan.schedule.clusters:
-        for t in plan.externals[id(c)]:
-            last[t.serial] = max(last.get(t.serial, 0), launch_of[id(c)])
-    packs = [t for t in s.order if t.prim.family == "pack" and t.serial not in plan.places]
-    inside = {x for t in packs for x in s.packed(t.serial)} | elsewhere
-    found: dict[str, list[Lifetime]] = {}
+    def __init__(self, plan: Plan, elsewhere: set[int]) -> None:
+        """elsewhere: serials that need no place."""
+        s = plan.storage
+        self.plan = plan
+        self.found: dict[str, list[Lifetime]] = {}  # by array
+        self.launch_of = {id(c): k for k, launch in enumerate(plan.launches) for c in launch.clusters}
+        self.last: dict[int, int] = {}  # serial -> the last launch that reads it
+        for c in plan.schedule.clusters:
+            for t in plan.externals[id(c)]:
+                self.last[t.serial] = max(self.last.get(t.serial, 0), self.launch_of[id(c)])
+        self.packs = [t for t in s.order if t.prim.family == "pack" and t.serial not in plan.places]
+        self.inside = {x for t in self.packs for x in s.packed(t.serial)} | elsewhere  # these are part of others
 
-    def add(key: int, storage: str, size: int, written: Sequence[int], ends: Sequence[int]) -> None:
+    def written(self, serial: int) -> int:
+        """Return the launch that computes a value."""
+        return self.launch_of[id(self.plan.schedule.owner[serial])]
+
+    def add(self, key: int, storage: str, size: int, written: Sequence[int], ends: Sequence[int]) -> None:
+        """Add the lifetime from the first of `written` to the last of `ends`."""
         whole = size + size % 2 if storage == f16.storage else size  # bindings must be whole words
         lifetime = Lifetime(key, max(whole, 1), min(written), max(*written, *ends))
-        found.setdefault(f"temp.{storage}", []).append(lifetime)
+        self.found.setdefault(f"temp.{storage}", []).append(lifetime)
 
-    def add_value(t: Tensor, parts: Sequence[int]) -> None:
-        written = [launch_of[id(owner[p])] for p in parts]
-        add(t.serial, s.held_as(t.serial), t.size, written, [last.get(x, 0) for x in (t.serial, *parts)])
+    def add_value(self, t: Tensor, parts: Sequence[int]) -> None:
+        """Add a value. parts: the serials that it consists of."""
+        ends = [self.last.get(x, 0) for x in (t.serial, *parts)]
+        self.add(t.serial, self.plan.storage.held_as(t.serial), t.size, [self.written(x) for x in parts], ends)
 
-    for cluster, scan in plan.scans.items():
+    def add_blocks(self, cluster: int, scan: ScanPlan) -> None:
+        """Add the blocks of a scan, each with the items that it holds and with the value that it starts from."""
+        items = self.plan.items_of(scan)
+        for block in scan.blocks.values():
+            starts = [] if block.starts is None else [base(block.starts).serial]
+            self.inside.update(starts)
+            written = [self.launch_of[cluster], *map(self.written, starts)]
+            ends = [self.last.get(t.serial, 0) for t in items if t.attrs["index"] in block.items]
+            self.add(block.key, block.storage, block.size, written, [0, *ends])
+
+    def add_all(self) -> None:
+        """Add blocks of scans, packs, and what clusters store."""
+        for cluster, scan in self.plan.scans.items():
+            self.add_blocks(cluster, scan)
+        for t in self.packs:
+            self.add_value(t, self.plan.storage.packed(t.serial))
+        for t in [t for c in self.plan.schedule.clusters for t in c.outs]:
+            if t.serial not in self.plan.places and t.serial not in self.inside:
+                self.add_value(t, [t.serial])
+
+
+def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
+    """Place everything that has no place yet by its lifetime. elsewhere: serials that need no place."""
+    for scan in plan.scans.values():
         place_temporaries(scan.plan, scan.results)
         scan.make_blocks()
-        items = [t for t in s.order if t.prim.family == "item" and t.inputs[0] is scan.scan]
-        for block in scan.blocks.values():
-            ends = [last.get(t.serial, 0) for t in items if t.attrs["index"] in block.items]
-            first = [] if block.starts is None else [launch_of[id(owner[base(block.starts).serial])]]
-            inside |= set() if block.starts is None else {base(block.starts).serial}
-            add(block.key, block.storage, block.size, [launch_of[cluster], *first], [0, *ends])
-    for t in packs:
-        add_value(t, s.packed(t.serial))
-    for c in plan.schedule.clusters:
-        for t in c.outs:
-            if t.serial not in plan.places and t.serial not in inside:
-                add_value(t, [t.serial])
+    lifetimes = Lifetimes(plan, elsewhere)
+    lifetimes.add_all()
     blocks = {block.key: block for _, block in blocks_of(plan)}
-    plan.pack_of.update((part, t.serial) for t in packs for part in s.packed(t.serial))
+    plan.pack_of.update((part, t.serial) for t in lifetimes.packs for part in plan.storage.packed(t.serial))
     beside = touched_beside(plan)
-    for prefix, lifetimes in found.items():
-        several = prefix == f"temp.{f32.storage}" and not elsewhere
-        places, sizes = share_memory(lifetimes, prefix, beside, TEMP_ARRAYS + 1 - len(found) if several else 1)
+    for array, found in lifetimes.found.items():
+        several = array == f"temp.{f32.storage}" and not elsewhere
+        most = TEMP_ARRAYS + 1 - len(lifetimes.found) if several else 1
+        places, sizes = share_memory(found, array, beside, most)
         plan.temporaries |= sizes
-        plan.lifetimes += lifetimes
+        plan.lifetimes += found
         for key, place in places.items():
             if key in blocks:
                 plan.places[key] = blocks[key].place = place
             else:
-                place_parts(plan, s.nodes[key], place)
+                place_parts(plan, plan.storage.nodes[key], place)
 
 
 def touched_beside(plan: Plan) -> Beside:
@@ -194,9 +215,8 @@ def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
             if block.starts is not None:
                 first = block.place.at(scan.slot(k, 0) * block.starts.size)
                 plan.places[base(block.starts).serial] = first
-        for t in plan.storage.order:
-            if t.prim.family == "item" and t.inputs[0] is scan.scan:
-                plan.places[t.serial] = scan.result(t.attrs["index"])
+        for t in plan.items_of(scan):
+            plan.places[t.serial] = scan.result(t.attrs["index"])
     for scan in plan.scans.values():  # after all results, because another scan can iterate over them
         scan.settle(plan, depth, constants)
         place_bodies(scan.plan, depth + 1, constants)

@@ -37,6 +37,10 @@ class Plan:
         """The storage of the graph."""
         return self.schedule.storage
 
+    def items_of(self, scan: ScanPlan) -> list[Tensor]:
+        """Return the results of a scan that the graph reads."""
+        return [t for t in self.storage.order if t.prim.family == "item" and t.inputs[0] is scan.scan]
+
     def nested(self) -> Iterator[Plan]:
         """Yield this plan and the plans of all bodies in it."""
         yield self

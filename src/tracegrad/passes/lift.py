@@ -187,26 +187,12 @@ class _Loop:
     def rebuilt(self) -> dict[int, Tensor]:
         """Bind the scan without the lifted values, and compute those after it."""
         n = len(self.carries)
-        sums = self.sums()
-        added = {s.carry for s in sums}
-        cuts = Cuts([self.roots[k] for k in range(n) if k not in added], self.roots, self.carries)
         values = [k for k in self.asked if k >= n]
-        cuts.store([self.roots[k] for k in values if self.roots[k].serial in cuts.live])
-        kept = {k for k in values if not cuts.of([self.roots[k]]).sinks}
-        cuts.store([self.roots[k] for k in kept])
-        kept |= {k for k in values if k not in kept and not self.sink(cuts, [self.roots[k]])}
-        moved = [s for s in sums if cuts.of(s.terms).products and self.sink(cuts, s.terms)]
-        cuts.store([self.roots[k] for k in kept])
-        moved += [s for s in sums if s not in moved and cuts.of(s.terms).at <= cuts.stored.keys()]
+        cuts, moved = self.cut(values)
         gone = {s.carry for s in moved}
         left = [k for k in range(n) if k not in gone]
         each = [t for t in cuts.stored.values() if t not in self.xs]
-        body = Body(
-            tuple([self.carries[k] for k in left]), (*self.xs,), (*self.consts,), tuple([self.roots[k] for k in left]),
-            tuple(each),
-        )  # fmt: skip
-        inputs = [*(self.scan.inputs[k] for k in left), *self.xs.values(), *self.consts.values()]
-        scan = bind(SCAN, *inputs, **{**self.scan.attrs, "body": body})
+        scan = self.bound(left, each)
         given = {t: item(scan, len(left) + k) for k, t in enumerate(each)}
         results = {k: item(scan, place) for place, k in enumerate(left)}
         outside = Outside(
@@ -218,6 +204,26 @@ class _Loop:
             for t in s.terms:
                 results[s.carry] = results[s.carry] + summed(t, outside)
         return results | {k: self.stacked(self.roots[k], given) for k in values}
+
+    def cut(self, values: Sequence[int]) -> tuple[Cuts, list[Sum]]:
+        """Return what the loop stores in each iteration, and the sums to compute after it. values: items to return."""
+        sums, roots = self.sums(), {k: self.roots[k] for k in values}
+        added = {s.carry for s in sums}
+        cuts = Cuts([self.roots[k] for k in range(len(self.carries)) if k not in added], self.roots, self.carries)
+        cuts.store([t for t in roots.values() if t.serial in cuts.live])
+        kept = {k for k, t in roots.items() if not cuts.of([t]).sinks}
+        cuts.store([roots[k] for k in kept])
+        kept |= {k for k, t in roots.items() if k not in kept and not self.sink(cuts, [t])}
+        moved = [s for s in sums if cuts.of(s.terms).products and self.sink(cuts, s.terms)]
+        cuts.store([roots[k] for k in kept])
+        return cuts, [*moved, *(s for s in sums if s not in moved and cuts.of(s.terms).at <= cuts.stored.keys())]
+
+    def bound(self, left: Sequence[int], each: Sequence[Tensor]) -> Tensor:
+        """Return the scan with the carries `left`, which outputs `each`."""
+        carries, new = tuple([self.carries[k] for k in left]), tuple([self.roots[k] for k in left])
+        body = Body(carries, (*self.xs,), (*self.consts,), new, tuple(each))
+        inputs = [*(self.scan.inputs[k] for k in left), *self.xs.values(), *self.consts.values()]
+        return bind(SCAN, *inputs, **{**self.scan.attrs, "body": body})
 
     def sink(self, cuts: Cuts, roots: Sequence[Tensor]) -> bool:
         """Compute `roots` outside of the loop, if their inputs from the loop fit into memory."""

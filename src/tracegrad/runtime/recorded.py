@@ -18,7 +18,7 @@ from tracegrad.dtypes import f32
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.workgroups import group_of
-from tracegrad.program import Program
+from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench
 from tracegrad.runtime.inexact import EPS
 from tracegrad.runtime.patterns import STRIDE, Patterns, drawn, kind_of
@@ -56,18 +56,12 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     """
     numbers = {k.wgsl: n for n, k in enumerate(program.kernels)}  # kernels of equal text count as one
     firsts = {d.kernel: d for d in reversed(program.dispatches)}
-    kernels: dict[str, tuple[KernelSource, Layout]] = {}
-    drawing = list[tuple[KernelSource, Layout]]()
-    for n in numbers.values():
-        kernel = program.kernels[n]
-        if kernel.forms and n in firsts:
-            buffers = [program.buffers[b] for b in firsts[n].buffers]
-            examples = [k for k, b in enumerate(buffers) if b.role == "data" and not b.size]
-            kernel = _with_few_examples(kernel, examples)
-            kernels[str(n)] = kernel, layout_of(kernel, firsts[n].offsets)
-            drawing += [kernels[str(n)]] if examples else []
+    examples = {n: _examples(program, firsts[n]) for n in numbers.values() if n in firsts and program.kernels[n].forms}
+    few = {n: _with_few_examples(program.kernels[n], found) for n, found in examples.items()}
+    kernels = {str(n): (kernel, layout_of(kernel, firsts[n].offsets)) for n, kernel in few.items()}
     if not kernels:
         return None
+    drawing = [kernels[str(n)] for n, found in examples.items() if found]
     seeds = list(islice(filter(partial(_draws, drawing), count(SEED)), 2))
     tries = [[(trial, list(map(_expected, trial.checks))) for _, trial in trials_of(kernels, s)] for s in seeds]
     bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
@@ -82,9 +76,8 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     found = [np.full(bench.found, ANY, np.int32) for _ in tries]
     for bits, those in zip(found, values):
         for (*_, begin, size), first, e in zip(checks, values[0], those):
-            # if an element's place depends on values read, the second trial has another place, and nothing is known of
-            # it
-            bits[begin : begin + size] = e.bits if np.array_equal(e.at, first.at) else ANY
+            if np.array_equal(e.at, first.at):  # else the place depends on values read, and nothing is known of it
+                bits[begin : begin + size] = e.bits
     groups = {n: some_groups(kernel) for n, (kernel, _) in zip(bench.launches, kernels.values())}
     facts = {
         "program": data,
@@ -96,6 +89,12 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
         "lines": {n: list(lines.get(int(n), ())) for n in kernels},
     }
     return Recorded(facts, {"picks": np.concatenate(bench.picks), **{f"found.{k}": x for k, x in enumerate(found)}})
+
+
+def _examples(program: Program, d: Dispatch) -> list[int]:
+    """Return which bindings of a dispatch are examples, whose number only the host knows."""
+    buffers = [program.buffers[b] for b in d.buffers]
+    return [k for k, b in enumerate(buffers) if b.role == "data" and not b.size]
 
 
 def some_groups(kernel: KernelSource) -> list[list[int]]:
