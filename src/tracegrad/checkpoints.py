@@ -296,7 +296,7 @@ def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[s
     known = {*settable(f.name for f in program.inputs), *current.values}
     unknown = [name for name in given if name not in known]
     if unknown:
-        names = ", ".join(sorted(known))
+        names = ", ".join(sorted(known - {UNIT}))
         raise InputError(f"hyper: {shown(unknown[0])} is no value of this training, which has {names}")
     return checked_all(given, ranges_of(program.meta), "hyper")
 
