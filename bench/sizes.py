@@ -124,7 +124,7 @@ def batch(row: Row, n: int) -> dict[str, Any]:
 
 def compiled(row: Row, device: str, own: bool) -> Any:
     """A training with one open size: each size has its own program, or all share one."""
-    step_programs.OWN = 10**9 if own else 0
+    step_programs.OWN_SIZES = 10**9 if own else 0
     return tg.compile(model=row.model(), loss=row.loss, inputs=row.inputs, optimizer=optim.adam(1e-3), seed=0,
                       device=device)  # fmt: skip
 
@@ -146,7 +146,7 @@ def ratios(row: Row, device: str) -> None:
         found: list[str] = []
         for n in AT:
             data = batch(row, n)
-            step_programs.OWN = 0
+            step_programs.OWN_SIZES = 0
             shared.step(data).result()
             with compiled(row, device, own=True) as one:
                 one.step(data).result()
@@ -166,7 +166,7 @@ def random_sizes(row: Row, device: str, count: int) -> None:
     for name, own in (("as it is", OWN), ("all shared", 0)):
         begin = time.perf_counter()
         with compiled(row, device, own=False) as train:
-            step_programs.OWN = own
+            step_programs.OWN_SIZES = own
             for n in sizes:
                 train.step(data[n]).result()
             took = time.perf_counter() - begin
@@ -200,7 +200,7 @@ def random_sizes(row: Row, device: str, count: int) -> None:
     print(f"  PyTorch {time.perf_counter() - begin:.2f} s")
 
 
-OWN = step_programs.OWN
+OWN = step_programs.OWN_SIZES
 
 
 def main() -> None:
