@@ -16,6 +16,7 @@ from fuzzing.compare import Finding, differences
 from fuzzing.corpus import kept
 from fuzzing.differentiated import graph_of
 from fuzzing.grow import grow
+from fuzzing.open_sizes import farthest
 from fuzzing.program import Program
 from fuzzing.runners import RUNNERS, FallbackError, Given, Runner, no_fallback, passes
 from fuzzing.search import Prepared, prepared, search, sharpness
@@ -27,6 +28,7 @@ from tracegrad.runtime.cpu_verify import warn_wrong
 
 SEEDS = 300
 BATCH = 20
+SIZED = 40  # seeds: each is a program of its own, which runs at several sizes
 PARTS = 10  # of the table
 QUICK = ("passes", "eager", "numpy", "c", "torch")
 JAX, JAX_BATCH = 1000, 100  # seeds: 40 s of the processor, nearly all in JAX's compiler
@@ -86,6 +88,19 @@ def test_random_programs_under_jax(start: int) -> None:
 def test_random_programs_on_xla(start: int) -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
     agree([grow(s) for s in range(start, start + BATCH)], "xla")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(0, SIZED, BATCH))
+def test_random_programs_for_batches_of_any_size(start: int) -> None:
+    assert agree([grow(s) for s in range(start, start + BATCH)], "sizes")["sizes"] > BATCH / 3
+
+
+def test_what_differs_in_one_row_alone_is_returned() -> None:
+    rows = [np.array([1.0, np.nan, 3.0]), np.array([1.0, np.nan, 3.0]), np.array([1.5, 0.0, 3.0])]
+    np.testing.assert_array_equal(farthest(rows), [1.5, 0.0, 3.0])
+    np.testing.assert_array_equal(farthest(rows[:2]), rows[0])
+    np.testing.assert_array_equal(farthest([np.array([True, False]), np.array([True, True])]), [True, True])
 
 
 @pytest.mark.slow
@@ -179,4 +194,4 @@ def test_a_program_survives_json() -> None:
 
 
 def test_every_runner_has_a_name() -> None:
-    assert list(RUNNERS) == ["passes", "eager", "numpy", "c", "webgpu", "xla", "torch", "jax"]
+    assert list(RUNNERS) == ["passes", "eager", "numpy", "c", "sizes", "webgpu", "xla", "torch", "jax"]

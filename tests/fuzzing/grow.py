@@ -54,8 +54,26 @@ def _mode(pool: Pool, program: Program, outputs: Sequence[int]) -> dict[str, obj
     if not floats or not any(x.dtype == "f32" for x in program.inputs) or pool.flavour == "special" or pool.chance(5):
         return {"mode": "forward"}
     if pool.chance(8):
-        return {"mode": "train", "train": {"optimizer": pool.one(OPTIMIZERS), "lr": 0.125, "steps": 2}}
+        return {"mode": "train", "train": _training(pool)}
     return {"mode": "gradient", "ct": pool.flavour}
+
+
+def _training(pool: Pool) -> dict[str, object]:
+    """An optimizer, mostly with options, a schedule or a state of the model."""
+    plain = {"optimizer": pool.one(OPTIMIZERS), "lr": 0.125, "steps": 2}
+    if pool.chance(3):
+        return plain
+    options: dict[str, object] = {}
+    if pool.chance(2):
+        options["clip_grad_norm"] = pool.one((0.5, 4.0))
+    if pool.chance(3):
+        options["ema"] = pool.one((0.5, 0.875))
+    if pool.chance(3):
+        options["accumulate"] = 2
+    if pool.chance(6):
+        options["normalize_grads"] = True
+    more = {"schedule": pool.one(("", "", "linear", "staircase", "warmup")), "state": bool(pool.chance(2))}
+    return {**plain, "steps": 4 if "accumulate" in options else 3, "options": options, **more}
 
 
 def _steps(pool: Pool, count: int) -> None:

@@ -16,6 +16,7 @@ import tracegrad as tg
 from fuzzing.apply import NoCounterpartError, called
 from fuzzing.differentiated import Outputs, graph_of, traced
 from fuzzing.exact import double
+from fuzzing.open_sizes import with_open_sizes
 from fuzzing.program import Array, Program
 from fuzzing.training import trained, trained_by_torch
 from tracegrad.compiler.pipeline import optimize
@@ -245,6 +246,12 @@ def jax(g: Given) -> Outputs:
         return results | {f"g{k}": np.asarray(x) for k, x in zip(floats, found)}
 
 
+def sizes(g: Given) -> Outputs:
+    """Each size of a batch by the kernels of C, where there is a compiler."""
+    with c_compiler(""), no_fallback():
+        return with_open_sizes(g.program, g.env, "cpu")
+
+
 def trained_on(device: str, compiler: str = "") -> Callable[[Program], Outputs]:
     """A training on one of the runtimes."""
 
@@ -273,6 +280,7 @@ RUNNERS = {
         Runner("eager", each(eager)),
         Runner("numpy", on("cpu", "off"), trained_on("cpu", "off")),
         Runner("c", on("cpu"), trained_on("cpu"), lacks=lambda: "" if compiler_named("") else "there is no C compiler"),
+        Runner("sizes", each(sizes), special=False),
         Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False, lacks=no_adapter),
         Runner("xla", on("jax"), trained_on("jax"), special=False, lacks=lambda: no_package("jax")),
         Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False, lacks=lambda: no_package("torch")),

@@ -67,6 +67,12 @@ def _fewer_results(program: Program) -> Iterator[Program]:
             simpler = {**program.train, "optimizer": optimizer, "steps": steps}
             if simpler != program.train:
                 yield replace(program, train=simpler)
+        options = program.train.get("options", {})
+        for fewer in ({k: v for k, v in options.items() if k != left_out} for left_out in options):
+            yield replace(program, train={**program.train, "options": fewer})
+        for name in ("schedule", "state"):
+            if program.train.get(name):
+                yield replace(program, train={**program.train, name: ""})
     for k in range(len(program.outputs)) if len(program.outputs) > 1 else ():
         yield pruned(replace(program, outputs=(program.outputs[k],)))
     for k in range(len(program.outputs)) if len(program.outputs) > 2 else ():

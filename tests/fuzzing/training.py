@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import tracegrad as tg
-from fuzzing.apply import called
+from fuzzing.apply import NoCounterpartError, called
 from fuzzing.bounds import LARGEST, Known, U, certain
 from fuzzing.differentiated import Outputs
 from fuzzing.exact import Exact, allowed, analysed, double
@@ -27,14 +27,26 @@ from tracegrad.hypers import NORMAL, UNIT
 from tracegrad.ir import Graph, Tensor
 from tracegrad.nn.module import named_parameters
 
-OURS: dict[str, Callable[[float], optim.Optimizer]] = {
-    "sgd": lambda lr: optim.sgd(lr=lr),
-    "momentum": lambda lr: optim.sgd(lr=lr, momentum=0.5, weight_decay=0.125),
-    "nesterov": lambda lr: optim.sgd(lr=lr, momentum=0.5, nesterov=True),
-    "adam": lambda lr: optim.adam(lr=lr),
-    "adamw": lambda lr: optim.adamw(lr=lr, weight_decay=0.125),
-    "rmsprop": lambda lr: optim.rmsprop(lr=lr),
+OURS: dict[str, Callable[..., optim.Optimizer]] = {
+    "sgd": optim.sgd,
+    "momentum": lambda **how: optim.sgd(momentum=0.5, weight_decay=0.125, **how),
+    "nesterov": lambda **how: optim.sgd(momentum=0.5, nesterov=True, **how),
+    "adam": optim.adam,
+    "adamw": lambda **how: optim.adamw(weight_decay=0.125, **how),
+    "rmsprop": optim.rmsprop,
 }
+SCHEDULES = {
+    "linear": lambda lr: tg.lr.linear(lr, 0.0, 3),
+    "staircase": lambda lr: tg.lr.staircase(lr, 2, 0.5),
+    "warmup": lambda lr: tg.lr.warmup(lr, 2, 0.5 * lr),
+}
+
+
+def optimizer_of(program: Program) -> optim.Optimizer:
+    """With its options and its schedule."""
+    how = program.train
+    lr = SCHEDULES[how["schedule"]](how["lr"]) if how.get("schedule") else how["lr"]
+    return OURS[how["optimizer"]](lr=lr, **how.get("options", {}))
 
 
 class UnstableError(Exception):
@@ -42,10 +54,13 @@ class UnstableError(Exception):
 
 
 class Model(tg.Module):
-    """The f32 inputs of a program as parameters."""
+    """The f32 inputs of a program as parameters; with states, a running mean of the losses, and their number."""
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Array], states: bool = False) -> None:
         self.held = {n: self.param(x.shape, init=tg.init.literal(x)) for n, x in arrays.items()}
+        if states:
+            self.mean = self.state(())
+            self.count = self.state((), dtype=tg.i32)
 
 
 def parts(program: Program) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -62,16 +77,21 @@ def arguments(program: Program) -> dict[str, Any]:
     def loss(m: Model, **tensors: Any) -> Tensor:
         every = {**m.held, **tensors}
         ys = called(program, "ours", tg, [every[f"x{k}"] for k in range(len(program.inputs))])
-        return sum((tg.mean(tg.square(y)) for y in ys if y.dtype.is_float and y.size), start=tg.zeros(()))
+        total = sum((tg.mean(tg.square(y)) for y in ys if y.dtype.is_float and y.size), start=tg.zeros(()))
+        if program.train.get("state"):
+            m.mean.assign(0.5 * m.mean + 0.25 * total)
+            m.count.assign(m.count + 1)
+            total = total + 0.125 * total * tg.tanh(m.mean * tg.cast(m.count, tg.f32))
+        return total
 
     scope: dict[str, Any] = {"loss": loss}
     named = "".join(f", {n}" for n in inputs)
     exec(f"def called(m{named}): return loss(m, {', '.join(f'{n}={n}' for n in inputs)})", scope)
     return {
-        "model": Model(held),
+        "model": Model(held, bool(program.train.get("state"))),
         "loss": scope["called"],
         "inputs": {n: TensorType(as_dtype(x.dtype), x.shape) for n, x in inputs.items()},
-        "optimizer": OURS[program.train["optimizer"]](program.train["lr"]),
+        "optimizer": optimizer_of(program),
     }
 
 
@@ -83,6 +103,11 @@ def trained(program: Program, device: str) -> Outputs:
         for step in range(program.train["steps"]):
             results[f"loss{step}"] = np.float32(train.step(**inputs).loss)
         results |= {n.removeprefix("held."): x for n, x in train.download_params().items()}
+        if program.train.get("options", {}).get("ema"):
+            averages = train.download_params(ema=True)
+            results |= {f"{n.removeprefix('held.')}.ema": x for n, x in averages.items()}
+        if program.train.get("state"):
+            results |= {n: np.asarray(x) for n, x in train.states().items()}
     return results
 
 
@@ -110,6 +135,8 @@ def _walk(program: Program, graph: Graph, optimizer: optim.Optimizer, offsets: M
     for n, x in held.items():
         flat[offsets[f"held.{n}"] :][: x.size] = double(x).reshape(-1)
     states["params"] = certain(flat)
+    if "ema" in states:
+        states["ema"] = certain(flat)
     names = [*graph.writes, "loss"]
     roots = named_by_role([*graph.writes.values(), graph.outputs["loss"]])
     found: dict[str, Exact] = {}
@@ -125,6 +152,10 @@ def _walk(program: Program, graph: Graph, optimizer: optim.Optimizer, offsets: M
         states = {n: results[n] for n in graph.writes}
     for n, k in _pieces(states["params"], held, offsets).items():
         found[n.removeprefix("param.held.")] = Exact(k.v, allowed(k))
+    for n, k in _pieces(states["ema"], held, offsets).items() if "ema" in states else ():
+        found[f"{n.removeprefix('param.held.')}.ema"] = Exact(k.v, allowed(k))
+    for n in ("mean", "count") if program.train.get("state") else ():
+        found[n] = Exact(states[f"state/{n}"].v, allowed(states[f"state/{n}"]))
     return found
 
 
@@ -143,7 +174,7 @@ def _hyper(t: Tensor, step: int, program: Program, optimizer: optim.Optimizer) -
     name = t.name
     if name in ("step", "seed"):
         return certain(np.uint32(step if name == "step" else 0))
-    known = {"lr": program.train["lr"], UNIT: NORMAL, **optimizer.hyper}
+    known = {"lr": tg.lr.as_schedule(optimizer.lr).at(step), UNIT: NORMAL, **optimizer.hyper}
     value = 1 - known[name.removeprefix("1-")] if name.startswith("1-") else known[name]
     v = np.asarray(np.float64(np.float32(value)))
     return Known(v, np.asarray(2 * U * abs(value)), certain(v).w)
@@ -154,6 +185,8 @@ def trained_by_torch(program: Program) -> Outputs:
     import torch
 
     how, lr = program.train["optimizer"], program.train["lr"]
+    if any(program.train.get(n) for n in ("options", "schedule", "state")):
+        raise NoCounterpartError("options, schedules and states")
     held, _ = parts(program)
     every = [torch.tensor(double(x)).requires_grad_(n in held) for n, x in program.arrays().items()]
     wanted = [x for x in every if x.requires_grad]
