@@ -86,7 +86,7 @@ def test_dropout_is_of_training_only() -> None:
 def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(tg.ShapeError, match="n_heads=3 must divide dim=8"):
         nn.MultiheadAttention(8, 3)
-    with pytest.raises(tg.TraceError, match="write causal=True with cache="):
+    with pytest.raises(tg.TraceError, match="pass causal=True with cache="):
         nn.MultiheadAttention(8, 2, cache=(1, 4))
     with pytest.raises(tg.DTypeError, match=r"attention: a mask is bool.*write mask != 0"):
         tg.attention(X, X, X, mask=np.ones((T, T), np.int32))

@@ -195,7 +195,7 @@ def test_reset_starts_over(tab: Tab) -> None:
         tab.run("await train.reset({ seed: 7 });")
         train.reset(seed=7)
         assert_same_bits(tab.params(), train.download_params())
-        assert "reset: seed is -1, expected a whole number" in tab.run(
+        assert "reset: seed is -1, expected an integer" in tab.run(
             "return train.reset({ seed: -1 }).catch((e) => e.message);"
         )
 
@@ -259,7 +259,7 @@ def test_groups_and_freezing_are_pythons(tab: Tab, tmp_path: Path) -> None:
         ]  # fmt: skip
         said = tab.run(code, wrong)
         parts = [
-            "fits no parameter",
+            "matches no parameter",
             "a pattern is a text",
             "there is no group",
             "lr must be",

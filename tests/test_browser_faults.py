@@ -39,7 +39,7 @@ BAD_CALLS: list[tuple[str, Any, str]] = [
     ("setLR", 1e39, "finite in f32, got 1e+39"),
     ("setLR", -0.1, "of at least 0"),
     ("setLR", None, "got null"),
-    ("set", {"bet1": 0.5}, "bet1: unknown; what can be set is"),
+    ("set", {"bet1": 0.5}, "bet1: unknown; these can be set: "),
     ("set", {"lr": 0.5, "beta1": 2}, "beta1 must be a number of at least 0 and below 1"),
     ("set", {"beta2": math.nan}, "beta2 must be a number of at least 0 and below 1"),
     ("set", {"weight_decay": -0.1}, "weight_decay must be a number of at least 0"),
@@ -114,7 +114,7 @@ BAD_METADATA = [
     ({"step": "-1"}, "step in the metadata"), ({"step": "4294967296"}, "step in the metadata"),
     ({"step": "1.5"}, "step in the metadata"), ({"step": '"7"'}, "step in the metadata"), ({"step": None}, "step"),
     ({"seed": "4294967296"}, "seed in the metadata"), ({"seed": "null"}, "seed in the metadata"),
-    ({"lr_start": "0"}, "lr_start in the metadata"), ({"lr_start": "{"}, "which is no JSON"),
+    ({"lr_start": "0"}, "lr_start in the metadata"), ({"lr_start": "{"}, "which is not valid JSON"),
     ({"lr": "1e39"}, "finite in f32"), ({"lr": '{"kind": "linear"}'}, "peak is missing"), ({"lr": "null"}, "got null"),
     ({"lr": None}, "lr in the metadata"), ({"hyper": '{"beta1": 2}'}, "beta1 must be a number"),
     ({"hyper": "[]"}, "by name"), ({"hyper": '{"eps": 1e999}'}, "eps must be"), ({"tracegrad": "9"}, "no checkpoint"),
@@ -187,7 +187,7 @@ def test_the_page_hands_out_its_own_checkpoint_when_the_gpu_is_gone(
     until(page, "() => document.getElementById('status').classList.contains('problem')")
     kept = page.evaluate("train.lastCheckpoint.step")
     said = page.inner_text("#status")
-    assert "no other can be set up" in said and f"lastCheckpoint has that of step {kept}" in said
+    assert "no new device is available" in said and f"lastCheckpoint has that of step {kept}" in said
     assert page.inner_text("#rescued") == f"Download the last checkpoint, of step {kept}"
     with page.expect_download() as saved:
         page.click("#rescued")
@@ -233,7 +233,7 @@ def test_a_damaged_site_says_so_in_a_sentence(browser: Any, served: tuple[str, P
     cases = [
         ("program.json", whole["program.json"][:5000], "program.json is not JSON"),
         ("program.json", b"<!doctype html>", "program.json is not JSON"),
-        ("program.json", b'{"title": "x"}', "program.json is not what train.export of tracegrad writes"),
+        ("program.json", b'{"title": "x"}', "program.json was not written by train.export of tracegrad"),
         (
             "program.json",
             whole["program.json"].replace(b'"version":1', b'"version":2', 1),

@@ -134,7 +134,7 @@ def test_a_forward_has_names_too_and_all_are_checked() -> None:
         assert infer.run(x=X[:2, :4]).output.shape == (2, 2)
         assert infer.cached_shapes == [{"B": 2, "T": 4}]
         text = str(train.step(x=X, y=Y[:4]).result().error)
-        assert "dimensions named 'B' of a call must agree, give equal sizes: x axis 0 is 9, y axis 0 is 4" in text
+        assert "dimensions named 'B' of a call must have equal sizes: x axis 0 is 9, y axis 0 is 4" in text
         assert "'T' must be at least 1" in str(train.step(x=X[:, :0], y=Y).result().error)
         assert "y: missing, expected f32[B,2]" in str(train.step(x=X).result().error)
         with pytest.raises(tg.InputError, match="take a step first"):

@@ -204,4 +204,4 @@ TestCancellation.settings = settings(
     max_examples=int(os.environ.get("TRACEGRAD_EXAMPLES", "25")), stateful_step_count=20, deadline=None,
     suppress_health_check=list(HealthCheck), derandomize="TRACEGRAD_EXAMPLES" not in os.environ,
 )  # fmt: skip
-pytestmark = pytest.mark.filterwarnings("ignore:.*nobody looked")
+pytestmark = pytest.mark.filterwarnings("ignore:.*its result was never read")

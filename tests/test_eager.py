@@ -130,7 +130,7 @@ def test_arrays_and_numbers_run_at_once_too() -> None:
         (lambda x: tg.cross_entropy(x, tg.tensor(3, dtype=tg.i32)), tg.InputError, "index 3 is out of range"),
         (lambda x: tg.cross_entropy(x[None], np.array([-1])), tg.InputError, "index -1 is out of range; valid are 0"),
         (lambda x: tg.cross_entropy(x[None], [3]), IndexError, "class 3 is out of range; valid are 0 to 2"),
-        (lambda x: x.__isub__(1.0), tg.TraceError, "f32[3] requires a gradient and would not be a leaf any more"),
+        (lambda x: x.__isub__(1.0), tg.TraceError, "f32[3] requires a gradient and cannot be changed in place"),
         (lambda x: np.subtract(x.numpy(), x, out=np.zeros(3)), tg.TraceError, "write a = a - b"),
         (lambda x: x + nn.Linear(3, 3).b, tg.DTypeError, "of a model outside its forward"),
         (lambda x: x + "a", tg.DTypeError, "neither a tensor"),
@@ -391,9 +391,9 @@ def test_what_decides_about_a_call_is_told_apart_where_python_says_equal() -> No
     for _ in range(2):
         with pytest.raises(TypeError):
             x[1.0:]
-        with pytest.raises(tg.DTypeError, match="True and False are no indices"):
+        with pytest.raises(tg.DTypeError, match="True and False cannot be indices"):
             x[True]
-        with pytest.raises(tg.DTypeError, match="True and False are no indices"):
+        with pytest.raises(tg.DTypeError, match="True and False cannot be indices"):
             x[True, 0]
         assert [tg.pad(x, w).shape for w in (1, (1, 2), ((1, 1), (0, 2)))] == [(5, 6), (6, 7), (5, 6)]
         for zero in (0.0, -0.0):
@@ -660,7 +660,7 @@ def test_random_ops_in_transforms_have_the_numbers_of_the_next_step() -> None:
     [
         (lambda: tg.scan(lambda h, x: h + x, 0.0, np.ones(3)), tg.TraceError, r"must return a pair \(carry, y\)"),
         (lambda: tg.scan(lambda h, x: (tg.stack([h, x]), x), 0.0, np.ones(3)), tg.ShapeError, r"gets \[\] and re"),
-        (lambda: tg.scan(lambda h, x: (h, x), 0.0, 1.0), tg.ShapeError, "no axis to go along"),
+        (lambda: tg.scan(lambda h, x: (h, x), 0.0, 1.0), tg.ShapeError, "without an axis to scan"),
         (lambda: tg.scan(lambda h, x: (h, x), 0.0, (np.ones(3), np.ones(2))), tg.ShapeError, "lengths differ"),
         (lambda: tg.scan(lambda h, x: (h, x), 0.0, np.ones(3), length=4), tg.ShapeError, "length is 4"),
         (lambda: tg.vmap(lambda x: x)(1.0), tg.ShapeError, r"vmap: f32\[\] has no axis 0"),

@@ -332,7 +332,7 @@ def test_input_types_that_are_none(spec: Any) -> None:
 
 @pytest.mark.parametrize("inputs", [None, (2, 1), [("x", (2, 1))], {0: (2, 1)}, tg.i32, tg.i32[2]], ids=repr)
 def test_inputs_that_are_no_dict(inputs: Any) -> None:
-    says = re.escape(f'each input by name, such as {{"x": (64, 784)}}; got {inputs!r}')
+    says = re.escape(f'names to shapes or types, such as {{"x": (64, 784)}}; got {inputs!r}')
     with pytest.raises(tg.InputError, match=says):
         tg.compile(model=SineMLP(8), loss=sine_loss, inputs=inputs, optimizer=optim.sgd(lr=0.1))
     with pytest.raises(tg.InputError, match=says):

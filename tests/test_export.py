@@ -273,9 +273,11 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
             train.export(tmp_path / "no", forwards={"p": other.attach(forward=sine_predict, inputs={"x": (4, 1)})})
         wrong: Any = [("forwards", [other]), ("forwards", {"p": sine_predict}), ("data", (x, x))]
         for name, value in wrong:
-            with pytest.raises(InputError, match=r"in a dict by name, such as|make it with train\.attach"):
+            with pytest.raises(InputError, match=r"as a dict by name, such as|make it with train\.attach"):
                 train.export(tmp_path / "no", **{name: value})
-        with pytest.raises(InputError, match=r"no\.html would be a folder; for one file pass single_file=True"):
+        with pytest.raises(
+            InputError, match=r"no\.html names a file, but export writes a folder; for one file pass single_file=True"
+        ):
             train.export(tmp_path / "no.html", data={"x": x, "y": x})
         train.set_lr(Mine())
         with pytest.raises(InputError, match="unknown kind 'mine'"):

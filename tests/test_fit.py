@@ -112,7 +112,7 @@ def test_a_failed_step_ends_it_with_its_error(train):
     assert np.isfinite(train.download_params()["l.W"]).all()
     with pytest.raises(tg.InputError, match="drop_last"):
         train.fit([(x[:3], y[:3]) for x, y in BATCHES], progress=False)
-    with pytest.raises(tg.InputError, match="a batch has 3 values, the inputs are x, y"):
+    with pytest.raises(tg.InputError, match="a batch has 3 values, but the inputs are x, y"):
         train.fit([(1, 2, 3)], progress=False)
     for wrong in ({"epochs": 0}, {"steps": -1}, {"every": 1.5}):
         with pytest.raises(tg.InputError, match="must be an integer of at least 1"):

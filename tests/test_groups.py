@@ -122,7 +122,7 @@ def test_other_values_of_groups_are_pytorchs(device_name: str) -> None:
 
 def test_groups_of_adafactor_and_muon_take_rate_and_decay() -> None:
     for make, cls in ((optim.adafactor, T.Adafactor), (optim.muon, None)):
-        with pytest.raises(InputError, match=r"momentum|d: not a value of a group.*it has lr, weight_decay"):
+        with pytest.raises(InputError, match=r"momentum|d is not a value of a group.*it has lr, weight_decay"):
             make(groups={"head.*": {"d": 2.0, "momentum": 0.5}}, weight_decay=0.1)
         with compiled(make(1e-2, groups={"head.*": {"weight_decay": 0.5}}, **EVERY)) as train:
             theirs = Torch(train.download_params())
@@ -174,8 +174,8 @@ def test_groups_change_while_training(device_name: str) -> None:
 
 def test_what_groups_cannot_be() -> None:
     for groups, said in [
-        ({"head.*": {"learning_rate": 0.1}}, r"groups\['head.\*'\]: learning_rate: not a value of a group"),
-        ({"head.*": {"clip_grad_norm": 0.1}}, "clip_grad_norm: not a value"),
+        ({"head.*": {"learning_rate": 0.1}}, r"groups\['head.\*'\]: learning_rate is not a value of a group"),
+        ({"head.*": {"clip_grad_norm": 0.1}}, "clip_grad_norm is not a value"),
         ({"head.*": {"lr": -1.0}}, "lr must be at least 0"),
         ({"head.*": 0.1}, "must be a dict of values"),
         ({3: {"lr": 0.1}}, "chosen by a pattern"),

@@ -202,7 +202,7 @@ def test_schedules_refuse_other_fields_that_make_no_sense():
         ({"kind": "linear", "peak": 0.1, "final": 0.0, "steps": 0}, "steps must be above 0"),
         ({"kind": "constant", "rate": 1e39}, "rate must be finite in f32"),
         ({"kind": "lunar"}, "unknown kind 'lunar'"),
-        ([0.1], "described by a dict or a number"),
+        ([0.1], "must be a dict or a number"),
     ],
 )
 def test_descriptions_of_schedules_are_checked(spec, said):

@@ -52,8 +52,8 @@ def test_lossless_casts_are_done(value, dtype, expected):
 @pytest.mark.parametrize(
     ("value", "dtype", "message"),
     [
-        (np.float32([1, 2]), "i32", r"float32 values do not fit i32 without loss; round"),
-        ([1.0, 2.0], "u32", "float64 values do not fit u32"),
+        (np.float32([1, 2]), "i32", r"float32 values cannot be converted to i32 without loss; round"),
+        ([1.0, 2.0], "u32", "float64 values cannot be converted to u32"),
         (np.int64([2**31, 0]), "i32", "the value 2147483648 of int64 does not fit i32"),
         (np.int64([-1, 0]), "u32", "the value -1 of int64"),
         (np.uint64([2**63, 0]), "i32", "the value 9223372036854775808"),
@@ -61,7 +61,7 @@ def test_lossless_casts_are_done(value, dtype, expected):
         (np.float64([1e300, 0]), "f32", "exceeds the largest f32"),
         (np.int64([2**24 + 1, 0]), "f32", "not exact in f32"),
         (np.int64([2**62 + 1, 0]), "f32", "not exact in f32"),
-        ([1j, 2], "f32", "complex128 values do not fit"),
+        ([1j, 2], "f32", "complex128 values cannot be converted to"),
         (["a", "b"], "f32", "cannot be read as an array of numbers"),
         ([None, 2], "f32", "cannot be read as an array of numbers"),
         ([[1, 2], [3]], "f32", "cannot be read as an array"),
@@ -84,7 +84,7 @@ def test_everything_wrong_is_named_at_once():
         "extra: unknown; inputs are x f32[2], y i32[2], z f32[3,1], missing f32[]",
         "other: unknown",
         "x: expected f32[2], got float64[3]",
-        "y: float32 values do not fit i32",
+        "y: float32 values cannot be converted to i32",
         "missing: missing, expected f32[]",
         "test_inputs.py",
     ):
@@ -167,7 +167,7 @@ def test_hints():
 
 def test_mapping_and_keywords_merge():
     assert merge({"x": 1}, {"y": 2}, "step") == {"x": 1, "y": 2}
-    with pytest.raises(InputError, match=r"given twice.*: x"):
+    with pytest.raises(InputError, match=r"x given twice"):
         merge({"x": 1}, {"x": 2}, "step")
     with pytest.raises(InputError, match=r"by name.*got ndarray"):
         merge(np.zeros(2), {}, "step")

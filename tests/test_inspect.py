@@ -41,7 +41,7 @@ def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
 def test_inspect_refuses_what_is_not_ours(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "x.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     code, said = inspected(tmp_path / "x.json", capsys)
-    assert code == 1 and ("nothing that tracegrad wrote" in said or "not a valid safetensors" in said)
+    assert code == 1 and ("is not a file of tracegrad" in said or "not a valid safetensors" in said)
     assert said.count("\n") == 1 and len(said) < 500
     assert inspected(tmp_path / "none.json", capsys)[0] == 1
     os.mkfifo(tmp_path / "pipe")

@@ -95,8 +95,8 @@ def test_one_of_them_is_killed_and_the_job_goes_on_from_the_last_checkpoint(
 
 
 SAID = {
-    "model": "disagree about the program: process 1 has another",
-    "seed": "disagree about what 'params' gets: process 1 has another",
+    "model": "disagree about the program: process 1 differs from",
+    "seed": "disagree about what 'params' gets: process 1 differs from",
 }
 
 

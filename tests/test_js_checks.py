@@ -85,7 +85,7 @@ def test_schedules_one_within_another_have_an_end() -> None:
       return told(() => asSchedule(lr).kind);"""
     assert run_node(code, 5) == ["warmup", None]
     name, message = run_node(code, 200_000)[1]
-    assert name == "InputError" and message.endswith("more than 8 schedules one within another")
+    assert name == "InputError" and message.endswith("schedules are nested deeper than 8")
 
 
 def test_hyperparameters_have_pythons_ranges() -> None:

@@ -91,11 +91,11 @@ def test_what_export_writes_is_taken(manifests: dict[str, Any]) -> None:
 TRAIN = ["train"]
 FAULTS: list[tuple[list[Any], Any, str]] = [
     (["version"], 2, "program.json has version 2, and this runtime reads 1"),
-    (["version"], MISSING, "is not what train.export of tracegrad writes"),
+    (["version"], MISSING, "was not written by train.export of tracegrad"),
     (["train"], MISSING, "train is missing, expected a record"),
     (["train"], [], "train is a list of 0, expected a record"),
     (["title"], 7, "title is 7, expected a text"),
-    (["seed"], -1, "seed is -1, expected a whole number below 2^32"),
+    (["seed"], -1, "seed is -1, expected an integer below 2^32"),
     (["seed"], 2**32, "seed"),
     (["lr"], {"kind": "linear", "peak": 0.1, "steps": 5}, "schedule linear: final is missing"),
     (["lr"], None, "got null"),
@@ -108,10 +108,10 @@ FAULTS: list[tuple[list[Any], Any, str]] = [
     ([*TRAIN, "kernels", 0, "bindings", 0, "written"], 1, "bindings[0].written is 1, expected true or false"),
     ([*TRAIN, "kernels", 0, "slots"], 999, "its kernel takes 999"),
     ([*TRAIN, "kernels"], [], "kernel is 0; there are 0 kernels"),
-    ([*TRAIN, "buffers", 0, "size"], -4, "train.buffers[0].size is -4, expected a whole number of at least 0"),
+    ([*TRAIN, "buffers", 0, "size"], -4, "train.buffers[0].size is -4, expected an integer of at least 0"),
     ([*TRAIN, "buffers", 0, "size"], 1.5, "train.buffers[0].size is 1.5"),
     ([*TRAIN, "buffers", 0, "size"], 2**60, "train.buffers[0].size"),
-    ([*TRAIN, "buffers", 0, "size"], 2**40, "asks for less than its largest buffer"),
+    ([*TRAIN, "buffers", 0, "size"], 2**40, "is less than its largest buffer"),
     ([*TRAIN, "buffers", 0, "size"], 3, "train.params"),
     ([*TRAIN, "buffers", 0, "role"], "spare", "expected one of param, grad"),
     ([*TRAIN, "buffers", 0, "dtype"], "f64", "expected one of f32, i32, f16"),
@@ -119,19 +119,19 @@ FAULTS: list[tuple[list[Any], Any, str]] = [
     ([*TRAIN, "dispatches", 0, "kernel"], 999, "train.dispatches[0].kernel is 999; there are"),
     ([*TRAIN, "dispatches", 0, "buffers", 0], 999, "train.dispatches[0].buffers[0] is 999; there are"),
     ([*TRAIN, "dispatches", 0, "buffers"], [], "train.dispatches[0].buffers are 0; its kernel takes"),
-    ([*TRAIN, "dispatches", 0, "offsets", 0], 10**6, "train.dispatches[0].offsets[0] lies outside of its buffers"),
+    ([*TRAIN, "dispatches", 0, "offsets", 0], 10**6, "train.dispatches[0].offsets[0] is outside its buffers"),
     ([*TRAIN, "dispatches", 0, "offsets", 0], -1, "train.dispatches[0].offsets[0] is -1"),
     ([*TRAIN, "dispatches", 0, "grid"], [1], "train.dispatches[0].grid is a list of 1, expected a list of 2"),
     ([*TRAIN, "dispatches", 0, "grid"], [1, 65536], "train.dispatches[0].grid is above 65535"),
-    ([*TRAIN, "dispatches", 0, "moves"], [[0, {"depth": 0, "step": 4, "ring": 9}]], "moves no offset, or in no loop"),
+    ([*TRAIN, "dispatches", 0, "moves"], [[0, {"depth": 0, "step": 4, "ring": 9}]], "moves no offset, or is in"),
     ([*TRAIN, "loops"], [{"begin": 0, "end": 999, "count": 2}], "train.loops[0] is not nested"),
-    ([*TRAIN, "loops"], [{"begin": 999, "end": 1000, "count": 2}], "train.loops[0] begins nowhere"),
-    ([*TRAIN, "loops"], [{"begin": 0, "end": 1, "count": 2**40}], "launches; at most 1048576"),
+    ([*TRAIN, "loops"], [{"begin": 999, "end": 1000, "count": 2}], "train.loops[0] has no dispatch to begin at"),
+    ([*TRAIN, "loops"], [{"begin": 0, "end": 1, "count": 2**40}], "launches; the limit is 1048576"),
     ([*TRAIN, "loops"], [{"begin": 0, "end": 1, "count": 2}] * 2**13, "is not nested"),
-    ([*TRAIN, "copies"], [[0, 99]], "train.copies[0] copies what there is not"),
+    ([*TRAIN, "copies"], [[0, 99]], "train.copies[0] copies a buffer that does not exist"),
     ([*TRAIN, "inputs", 0, "buffer"], 99, "train.inputs[0].buffer is 99; there are"),
-    ([*TRAIN, "inputs", 0, "offset"], 10**6, "train.inputs[0] ends behind its buffer"),
-    ([*TRAIN, "inputs", 0, "shape"], [2**53 - 1, 2**53 - 1], "train.inputs[0] ends behind its buffer"),
+    ([*TRAIN, "inputs", 0, "offset"], 10**6, "train.inputs[0] ends after its buffer"),
+    ([*TRAIN, "inputs", 0, "shape"], [2**53 - 1, 2**53 - 1], "train.inputs[0] ends after its buffer"),
     ([*TRAIN, "inputs", 0, "shape"], [-1], "train.inputs[0].shape[0] is -1"),
     ([*TRAIN, "inputs", 0, "dtype"], "i32", "train.inputs[0].dtype is i32, in a buffer of f32"),
     ([*TRAIN, "inputs", 0, "name"], "hyper.unheard", 'train.inputs[0].name is "hyper.unheard", which has no value'),
@@ -139,14 +139,14 @@ FAULTS: list[tuple[list[Any], Any, str]] = [
     ([*TRAIN, "params", 0, "spec"], {}, "train.params[0].spec.init is missing"),
     ([*TRAIN, "params", 0, "spec", "init"], {"kind": "lunar"}, "train.params[0].spec.init.kind"),
     ([*TRAIN, "params", 0, "spec", "init"], {"kind": "literal", "dtype": "f32", "data": "AAAA"}, "bytes in base64"),
-    ([*TRAIN, "params", 0, "buffer"], 6, "train.params[0].buffer is of role input, which is not kept"),
-    ([*TRAIN, "needs", "buffer_bytes"], 4, "asks for less than its largest buffer"),
+    ([*TRAIN, "params", 0, "buffer"], 6, "train.params[0].buffer has the role input, which is not kept"),
+    ([*TRAIN, "needs", "buffer_bytes"], 4, "is less than its largest buffer"),
     ([*TRAIN, "meta", "ranges"], {"beta1": {"low": "x"}}, "train.meta.ranges.beta1.low"),
-    (["checkpoint", 0, "buffer"], 6, "checkpoint[0].buffer is of role input"),
+    (["checkpoint", 0, "buffer"], 6, "checkpoint[0].buffer has the role input"),
     (["feed", "buffers", 0, "name"], "data.z", "feed.buffers lacks data.x"),
-    (["feed", "buffers", 4, "name"], "output.f32", "feed.buffers[4] is no input of the step"),
+    (["feed", "buffers", 4, "name"], "output.f32", "feed.buffers[4] is not an input of the step"),
     (["forwards", "predict", "program"], None, 'forwards["predict"].program is null'),
-    (["forwards", "predict", "structure"], ["lost"], 'forwards["predict"].structure names what is no output'),
+    (["forwards", "predict", "structure"], ["lost"], 'forwards["predict"].structure names something that is not'),
     (["forwards", "predict", "demo"], {"kind": "film"}, 'forwards["predict"].demo.kind'),
     (["forwards", "predict", "demo", "points"], [[1]], "demo.points[0] is a list of 1"),
     (["forwards", "predict", "program", "buffers", 0, "size"], 4, 'buffer "params" differ'),
@@ -174,11 +174,11 @@ def test_a_text_that_is_no_program_has_its_sentence(manifests: dict[str, Any]) -
         "[" * 10**6,
     ]
     for error in run_node(OPEN, texts):
-        assert_told(error, "program.json is not")
+        assert_told(error, "program.json ")
     code = """const { readManifest } = await source('manifest');
       return [null, 7, [], undefined].map((x) => told(() => readManifest(x))[1]);"""
     for error in run_node(code):
-        assert_told(error, "program.json is not what train.export of tracegrad writes")
+        assert_told(error, "program.json was not written by train.export of tracegrad")
 
 
 # --- fuzzed ---

@@ -43,8 +43,10 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda x, i: tg.scatter_add(tg.zeros((2**31 + 2,)), i, x.broadcast_to((3,)) * x),
         r"f32\[2147483650\] has 2147483650 elements",
     ),
-    "count": (lambda x: tg.sum(x.broadcast_to((2**31,)) > 0.0), r"sum: 2147483648 booleans may count to more than i32"),
-    "any": (lambda x: tg.any(x.broadcast_to((WIDE, WIDE)) > 0.0), r"any: 4294967296 booleans may count to more"),
+    "count": (lambda x: tg.sum(x.broadcast_to((2**31,)) > 0.0), r"sum: 2147483648 booleans can count beyond the "
+    "largest i32"),
+    "any": (lambda x: tg.any(x.broadcast_to((WIDE, WIDE)) > 0.0), r"any: 4294967296 booleans can count beyond "
+    "the largest"),
     "fold": (lambda x: tg.sum(x.broadcast_to((2**60,))), r"1152921504606846976 elements"),
     "inside of a scan": (
         lambda x: tg.repeat(lambda c: tg.sum(tg.sin(c.broadcast_to((2**31, 2))), 1)[:1], 2, x),

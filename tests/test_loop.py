@@ -228,7 +228,7 @@ def test_what_it_goes_on_with_must_be_what_was_saved(train, tmp_path):
     [
         ({"metrics": {"a": lambda m, x, y: m(x)}, "validation": 0.2}, "'a' must be one number"),
         ({"metrics": {"mae": lambda m, x, y: tg.mean(m(x))}, "validation": 0.2}, "gives 'mae' already"),
-        ({"metrics": {"a": lambda m, x, y: tg.mean(m(x))}}, "give validation="),
+        ({"metrics": {"a": lambda m, x, y: tg.mean(m(x))}}, "pass validation="),
         ({"schedule": ("d", "g")}, "leave it out"),
         ({"callbacks": [tg.EarlyStopping("val_loss")]}, "nothing measures 'val_loss'"),
         ({"log": 3}, "log must be a path"),

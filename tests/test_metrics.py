@@ -87,7 +87,7 @@ def test_measures_at_the_edges() -> None:
         (lambda: tg.metrics.top_k_accuracy(LOGITS, TARGETS, 0), tg.ShapeError, "positive integer"),
         (lambda: tg.metrics.confusion_matrix(TARGETS, TARGETS[:3], C), tg.ShapeError, "shapes differ"),
         (lambda: tg.metrics.auc(SCORES, SCORES), tg.DTypeError, "targets > 0.5"),
-        (lambda: tg.metrics.auc(LOGITS, TRUTHS), tg.ShapeError, "one score"),
+        (lambda: tg.metrics.auc(LOGITS, TRUTHS), tg.ShapeError, "the same shape"),
     ],
     ids=["lengths", "dtype of targets", "k of none", "lengths of classes", "targets of numbers", "two axes"],
 )

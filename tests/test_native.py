@@ -264,7 +264,7 @@ def test_inputs_that_do_not_fit_are_named(session: NativeSession) -> None:
         session.run(handle, [{"z": 1}])
     with pytest.raises(InputError, match=r"'x' has shape \(1,\), not \(4,\)"):
         session.run(handle, [{"x": np.ones(1, np.float32)}])
-    with pytest.raises(DeviceError, match="elements 3 to 5 of 'total', which has 4"):
+    with pytest.raises(DeviceError, match="elements 3 to 5 are outside 'total', which has 4"):
         session.write("total", [1, 2], offset=3)
     session.unload(handle)
 

@@ -402,9 +402,9 @@ def test_a_transform_of_ones_own():
 
 def test_a_transform_must_return_its_state():
     forgetful = optim.Transform({"m": 0.0}, lambda g, p, state, host: (g, {}))
-    with pytest.raises(InputError, match=r"with the state \['m'\] returned the state \[\]"):
+    with pytest.raises(InputError, match=r"declares the state \['m'\], but its update returned the state \[\]"):
         Run(optim.custom(forgetful))
-    with pytest.raises(InputError, match=r"'beta1' has two first values, 0\.9 and 0\.5"):
+    with pytest.raises(InputError, match=r"'beta1' has two initial values, 0\.9 and 0\.5"):
         optim.chain(optim.scale_by_adam(), optim.scale_by_adam(beta1=0.5))
 
 

@@ -79,7 +79,7 @@ def test_an_adapter_that_does_not_open_is_asked_for_anew(cache: Path, monkeypatc
 
     def picky(adapter: finding.AdapterInfo) -> str:
         if adapter.name == "gone":
-            raise DeviceError("gone (Vulkan) is no longer there")
+            raise DeviceError("gone (Vulkan) is no longer available")
         return adapter.name
 
     assert finding.opened(finding.search("webgpu"), picky) == "RTX" and asked == ["child"]

@@ -137,7 +137,7 @@ def test_an_abandoned_await_is_harmless():
 
 def test_a_failed_that_nobody_looked_at_is_reported_once():
     gc.collect()  # those of other tests
-    with pytest.warns(RuntimeWarning, match="step failed and nobody looked.*InputError: bad") as caught:
+    with pytest.warns(RuntimeWarning, match="step failed and its result was never read.*InputError: bad") as caught:
         resolved(Failed(InputError("bad")), "step")
         gc.collect()
     assert len(caught) == 1

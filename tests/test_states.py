@@ -283,7 +283,7 @@ def test_eager_models_take_a_write_at_once_and_leave_the_training_alone() -> Non
         assert m.n.item() == 1 and m.odd.item() is True and m.w.grad is not None
         with pytest.raises(tg.ShapeError, match=r"assign: the state is f32\[3\], the value is f32\[2\]"):
             m.mean.assign([1.0, 2.0])
-        with pytest.raises(tg.TraceError, match="requires a gradient, so it is no state"):
+        with pytest.raises(tg.TraceError, match="requires a gradient, so it is not a state"):
             m.w.assign([1.0, 2.0, 3.0])
 
 
@@ -321,11 +321,11 @@ def of_parameter(m: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [
-        (wrong_shape, tg.ShapeError, "assign: the state 'mean' is f32[3], the value is f32[8,3]; a write keeps"),
-        (wrong_dtype, tg.DTypeError, "assign: the state 'n' is i32[], the value is f32[]; a write keeps the type"),
-        (in_scan, tg.TraceError, "assign: the state 'mean' is assigned inside of tg.scan, where it has no"),
-        (in_vmap, tg.TraceError, "assign: the state 'mean' is assigned inside of tg.vmap, where it has no"),
-        (of_parameter, tg.TraceError, "assign: f32[3] is no state of the model; only a state can be assigned."),
+        (wrong_shape, tg.ShapeError, "assign: the state 'mean' is f32[3], the value is f32[8,3]; an assignment must"),
+        (wrong_dtype, tg.DTypeError, "assign: the state 'n' is i32[], the value is f32[]; an assignment must"),
+        (in_scan, tg.TraceError, "assign: the state 'mean' is assigned inside tg.scan, where it has no"),
+        (in_vmap, tg.TraceError, "assign: the state 'mean' is assigned inside tg.vmap, where it has no"),
+        (of_parameter, tg.TraceError, "assign: f32[3] is not a state of the model; only a state can be assigned."),
     ],
 )  # fmt: skip
 def test_what_cannot_be_assigned_is_an_error_with_the_line(wrong: Any, error: Any, text: str) -> None:
@@ -449,7 +449,7 @@ def test_batch_norm_refuses_one_value_a_channel_and_other_channels() -> None:
     def one(m: Any, x: Any) -> Any:
         return tg.sum(m(x, training=True))
 
-    with pytest.raises(tg.ShapeError, match=r"BatchNorm: f32\[1,5\] has one value a channel"):
+    with pytest.raises(tg.ShapeError, match=r"BatchNorm: f32\[1,5\] has one value per channel"):
         tg.trace(model=nn.BatchNorm(5), loss=one, inputs={"x": (1, 5)})
     with pytest.raises(tg.ShapeError, match=r"BatchNorm: x must be \[B, 5, ...\], with 5 channels, got f32\[2,4\]"):
         tg.trace(model=nn.BatchNorm(5), loss=one, inputs={"x": (2, 4)})

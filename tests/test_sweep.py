@@ -285,7 +285,7 @@ def test_members_have_states_of_their_own(device: str, tmp_path: Path) -> None:
     infer = tg.load_forward(path, model=Normed(), forward=lambda m, x: m(x), inputs={"x": (None, 3)}, device=device)
     every = sweep.attach(forward=lambda m, x: m(x), inputs={"x": (None, 3)}).run(x=X).output
     np.testing.assert_allclose(infer.run(x=X).output, every[1], atol=1e-5)
-    with pytest.raises(tg.TraceError, match=r"assigned inside of tg\.vmap"):
+    with pytest.raises(tg.TraceError, match=r"assigned inside tg\.vmap"):
         sweep.attach(forward=lambda m, x: m(x, training=True), inputs={"x": (4, 3)}).run(x=X[:4]).output  # noqa: B018
 
 
@@ -294,7 +294,10 @@ def test_members_have_states_of_their_own(device: str, tmp_path: Path) -> None:
     [
         ({"seeds": [0, 1], "lr": [0.1, 0.2, 0.3]}, "seeds 2, lr 3"),
         ({"seeds": 0}, "no list"),
-        ({"seeds": [0, 1], "weight_decy": [0.1, 0.2]}, "'weight_decy' is no hyperparameter of optim.adam; it has lr"),
+        (
+            {"seeds": [0, 1], "weight_decy": [0.1, 0.2]},
+            "'weight_decy' is not a hyperparameter of optim.adam; it has lr",
+        ),
         ({"seeds": [0, 1], "lr": [0.1, -0.2]}, "lr must be at least 0, got -0.2"),
         ({"seeds": [0, -1]}, "seed must be an integer"),
         ({"seeds": [0, 1], "each": ["z"]}, "each names 'z'"),

@@ -181,7 +181,7 @@ def test_run_steps_is_the_same_as_steps():
 
 
 def test_an_unseen_failure_is_reported(train):
-    with pytest.warns(RuntimeWarning, match="step failed and nobody looked"):
+    with pytest.warns(RuntimeWarning, match="step failed and its result was never read"):
         train.step(x=X)
         gc.collect()
     with pytest.warns(RuntimeWarning, match="NonFiniteError"):
@@ -461,7 +461,7 @@ def test_queued_steps_keep_the_values_they_were_called_with():
 
 
 def test_setting_what_is_not_there_names_what_is(train):
-    with pytest.raises(tg.InputError, match=r"momentum, nonsense.*what can be set is .*beta1.*"):
+    with pytest.raises(tg.InputError, match=r"momentum, nonsense.*these can be set: .*beta1.*"):
         train.set(momentum=0.9, nonsense=1, beta1=0.5)
     with pytest.raises(tg.InputError, match="beta2 must be at least 0 and below 1, got nan"):
         train.set(beta2=float("nan"))

@@ -113,7 +113,7 @@ def test_a_compiler_that_miscompiles_is_found(
         want = outputs(x)
     compiler(*FAULTS[name])
     with pytest.warns(
-        RuntimeWarning, match=r"kernel '.*compiled by .*: the numbers are wrong, so the program runs as NumPy"
+        RuntimeWarning, match=r"kernel '.*compiled by .*: its numbers are wrong, so the program runs in NumPy"
     ):
         got = outputs(x)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-6)
@@ -143,7 +143,7 @@ def test_flags_that_trade_right_numbers_for_speed_are_found(flags: str, tmp_path
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=250, env=environment, check=True
     )
-    assert "numbers are wrong, so the program runs as NumPy" in done.stderr
+    assert "numbers are wrong, so the program runs in NumPy" in done.stderr
 
 
 class Strided(tg.Module):

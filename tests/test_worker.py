@@ -300,7 +300,7 @@ def test_a_callback_may_queue_more_and_may_not_wait():
     deadline = time.perf_counter() + 5
     while not results and time.perf_counter() < deadline:
         time.sleep(0.005)
-    assert results == [3] and "waiting in it would never end" in errors[0]
+    assert results == [3] and "a wait in the callback would never end" in errors[0]
     t.worker.close()
 
 

@@ -44,7 +44,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 def _lengths(lengths: Any, n: int, least: int, most: int, name: str) -> Tensor:
     t = as_tensor(lengths)
     if t.dtype != i32 or t.shape != (n,):
-        raise ShapeError(f"{name} must be i32[{n}], one for each sequence from {least} to {most}; they are {t.type}")
+        raise ShapeError(f"{name} must be i32[{n}], one length from {least} to {most} for each sequence; got {t.type}")
     return t
 
 
@@ -88,11 +88,11 @@ def ctc_loss(
         raise ShapeError(f"log_probs must be [T,N,C] with T > 0, got {x.type}")
     steps, n, classes = x.shape
     if not 0 <= blank < classes:
-        raise InputError(f"blank = {blank} is no class of {x.type}; valid are 0 to {classes - 1}")
+        raise InputError(f"blank = {blank} is not a class of {x.type}; valid are 0 to {classes - 1}")
     labels = indices_for(targets, classes)
     if labels.ndim != 2 or labels.shape[0] != n:
         raise ShapeError(
-            f"targets must be i32[{n},S], a row of labels for each sequence; they are {labels.type}. "
+            f"targets must be i32[{n},S], a row of labels for each sequence; got {labels.type}. "
             f"log_probs is [T,N,C], here {x.type}"
         )
     if reduction not in ("mean", "sum", "none"):

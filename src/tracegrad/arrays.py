@@ -118,7 +118,7 @@ def cast_lossless(x: Array, dtype: str) -> Array:
     kind = "f" if "float" in x.dtype.name else x.dtype.kind
     if kind not in _CASTS[dtype]:
         remedy = _REMEDY.get((kind, dtype)) or _OF_KIND.get(kind, "")
-        raise InputError(f"{x.dtype.name} values do not fit {dtype} without loss{remedy}")
+        raise InputError(f"{x.dtype.name} values cannot be converted to {dtype} without loss{remedy}")
     if dtype == "f32":
         return _to_f32(x, kind)
     info = np.iinfo(target)
@@ -156,11 +156,11 @@ def _to_f32(x: Array, kind: str) -> Array:
     if kind == "f":
         if x.dtype.itemsize > 4 and x.size and bool((np.isinf(out) & ~np.isinf(x)).any()):
             raise InputError(
-                f"a finite value of {x.dtype.name} exceeds the largest f32, {LARGEST_F32:.4g}; scale the values"
+                f"a finite {x.dtype.name} value exceeds the largest f32, {LARGEST_F32:.4g}; scale the values"
             )
     elif x.dtype.itemsize > 2 and x.size:
         # An integer is exact in f32 only up to 2**24, and beyond that if its low bits are zero.
         exact = out.astype(np.float64) == x.astype(np.float64)
         if not bool(exact.all()) or int(np.abs(x.astype(np.float64)).max()) > 2**53:
-            raise InputError(f"an integer of {x.dtype.name} is not exact in f32; cast it first, x.astype(np.float32)")
+            raise InputError(f"a value of {x.dtype.name} is not exact in f32; to round it, write x.astype(np.float32)")
     return out

@@ -145,7 +145,7 @@ class Array:
 
     def _only(self) -> Any:
         if self.size != 1:
-            raise TypeError(f"an array of shape {self.shape} is no single number")
+            raise TypeError(f"an array of shape {self.shape} is not a single number")
         return self.flat[0]
 
     def __getitem__(self, index: Any) -> Any:
@@ -235,7 +235,7 @@ def _of_numbers(value: Any) -> Array:
     kinds: set[Any] = {type(x) for x in flat}
     if not kinds <= {bool, int, float}:
         odd = next(x for x in flat if type(x) not in (bool, int, float))
-        raise ValueError(f"{odd!r} is no number")
+        raise ValueError(f"{odd!r} is not a number")
     kind = float64 if float in kinds or not kinds else int64 if int in kinds else bool_
     return _made(flat, tuple(shape), kind)
 

@@ -69,7 +69,9 @@ def check_version(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> 
     if metadata.get("tracegrad") != VERSION:
         found = metadata.get("tracegrad")
         what = (
-            f"has layout {shown(found)}, this library reads {VERSION!r}" if found else "is no checkpoint of tracegrad"
+            f"has layout {shown(found)}, this library reads {VERSION!r}"
+            if found
+            else "is not a checkpoint of tracegrad"
         )
         raise InputError.here(
             f"load: {os.fspath(path)} {what}; for parameters alone use "
@@ -112,7 +114,7 @@ def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, nam
     try:
         losses = _object(_entry(file.metadata, "losses"), "losses")
         if losses.keys() != {*names}:
-            raise InputError(f"losses: the file has {shown([*losses])}, here they are {shown([*names])}")
+            raise InputError(f"losses: the file has {shown([*losses])}, this training has {shown([*names])}")
         own = _object(losses[name], f"losses.{name}")
     except InputError as e:
         why = str(e).partition("\n  at ")[0]
@@ -297,7 +299,7 @@ def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[s
     unknown = [name for name in given if name not in known]
     if unknown:
         names = ", ".join(sorted(known - {UNIT}))
-        raise InputError(f"hyper: {shown(unknown[0])} is no value of this training, which has {names}")
+        raise InputError(f"hyper: {shown(unknown[0])} is not a value of this training; its values are {names}")
     return checked_all(given, ranges_of(program.meta), "hyper")
 
 

@@ -44,21 +44,21 @@ def contents(path: Path) -> str:
         if path.suffix == ".safetensors" or (begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= size):
             return _tensors(path)
         if size > MOST_BYTES:
-            raise InputError(f"{path} has {size} bytes; of a program or a page, no more than {MOST_BYTES} are read")
+            raise InputError(f"{path} has {size} bytes; programs and pages may have at most {MOST_BYTES}")
         f.seek(0)
         data = f.read(size)  # a larger size would be allocated at once
     if begin.lstrip()[:1] == b"<":
         data = data.partition(BLOCK[0])[2].partition(BLOCK[1])[0]
     try:
         if len(data) > MOST_JSON:
-            raise InputError(f"its program has {len(data)} bytes; no more than {MOST_JSON} are read")
+            raise InputError(f"its program has {len(data)} bytes; the limit is {MOST_JSON}")
         found = parse(data)
         if not isinstance(found, dict):
             raise InputError(f"it holds {shown(found)}, not an object")
         top = cast("dict[str, Any]", found)
         return _manifest(top) if "train" in top else _program(Program.from_json(data))
     except InputError as e:
-        raise InputError(f"{path} is nothing that tracegrad wrote: {e}; expected {KINDS}") from None
+        raise InputError(f"{path} is not a file of tracegrad: {e}; expected {KINDS}") from None
 
 
 def _tensors(path: Path) -> str:

@@ -83,10 +83,12 @@ def compile(
     (1, 1.0)
     """
     if layout is not None and mesh is None:
-        raise InputError.here("layout= says how a mesh holds parameters: pass mesh=jax.make_mesh(...) too")
+        raise InputError.here("layout= places parameters on a mesh; pass mesh=jax.make_mesh(...) too")
     if loss is not None and losses is None:
         if params is not None:
-            raise InputError.here("params= goes with losses=; of one loss, frozen= says what is not trained")
+            raise InputError.here(
+                "params= is for losses=; with one loss, name the parameters that are not trained in frozen="
+            )
         only = cast("Optimizer", optimizer)
         sources = [StepSource(model, loss, declared(inputs), only, precision, frozen)]
     else:

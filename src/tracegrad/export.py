@@ -63,11 +63,15 @@ def export(
 
     Raises InputError for contents that do not fit."""
     if not single_file and Path(path).suffix in (".html", ".htm"):
-        raise InputError.here(f"export: {os.fspath(path)} would be a folder; for one file pass single_file=True")
+        raise InputError.here(
+            f"export: {os.fspath(path)} names a file, but export writes a folder; for one file pass single_file=True"
+        )
     for name, example in (("forwards", '{"predict": infer}'), ("data", '{"x": xs, "y": ys}')):
         given: object = getattr(contents, name)
         if not isinstance(given, Mapping | None):
-            raise InputError.here(f"export: {name} go in a dict by name, such as {example}, got {type(given).__name__}")
+            raise InputError.here(
+                f"export: pass {name} as a dict by name, such as {example}; got {type(given).__name__}"
+            )
     rows = checked_data(snapshot.program, contents.data or {})
     built = {name: built_of(name, f, snapshot.program) for name, f in (contents.forwards or {}).items()}
     demos = {name: demo_of(b, rows) for name, b in built.items()}
@@ -160,14 +164,14 @@ def exportable(source: StepSource) -> None:
     """Check that there is one loss with fixed sizes, because a page has one program. Raises InputError otherwise."""
     if source.part is not None:
         raise InputError.here(
-            "export: a page trains one loss; compile again with the loss that it shall train, as in loss=g_loss, give "
+            "export: a page trains one loss; compile again with that loss, as in loss=g_loss, give "
             "that training the parameters, new.upload_params(train.download_params()), and export it"
         )
     types = input_types(source.inputs)
     if FreeSizes.of(types).axes:
         free = ", ".join([f"{n}: {t}" for n, t in types.items() if not all(isinstance(d, int) for d in t.shape)])
         raise InputError.here(
-            f"export: a page has one batch size, and here calls choose sizes, {free}; compile again with numbers in "
+            f"export: a page has one batch size, but here each call chooses {free}; compile again with numbers in "
             "inputs=, load what train.save wrote, and export that"
         )
 

@@ -82,7 +82,7 @@ def ufunc(function: Any, method: str, inputs: tuple[Any, ...], options: Mapping[
     name = OPERATORS.get(function.__name__)
     if "out" in options:  # as in w.data -= g
         raise TraceError.here(
-            "an array does not take a tensor in place, by += or out=: write a = a + b, and w.data = w.data + b"
+            "a NumPy array cannot receive a tensor by += or out=: write a = a + b, or w.data = w.data + b"
         )
     if name is None or method != "__call__" or options:
         raise unknown("numpy", function)

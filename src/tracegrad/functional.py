@@ -54,7 +54,7 @@ def at_once(fn: F) -> F:
         if ambient.active() is not None or ambient.is_rewriting():
             return fn(*args, **kwargs)
         if not HAVE_NUMPY:
-            raise TraceError.here("on arrays, outside a loss or forward, transforms need NumPy, which is not installed")
+            raise TraceError.here("transforms of arrays, outside a loss or forward, need NumPy, which is not installed")
         given = (args, kwargs)
         tensors = tree_leaves(given)
         values = [_array(x) for x in tensors]
@@ -91,7 +91,9 @@ def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: d
     inputs = [*leaves, *others]
     kinds = {x.dtype.name for x in tensors if isinstance(x, GradTensor) and x.dtype in (f32, f64)}
     if len(kinds) > 1:
-        raise DTypeError.here(f"arguments are {' and '.join(sorted(kinds))}; make them alike with tg.tensor(x, dtype=)")
+        raise DTypeError.here(
+            f"arguments are {' and '.join(sorted(kinds))}; give them one dtype with tg.tensor(x, dtype=)"
+        )
     double = kinds == {"f64"}
     values = [env[t.name] for t in inputs]
     if double:
@@ -121,7 +123,7 @@ def _public(transform: F) -> F:
     def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not callable(fn):
             raise TraceError.here(
-                f"{transform.__name__}: takes a function, and gives one, as tg.{transform.__name__}(f)(x); "
+                f"{transform.__name__}: takes a function and returns a function, as in tg.{transform.__name__}(f)(x); "
                 f"got {shown(fn)}"
             )
         check_call(f"tg.{transform.__name__}", transform, (fn, *args), kwargs)

@@ -7,28 +7,30 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-NO_NUMBERS = "it has no numbers while tracing: return it with the result (aux of a loss), or tg.capture it"
+NO_NUMBERS = "a traced tensor has no values; return it beside the loss as aux, or record it with tg.capture"
 CAST = "write tg.cast(x, tg.f32), or another dtype"
-STEP = "train.step(x=..., y=...) of a training that tg.compile made computes gradients and updates the parameters"
+STEP = "tg.compile(...) makes a training; its train.step(x=..., y=...) computes gradients and updates the parameters"
 WHERE = "leave it out: the argument device of tg.compile says where a program runs"
-MIDDLE = "write tg.sort(x, axis)[0], and take the element in the middle, or at that share of the axis"
-SIZED = "the size of its result would depend on values: do it in NumPy, before the values go in"
+MIDDLE = "write tg.sort(x, axis)[0], and take the element at the middle or at the quantile"
+SIZED = "the size of its result depends on values; compute it in NumPy, and pass the result as an input"
 ONE_LETTER = "write the operator, as a < b, or its function, as tg.less(a, b)"
 PERMUTED = "write x.permute(...), or tg.swapaxes(x, a, b)"
 STACKED = "write tg.concat([a, b], axis), or tg.stack([a, b], axis) for a new axis"
 LIKE = "write tg.zeros(x.shape), or tg.randn(x.shape)"
 PRODUCT = "write a @ b, or tg.einsum"
-SOLVED = "there is no decomposition or inverse of matrices here; do it in NumPy, before the values go in"
+SOLVED = "tracegrad does not decompose or invert matrices; do that in NumPy, and pass the result as an input"
 SEGMENTS = "write tg.segment_sum(x, segments, n); of ones it counts, and the sum over the count is the mean"
 SUBSET = "write tg.where(mask, x, 0), because the number of elements kept is not known while tracing"
 TRAINING = "pass a flag of your own to the forward, as in tg.dropout(x, 0.1, training)"
-WEIGHTS = "train.download_params() has the values of a training by name; nn.named_parameters(model) the declarations"
+WEIGHTS = (
+    "train.download_params() returns the trained values by name; nn.named_parameters(model) lists the declarations"
+)
 
 # Attributes of tensors
 TENSORS = {
     "item numpy tolist data grad": NO_NUMBERS,
     "type_as float long int half double bool type": CAST,
-    "values indices": "x.max(axis) gives values only, x.argmax(axis) where they are; tg.sort gives a pair",
+    "values indices": "x.max(axis) gives the values, x.argmax(axis) their positions; tg.sort gives both",
     "clone copy": "leave it out: tensors never change",
     "requires_grad requires_grad_": "parameters made with self.param(..., trainable=False) get no gradient; "
     "see also tg.stop_gradient",
@@ -37,7 +39,7 @@ TENSORS = {
     "unique nonzero": SIZED,
     "masked_select": SUBSET,
     "eq ne lt le gt ge less greater equal": ONE_LETTER,
-    "diagonal trace": "tg.diag(x) is the diagonal of a matrix, and its sum the trace",
+    "diagonal trace": "tg.diag(x) is the diagonal of a matrix, and tg.sum(tg.diag(x)) the trace",
     "amax amin": "write x.max(axis) or x.min(axis)",
     "index_select": "write tg.take(x, indices, axis)",
     "arcsin arccos arctan": "write x.asin(), x.acos() or x.atan()",
@@ -53,10 +55,10 @@ TENSORS = {
     "expand": "write tg.broadcast_to(x, shape)",
     "chunk": "write tg.split(x, parts, axis)",
     "dim": "write x.ndim",
-    "cpu": "leave it out: x.numpy() of an eager tensor has its values, and a traced one has none",
+    "cpu": "leave it out: x.numpy() returns the values of an eager tensor",
     "cuda": WHERE,
     "device": WHERE,
-    "contiguous": "leave it out: every tensor is",
+    "contiguous": "leave it out: every tensor is contiguous",
     "masked_fill": "write tg.where(mask, value, x)",
     "gather": "write tg.take_along_axis(x, indices, axis)",
     "at": "write tg.where(mask, value, x), or tg.scatter_add(x, indices, updates)",
@@ -110,8 +112,8 @@ NAMES = {
     "isin": "write tg.any(x[:, None] == values, 1)",
     "dot inner vdot tensordot mm bmm mv addmm baddbmm": PRODUCT,
     "inv inverse svd qr cholesky solve det slogdet pinv eig eigh lstsq": SOLVED,
-    "cross": "write it with x[..., 0] and its kin; the loss over classes is tg.cross_entropy",
-    "diagonal fill_diagonal": "tg.diag takes the diagonal of a matrix, and makes a matrix of one",
+    "cross": "write it with x[..., 0], x[..., 1] and x[..., 2]; the loss over classes is tg.cross_entropy",
+    "diagonal fill_diagonal": "tg.diag(x) takes the diagonal of a matrix, or makes a diagonal matrix of a vector",
     "trace": "write tg.sum(tg.diag(x)); tg.trace traces a program",
     "hstack vstack dstack column_stack": STACKED,
     "moveaxis movedim swapdims": PERMUTED,
@@ -238,7 +240,7 @@ NAMES = {
     "load_model load_state_dict": "train.load(path) resumes; tg.load_forward(path, model=..., forward=..., inputs=...)",
     "no_gradient": "write tg.stop_gradient(x) in a loss, tg.no_grad() around eager code",
     "jit": "tg.compile compiles a whole training step, tg.compile_forward a forward",
-    "Adamax ASGD Rprop LBFGS SparseAdam": "optim.custom takes a transform of your own; optim.adam is near",
+    "Adamax ASGD Rprop LBFGS SparseAdam": "optim.adam is similar; optim.custom takes a transform of your own",
 }
 
 # Names in the modules lr and init, which mean something else in other modules
@@ -473,10 +475,10 @@ WITHOUT = {
     "track_running_stats": "pass training=True in losses and leave it out elsewhere, as in norm(x, training)",
     "jit": "leave it out: every training is compiled",
     "append": "each fit rewrites the file; a path for log= is appended to",
-    "padding_mode": "outside are zeros; for others, join what you need with tg.pad or tg.concat first",
+    "padding_mode": "convolutions pad with zeros; for other padding, use tg.pad or tg.concat before the layer",
     "batch_first": "leave it out: sequences are always [B, T, features]",
     "elementwise_affine": "write the formula with ops for a norm without parameters",
-    "padding_idx": "multiply the result by a mask, as in tg.where(tokens == 0, 0.0, h)",
+    "padding_idx": "mask the result, as in tg.where(tokens == 0, 0.0, h)",
     "key generator seed rng": "random ops draw from the seed of tg.compile",
     "x y": "write train.fit(x=..., y=...)",
 }

@@ -125,13 +125,13 @@ def hyper(name: str, default: float) -> Tensor:
     running = None if not building() else require("tg.hyper")
     name_ = cast("object", name)
     if not (isinstance(name_, str) and name_.isidentifier()) or name in RESERVED:
-        raise InputError.here(f"tg.hyper: {name!r} is no name to set it by; use an identifier, not seed or step")
+        raise InputError.here(f"tg.hyper: {name!r} cannot be a name; use a Python identifier other than seed and step")
     value = checked(f"the default of {name!r}", default, what="tg.hyper")
     if running is None:
         return METHODS["cast"](value, f32)  # outside of a trace nothing can set it
     known = running.hypers.setdefault(name, value)
     if known != value:
-        raise TraceError.here(f"tg.hyper: {name!r} has the default {known!r} elsewhere and {value!r} here")
+        raise TraceError.here(f"tg.hyper: {name!r} has two defaults, {known!r} before and {value!r} here; use one")
     return scalar(name)
 
 

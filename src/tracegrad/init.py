@@ -176,7 +176,7 @@ class TruncatedNormal(Initializer):
         checked("std", self.std, POSITIVE, "init.truncated_normal")
         if self.low >= self.high:
             raise InputError.here(
-                f"init.truncated_normal: low must be below high, got [{self.low!r}, {self.high!r}]; exchange them"
+                f"init.truncated_normal: low must be below high, got [{self.low!r}, {self.high!r}]; swap them"
             )
 
 
@@ -255,7 +255,7 @@ class Uniform(Even):
         checked("high", self.high, what="init.uniform")
         if self.low > self.high:
             raise InputError.here(
-                f"init.uniform: low must not be above high, got [{self.low!r}, {self.high!r}); exchange them"
+                f"init.uniform: low must not be above high, got [{self.low!r}, {self.high!r}); swap them"
             )
 
     def bounds(self, shape: Shape) -> tuple[float, float]:

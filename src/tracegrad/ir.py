@@ -170,20 +170,21 @@ class Tensor(TensorMethods):
 
     def __float__(self) -> float:
         raise TraceError.here(
-            f"the value of {self!r} is not known while tracing, so there is no number. Compute with functions of tg., "
-            "such as tg.exp. To read it, return it with the result, as aux of a loss"
+            f"the value of {self!r} is not known while tracing, so it cannot become a Python number. Compute with "
+            "functions of tg., such as tg.exp. To read the value, return it beside the loss, as aux"
         )
 
     def __int__(self) -> int:
         raise TraceError.here(
-            f"the value of {self!r} is not known while tracing, so int() has no number: sizes are in x.shape, and "
+            f"the value of {self!r} is not known while tracing, so int() cannot read it: sizes are in x.shape, and "
             "a computed integer is tg.cast(x, tg.i32)"
         )
 
     def __index__(self) -> int:
         raise TraceError.here(
             f"the value of {self!r} is not known while tracing, so it cannot be a size, an index of a list, a range "
-            "or a slice. Sizes are in x.shape; tg.take(x, i, axis) picks elements, as of tg.stack(list)"
+            "or a slice. Sizes are in x.shape. To pick elements by a tensor, write tg.take(x, i, axis), with x = "
+            "tg.stack(list) for a list"
         )
 
     def __format__(self, spec: str) -> str:
@@ -192,7 +193,8 @@ class Tensor(TensorMethods):
     def __len__(self) -> int:
         if not self.shape:
             raise TraceError.here(
-                f"{self!r} has rank 0: it has no length and nothing to iterate over; a reduction over axis= keeps axes"
+                f"{self!r} has rank 0: it has no length, and you cannot iterate over it; a reduction with axis= "
+                "keeps the other axes"
             )
         n: Any = self.shape[0]
         if type(n) is not int:
@@ -224,14 +226,14 @@ class Tensor(TensorMethods):
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TraceError.here(
-            f"{self!r} has no numbers while tracing, so it cannot become a NumPy array or index one. Write "
+            f"{self!r} has no values while tracing, so it cannot become a NumPy array or index one. Write "
             "tg.stack([a, b]) for np.array([a, b]), and tg.take(tg.asarray(array), i, 0) for array[i]"
         )
 
 
 def _fixed(tensor: Tensor, name: str, value: object) -> None:
     hint = "; tg.stop_gradient(x) passes no gradient on" if name == "requires_grad" else ""
-    raise TraceError.here(f"{tensor!r} is a value of a trace, which does not change; {name} cannot be set{hint}")
+    raise TraceError.here(f"{tensor!r} is a value of a trace and cannot change; {name} cannot be set{hint}")
 
 
 if not TYPE_CHECKING:

@@ -37,7 +37,7 @@ def parse(text: bytes | str, deepest: int = DEEPEST) -> Any:
         # counted before parsing: Python's parser is recursive
         levels = re.sub(STRINGS, b"", data).translate(None, NO_BRACKETS)
         if max(accumulate(map(STEPS.__getitem__, levels)), default=0) > deepest:
-            raise InputError(f"it is nested more than {deepest} levels deep")
+            raise InputError(f"it is nested more than {deepest} levels")
         value = json.loads(whole, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
         if b"\\u" in data:
             _check_text(value)
@@ -88,7 +88,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise InputError(f"it holds {name}, which JSON does not have")
+    raise InputError(f"it holds {name}, which is not valid JSON")
 
 
 def _check_text(value: Any) -> None:

@@ -409,7 +409,7 @@ def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
     if isinstance(spec, (int, float)):
         return as_schedule(spec)
     if not isinstance(spec, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError.here(f"a schedule is described by a dict or a number, got {spec!r}")
+        raise InputError.here(f"a schedule must be a dict or a number, got {spec!r}")
     values = dict(spec)
     kind = values.pop("kind", None)
     cls = next((c for c in KINDS if _kind(c) == kind), None)

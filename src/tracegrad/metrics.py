@@ -182,7 +182,7 @@ def auc(scores: Any, targets: Any) -> Tensor:
     s, t = as_tensor(scores), as_tensor(targets)
     float_type(s.type)
     if s.ndim != 1 or t.shape != s.shape:
-        raise ShapeError(f"takes one score and one target for each position: got {s.type} and {t.type}")
+        raise ShapeError(f"scores and targets must have the same shape: got {s.type} and {t.type}")
     if t.dtype.is_float:
         raise DTypeError(f"targets must be bool or i32, got {t.type}; write targets > 0.5")
     positive = t if t.dtype.name == "bool" else t != 0

@@ -236,7 +236,7 @@ class Program:
         """
         d = parse(text)
         if not isinstance(d, dict) or "version" not in d:
-            raise InputError("program: this is no program of tracegrad; its JSON is an object with a version")
+            raise InputError("program: this is not a program of tracegrad, which is a JSON object with a version")
         data = cast("dict[str, Any]", d)
         version = data.pop("version")
         if type(version) is not int or version != VERSION:
@@ -313,7 +313,7 @@ def _check_field(f: Field, buffers: Sequence[Buffer], where: str) -> None:
     demand(f.dtype in DTYPES, f"{where}.dtype", f.dtype, f"one of {', '.join(DTYPES)}")
     demand(DTYPES[f.dtype].storage == b.dtype, f"{where}.dtype", f.dtype, f"a type that is stored as {b.dtype}")
     if len(f.shape) > MAX_RANK:
-        raise InputError(f"{where}.shape has {len(f.shape)} axes; at most {MAX_RANK} are read")
+        raise InputError(f"{where}.shape has {len(f.shape)} axes; the limit is {MAX_RANK}")
     for n in f.shape:
         natural(n, f"{where}.shape")
     natural(f.offset, f"{where}.offset")
@@ -339,12 +339,12 @@ def _check_loops(loops: Iterable[Loop], dispatches: int, where: str) -> list[int
         last = x.begin
         around.append(x)
         if len(around) > DEEPEST_LOOPS:
-            raise InputError(f"{at} is within {DEEPEST_LOOPS} others; that is the limit")
+            raise InputError(f"{at} is nested deeper than the limit of {DEEPEST_LOOPS}")
         for n in range(x.begin, x.end):
             depths[n] += 1
             times[n] = min(times[n] * x.count, MOST_LAUNCHES + 1)
     if sum(times) > MOST_LAUNCHES:
-        raise InputError(f"{where}.loops make more than {MOST_LAUNCHES} launches in one run")
+        raise InputError(f"{where}.loops make more than {MOST_LAUNCHES} launches a run")
     return depths
 
 

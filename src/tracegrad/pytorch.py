@@ -248,7 +248,7 @@ def _renamed(given: dict[str, Any], rename: Rename | None) -> dict[str, Any]:
     for name, value in given.items():
         new = _new_name(name, rename) if rename is not None else name
         if new in out:
-            raise InputError.here(f"from_torch: rename gives two arrays the name {new!r}; the second is {name!r}")
+            raise InputError.here(f"from_torch: rename gives two arrays the name {new!r}, the second time for {name!r}")
         if new is not None:
             out[new] = value
     return out

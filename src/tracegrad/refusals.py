@@ -44,7 +44,7 @@ class NoNumber:
     def refusal(self) -> str:
         """The message of an error about the object."""
         what = f"{type(self).__name__} {shown(self)}" if hasattr(type(self), "type") else type(self).__name__
-        return f"{what} is no number or tensor: {self.instead}"
+        return f"{what} is not a number or tensor: {self.instead}"
 
     def _refuse(self, *_: Any) -> Any:
         inside = getattr(sys.modules.get("numpy"), "__file__", None)  # inside NumPy, the user's line is the call
@@ -95,7 +95,7 @@ class Helped:
             raise absent(f"a {cls.__name__}", name, cls.remedies, [n for n in vars(cls) if n not in vars(Helped)])
 
         def __call__(self, *_: Any, **__: Any) -> Any:
-            raise CallError.here(f"a {type(self).__name__} is no function: {self.called}")
+            raise CallError.here(f"a {type(self).__name__} cannot be called: {self.called}")
 
 
 class Count(int):
@@ -103,7 +103,9 @@ class Count(int):
 
     def __call__(self, *_: Any) -> Any:
         """Raise CallError with a remedy."""
-        raise CallError.here(f"x.size is a number, {self} for all elements: write x.shape, or x.shape[0] for one axis")
+        raise CallError.here(
+            f"x.size is the number of elements, {self}, and not a function: write x.shape, or x.shape[0] for one axis"
+        )
 
 
 def branching() -> str:
@@ -169,12 +171,14 @@ def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], b
     extra = len(args) + bound - n
     needed = code.co_varnames[bound + len(args) : n - len(function.__defaults__ or ())]
     needed += tuple([x for x in code.co_varnames[n:both] if x not in (function.__kwdefaults__ or {})])
-    twice = [x for x in code.co_varnames[bound : min(bound + len(args), n)] if x in given]
+    unnamed = code.co_varnames[: code.co_posonlyargcount]  # a keyword of the same name is another argument
+    twice = [x for x in code.co_varnames[bound : min(bound + len(args), n)] if x in given and x not in unnamed]
     if twice:
-        raise CallError.here(f"{who}: {twice[0]} has a value by position and one by name; write {twice[0]}=... alone")
-    missing = [x for x in needed if x not in given]
+        raise CallError.here(f"{who}: {twice[0]} is given twice, by position and by name; write {twice[0]}=... only")
+    missing = [x if x in unnamed else f"{x}=" for x in needed if x not in given or x in unnamed]
     if missing and extra <= 0:
-        raise CallError.here(f"{who}: missing {', '.join([f'{x}=' for x in missing])}; it takes {', '.join(takes)}")
+        more = [f"*{x}" for x in code.co_varnames[both : both + 1] if code.co_flags & CO_VARARGS]
+        raise CallError.here(f"{who}: missing {', '.join(missing)}; it takes {', '.join([*takes, *more])}")
     if extra > 0 and not code.co_flags & CO_VARARGS:
         named = "".join([f"{x}=..., " for x in code.co_varnames[n:both][:3]])
         instead = f"write {who}({named}...)" if named else f"it takes {', '.join(takes) or 'none'}"

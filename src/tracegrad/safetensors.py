@@ -123,14 +123,14 @@ def _header(f: BufferedReader, size: int) -> tuple[list[Entry], dict[str, str], 
         raise InputError(f"{size} bytes are too short for the header's length")
     length = int.from_bytes(f.read(8), "little")
     if length > min(MAX_HEADER, size - 8):
-        raise InputError(f"the header claims {length} bytes, the file has {size}; at most {MAX_HEADER} are read")
+        raise InputError(f"the header claims {length} bytes, the file has {size}; the limit is {MAX_HEADER}")
     text = f.read(length)
     if not text.startswith(b"{"):
         raise InputError("the header does not begin with {")
     try:
         header: dict[str, Any] = parse(text, DEEPEST)
     except InputError as e:
-        raise InputError(f"the header is refused: {e}") from None
+        raise InputError(f"the header is not valid: {e}") from None
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in cast("dict[str, Any]", metadata).values()):
         raise InputError("__metadata__ does not map text to text")
@@ -153,7 +153,7 @@ def _entry(name: str, info: Any) -> Entry:
     if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise InputError(f"{who}: data_offsets {shown(offsets)} are not [begin, end]")
     if len(shape) > MAX_RANK:
-        raise InputError(f"{who}: the shape has {len(shape)} axes; at most {MAX_RANK} are read")
+        raise InputError(f"{who}: the shape has {len(shape)} axes; the limit is {MAX_RANK}")
     itemsize = np.dtype(READS[dtype]).itemsize
     needed = math.prod(shape) * itemsize
     if offsets[1] - offsets[0] != needed:
@@ -183,7 +183,7 @@ def _check_layout(entries: list[Entry], available: int) -> None:
             raise InputError(f"{shown(e.name)}: its bytes begin at {e.begin} and {what}; expected {at}")
         at = e.end
     if at != available:
-        raise InputError(f"{available - at} bytes after the last tensor belong to none")
+        raise InputError(f"{available - at} bytes follow the last tensor")
 
 
 def _array(e: Entry, f: BufferedReader) -> Array:

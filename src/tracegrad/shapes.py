@@ -115,11 +115,11 @@ def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
     if dims.count(-1) > 1:
         raise ShapeError(f"cannot infer more than one -1 in {show(dims)}; write all sizes but one")
     if any(n < -1 for n in dims):
-        raise ShapeError(f"a size cannot be negative, got {show(dims)}; -1 alone stands for what is left")
+        raise ShapeError(f"a size cannot be negative, got {show(dims)}; -1 for one size means that reshape infers it")
     known = math.prod(n for n in dims if n != -1)
     if -1 in dims:
         if known == 0 or size % known:
-            raise ShapeError(f"cannot infer -1 in {show(dims)}: {size} elements do not divide by {known}")
+            raise ShapeError(f"cannot infer -1 in {show(dims)}: {size} elements cannot be divided by {known}")
         dims = tuple(size // known if n == -1 else n for n in dims)
     if math.prod(dims) != size:
         hint = "; -1 in place of one size stands for what is left" if len(dims) > 1 else ""

@@ -130,7 +130,9 @@ class Plan(NamedTuple):
             member = bound(model, {**own, **others, **held})
             y, aux = checked_loss(loss(member, **dict(zip(names, args, strict=True))), loss)
             if LOSSES in aux:
-                raise InputError.here(f"tg.sweep: the aux {LOSSES!r} is that of the members' losses; rename your own")
+                raise InputError.here(
+                    f"tg.sweep: the aux name {LOSSES!r} is reserved for the losses of the members; rename yours"
+                )
             return y, (aux, {name: x.now for name, x in held.items()})
 
         def of_all(m: Any, **given: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -183,7 +185,7 @@ def checked_values(optimizer: Optimizer, values: Mapping[str, Sequence[Any]]) ->
     for name in values:
         if name not in known:
             raise InputError.here(
-                f"tg.sweep: {name!r} is no hyperparameter of optim.{optimizer.name}; it has "
+                f"tg.sweep: {name!r} is not a hyperparameter of optim.{optimizer.name}; it has "
                 f"{', '.join(dict.fromkeys([*known, *optimizer.off]))}"
             )
     return {

@@ -73,11 +73,15 @@ def sweep(
     (2, 1)
     """  # noqa: E501
     if not isinstance(cast("object", optimizer), Optimizer):
-        raise InputError.here(f"tg.sweep: optimizer must be one of optim, such as optim.adam(), got {shown(optimizer)}")
+        raise InputError.here(
+            f"tg.sweep: optimizer must come from tracegrad.optim, such as optim.adam(); got {shown(optimizer)}"
+        )
     check_function(loss, "loss")
     check_signature(loss, inputs, "loss")
     if unknown := [name for name in each if name not in inputs]:
-        raise InputError.here(f"tg.sweep: each names {unknown[0]!r}, which is no input; they are {', '.join(inputs)}")
+        raise InputError.here(
+            f"tg.sweep: each names {unknown[0]!r}, which is not an input; the inputs are {', '.join(inputs)}"
+        )
     plan = Plan.of(model, optimizer, seeds, values)
     train = entrypoints.compile(
         model=plan.stacked(model),

@@ -67,14 +67,14 @@ def reduction_of_a_ufunc(m, x, y):
     return tg.mean(np.maximum.reduce(m(x)))
 
 
-@loss("in place", "a = a + b")
+@loss("NumPy array", "a = a + b")
 def array_that_takes_a_tensor(m, x, y):
     total = np.zeros((8, 2), np.float32)
     total += m(x)
     return tg.mean(total)
 
 
-@loss("in place", "out=", "a = a + b")
+@loss("NumPy array", "out=", "a = a + b")
 def out_argument(m, x, y):
     return tg.mean(np.add(m(x), 1.0, out=np.zeros((8, 2))))
 

@@ -226,7 +226,7 @@ def forward_of_an_empty_batch():
         return infer.run(x=X[:0]).output
 
 
-@program("run", "x", "y", "agree", "8", "4")
+@program("run", "x", "y", "equal sizes", "8", "4")
 def free_sizes_that_differ():
     with compiled() as train:
         infer = train.attach(forward=lambda m, x, y: m(x) - y, inputs={"x": (None, 3), "y": (None, 2)})

@@ -7,17 +7,17 @@ from misuse.table import MLP, SHAPES, X, Y, compiled, mse, predict, program
 from tracegrad import optim
 
 
-@program("'a-b'", "'a_b'", "Python name")
+@program("'a-b'", "'a_b'", "Python identifier")
 def input_name_with_a_hyphen():
     tg.trace(model=MLP(), loss=mse, inputs={"a-b": (8, 3), "y": (8, 2)})
 
 
-@program("'1x'", "Python name")
+@program("'1x'", "Python identifier")
 def input_name_with_a_digit_in_front():
     tg.trace(model=MLP(), loss=mse, inputs={"1x": (8, 3), "y": (8, 2)})
 
 
-@program("''", "Python name")
+@program("''", "Python identifier")
 def input_name_that_is_empty():
     tg.trace(model=MLP(), loss=mse, inputs={"": (8, 3), "y": (8, 2)})
 
@@ -42,7 +42,7 @@ def inputs_as_a_set():
     tg.trace(model=MLP(), loss=mse, inputs={"x"})
 
 
-@program("'x'", "shapes or types", "ndarray", "(8, 3)", "step")
+@program("'x'", "a shape or a type", "ndarray", "(8, 3)", "step")
 def inputs_as_arrays():
     tg.trace(model=MLP(), loss=mse, inputs={"x": X, "y": Y})
 

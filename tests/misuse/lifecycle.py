@@ -184,7 +184,7 @@ def capture_of_one_name_twice(m, x, y):
     return tg.mean(tg.capture("h", m.l2(h)) - y)
 
 
-@loss("capture", "name comes first", "tg.capture(")
+@loss("capture", "name must come first", "tg.capture(")
 def capture_with_arguments_swapped(m, x, y):
     return tg.mean(tg.capture(m(x), "h") - y)
 

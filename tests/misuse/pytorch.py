@@ -336,7 +336,7 @@ def item_of_a_pending(train):
     train.step(x=X, y=Y).item()
 
 
-@training("CompiledTraining", "no function", "train.step(")
+@training("CompiledTraining", "cannot be called", "train.step(")
 def calling_a_training(train):
     train(X, Y)
 

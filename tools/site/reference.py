@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from counterparts import counterpart
 
 import tracegrad as tg
 from tracegrad import habits
@@ -90,7 +93,9 @@ def entries(section: Section) -> Iterator[tuple[str, str]]:
             yield f"tg.{name}", f"tracegrad.{name}"
     if section.prefix != "tg":
         for name in exported(section.prefix):
-            yield f"{section.prefix}.{name}", f"tracegrad.{section.prefix}.{name}"
+            path = f"tracegrad.{section.prefix}.{name}"
+            inside = hasattr(sys.modules.get(path), name)  # a file of the same name has the function
+            yield f"{section.prefix}.{name}", f"{path}.{name}" if inside else path
 
 
 def names() -> dict[str, tuple[str, str, Any]]:
@@ -111,15 +116,19 @@ def first_line(value: Any) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-IN_PARTS = ("tg.CompiledTraining", "tg.CompiledForward")  # their methods stand in several classes
+IN_PARTS = ("tg.CompiledTraining", "tg.CompiledForward")  # base classes define a part of their methods
 
 
 def page(section: Section) -> str:
-    own = [(shown, path) for shown, (slug, path, _) in names().items() if slug == section.slug]
+    own = [(shown, path, value) for shown, (slug, path, value) in names().items() if slug == section.slug]
     body = [f"# {section.title}", "", section.about, ""]
-    for shown, path in own:
+    for shown, path, value in own:
         body += [f"::: {path}", "    options:", f"      heading: {shown}", f"      toc_label: {shown}"]
-        body += ["      inherited_members: true"] * (shown in IN_PARTS) + [""]
+        if shown in IN_PARTS:
+            body.append("      inherited_members: true")
+        elif inspect.isclass(value) and issubclass(value, tg.Module):
+            body.append("      inherited_members: [__call__]")
+        body.append("")
     return "\n".join(body)
 
 
@@ -147,14 +156,22 @@ TABLES = (
 
 def pytorch() -> str:
     """The index by PyTorch's names, made of the tables that error messages use."""
-    lines = ["# By PyTorch's names", "", "Names that differ, as the error messages say them. All others are called "
-             "here as in PyTorch, in lower case with underscores for functions: `F.gelu` is `tg.gelu`, `nn.ReLU()` is "
-             "`tg.relu`, `nn.Linear` is `nn.Linear`.", ""]  # fmt: skip
+    lines = ["# By PyTorch's names", "",
+             "The first tables list names that differ, and what to write instead. Other names "
+             "are those of PyTorch, in lower case with underscores for functions: `F.gelu` is `tg.gelu`, `nn.ReLU()` "
+             "is `tg.relu`. [The last table](#every-public-name) lists every name of tracegrad.", ""]  # fmt: skip
     for title, prefix, table in TABLES:
         lines += [f"## {title}", "", f"| `{prefix}` | here |", "|---|---|"]
         rows = [(name, remedy) for many, remedy in table.items() for name in many.split()]
         lines += [f"| `{n}` | {str(r).replace('|', chr(92) + '|')} |" for n, r in sorted(rows)]
         lines.append("")
+    lines += ["## Every public name", "", "An empty cell means that PyTorch has no counterpart.", "",
+              "| here | PyTorch |", "|---|---|"]  # fmt: skip
+    for shown, (slug, path, value) in names().items():
+        if slug not in ("errors", "extend"):
+            theirs = counterpart(shown, inspect.getdoc(value) or "")
+            lines.append(f"| [`{shown}`]({slug}.md#{path}) | {f'`{theirs}`' if 'torch' in theirs else theirs} |")
+    lines.append("")
     return "\n".join(lines)
 
 

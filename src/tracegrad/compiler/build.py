@@ -162,9 +162,9 @@ class StepSource(NamedTuple):
         optimizer = cast("object", self.optimizer)
         if not isinstance(optimizer, Optimizer):
             hint = "; call it" if callable(optimizer) else ""
-            hint = "; optim.custom(transform) makes one of it" if isinstance(optimizer, Transform) else hint
+            hint = "; optim.custom(transform) makes an optimizer of it" if isinstance(optimizer, Transform) else hint
             raise InputError.here(
-                f"optimizer must be one of optim, such as optim.adam(lr=1e-3), got {shown(optimizer)}{hint}"
+                f"optimizer must come from tracegrad.optim, such as optim.adam(lr=1e-3); got {shown(optimizer)}{hint}"
             )
         if self.part is not None and self.part.shared:  # other losses' steps change the bounded states
             optimizer = replace(optimizer, transform=replace(optimizer.transform, bounds=None))

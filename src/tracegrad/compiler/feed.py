@@ -38,7 +38,7 @@ def make_feed(step: Program, drawn: Collection[str]) -> Program:
     lengths = {f.shape[0] if f.shape else 0 for f in fields if f.name in drawn}
     if len(lengths) > 1 or 0 in lengths:
         shown = ", ".join(f"{f.name} {f.type}" for f in fields if f.name in drawn)
-        raise InputError.here(f"a batch is drawn along one leading axis, equal for all inputs; they are {shown}")
+        raise InputError.here(f"all inputs must have the same first axis, along which a batch is drawn; got {shown}")
     with ambient.tracing():
         rows = rows_at_random(lengths.pop(), hypers.scalar(COUNT)) if lengths else None
         values = {f.name: _value(f, rows if f.name in drawn else None) for f in fields}

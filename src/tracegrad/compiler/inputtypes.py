@@ -22,8 +22,8 @@ def input_type(name: str, spec: Any) -> InputType:
     """Return the type of a spec: `(B, 784)` is f32; `tg.i32[B, T]` names its dtype. Raise InputError otherwise."""
     if hasattr(spec, "shape") and not isinstance(spec, (InputType, TensorType, type)):
         raise InputError.here(
-            f"input {name!r}: inputs declares shapes or types, got a {type(spec).__name__} of shape {spec.shape}; "
-            "values go to step and run"
+            f"input {name!r}: declare a shape or a type, not a {type(spec).__name__} of shape {spec.shape}; "
+            "pass values to step and run"
         )
     dtype, dims = f32, (spec,) if whole(spec) is not None else spec
     if isinstance(spec, (InputType, TensorType)):
@@ -63,15 +63,15 @@ def declared(inputs: Any) -> dict[str, Any]:
     types = cast("Mapping[str, Any]", inputs)
     if not isinstance(inputs, Mapping) or not all(isinstance(name, str) for name in cast("Mapping[Any, Any]", inputs)):
         raise InputError.here(
-            f'inputs is a dict of a shape or type for each input by name, such as {{"x": (64, 784)}}; got {inputs!r}'
+            f'inputs must be a dict from names to shapes or types, such as {{"x": (64, 784)}}; got {inputs!r}'
         )
     for name in types:
         if not name.isidentifier():
             own = re.sub(r"\W", "_", name)
             hint = f", such as {own!r}" if own.isidentifier() else ""
             raise InputError.here(
-                f"input {name!r} needs another name{hint}: inputs are arguments of the loss or forward, so each has a "
-                "Python name, of letters, digits and _"
+                f"input {name!r} needs another name{hint}: inputs are arguments of the loss or forward, so a name "
+                "must be a Python identifier: letters, digits and _"
             )
     return dict(types)
 
@@ -87,7 +87,7 @@ def concrete_type(name: str, spec: Any) -> TensorType:
     sizes = tuple([d for d in t.shape if isinstance(d, int)])
     if len(sizes) < len(t.shape):
         raise InputError.here(
-            f"input {name!r}: {t} has a size that each call chooses, and here is no call; give a number in its place"
+            f"input {name!r}: {t} has an open size, which only a call can choose; write a number instead"
         )
     return TensorType(t.dtype, sizes)
 

@@ -54,7 +54,7 @@ def persistent_of(
     if optimizer is not None:
         if not arena.size:
             raise CompileError.here(
-                "no parameter of the model is trainable: leave out trainable=False somewhere, or use tg.compile_forward"
+                "no parameter of the model is trainable: leave out trainable=False for some, or use tg.compile_forward"
             )
         buffers += [Buffer(part.at + "grads", "f32", part.own.size, "grad")] if grads else []
         buffers += _state(part, optimizer.transform, precision, freeze.values())
@@ -77,7 +77,9 @@ def _state(part: Part, transform: Transform, precision: str, masks: Iterable[fre
     buffers = [Buffer(at + n, "f32", sizes[n], "state", fill) for n, fill in transform.fills.items()]
     if precision == "f16":
         if taken := sorted(SCALE_STATE.keys() & transform.state):
-            raise InputError.here(f"the loss scale has states named {', '.join(taken)} too: rename the optimizer's")
+            raise InputError.here(
+                f"the loss scale already uses the state names {', '.join(taken)}: rename those of the optimizer"
+            )
         buffers += [Buffer(at + n, "f32", 1, "state", fill) for n, fill in SCALE_STATE.items()]
     buffers.append(Buffer(HALTED, "i32", 1, "state"))
     buffers += [Buffer(mask.name, "f32", mask.size, "state") for mask in masks]

@@ -34,11 +34,11 @@ def step_sources(
     if loss is not None:
         raise InputError.here("tg.compile: loss= and losses= are both given; leave out one")
     if losses is None:
-        raise CallError.here(f"tg.compile: missing loss=, a function, or losses=, several by name, as in {EXAMPLE}")
+        raise CallError.here(f"tg.compile: missing loss=, a function, or losses=, a dict of several such as {EXAMPLE}")
     functions = _by_name("losses", losses, EXAMPLE)
     for name, fn in functions.items():
         if not name.isidentifier() or name == STATE.rstrip("/"):
-            raise InputError.here(f"losses: {name!r} is no name of a loss, which is one word; call it {_word(name)!r}")
+            raise InputError.here(f"losses: {name!r} cannot name a loss; a name is one word, such as {_word(name)!r}")
         check_function(fn, f"losses[{name!r}]")
     if isinstance(optimizer, Optimizer):  # each loss has optimizer state of its own
         optimizer = dict.fromkeys(functions, optimizer)
@@ -85,7 +85,9 @@ def _trained(parameters: Mapping[str, Parameter], chosen_: Selection, optimizer:
 
 def _by_name(what: str, given: Any, example: str) -> dict[str, Any]:
     if not isinstance(given, Mapping) or not given:
-        raise InputError.here(f"{what}: several losses want one for each by name, as in {example}; got {shown(given)}")
+        raise InputError.here(
+            f"{what}: with several losses, give one for each by name, as in {example}; got {shown(given)}"
+        )
     return {str(name): value for name, value in cast("Mapping[Any, Any]", given).items()}
 
 
@@ -96,7 +98,7 @@ def _check_names(what: str, losses: Mapping[str, Any], given: Mapping[str, Any],
             raise InputError.here(f"{what}: there is no loss {name!r}; there are {names}")
     missing = [repr(name) for name in losses if complete and name not in given]
     if missing:
-        raise InputError.here(f"{what}: none for the loss {', '.join(missing)}; each of {names} wants one")
+        raise InputError.here(f"{what}: missing for the loss {', '.join(missing)}; give one for each of {names}")
 
 
 def _taken(fn: Callable[..., Any], types: Mapping[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
         if isinstance(result, dict) and isinstance(aux, Tensor):
             raise CompileError(
                 located(
-                    f"{name}: the loss, {aux.type}, comes first, then the dict of aux; exchange them", _defined(loss)
+                    f"{name}: the loss, {aux.type}, must come first, then the dict of aux; swap them", _defined(loss)
                 )
             )
     items = cast("dict[str, Any]", aux).items() if isinstance(aux, dict) else ()

@@ -48,7 +48,7 @@ def traced(
 ) -> Generator[Traced]:
     """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters without a gradient."""
     if ambient.active() is not None:
-        raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it before that")
+        raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it outside, before the trace")
     arrays = named_arrays(model)
     states = {n: p for n, p in arrays.items() if isinstance(p, State)}
     parameters = {n: p for n, p in arrays.items() if n not in states}

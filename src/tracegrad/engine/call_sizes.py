@@ -41,10 +41,10 @@ def sizes_of(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool =
         if len(sizes) > 1:
             shown = ", ".join(f"{n} axis {d} is {size}" for n, d, size in found[name] if size is not None)
             which = f"dimensions named {name!r}" if name.isidentifier() else "None dimensions"
-            raise InputError.here(f"{what}: all {which} of a call must agree, give equal sizes: {shown}")
+            raise InputError.here(f"{what}: all {which} of a call must have equal sizes: {shown}")
         if 0 in sizes:
             which = repr(name) if name.isidentifier() else "a None dimension"
-            raise InputError.here(f"{what}: an input is empty: {which} must be at least 1")
+            raise InputError.here(f"{what}: an input is empty; {which} must be at least 1")
     if all(None not in [size for _, _, size in sizes] for sizes in found.values()):
         return tuple((name, sizes.pop()) for name, sizes in known.items())
     shapes = {n: list(t.shape) for n, t in free.types.items()}

@@ -28,6 +28,7 @@ from tracegrad.introspection.explain import Explanation, explained
 from tracegrad.introspection.profile import Profile, checked_steps, profiled
 from tracegrad.introspection.why import Why
 from tracegrad.ir import Graph, Tensor
+from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
 
@@ -153,6 +154,7 @@ class CompiledForward(HasStates):
         program, _ = self._looked_at(merge(mapping, inputs, "explain"), "explain")
         return explained(program.built, self.store.worker.info, self._programs.note, verbose)
 
+    @helpful
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
         """Explain a value of the program for these inputs, or for the size used last; see `CompiledTraining.why`.
 
@@ -186,6 +188,7 @@ class CompiledForward(HasStates):
         """
         return self.store.worker.info
 
+    @helpful
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, as `CompiledTraining.upload_params`; for an attached forward, the training's.
 
@@ -202,6 +205,7 @@ class CompiledForward(HasStates):
         """
         return self.store.download_params()
 
+    @helpful
     def load(self, path: str | os.PathLike[str]) -> None:
         """Load the parameters and states of a file; for an attached forward, into the training.
 

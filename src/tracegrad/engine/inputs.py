@@ -34,7 +34,7 @@ def merge(
         return {**mapping}
     twice = sorted(name for name in named if name in mapping)
     if twice:
-        raise InputError.here(f"{what}: given twice, in the dict and by keyword: {', '.join(twice)}; leave out one")
+        raise InputError.here(f"{what}: {', '.join(twice)} given twice, in the dict and by keyword; leave out one")
     return {**mapping, **named}
 
 

@@ -113,8 +113,8 @@ class Knobs:
         if unknown:
             instead = "".join([remedy(name, rest[name], known) for name in unknown])
             raise InputError.here(
-                f"set: {', '.join(unknown)}: not a value of this program{instead}; "
-                f"what can be set is {', '.join(known)}"
+                f"set: {', '.join(unknown)} is not a value of this program{instead}; these can be set: "
+                f"{', '.join(known)}"
             )
         new = {n: OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in rest.items()}
         rate = Rate(schedules.as_schedule(hyper["lr"])) if len(rest) < len(hyper) else self.rate

@@ -86,7 +86,7 @@ def check_record(
     kind:   "parameter" or "state", for errors.
     """
     if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError.here(f"{what}: {kind}s are given as a dict of arrays by name; got {type(record).__name__}")
+        raise InputError.here(f"{what}: pass the {kind}s as a dict of arrays by name; got {type(record).__name__}")
     known = {f.name: f for f in fields}
     problems = [f"{name}: no such {kind}" for name in record if name not in known]
     if strict:

@@ -196,7 +196,7 @@ class Pending(NoArray, Generic[T]):
     (1, 1)
     """
 
-    instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for it"
+    instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for the result"
     owner: Any = None  # the training or forward, kept alive until the result was read
     demand: Demand | None = None  # of the calls that include this one
 
@@ -211,7 +211,7 @@ class Pending(NoArray, Generic[T]):
                 raise AttributeError(name)
             if name in OWN:  # a property whose error is an AttributeError
                 return object.__getattribute__(self, name)
-            raise absent(f"a Pending (what {'run' if self._what == 'run' else 'step'} returns)", name, PENDINGS, OWN)
+            raise absent(f"a Pending (the result of {'run' if self._what == 'run' else 'step'})", name, PENDINGS, OWN)
 
     def __init__(self, what: str = "call", worker: int | None = None, lock: Any = None):
         """lock: an RLock that the worker needs to resolve this."""
@@ -250,7 +250,8 @@ class Pending(NoArray, Generic[T]):
         if not self.done():
             if threading.get_ident() == self._worker:
                 raise RuntimeError(
-                    f"{self._what}: a callback runs on the thread that does the work, so waiting in it would never "
+                    f"{self._what}: a callback runs on the thread that does the work, so a wait in the callback "
+                    "would never "
                     "end; use add_done_callback on the new call instead"
                 )
             self._wanted = True
@@ -415,7 +416,7 @@ class _Unseen:
     def __del__(self) -> None:
         if not self.seen and not sys.is_finalizing():
             warnings.warn(
-                f"{self.what} failed and nobody looked at the result: {type(self.error).__name__}: {self.error}",
+                f"{self.what} failed and its result was never read: {type(self.error).__name__}: {self.error}",
                 RuntimeWarning,
                 stacklevel=1,
             )

@@ -120,7 +120,7 @@ class StepRun:
         what = f"the loss is {loss}"
         if np.isfinite(loss):
             what = f"the loss is {loss:.6g}, but {self._odd(overflows)} is not finite"
-        head = f"{call.what}: step {self.step}: {what}; nothing was changed by it"
+        head = f"{call.what}: step {self.step}: {what}; nothing was changed"
         if call.n > 1:
             head += f" (step {self.index + 1} of {call.n}; those before it were applied, those after it not run)"
         self.pending.resolve(Failed(NonFiniteError(f"{head}\n{found}")))
@@ -176,7 +176,7 @@ class StepRun:
         found = checked.blame(session)
         call.knobs.rate.rewind(self.step)
         call.stepper.rewind(session)
-        head = f"{call.what}: step {self.step}: {self.differs} (TRACEGRAD_CHECK); nothing was changed by it"
+        head = f"{call.what}: step {self.step}: {self.differs} (TRACEGRAD_CHECK); nothing was changed"
         self.pending.resolve(Failed(DeviceError(f"{head}\n{found}")))
 
     def fail(self, error: BaseException) -> None:

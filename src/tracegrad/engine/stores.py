@@ -48,7 +48,7 @@ class TrainedParameters:
         if "" in steppers and loss is None:
             return self.stepper
         if "" in steppers:
-            raise InputError.here(f"{what}: this training has one loss, which has no name; leave out {loss!r}")
+            raise InputError.here(f"{what}: this training has one loss without a name; leave out {loss!r}")
         names = ", ".join(map(repr, steppers))
         first = next(iter(steppers))
         how = f"{what}({first!r}, ...)" if what in BY_POSITION else f"{what}(..., loss={first!r})"
@@ -161,7 +161,9 @@ class TrainedParameters:
     def download_params(self, ema: bool = False) -> dict[str, Array]:
         """Do what `CompiledTraining.download_params` documents."""
         if ema and not any(_ema_of(s.program) for s in self.stepper.together):
-            raise InputError.here("download_params: no averages are kept; make the optimizer with ema=0.999, or so")
+            raise InputError.here(
+                "download_params: the optimizer keeps no averages; make it with ema=, such as ema=0.999"
+            )
 
         def read(session: Session, stepper: Stepper) -> dict[str, Array]:
             program = stepper.program

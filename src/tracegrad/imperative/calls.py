@@ -76,7 +76,7 @@ def part(a: Any) -> Any:
     try:
         hash(a)
     except TypeError:
-        raise DTypeError(f"a {kind.__module__}.{kind.__qualname__} is no operand") from None
+        raise DTypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be an operand") from None
     return kind, a
 
 

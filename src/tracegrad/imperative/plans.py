@@ -230,14 +230,12 @@ def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> P
     double = any(s.double for s in floats)
     if double and not all(s.double for s in floats):
         shown = " and ".join(map(repr, floats))
-        raise DTypeError(f"dtypes differ: {shown}; make one of the other's with tg.tensor(x, dtype=...)")
+        raise DTypeError(f"dtypes differ: {shown}; give both one dtype with tg.tensor(x, dtype=...)")
     with ambient.tracing(eager=True) as running, ambient.rewriting():
         leaves = [leaf("input", f"x{k}", s.type) for k, s in enumerate(specs)]
         result = build(iter(leaves))
     many = None if isinstance(result, Tensor) else tuple if isinstance(result, tuple) else list
     roots = cast("Sequence[Any]", result if isinstance(result, (tuple, list)) else [result])
     if not all(isinstance(t, Tensor) for t in roots):
-        raise TraceError(
-            f"gives a {type(cast('object', result)).__name__}; an op that runs at once gives a tensor, or several"
-        )
+        raise TraceError(f"returned a {type(cast('object', result)).__name__}; an op must return a tensor, or several")
     return Plan([*leaves, *running.counters.values()], roots, many, double, tuple(running.counters), running.wrapped)

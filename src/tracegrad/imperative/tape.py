@@ -113,11 +113,11 @@ class no_grad:  # noqa: N801 as in PyTorch
 
     def __enter__(self) -> None:
         if self._token is not None:
-            raise TracegradError.here("no_grad: make one for each block; this one is entered already")
+            raise TracegradError.here("no_grad: this one is in use already; make a new one for each block")
         if ambient.active() is not None:
             raise TraceError.here(
-                "no_grad: it is for eager tensors, and does nothing to a loss or forward that is traced: write "
-                "tg.stop_gradient(x) for what gets no gradient"
+                "no_grad: it works on eager tensors only, not in a traced loss or forward: write "
+                "tg.stop_gradient(x) to stop the gradient of x"
             )
         self._token = recording.set(False)
 
@@ -132,7 +132,7 @@ LATE = "no_grad: an async function or a generator runs after no_grad has ended; 
 
 def _refuse_late(fn: Any) -> None:
     if not callable(fn):
-        raise TracegradError.here(f"no_grad takes a function of no arguments, or nothing; got {fn!r}")
+        raise TracegradError.here(f"no_grad takes a function without arguments, or nothing; got {fn!r}")
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
         raise TracegradError.here(LATE)
 

@@ -27,7 +27,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
             return NotImplemented
         if tape.recording.get():
             raise TraceError.here(
-                f"{self.type} requires a gradient and would not be a leaf any more: "
+                f"{self.type} requires a gradient and cannot be changed in place: "
                 "write `with tg.no_grad():` around this, or w.data = w.data - g; a new tensor is y = w - g"
             )
         self.data = METHODS[name](self, other)
@@ -126,7 +126,7 @@ class GradTensor(TensorMethods):
     @data.setter
     def data(self, values: Any) -> None:
         if self._record is not None:
-            raise InputError.here(f"only a leaf can be given other values; {self.type} was computed")
+            raise InputError.here(f"only a leaf can get new values; {self.type} was computed")
         array, spec = given(values, self._spec.dtype, "data")
         if spec is not self._spec.requiring(False):
             raise ShapeError.here(f"the values are {spec!r}, the tensor is {self._spec!r}")
@@ -136,12 +136,14 @@ class GradTensor(TensorMethods):
         """Give a state of an eager model other values of its own type, at once. See `tg.Module.state`."""
         if self._record is not None or self._spec.requires:
             raise TraceError.here(
-                f"assign: {self.type} {'requires a gradient' if self.is_leaf else 'was computed'}, so it is no state "
-                "of a model; make one with self.state(shape)"
+                f"assign: {self.type} {'requires a gradient' if self.is_leaf else 'was computed'}, so it is not a "
+                "state of a model; make one with self.state(shape)"
             )
         new = value if isinstance(value, GradTensor) else GradTensor(value, dtype=self.dtype)
         if new.type != self.type:
-            raise ShapeError.here(f"assign: the state is {self.type}, the value is {new.type}; a write keeps the type")
+            raise ShapeError.here(
+                f"assign: the state is {self.type}, the value is {new.type}; an assignment must keep the type"
+            )
         self._array = new._array
 
     def numpy(self) -> Array:
@@ -159,7 +161,7 @@ class GradTensor(TensorMethods):
         3.0
         """
         if self.size != 1:
-            raise ShapeError.here(f"item: {self.type} has {self.size} elements, not one; x.numpy() has them all")
+            raise ShapeError.here(f"item: {self.type} has {self.size} elements, not one; x.numpy() returns all")
         return np.asarray(self._array).item()
 
     def tolist(self) -> Any:
@@ -192,8 +194,8 @@ class GradTensor(TensorMethods):
         """
         if not self._spec.requires:
             raise TraceError.here(
-                f"backward: {self.type} requires no gradient: it depends on no tg.parameter by an op with a "
-                "derivative, or was computed under no_grad"
+                f"backward: {self.type} requires no gradient: it does not depend on a tg.parameter through an op "
+                "with a derivative, or was computed under no_grad"
             )
         seed = self._spec.ones if grad is None else self._checked(grad, "backward")
         tape.backward(self._record or self, seed)
@@ -292,8 +294,8 @@ class GradTensor(TensorMethods):
         """Return the array for use in a trace. Raise TraceError if the tensor requires a gradient."""
         if self._spec.requires:
             raise TraceError(
-                f"the eager tensor {self.type} requires a gradient, which no trace can give it: make it a parameter of "
-                "the model or an input, or pass x.detach() as a constant"
+                f"the eager tensor {self.type} requires a gradient, which a trace cannot compute: make it a "
+                "parameter of the model or an input, or pass x.detach() as a constant"
             )
         return np.ascontiguousarray(self._array) if self._spec.shape else np.asarray(self._array)
 
@@ -322,7 +324,7 @@ class GradTensor(TensorMethods):
 
     def __len__(self) -> int:
         if not self._spec.shape:
-            raise ShapeError.here("a tensor of rank 0 has no length and nothing to iterate over")
+            raise ShapeError.here("a tensor of rank 0 has no length, and you cannot iterate over it")
         return self._spec.shape[0]
 
     def __iter__(self) -> Iterator[GradTensor]:

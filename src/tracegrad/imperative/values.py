@@ -77,13 +77,13 @@ def typed(data: Any, dtype: Any = None) -> tuple[Array, Spec]:
            are rounded.
     """
     if not HAVE_NUMPY:
-        raise DTypeError("eager tensors need NumPy: load it before tracegrad; a compiled program does without")
+        raise DTypeError("eager tensors need NumPy: import numpy before tracegrad; compiled programs run without it")
     try:
         x = as_array(data)
         wanted = _own(data, x) if dtype is None else dtype_of(dtype)
         if wanted is f64:
             if x.dtype.kind not in "fiub":
-                raise InputError(f"{x.dtype.name} values are no numbers")
+                raise InputError(f"{x.dtype.name} values are not numbers")
             array = np.array(x, np.float64, order="C", copy=True)
         else:
             array = x.copy() if EXACT.get(x.dtype) is wanted else cast_lossless(x, wanted.name)

@@ -51,7 +51,7 @@ function flat(value) {
     if (value.shape && prod(value.shape) !== value.data.length) throw inputError(`${value.data.length} values cannot have shape [${value.shape}]`);
     return { data: value.data, shape: value.shape };
   }
-  if (!Array.isArray(value)) throw inputError("it is no array, typed array, number or {data, shape}");
+  if (!Array.isArray(value)) throw inputError("expected an array, typed array, number or {data, shape}");
   const shape = [];
   for (let v = value; Array.isArray(v); v = v[0]) shape.push(v.length);
   const data = value.flat(Infinity);

@@ -55,7 +55,7 @@ export function checkNumber(what, x, { low, high, above } = {}) {
 
 /** Throw InputError for a hyperparameter, in a record, out of its range. */
 export function checkHypers(what, hyper, ranges = {}) {
-  if (!isRecord(hyper)) throw inputError(`${what}: hyperparameters go by name, such as {weight_decay: 0.1}, got ${shown(hyper)}`);
+  if (!isRecord(hyper)) throw inputError(`${what}: pass hyperparameters by name, such as {weight_decay: 0.1}; got ${shown(hyper)}`);
   for (const [name, x] of Object.entries(hyper)) {
     checkNumber(`${what}: ${name}`, x, Object.hasOwn(ranges, name) ? ranges[name] : {});
   }
@@ -65,14 +65,14 @@ export function checkHypers(what, hyper, ranges = {}) {
 export function readHypers(hyper, names, ranges, known = []) {
   const { lr, groups, ...values } = isRecord(hyper) ? hyper : {};
   const unknown = Object.keys(values).filter((name) => !names.includes(name)).slice(0, SHOWN);
-  if (unknown.length) throw inputError(`set: ${unknown.join(", ")}: unknown; what can be set is ${names.join(", ")}. What was off in Python is not in this export`);
+  if (unknown.length) throw inputError(`set: ${unknown.join(", ")}: unknown; these can be set: ${names.join(", ")}. Hyperparameters that were off in Python are not in this export`);
   checkHypers("set", isRecord(hyper) ? values : hyper, ranges);
   return { lr, values: { ...values, ...readGroups(groups ?? {}, known, ranges) } };
 }
 
 /** Return the groups' own values, named by the hyperparameter, "@" and the group's number. */
 function readGroups(groups, known, ranges) {
-  if (!isRecord(groups)) throw inputError(`set: groups go by their patterns, such as {"backbone.*": {lr: 0.1}}, got ${shown(groups)}`);
+  if (!isRecord(groups)) throw inputError(`set: pass groups by pattern, such as {"backbone.*": {lr: 0.1}}; got ${shown(groups)}`);
   const values = {};
   for (const [pattern, given] of Object.entries(groups)) {
     const k = known.findIndex(([name]) => name === pattern);
@@ -94,7 +94,7 @@ export function chosen(names, given, what) {
   const rule = (p) => p.replace(/[.+^${}()|[\]\\]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".");
   const fits = new RegExp(`^(?:${patterns.map(rule).join("|") || "(?!)"})$`, "s");
   const found = names.filter((name) => fits.test(name));
-  if (!found.length) throw inputError(`${what}: ${patterns.map(shown).join(", ")} fits no parameter; they are ${names.slice(0, SHOWN).join(", ")}`);
+  if (!found.length) throw inputError(`${what}: ${patterns.map(shown).join(", ")} matches no parameter; the parameters are ${names.slice(0, SHOWN).join(", ")}`);
   return found;
 }
 
@@ -131,7 +131,7 @@ const OTHERS = {
   mode: ['"min" or "max"', (x) => x === "min" || x === "max"],
   threshold_mode: ['"rel" or "abs"', (x) => x === "rel" || x === "abs"],
   best: ["a number or null", (x) => x === null || (typeof x === "number" && Number.isFinite(Math.fround(x)))],
-  ...Object.fromEntries(["patience", "cooldown", "bad", "cooling"].map((name) => [name, ["a whole number", isCount]])),
+  ...Object.fromEntries(["patience", "cooldown", "bad", "cooling"].map((name) => [name, ["an integer", isCount]])),
 };
 
 /** Return a copy of a schedule's specification; a number is a constant rate. Throw InputError with the wrong fields. */
@@ -145,7 +145,7 @@ export function asSchedule(lr, depth = 0) {
     const kinds = Object.keys(SCHEDULES).join(", ");
     throw inputError(`lr must be a number, or a schedule whose kind is one of ${kinds}; got ${shown(kind === undefined ? lr : kind)}`);
   }
-  if (depth > DEEPEST) throw inputError(`schedule ${kind}: more than ${DEEPEST} schedules one within another`);
+  if (depth > DEEPEST) throw inputError(`schedule ${kind}: schedules are nested deeper than ${DEEPEST}`);
   const known = SCHEDULES[kind], given = Object.keys(lr).filter((name) => name !== "kind");
   const missing = known.filter((name) => !given.includes(name)).map((name) => `${name} is missing`);
   const unknown = given.filter((name) => name !== "start" && !known.includes(name)).map((name) => `${shown(name)} is unknown`);
@@ -169,9 +169,9 @@ function checkField(what, name, x, depth) {
 const TYPES = {
   text: ["a text", isText],
   flag: ["true or false", (x) => typeof x === "boolean"],
-  size: ["a whole number of at least 0", isSize],
-  count: ["a whole number below 2^32", isCount],
-  whole: ["a whole number", Number.isSafeInteger],
+  size: ["an integer of at least 0", isSize],
+  count: ["an integer below 2^32", isCount],
+  whole: ["an integer", Number.isSafeInteger],
   number: ["a finite number", Number.isFinite],
   bound: ["a number or null", (x) => x === null || Number.isFinite(x)],
   record: ["a record", isRecord],
@@ -220,7 +220,7 @@ export function checkFinite(params, values, prefix = "") {
   for (const { name, spec } of params) {
     const wrong = (x) => Number.isNaN(x) || (spec.trainable !== false && !Number.isFinite(x));
     if (values.get(prefix + name)?.some(wrong)) {
-      throw inputError(`${prefix}${name} has values that are not finite: every step from them on would fail`);
+      throw inputError(`${prefix}${name} has values that are not finite, so every later step would fail`);
     }
   }
 }
@@ -232,13 +232,13 @@ export function readFacts(metadata, ranges) {
     try {
       facts[name] = JSON.parse(metadata[name]);
     } catch {
-      throw inputError(`${name} in the metadata is ${shown(metadata[name])}, which is no JSON`);
+      throw inputError(`${name} in the metadata is ${shown(metadata[name])}, which is not valid JSON`);
     }
   }
   const { step, seed, lr_start: start, hyper } = facts;
   for (const [name, x] of Object.entries({ step, seed, lr_start: start ?? 1 })) {
     if (!isCount(x) || (name === "lr_start" && !x)) {
-      throw inputError(`${name} in the metadata must be a whole number below 2^32, got ${shown(x)}`);
+      throw inputError(`${name} in the metadata must be an integer below 2^32, got ${shown(x)}`);
     }
   }
   checkHypers("hyper in the metadata", hyper, ranges);
@@ -259,11 +259,11 @@ export function readHeader(text) {
   need(isRecord(metadata) && Object.values(metadata).every(isText), "__metadata__", "does not map text to text");
   for (const [name, entry] of Object.entries(entries)) {
     checkType(shown(name), entry, ENTRY);
-    need(Object.keys(entry).length === 3, shown(name), "has other parts than dtype, shape and data_offsets");
+    need(Object.keys(entry).length === 3, shown(name), "must have exactly dtype, shape and data_offsets");
     need(entry.shape.length <= 64, shown(name), "has more than 64 axes"); // the limit of NumPy, and so of Python
   }
   const texts = [...Object.keys(entries), ...Object.entries(metadata).flat()].join();
-  need(!/\p{Surrogate}/u.test(texts), "the header", "has half of a surrogate pair, which is no text");
+  need(!/\p{Surrogate}/u.test(texts), "the header", "has half of a surrogate pair, which is not valid text");
   const records = [header, metadata, ...Object.values(entries)];
   const keys = records.reduce((sum, record) => sum + Object.keys(record).length, 0);
   need(keys === text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"/g, "").split(":").length - 1, "the header", "names something twice");

@@ -47,8 +47,8 @@ const DEMOS = {
 export function readManifest(json) {
   const manifest = typeof json === "string" ? parsed("program.json", json) : json;
   const version = isRecord(manifest) ? manifest.version : undefined;
-  if (version === undefined) throw inputError("program.json is not what train.export of tracegrad writes");
-  if (version !== VERSION) throw inputError(`program.json has version ${shown(version)}, and this runtime reads ${VERSION}: take both from one export`);
+  if (version === undefined) throw inputError("program.json was not written by train.export of tracegrad");
+  if (version !== VERSION) throw inputError(`program.json has version ${shown(version)}, and this runtime reads ${VERSION}: use both files of one export`);
   return within("program.json is damaged", () => checkManifest(manifest));
 }
 
@@ -76,7 +76,7 @@ function checkTraining({ outputs, params, buffers, meta }, shared) {
   const halted = shared.get("halted");
   for (const name of ["loss", "halted"]) need(outputs.some((f) => f.name === name), "train.outputs", `lacks ${name}`);
   need(halted?.dtype === "i32" && halted.size, "train.buffers", "lacks the flag halted");
-  need(Array.isArray(bounds) && bounds.every((name) => shared.get(name)?.dtype === "f32"), "train.meta.bounds", "names what is no array");
+  need(Array.isArray(bounds) && bounds.every((name) => shared.get(name)?.dtype === "f32"), "train.meta.bounds", "names something that is not an array");
   const guard = shared.get(`bounds.${bounds.length}`);
   need(!bounds.length || (guard?.dtype === "f32" && guard.size === bounds.length), "train.buffers", "lacks the bounds");
   const buffer = buffers.findIndex((b) => b.role === "grad");
@@ -92,7 +92,7 @@ function checkFreeze({ freeze = {}, optimizer }, buffers) {
   for (const [name, parts] of Object.entries(freeze)) {
     const where = `train.meta.freeze[${shown(name)}]`, b = buffers.find((x) => x.name === name && x.role === "state");
     checkType(where, parts, [["text", "size", "size"]]);
-    need(b?.dtype === "f32" && parts.every(([, offset, size]) => offset + size <= b.size), where, "is no mask");
+    need(b?.dtype === "f32" && parts.every(([, offset, size]) => offset + size <= b.size), where, "is not a mask");
   }
 }
 
@@ -112,7 +112,7 @@ function checkForward(where, forward, shared, hyper) {
   checkProgram(`${where}.program`, program, shared, { ...hyper, ...program.meta.hyper });
   const names = isRecord(structure) ? Object.values(structure) : structure ?? ["output"];
   const known = Array.isArray(names) && names.every((name) => program.outputs.some((f) => f.name === name));
-  need(known, `${where}.structure`, "names what is no output");
+  need(known, `${where}.structure`, "names something that is not an output");
 }
 
 /** Check a program. `step`: the program that this one feeds. */
@@ -121,13 +121,13 @@ export function checkProgram(where, p, shared, hyper, step) {
   const { buffers, needs, params, states } = p;
   buffers.forEach((b, k) => checkBuffer(`${where}.buffers[${k}]`, b, buffers, shared, step));
   const bytes = largest(buffers.map(bytesOfBuffer));
-  need(needs.buffer_bytes >= bytes && needs.binding_bytes >= bytes, `${where}.needs`, `asks for less than its largest buffer, ${bytes} bytes`);
+  need(needs.buffer_bytes >= bytes && needs.binding_bytes >= bytes, `${where}.needs`, `is less than its largest buffer, ${bytes} bytes`);
   for (const part of ["inputs", "outputs", "params", "states"]) checkFields(`${where}.${part}`, p[part], buffers, part === "params" || part === "states");
   params.forEach((f, k) => checkParam(`${where}.params[${k}]`, f));
   states.forEach((f, k) => f.spec.init && checkParam(`${where}.states[${k}]`, f, params));
   p.inputs.forEach(({ name }, k) => need(isKnown(name, hyper, step), `${where}.inputs[${k}].name`, `is ${shown(name)}, which has no value`));
   p.kernels.forEach((kernel, k) => need(Math.max(...kernel.serial_grid) <= MOST_GROUPS, `${where}.kernels[${k}].serial_grid`, `is above ${MOST_GROUPS}`));
-  p.copies.forEach(([a, b], k) => need(buffers[a]?.size <= buffers[b]?.size, `${where}.copies[${k}]`, "copies what there is not"));
+  p.copies.forEach(([a, b], k) => need(buffers[a]?.size <= buffers[b]?.size, `${where}.copies[${k}]`, "copies a buffer that does not exist, or is larger than its target"));
   checkLaunches(where, p);
 }
 
@@ -150,7 +150,7 @@ function checkBuffer(where, b, buffers, shared, step) {
     need(copied || b.fill === "init" || Number.isFinite(b.fill), `${where}.fill`, "is neither a number nor the parameters");
   }
   const fed = b.role === "fed" && step?.buffers.find((other) => other.name === b.name);
-  if (b.role === "fed") need(fed && fed.role === "input" && fed.dtype === b.dtype && fed.size >= b.size, where, "is no input of the step");
+  if (b.role === "fed") need(fed && fed.role === "input" && fed.dtype === b.dtype && fed.size >= b.size, where, "is not an input of the step");
   if (b.role === "const") need(decodedLength(b.data) === bytesOfBuffer(b), `${where}.data`, `is not ${bytesOfBuffer(b)} bytes in base64`);
 }
 
@@ -166,8 +166,8 @@ function checkFields(where, fields, buffers, persistent) {
   fields.forEach(({ buffer, offset, shape, dtype }, k) => {
     const b = buffers[buffer];
     need(b, `${where}[${k}].buffer`, `is ${buffer}; there are ${buffers.length} buffers`);
-    need(!persistent || PERSISTENT.includes(b.role), `${where}[${k}].buffer`, `is of role ${b.role}, which is not kept`);
-    need(offset + prod(shape) <= b.size, `${where}[${k}]`, `ends behind its buffer, which has ${b.size} elements`);
+    need(!persistent || PERSISTENT.includes(b.role), `${where}[${k}].buffer`, `has the role ${b.role}, which is not kept`);
+    need(offset + prod(shape) <= b.size, `${where}[${k}]`, `ends after its buffer, which has ${b.size} elements`);
     need(b.dtype === (dtype === "f32" ? "f32" : "i32"), `${where}[${k}].dtype`, `is ${dtype}, in a buffer of ${b.dtype}`);
   });
 }
@@ -193,9 +193,9 @@ const INITS = {
 function checkParam(where, { shape, dtype, spec: { init } }, params = []) {
   checkType(`${where}.spec.init`, init, { kind: new Set(Object.keys(INITS)) });
   checkType(`${where}.spec.init`, init, INITS[init.kind]);
-  if (init.kind === "orthogonal") need(shape.length > init.stacked + 1, `${where}.shape`, "is no matrix");
+  if (init.kind === "orthogonal") need(shape.length > init.stacked + 1, `${where}.shape`, "is not a matrix");
   const alike = ({ name, ...f }) => name === init.of && f.dtype === dtype && f.shape.join() === shape.join();
-  if (init.kind === "copy") need(params.some(alike), `${where}.spec.init.of`, "is no parameter of its type");
+  if (init.kind === "copy") need(params.some(alike), `${where}.spec.init.of`, "is not a parameter of its type");
   if (init.kind !== "literal") return;
   const size = prod(shape) * (init.dtype === "bool" ? 1 : 4);
   need(decodedLength(init.data) === size, `${where}.spec.init.data`, `is not ${size} bytes in base64`);
@@ -216,8 +216,8 @@ function checkLaunches(where, { kernels, buffers, dispatches, loops }) {
     launches += around.at(-1).times;
     checkDispatch(at, d, kernels, buffers, around);
   });
-  need(next === loops.length, `${where}.loops[${next}]`, "begins nowhere");
-  need(launches <= MOST_LAUNCHES, `${where}.loops`, `make ${launches} launches; at most ${MOST_LAUNCHES} can be`);
+  need(next === loops.length, `${where}.loops[${next}]`, "has no dispatch to begin at");
+  need(launches <= MOST_LAUNCHES, `${where}.loops`, `make ${launches} launches; the limit is ${MOST_LAUNCHES}`);
 }
 
 function checkDispatch(at, d, kernels, buffers, around) {
@@ -240,10 +240,10 @@ function checkOffsets(at, { offsets, moves }, most, around) {
   const low = [...offsets], high = [...offsets];
   moves.forEach(([slot, { depth, step, ring }], k) => {
     const loop = around[depth + 1];
-    need(slot < offsets.length && loop && ring, `${at}.moves[${k}]`, "moves no offset, or in no loop");
+    need(slot < offsets.length && loop && ring, `${at}.moves[${k}]`, "moves no offset, or is in no loop");
     const last = step * Math.max(0, Math.min(ring, loop.count) - 1);
     low[slot] += Math.min(0, last);
     high[slot] += Math.max(0, last);
   });
-  offsets.forEach((_, k) => need(low[k] >= 0 && high[k] <= most, `${at}.offsets[${k}]`, "lies outside of its buffers"));
+  offsets.forEach((_, k) => need(low[k] >= 0 && high[k] <= most, `${at}.offsets[${k}]`, "is outside its buffers"));
 }

@@ -25,7 +25,7 @@ function bytes(id) {
   try {
     return Uint8Array.from(atob(at(id).textContent), (c) => c.charCodeAt(0));
   } catch {
-    throw new Error(`the ${id} of this page are damaged: download it again`);
+    throw new Error(`the ${id} of this page are damaged: download the page again`);
   }
 }
 

@@ -19,7 +19,7 @@ export function readSafetensors(input) {
       tensors.set(name, { dtype, shape, data: new READS[dtype](data, begin, size) });
       at = end;
     }
-    if (at !== data.byteLength) throw inputError(`${data.byteLength - at} bytes belong to no tensor`);
+    if (at !== data.byteLength) throw inputError(`${data.byteLength - at} bytes follow the last tensor`);
     return { tensors, metadata };
   });
 }
@@ -27,7 +27,7 @@ export function readSafetensors(input) {
 function headerOf(bytes) {
   if (bytes.length < 8) throw inputError(`${bytes.length} bytes are too short`);
   const start = 8 + Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
-  if (start > bytes.length) throw inputError(`its header has ${start - 8} bytes, all of it ${bytes.length}`);
+  if (start > bytes.length) throw inputError(`its header has ${start - 8} bytes, the file only ${bytes.length}`);
   let text;
   try {
     text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes.subarray(8, start));

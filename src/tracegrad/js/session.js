@@ -45,7 +45,7 @@ function isSoftware({ info }) {
 export function demand(programs, { limits, features }, name) {
   for (const [limit, need] of Object.entries(LIMITS)) {
     const most = Math.max(...programs.map((p) => p.needs[need]));
-    if (most > limits[limit]) throw deviceError(`the model is too large for ${name}: ${limit} is ${limits[limit]}, ${most} is needed`);
+    if (most > limits[limit]) throw deviceError(`the model is too large for ${name}: ${limit} is ${limits[limit]}, but the model needs ${most}`);
   }
   if (programs.some((p) => p.buffers.some(isHalf)) && !features.has(F16)) throw deviceError(`${name} lacks ${F16}: use precision="f32"`);
 }

@@ -290,7 +290,7 @@ export class Training {
     return new Promise((resolve) => {
       const settle = (e) => resolve(unfinished(e));
       try {
-        if (!(Number.isInteger(n) && n > 0)) throw inputError(`${what}: n must be a whole number from 1 on, got ${n}`);
+        if (!(Number.isInteger(n) && n > 0)) throw inputError(`${what}: n must be an integer of at least 1, got ${n}`);
         const given = data ? new Map() : checkInputs(this.inputs, inputs, what, what === "runSteps" ? n : 0);
         const on = data ? this.drawn : this.given;
         const call = { what, n, knobs, data, given, losses: new Float32Array(n), done: false };
@@ -398,11 +398,11 @@ export class Training {
       await this.#open();
       if (knobs.rate.start > this.counter) knobs.rate.start = null;
       this.knobs = knobs;
-      return fault("DeviceLostError", `${message}. Another is set up with the last checkpoint, of step ${this.counter}: call again to go on`);
+      return fault("DeviceLostError", `${message}. A new device continues from the last checkpoint, step ${this.counter}: call again to go on`);
     } catch (e) {
       this.session.destroy(); // half set up: the next call tries again
       const kept = this.lastCheckpoint ? `; lastCheckpoint has that of step ${this.lastCheckpoint.step}` : "";
-      return fault("DeviceLostError", `${message}, and no other can be set up: ${e.message} Reload the page and load a checkpoint${kept}`);
+      return fault("DeviceLostError", `${message}, and no new device is available: ${e.message} Reload the page and load a checkpoint${kept}`);
     }
   }
 
@@ -421,7 +421,7 @@ export class Training {
     const data = ArrayBuffer.isView(given) || given instanceof ArrayBuffer ? Object.fromEntries(readSafetensors(given).tensors) : given;
     const drawn = (f) => !feed.buffers.find((b) => b.name === `data.${f.name}`).size;
     const count = data[this.inputs.find(drawn)?.name]?.shape?.[0] || 1;
-    if (count > MOST_EXAMPLES) throw inputError(`setData: ${count} examples; at most ${MOST_EXAMPLES} can be`);
+    if (count > MOST_EXAMPLES) throw inputError(`setData: ${count} examples; the limit is ${MOST_EXAMPLES}`);
     const values = checkInputs(this.inputs.map((f) => (drawn(f) ? { ...f, shape: [count, ...f.shape.slice(1)] } : f)), data, "setData");
     return { rows: this.inputs.map((f) => [`data.${f.name}`, toStorage(values.get(f.name), f.dtype)]), count };
   }
@@ -472,7 +472,7 @@ export class Training {
     const { manifest: { checkpoint }, program } = this;
     const { values, step, seed, lr, lr_start: start, hyper, frozen } = within(what, () => {
       const { tensors, metadata } = readSafetensors(bytes);
-      if (metadata.tracegrad !== "1") throw inputError("this is no checkpoint of tracegrad");
+      if (metadata.tracegrad !== "1") throw inputError("this is not a checkpoint of tracegrad");
       const values = checkInputs(checkpoint, Object.fromEntries(tensors), "the file");
       checkFinite(program.params, values, "param/");
       const facts = readFacts(metadata, program.meta.ranges);

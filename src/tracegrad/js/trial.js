@@ -52,5 +52,5 @@ export function notFinite(what, loss, found) {
   const but = isFinite(loss) ? `, but ${odd} is not finite` : "";
   const shown = found.slice(0, MOST_NAMED).join(", ") || odd;
   const more = found.length > MOST_NAMED ? ` and ${found.length - MOST_NAMED} more` : "";
-  return fault("NonFiniteError", `${what}: the loss is ${loss}${but}; nothing was changed by it\nnot finite: ${shown}${more}`);
+  return fault("NonFiniteError", `${what}: the loss is ${loss}${but}; nothing was changed\nnot finite: ${shown}${more}`);
 }

@@ -76,7 +76,7 @@ async function refuseWrong(session, program, check) {
   }
   const [[n, how]] = wrong;
   const lines = (check.lines[n] ?? []).map((line) => `\n  at ${line}`).join("");
-  throw Object.assign(fault("CompileError", `kernel ${program.kernels[n].label} computes wrongly on this device: ${how}. Another browser, driver or device may do better${lines}`), { kernel: n });
+  throw Object.assign(fault("CompileError", `kernel ${program.kernels[n].label} computes wrongly on this device: ${how}. Try another browser, driver or device${lines}`), { kernel: n });
 }
 
 /**

@@ -60,7 +60,9 @@ class MultiheadAttention(Module):
                 f"MultiheadAttention: n_heads={n_heads} must divide dim={dim}, and kv_heads={kv_heads} divide n_heads"
             )
         if cache and not causal:
-            raise TraceError.here("MultiheadAttention: a cache holds what was earlier: write causal=True with cache=")
+            raise TraceError.here(
+                "MultiheadAttention: a cache holds earlier elements only; pass causal=True with cache="
+            )
         self.n_heads, self.kv_heads, self.causal = n_heads, kv_heads, causal
         width = dim // n_heads * kv_heads
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = [
@@ -102,7 +104,7 @@ class MultiheadAttention(Module):
         if self.keys is None or self.values is None or crossing:
             raise TraceError.here(
                 "MultiheadAttention: position= needs a cache of this layer's own elements: make it with "
-                "cache=(batch, length), and leave memory away"
+                "cache=(batch, length), and leave out memory"
             )
         at, n, length = constants.asarray(position), k.shape[2], self.keys.shape[2]
         if at.shape != () or not at.dtype.is_int:

@@ -49,7 +49,7 @@ class _Windowed(Module):
         if {*self.stride} != {1} or any(n % 2 for n in added):
             raise ShapeError.here(
                 f"{type(self).__name__}: padding='same' needs stride 1 and an even dilation * (kernel_size - 1), "
-                f"got stride {show(self.stride)} and {show(added)}; elsewhere pad with tg.pad first"
+                f"got stride {show(self.stride)} and {show(added)}; otherwise pad with tg.pad first"
             )
         return tuple([n // 2 for n in added])
 

@@ -201,7 +201,9 @@ class BatchNorm(Module):
         axes = tuple(d for d in range(x.ndim) if d != 1)
         n = math.prod(x.shape[d] for d in axes)
         if n < 2:
-            raise ShapeError.here(f"BatchNorm: {x.type} has one value a channel, which has no variance; use more")
+            raise ShapeError.here(
+                f"BatchNorm: {x.type} has one value per channel, so there is no variance; use a larger batch"
+            )
         keep = 1.0 - self.momentum
         self.mean.assign(keep * self.mean + self.momentum * x.mean(axes))
         self.var.assign(keep * self.var + self.momentum * n / (n - 1) * x.var(axes))

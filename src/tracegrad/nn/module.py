@@ -62,7 +62,7 @@ class Parameter(NoArray):
 
     instead: ClassVar[str] = (
         "it declares a parameter, and has no values. Use the model that the forward receives, with its layers in "
-        "attributes, lists, tuples or dicts (no sets); train.download_params() and tg.instantiate(model) have values"
+        "attributes, lists, tuples or dicts (no sets); train.download_params() and tg.instantiate(model) return values"
     )
 
     if not TYPE_CHECKING:
@@ -76,8 +76,8 @@ class Parameter(NoArray):
             if name.startswith("__"):
                 raise AttributeError(name)
             raise MissingNameError.here(
-                f"the {self.kind} {self.type} of a model has no {name!r}, for it has no values: init= gives the first, "
-                f"as tg.init.literal(array), and {self.reader} those of a training"
+                f"the {self.kind} {self.type} of a model has no {name!r}, because it has no values: init= sets "
+                f"the first values, as in init=tg.init.literal(array), and {self.reader} returns the trained values"
             )
 
 
@@ -180,7 +180,7 @@ class Module(NoNumber):
 
         def __call__(self, *_: Any, **__: Any) -> Any:
             name = type(self).__name__
-            raise TraceError.here(f"{name} cannot be called: define {name}.__call__ (it is what PyTorch calls forward)")
+            raise TraceError.here(f"{name} cannot be called: define {name}.__call__ (PyTorch's forward)")
 
     def param(
         self,
@@ -253,7 +253,7 @@ def _declared(
     name = f"{type(module).__name__}.{method}"
     if active() is not None:
         raise TraceError.here(
-            f"a {what} cannot be made inside a loss or forward: it would be new at every trace. "
+            f"a {what} cannot be made inside a loss or forward, which would make a new one in every trace. "
             "Make it in the model's __init__"
         )
     if not _initialising(module):
@@ -300,7 +300,7 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
         hint = ": call it" if isinstance(init, type) else "; values go in as tg.init.literal(array)"
         hint = f"; write tg.init.{init}()" if isinstance(init, str) else hint
         hint = f"; write tg.init.literal(array), or tg.init.randn({init})" if isinstance(init, float) else hint
-        raise DTypeError.here(f"init must be one of tg.init, got {shown(init)}{hint}")
+        raise DTypeError.here(f"init must come from tg.init, got {shown(init)}{hint}")
     if isinstance(init, Literal):
         if init.shape != shape:
             raise ShapeError.here(
@@ -373,7 +373,7 @@ def named_arrays(model: Any) -> dict[str, Parameter]:
     for path, parameter in _walk(cast("Any", model), "", set()):
         if path in out:
             raise TraceError.here(
-                f"two parameters are called {path!r}; rename a key or attribute (1 and '1' are alike)"
+                f"two parameters have the name {path!r}; rename a key or attribute (1 and '1' give the same name)"
             )
         out[path] = parameter
     return out

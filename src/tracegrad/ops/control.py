@@ -26,7 +26,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
     if running.scans:
         raise TraceError(
             located(
-                f"{kind}: the site {name!r} is inside a scan, where {x.type} has another value in each iteration; "
+                f"{kind}: the site {name!r} is inside a scan, where {x.type} has a different value in each iteration; "
                 "return it from fn as y, and use the stacked values after the scan",
                 site,
             )
@@ -36,7 +36,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
         raise TraceError(
             located(
                 f"{kind}: the name {name!r} is taken by another site of this trace; "
-                f'number the layers, e.g. {kind}(f"attn.{{i}}", x), or call the model once only',
+                f'number the layers, for example {kind}(f"attn.{{i}}", x), or call the model once only',
                 other.site,
             )
         )
@@ -46,7 +46,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
 def _second(name: object, x: Any, kind: str) -> Any:
     """Return `x`. Raises TraceError if `x` is a string, so that name and value are swapped."""
     if isinstance(x, str):
-        raise TraceError(f"the name comes first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
+        raise TraceError(f"the name must come first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
     return x
 
 
@@ -120,19 +120,19 @@ def assign(x: Any, value: Any) -> None:
     if not isinstance(x, StateTensor):
         got = x.type if isinstance(x, Tensor) else as_tensor(x).type
         raise TraceError(
-            f"{got} is no state of the model; only a state can be assigned. Make it with self.state(shape) in "
+            f"{got} is not a state of the model; only a state can be assigned. Make it with self.state(shape) in "
             "__init__. A model that is an argument of tg.vmap or tg.scan has plain values: close over the model instead"
         )
     if len(running.lanes) != (x.lanes or 0):
         inside = "tg.scan" if running.scans else "tg.vmap"
         raise TraceError(
-            f"the state {x.name!r} is assigned inside of {inside}, where it has no single value; return the value from "
+            f"the state {x.name!r} is assigned inside {inside}, where it has no single value; return the value from "
             "the function, and assign it afterwards"
         )
     new = as_tensor(value, x.dtype)
     if new.type != x.type:
         kind = DTypeError if new.shape == x.shape else ShapeError
-        raise kind(f"the state {x.name!r} is {x.type}, the value is {new.type}; a write keeps the type")
+        raise kind(f"the state {x.name!r} is {x.type}, the value is {new.type}; an assignment must keep the type")
     x.now = stop_gradient(new)
     if x.lanes is None:
         running.writes[STATE + x.name] = x.now

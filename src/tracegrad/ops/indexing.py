@@ -46,7 +46,7 @@ def getitem(x: Operand, key: Any) -> Tensor:
             x = views.slice_(x, axis, start if length else 0, length, step)
             shape.append(length)
         elif isinstance(k, bool):
-            raise DTypeError(f"True and False are no indices; use x[None] for a new axis of {x.type}")
+            raise DTypeError(f"True and False cannot be indices; use x[None] for a new axis of {x.type}")
         elif not isinstance(k, Tensor) and not getattr(k, "shape", ()) and (at := whole(k)) is not None:
             x = views.slice_(x, axis, _in_range(at, n, axis, x), 1)
         elif isinstance(k, (float, str)):
@@ -65,10 +65,10 @@ def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
     """Return `keys` with the Ellipsis written out, one key per axis and None for each new one."""
     used = len([k for k in keys if k is not None and k is not Ellipsis])
     if used > x.ndim:
-        raise ShapeError(f"{used} indices for the {x.ndim} axes of {x.type}; leave out {used - x.ndim}")
+        raise ShapeError(f"{used} indices for the {x.ndim} axes of {x.type}; use at most {x.ndim}")
     dots = [at for at, k in enumerate(keys) if k is Ellipsis]
     if len(dots) > 1:
-        raise ShapeError("an index can have one Ellipsis only")
+        raise ShapeError("an index can have only one Ellipsis")
     at = dots[0] if dots else len(keys)
     return [*keys[:at], *[slice(None)] * (x.ndim - used), *keys[at + 1 :]]
 
@@ -223,7 +223,7 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
     """
     table = as_tensor(table)
     if table.ndim != 2:
-        raise ShapeError(f"the table must have two axes, rows and features; it is {table.type}")
+        raise ShapeError(f"the table must have two axes, rows and features; got {table.type}")
     return _pick(table, indices_for(indices, table.shape[0]), 0)
 
 
@@ -283,7 +283,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
         at = views.reshape(at, tuple([at.type.size if d == axis else 1 for d in range(updates.ndim)]))
     k = updates.shape[axis : axis + 1]
     if updates.dtype != x.dtype or updates.shape != (*x.shape[:axis], *k, *x.shape[axis + 1 :]):
-        raise ShapeError(f"updates are {updates.type}; they must have the dtype and, but for axis {axis}, "
+        raise ShapeError(f"updates are {updates.type}; they must have the dtype of x and, except on axis {axis}, "
                          f"the shape of x, which is {x.type}")  # fmt: skip
     if at.ndim != updates.ndim or any(n not in (1, m) for n, m in zip(at.shape, updates.shape)):
         raise ShapeError(f"indices are {at.type}; they do not broadcast to the updates, {updates.type}")

@@ -60,7 +60,7 @@ CONCAT = composite("concat", type=_concat_type, expand=_concat, vjp=_concat_vjp,
 def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
     """Return the operands of `concat` and `stack`. Raises ShapeError unless they come in one list."""
     if isinstance(xs, Tensor) or getattr(axis, "shape", ()):
-        raise ShapeError(f"tensors go in one list, as in tg.{name}([a, b], axis=0)")
+        raise ShapeError(f"pass the tensors in one list, as in tg.{name}([a, b], axis=0)")
     tensors = [as_tensor(x) for x in xs]
     if not tensors:
         raise ShapeError("needs at least one tensor, got an empty list")
@@ -97,7 +97,7 @@ def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     tensors = _listed(xs, axis, "stack")
     if any(x.shape != tensors[0].shape for x in tensors):
         shown = " and ".join(str(x.type) for x in tensors)
-        raise ShapeError(f"shapes differ: {shown}; tg.concat joins tensors along an axis that they have")
+        raise ShapeError(f"shapes differ: {shown}; to join along an existing axis, use tg.concat")
     axis = normalize_axis(axis, tensors[0].ndim + 1)
     return concat([expand_dims(x, axis) for x in tensors], axis)
 
@@ -121,13 +121,14 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
         if count < 1 or n % count:
             raise ShapeError(
                 f"axis {axis} of {x.type} does not divide into {count} equal parts; "
-                "give their sizes, as in tg.split(x, (1, 2), axis)"
+                "give the sizes of the parts, as in tg.split(x, (1, 2), axis)"
             )
         sizes = (n // count,) * count
     parts = integers(sizes, "a size")
     if builtins.sum(parts) != n or any(k < 0 for k in parts):
         raise ShapeError(
-            f"the sizes {parts} add up to {builtins.sum(parts)} and must add up to {n}, axis {axis} of {x.type}"
+            f"the sizes {parts} add up to {builtins.sum(parts)}; they must add up to {n}, the size of axis {axis} "
+            f"of {x.type}"
         )
     return [views.slice_(x, axis, at if k else 0, k) for at, k in zip(offsets(parts), parts)]
 

@@ -36,7 +36,9 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     """
     a, b = as_tensors(a, b)
     if not a.ndim or not b.ndim:
-        raise ShapeError(f"operands need at least one axis: a is {a.type}, b is {b.type}; use * with a scalar")
+        raise ShapeError(
+            f"operands must have at least one axis: a is {a.type}, b is {b.type}; to multiply by a scalar, use *"
+        )
     check_product(a.type, b.type)
     left = views.reshape(a, (1, a.type.size)) if a.ndim == 1 else a
     right = views.reshape(b, (b.type.size, 1)) if b.ndim == 1 else b
@@ -117,7 +119,9 @@ def _parse(spec: str, xs: Sequence[Tensor]) -> tuple[list[str], str]:
         named = term.replace("...", "")
         extra = x.ndim - len(named)
         if extra < 0 or (extra and "..." not in term):
-            raise ShapeError(f"{term!r} in {spec!r} does not fit the {x.ndim} axes of {x.type}; give each a letter")
+            raise ShapeError(
+                f"{term!r} in {spec!r} does not fit {x.type}, which has {x.ndim} axes; write one letter for each"
+            )
         if not all(c in LETTERS for c in named):
             raise ShapeError(f"axes are named by letters, got {term!r} in {spec!r}")
         widest = max(widest, extra)
@@ -142,7 +146,7 @@ def _sizes(spec: str, terms: Sequence[str], xs: Sequence[Tensor]) -> dict[str, i
             if n not in (1, sizes[c]):
                 raise ShapeError(
                     f"axis {c!r} of {spec!r} is {sizes[c]} and {n}: {' and '.join(str(x.type) for x in xs)}"
-                    "; use another letter for one"
+                    "; use two letters, or make the sizes equal"
                 )
     return sizes
 

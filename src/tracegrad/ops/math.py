@@ -87,7 +87,7 @@ def pow(a: Operand, b: Operand) -> Tensor:
 def _integer_power(x: Tensor, n: int) -> Tensor:
     """Return x^n by repeated squaring. The result wraps around, as i32 multiplication does."""
     if n < 0:
-        raise DTypeError(f"{x.type} to the power of {n} is no integer; cast with tg.cast(x, tg.f32)")
+        raise DTypeError(f"{x.type} to the power of {n} is not an integer; cast with tg.cast(x, tg.f32)")
     if n == 0:
         return x * 0 + 1
     if n % 2 == 0:

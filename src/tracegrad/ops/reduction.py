@@ -75,7 +75,7 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     if x.dtype.name == "bool" and count(x, axes) >= 2**31:
-        raise ShapeError(f"{count(x, axes)} booleans may count to more than i32 holds, 2^31 - 1; sum fewer at a time")
+        raise ShapeError(f"{count(x, axes)} booleans can count beyond the largest i32, 2^31 - 1; sum fewer at a time")
     return folded(SUM, number(x), axes, keepdims)
 
 
@@ -219,7 +219,7 @@ def _extremum(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
 
 def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
     if count(x, axes) == 0:
-        raise ShapeError(f"{x.type} has no element on the axes {tuple(axes)} to choose from")
+        raise ShapeError(f"{x.type} is empty along the axes {tuple(axes)}, so there is no element to choose")
 
 
 @method

@@ -64,7 +64,7 @@ def interpolate(
         hint = "; images take mode='bilinear'" if mode == "linear" and x.ndim == 4 else ""
         raise ShapeError(f"mode {mode!r} takes {SPATIAL[mode]} axes behind batch and channels, got {x.type}{hint}")
     if align_corners and mode == "nearest":
-        raise InputError("align_corners goes with mode 'linear' or 'bilinear'")
+        raise InputError("align_corners needs mode 'linear' or 'bilinear'")
     for d, (n, step) in zip(axes, _sizes(x.shape[2:], size, scale_factor)):
         x = _nearest(x, d, n, step) if mode == "nearest" else _linear(x, d, n, step, align_corners)
     return x
@@ -73,7 +73,7 @@ def interpolate(
 def _sizes(old: Sequence[int], size: Any, scale_factor: Any) -> list[tuple[int, float]]:
     """Return for each axis the new size, and the distance in `x` between neighbours of the result."""
     if (size is None) == (scale_factor is None):
-        raise InputError("give size= or scale_factor=, one of them")
+        raise InputError("give either size= or scale_factor=")
     if size is not None:
         one = whole(size)
         new = (one,) * len(old) if one is not None else integers(size, "a size")
@@ -83,7 +83,7 @@ def _sizes(old: Sequence[int], size: Any, scale_factor: Any) -> list[tuple[int, 
     factors = [scale_factor] * len(old) if isinstance(scale_factor, (int, float)) else [*scale_factor]
     if len(factors) != len(old) or any(not f > 0 or math.floor(m * f) < 1 for f, m in zip(factors, old)):
         raise InputError(
-            f"scale_factor must be {len(old)} positive numbers that leave an element, got {scale_factor!r}"
+            f"scale_factor must be {len(old)} positive numbers, large enough to leave an element; got {scale_factor!r}"
         )
     return [(math.floor(m * f), 1.0 / f) for f, m in zip(factors, old)]
 
@@ -231,7 +231,7 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
     x, r = _squared(x, factor, 3)
     *batch, c, h, w = x.shape
     if c % (r * r):
-        raise ShapeError(f"{c} channels do not divide by {r} * {r}: x is {x.type}")
+        raise ShapeError(f"{c} channels cannot be divided by {r} * {r}: x is {x.type}")
     n = len(batch)
     parts = reshape(x, (*batch, c // (r * r), r, r, h, w))
     moved = permute(parts, (*range(n), n, n + 3, n + 1, n + 4, n + 2))

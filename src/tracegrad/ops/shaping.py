@@ -90,7 +90,9 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
     x = as_tensor(x)
     order = tuple([normalize_axis(a, x.ndim) for a in integers(axes, "axis")])
     if sorted(order) != list(range(x.ndim)):
-        raise ShapeError(f"axes {order} do not name each of the {x.ndim} axes of {x.type} once; swapaxes exchanges two")
+        raise ShapeError(
+            f"axes {order} do not name each of the {x.ndim} axes of {x.type} once; to swap two axes, use swapaxes"
+        )
     return views.permute(x, order)
 
 
@@ -137,7 +139,9 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
     x, target = as_tensor(x), shape_of(shape)
     padded = (1,) * (len(target) - x.ndim) + x.shape
     if len(padded) != len(target) or any(n not in (1, m) for n, m in zip(padded, target)):
-        raise ShapeError(f"cannot broadcast {x.type} to {show(target)}; matched from the last, axes must be 1 or equal")
+        raise ShapeError(
+            f"cannot broadcast {x.type} to {show(target)}; matched from the last axis, sizes must be equal or 1"
+        )
     return views.broadcast_to(x, target)
 
 
@@ -174,7 +178,7 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
     for d in axes:
         if x.shape[d] != 1:
             raise ShapeError(
-                f"axis {d} of {x.type} has size {x.shape[d]}, only axes of size 1 can be removed; "
+                f"axis {d} of {x.type} has size {x.shape[d]}; only axes of size 1 can be removed; "
                 "write x[:, 0] to pick an element"
             )
     return views.reshape(x, tuple([n for d, n in enumerate(x.shape) if d not in axes]))
@@ -263,7 +267,7 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
     x = as_tensor(x)
     pairs = _pad_widths(widths, x.ndim)
     if any(w < 0 for pair in pairs for w in pair):
-        raise ShapeError(f"pad widths must not be negative, got {widths}; cut with x[a:b]")
+        raise ShapeError(f"pad widths must not be negative, got {widths}; to cut, write x[a:b]")
     inside = views.broadcast_to(const(True, bool_), x.shape)
     padded = x
     for axis, (before, after) in enumerate(pairs):

@@ -40,7 +40,9 @@ class Groups(NamedTuple):
             for name in values_:
                 if name not in known:
                     instead = remedy(name, values_[name], list(known))
-                    raise InputError.here(f"{who}: {name}: not a value of a group{instead}; it has {', '.join(known)}")
+                    raise InputError.here(
+                        f"{who}: {name} is not a value of a group{instead}; it has {', '.join(known)}"
+                    )
             overrides.append({n: checked(n, x, ranges.get(n, ANY), who) for n, x in values_.items()})
             selections.append(selection)
         return Groups(tuple(selections), tuple(overrides))

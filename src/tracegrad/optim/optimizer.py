@@ -188,8 +188,8 @@ def _check(options: Options, takes: tuple[str, ...], what: str) -> None:
         chosen = given.get(option)
         if not (chosen is None or isinstance(chosen, bool) or callable(chosen)):
             raise InputError.here(
-                f"{what}: {option} is a function of parameter names, got {chosen!r}; "
-                "such as lambda name: name.endswith('.W')"
+                f"{what}: {option} must be a function of the parameter name, got {chosen!r}; "
+                "write one write one write one write one such as lambda name: name.endswith('.W')"
             )
 
 

@@ -127,7 +127,10 @@ def chain(*transforms: Transform) -> Transform:
             for rule, own in zip(rules, names, strict=True):
                 g, part = rule(g, p, {name: old[full] for name, full in own.items()}, host)
                 if part.keys() != own.keys():
-                    raise InputError.here(f"a transform with the state {sorted(own)} returned the state {sorted(part)}")
+                    raise InputError.here(
+                        f"a transform declares the state {sorted(own)}, but its update returned the state "
+                        f"{sorted(part)}"
+                    )
                 for name, value in part.items():
                     declared = old[own[name]].type
                     if value.shape != declared.shape:
@@ -156,5 +159,5 @@ def merge_hyper(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, flo
     """Merge two sets of hyperparameters. Raises InputError if they give one name two values."""
     for name in a.keys() & b.keys():
         if a[name] != b[name]:
-            raise InputError.here(f"the hyperparameter {name!r} has two first values, {a[name]!r} and {b[name]!r}")
+            raise InputError.here(f"the hyperparameter {name!r} has two initial values, {a[name]!r} and {b[name]!r}")
     return {**a, **b}

@@ -75,7 +75,7 @@ def broadcast(*values: Any) -> tuple[Tensor, ...]:
     except ShapeError:
         raise ShapeError(
             f"shapes do not broadcast: {_shown([x.type for x in xs])}; "
-            "axes are matched from the last one, and must be equal or 1"
+            "matched from the last axis, sizes must be equal or 1"
         ) from None
     return tuple([broadcast_to(x, shape) for x in xs])
 

@@ -185,7 +185,7 @@ def fitting(value: Any, dtype: DType) -> bool | int | float:
         return int(value)
     if dtype.name == "bool" and value in (0, 1):
         return bool(value)
-    raise DTypeError(f"the number {value!r} does not fit {dtype}: it would be changed; use tg.cast(x, dtype)")
+    raise DTypeError(f"the number {value!r} does not fit {dtype}: the value would change; use tg.cast(x, dtype)")
 
 
 def _flatten(values: Sequence[Any]) -> tuple[list[Any], Shape]:

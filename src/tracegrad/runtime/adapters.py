@@ -221,7 +221,7 @@ def open_device(adapter: AdapterInfo) -> Any:
                     return found.request_device_sync(label="tracegrad", required_features=wanted)
         except Exception as e:
             raise DeviceError(f"{adapter.description} cannot be opened: {e}") from e
-    raise DeviceError(f"{adapter.description} is no longer there")
+    raise DeviceError(f"{adapter.description} is no longer available")
 
 
 def load_wgpu() -> Any:

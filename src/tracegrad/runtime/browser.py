@@ -45,7 +45,7 @@ class Batch:
         if self.raw is None and self.error is None:
             wait(self, "waiting for a run")
         if self.raw is None:
-            raise self.error or DeviceError("the runs gave nothing")
+            raise self.error or DeviceError("the runs returned no result")
         found: list[dict[str, Any]] = []
         at = 0
         for _ in range(self.runs):
@@ -126,7 +126,7 @@ class BrowserSession:
         b = self._persistent(name)
         flat = np.ascontiguousarray(values, dtype=DTYPES[b.dtype].numpy).reshape(-1)
         if offset < 0 or offset + flat.size > b.size:
-            raise DeviceError(f"elements {offset} to {offset + flat.size} of {name!r}, which has {b.size}")
+            raise DeviceError(f"elements {offset} to {offset + flat.size} are outside {name!r}, which has {b.size}")
         self._tab.write(name, sent(flat.tobytes()), offset)
 
     def interrupt(self) -> None:

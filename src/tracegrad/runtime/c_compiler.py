@@ -121,7 +121,9 @@ class Compiler:
         try:
             folder = cache_folder()
         except OSError as e:
-            warnings.warn(f"libraries are compiled anew each time: {e}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"libraries cannot be cached, so each process compiles them again: {e}", RuntimeWarning, stacklevel=2
+            )
             with tempfile.TemporaryDirectory() as temporary:
                 return ctypes.CDLL(str(self.compiled(source, key, Path(temporary), more, children)))
         path = find(folder, key)
@@ -256,7 +258,11 @@ def compiler_named(asked: str) -> Compiler | None:
                 continue
             return Compiler(path, said.splitlines()[0] if said else "unknown version")
     if asked:
-        warnings.warn(f"{VARIABLE}={asked!r} is no C compiler here; Python does its work", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"{VARIABLE}={asked!r} is not a C compiler on this machine; Python is used instead",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return None
 
 

@@ -113,7 +113,7 @@ class CpuSession:
         foreign = [k.label for k in program.kernels if not k.own]
         if foreign:
             raise DeviceError(
-                f"kernel {shown(foreign[0])} was not compiled by this process; the CPU runs no code of others. "
+                f"kernel {shown(foreign[0])} was not compiled by this process, and the CPU runs only code that was. "
                 "Compile the model here, or run the program on a GPU, which checks its indices"
             )
         check_memory({b.name: b.bytes for b in program.buffers}, "the program")
@@ -123,7 +123,7 @@ class CpuSession:
         except MemoryError as e:
             self._persistent = {name: x for name, x in self._persistent.items() if name in before}
             size = sum(b.bytes for b in program.buffers)
-            raise DeviceError(f"there is no memory for the {size} bytes of the program: {e}") from e
+            raise DeviceError(f"not enough memory for the {size} bytes of the program: {e}") from e
         self._loaded[self._next] = _Loaded(program, memory, self._begun(program), _size(program))
         return self._next
 

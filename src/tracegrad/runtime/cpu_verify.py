@@ -87,8 +87,8 @@ def warn_wrong(compiler: str, found: Sequence[tuple[str, str]]) -> None:
     label, how = found[0]
     more = f" and {len(found) - 1} others" if len(found) > 1 else ""
     warnings.warn(
-        f"kernel {label!r}{more}, compiled by {compiler}: the numbers are wrong, so the program runs as NumPy, which "
-        f"is slower. Of {label!r}, {how}. Another compiler ({VARIABLE}=clang) may do better; `tracegrad doctor` "
+        f"kernel {label!r}{more}, compiled by {compiler}: its numbers are wrong, so the program runs in NumPy, which "
+        f"is slower. In {label!r}, {how}. Try another compiler ({VARIABLE}=clang); `tracegrad doctor` "
         "checks many kernels",
         RuntimeWarning,
         stacklevel=2,

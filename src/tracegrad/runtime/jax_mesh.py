@@ -60,7 +60,7 @@ class Layout:
         every = multihost.process_allgather(own)
         if odd := [k for k, digest in enumerate(every) if not np.array_equal(digest, every[0])]:
             raise DeviceError(
-                f"the processes disagree about {what}: {_named(odd)} {'has' if len(odd) == 1 else 'have'} another than "
+                f"the processes disagree about {what}: {_named(odd)} {'differs' if len(odd) == 1 else 'differ'} from "
                 f"process 0, and this is process {jax.process_index()}; {remedy}"
             )
 
@@ -133,8 +133,8 @@ class Layout:
             for a in names:
                 n *= self.mesh.shape[a]
             if size % n:
-                raise InputError(f"layout: {spec} splits an axis of {part.name}, {part.field.type}, in {n} parts: "
-                                 f"{size} is no multiple of that")  # fmt: skip
+                raise InputError(f"layout: {spec} splits an axis of {part.name}, {part.field.type}, into {n} parts: "
+                                 f"{size} is not a multiple of {n}")  # fmt: skip
 
 
 def _named(processes: Sequence[int]) -> str:

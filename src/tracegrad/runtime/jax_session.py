@@ -106,7 +106,7 @@ class JaxSession:
             parts = self._memory.allocate(program)
         except (MemoryError, JaxError) as e:
             self._memory.forget(known)
-            raise DeviceError(f"there is no memory for the arrays of the program: {e}") from e
+            raise DeviceError(f"not enough memory for the arrays of the program: {e}") from e
         graph, writes = graph_of(program, parts)
         self._next += 1
         self._loaded[self._next] = self._compiled(program, graph, parts, writes)

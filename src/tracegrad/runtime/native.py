@@ -237,7 +237,7 @@ class NativeSession:
         array = self._persistent(name)
         flat = np.ascontiguousarray(values, dtype=stored_dtype(array.dtype)).reshape(-1)
         if offset < 0 or offset + flat.size > array.size:
-            raise DeviceError(f"elements {offset} to {offset + flat.size} of {name!r}, which has {array.size}")
+            raise DeviceError(f"elements {offset} to {offset + flat.size} are outside {name!r}, which has {array.size}")
         if flat.size:
             with self._using_device(f"writing {name!r}"):
                 self.calls.write(array.buffer, 4 * offset, flat)

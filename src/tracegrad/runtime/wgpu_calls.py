@@ -185,7 +185,7 @@ class DirectCalls:
     def __init__(self, device: Any) -> None:
         wgpu: Any = importlib.import_module("wgpu")
         if not str(wgpu.__version__).startswith(PINNED):
-            raise DeviceError(f"direct calls know wgpu {PINNED}x, this is {wgpu.__version__}")
+            raise DeviceError(f"direct calls need wgpu {PINNED}x, this is {wgpu.__version__}")
         native: Any = importlib.import_module("wgpu.backends.wgpu_native")
         api: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
         self._lib, self._ffi, self._errors = native.lib, native.ffi, api.error_handler

@@ -257,7 +257,7 @@ class CompiledCalls(DirectCalls):
         library.begin_sender.argtypes, library.begin_sender.restype = [POINTER] * 3, POINTER
         sender = library.begin_sender(self._functions, *map(self._address, (self._device, self._queue)))
         if not sender:
-            raise DeviceError("there can be no more threads")
+            raise DeviceError("the system allows no more threads")
         self._sender = POINTER(sender)
         self._sending: _Commands | None = None  # the submission that the thread can be working on
         self._end = weakref.finalize(self, library.end_sender, self._sender)  # also if this object is dropped

@@ -114,7 +114,7 @@ def freeze(store: TrainedParameters, given: Selection, what: str) -> None:
     named = chosen([*trained, *fixed], given, what)
     if what == "unfreeze" and not set(named) & set(trained):
         raise InputError.here(
-            f"unfreeze: {', '.join(named)}: compiled without a gradient, by trainable=False or frozen=; leave that "
+            f"unfreeze: {', '.join(named)}: compiled without a gradient, by trainable=False or frozen=; leave these "
             "out, and use train.freeze"
         )
     own = {id(one): {f.name for f in one.program.trained} for one in stepper.together}

@@ -107,6 +107,7 @@ class CompiledTraining(Training):
             self, data, x, y, batch_size, shuffle, validation, metrics, progress, log, resume, callbacks, options
         )
 
+    @helpful
     def export(
         self,
         path: str | os.PathLike[str],
@@ -148,6 +149,7 @@ class CompiledTraining(Training):
         sized = self.store.stepper_of(loss, "explain").sized
         return explained(self._looked_at(loss, "explain").built, self.device, sized.note if sized else "", verbose)
 
+    @helpful
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
         """Explain why a value of the step is stored or inlined, which rules formed its kernels, and where it is.
 
@@ -214,7 +216,9 @@ class CompiledTraining(Training):
         """Return the program of the step, for the sizes used last. Raises InputError if no call has chosen sizes."""
         stepper = self.store.stepper_of(loss, what)
         if stepper.sized is not None and stepper.sized.latest is None:
-            raise InputError.here(f"{what}: no call has chosen sizes yet: take a step first, as in train.step(x=...)")
+            raise InputError.here(
+                f"{what}: the sizes are open until the first call: take a step first, as in train.step(x=...)"
+            )
         return stepper.latest
 
     @property

@@ -48,7 +48,10 @@ class Rows:
         """Split off the last `share` of the examples, before shuffling, as Keras. Raises InputError if one is empty."""
         held = round(self.count * share)
         if not 0 < held < self.count:
-            raise InputError.here(f"fit: validation={share:g} of {self.count} examples leaves one part empty; use more")
+            raise InputError.here(
+                f"fit: validation={share:g} of {self.count} examples leaves one part empty; use more examples examples "
+                "examples examples"
+            )
         cut = self.count - held
         first = {name: x[:cut] for name, x in self.arrays.items()}
         last = {name: x[cut:] for name, x in self.arrays.items()}
@@ -70,12 +73,12 @@ def rows(
     """Make `Rows` of whole arrays by input name. Raises InputError for wrong names, lengths or batch sizes."""
     wrong = [n for n in types if n not in given] + [str(n) for n in given if n not in types]
     if wrong:
-        raise InputError.here(f"fit: the arrays must be those of the inputs {', '.join(types)}; {wrong[0]!r} is not")
+        raise InputError.here(f"fit: the arrays must be inputs, {', '.join(types)}; {wrong[0]!r} is not")
     arrays = {name: _array(name, given[name], types[name]) for name in types}
     lengths = {name: len(x) if x.ndim else 0 for name, x in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         said = ", ".join(f"{name} has {n}" for name, n in lengths.items())
-        raise InputError.here(f"fit: arrays must have equally many examples, one or more: {said}")
+        raise InputError.here(f"fit: arrays must have the same number of examples, at least one: {said}")
     firsts = {t.shape[0] for t in types.values() if t.shape}
     size = next(iter(firsts)) if len(firsts) == 1 else ""
     if len(firsts) != 1 or any(not t.shape for t in types.values()):
@@ -110,7 +113,7 @@ def from_arguments(x: Any, y: Any, names: Sequence[str]) -> dict[str, Any]:
         elif left:
             given[left.pop(0)] = value
         else:
-            raise InputError.here(f"fit: the inputs are {', '.join(names)}: {what} is one too many; leave it out")
+            raise InputError.here(f"fit: the inputs are {', '.join(names)}: {what} is not one of them; leave it out")
     return given
 
 
@@ -146,8 +149,8 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
     if len(values) != len(names):
         count = f"{len(values)} value{'s' * (len(values) != 1)}"
         raise InputError.here(
-            f"fit: a batch has {count}, the inputs are {', '.join(names)}. The data are an iterable of batches, "
-            f"such as [({', '.join(names)}), ...]; give whole arrays as fit(x=..., y=...)"
+            f"fit: a batch has {count}, but the inputs are {', '.join(names)}. Pass an iterable of batches, "
+            f"such as [({', '.join(names)}), ...], or whole arrays as fit(x=..., y=...)"
         )
     return dict(zip(names, values, strict=True))
 

@@ -54,7 +54,9 @@ def fit(
     if resume is not None:
         if size != where.size or (size is not None and where.done > size[-1]):
             said = f"examples and batches were {where.size}, and are {size}"
-            raise InputError.here(f"fit: {resume} was saved with other data: {said}; train.load(path) goes on with any")
+            raise InputError.here(
+                f"fit: {resume} was saved with other data: {said}; to go on with new data, use train.load(path)"
+            )
         train.load(resume)
     where.size, where.first = size, _steps(train) - where.done
     validate = Validation(train, held, metrics or {}) if held is not None else None
@@ -106,11 +108,11 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
         given = shown(options.evaluate)
         raise InputError.here(f"fit: evaluate must be a function of the training, got {given}; define one")
     if options.schedule and validation is not None:
-        raise InputError.here("fit: validation is of one loss, and there are several; use evaluate=")
+        raise InputError.here("fit: validation= works with one loss only; with several, use evaluate=")
     if metrics is None:
         return
     if validation is None:
-        raise InputError.here("fit: metrics are taken of held-out data; give validation=, such as 0.1, too")
+        raise InputError.here("fit: metrics= are measured on held-out data; pass validation= too, such as 0.1")
     if not isinstance(metrics, Mapping) or not all(callable(f) for f in cast("Mapping[str, Any]", metrics).values()):
         raise InputError.here(
             "fit: metrics must be a dict of functions of the model and the inputs, such as "
@@ -124,22 +126,22 @@ def _schedule(train: Training, given: Any) -> tuple[str, ...]:
     example = f"schedule={tuple(losses)!r}"
     if given is None:
         if losses:
-            raise InputError.here(f"fit: there are several losses; say whose turn it is, as in {example}")
+            raise InputError.here(f"fit: there are several losses; name their order, as in {example}")
         return ()
     if not losses:
-        raise InputError.here("fit: schedule= is for several losses, and there is one; leave it out")
+        raise InputError.here("fit: schedule= is for several losses, and this training has one; leave it out")
     names = () if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(cast("Iterable[Any]", given))
     if not names or not set(names) <= set(losses):
-        raise InputError.here(f"fit: schedule must name losses in turns, as in {example}, got {shown(given)}")
+        raise InputError.here(
+            f"fit: schedule must be a sequence of names of losses, as in {example}, got {shown(given)}"
+        )
     return names
 
 
 def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str, list[Hook]]:
     """Return all hooks by event. measured: is there a metric? Raises InputError for a hook that is not callable."""
     if not hasattr(callbacks, "__iter__"):
-        raise InputError.here(
-            f"fit: callbacks must be something to iterate over, got {shown(callbacks)}; put it in a list"
-        )
+        raise InputError.here(f"fit: callbacks must be a list of callbacks, got {shown(callbacks)}; put it in a list")
     out: dict[str, list[Hook]] = {}
     several = list(cast("Iterable[Any]", callbacks))
     for name in EVENTS:
@@ -169,9 +171,11 @@ def _sources(
     source: Any = data if arrays is None else rows(arrays, types, batch_size, key)
     if not (hasattr(source, "__iter__") or hasattr(source, "__getitem__") or isinstance(source, Rows)):
         hint = (
-            "; call it, for its batches" if callable(source) else "; such as a list of batches, [{'x': x, 'y': y}, ...]"
+            "; call it, for its batches"
+            if callable(source)
+            else "; for example, pass a list of batches, [{'x': x, 'y': y}, ...]"
         )
-        raise InputError.here(f"fit: data must be something to iterate over, got {shown(source)}{hint}")
+        raise InputError.here(f"fit: data must be an iterable of batches, got {shown(source)}{hint}")
     if arrays is None and batch_size is not None:
         raise InputError.here(
             "fit: batch_size is for whole arrays, fit(x=..., y=...); leave it out for an iterable of batches"
@@ -181,8 +185,8 @@ def _sources(
     if isinstance(validation, (int, float)):
         if not isinstance(source, Rows) or not 0 < validation < 1:
             raise InputError.here(
-                f"fit: validation={validation!r} must be a share of whole arrays, between 0 and 1; pass a tuple or an "
-                "iterable of batches otherwise"
+                f"fit: validation={validation!r} must be a fraction of whole arrays, between 0 and 1; otherwise "
+                "pass a tuple or an iterable of batches"
             )
         return source.split(validation)
     found = whole_arrays(validation, types)
@@ -224,7 +228,7 @@ class _Loop:
             if self.queued == before and not skip:
                 hint = " (a generator can be iterated once only; pass a list or a DataLoader)" if before else ""
                 raise InputError.here(
-                    f"fit: the data have no batch in epoch {self.where.epoch}; give one or more{hint}"
+                    f"fit: the data have no batch in epoch {self.where.epoch}; pass at least one{hint}"
                 )
             skip = 0
             self._drain()

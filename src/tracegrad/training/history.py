@@ -110,7 +110,7 @@ class FitState:
 
     def _of(self, pending: Pending[StepResult] | None) -> Pending[StepResult]:
         if pending is None:
-            raise InputError.here("fit: there was no step yet; use on_step for its values")
+            raise InputError.here("fit: there is no step yet; read step values in on_step")
         return pending
 
     @property

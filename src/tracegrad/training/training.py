@@ -94,6 +94,7 @@ class Training(HasStates):
         """
         return self._run("step", (mapping, *more), inputs)
 
+    @helpful
     def run_steps(self, n: int | str, /, *batch: Any, **inputs: Any) -> Pending[StepResult]:
         """Queue `n` steps in one call. Inputs with a leading axis of length `n` are split, others serve every step.
 
@@ -136,6 +137,7 @@ class Training(HasStates):
 
     # --- parameters and state ---
 
+    @helpful
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
 
@@ -179,6 +181,7 @@ class Training(HasStates):
         self, path: str | os.PathLike[str], *, wait: bool = True, sharded: bool = False
     ) -> Pending[Any] | None: ...
 
+    @helpful
     def save(self, path: str | os.PathLike[str], *, wait: bool = True, sharded: bool = False) -> Pending[Any] | None:
         """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
 
@@ -242,6 +245,7 @@ class Training(HasStates):
         """
         return checkpoints.digest(self.store.call(take_all), losses)
 
+    @helpful
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file or a folder that `save` wrote, bit-exact on the same device.
 
@@ -277,6 +281,7 @@ class Training(HasStates):
         new = None if seed is None else checked_seed(seed)
         self.store.call(lambda session, s: s.reset(session, params, optimizer, s.seed if new is None else new))
 
+    @helpful
     def set_lr(self, lr: Schedule | float, *, loss: str | None = None) -> None:
         """Change the learning rate from the next `step` on. A schedule without an explicit start begins at that step.
 
@@ -288,6 +293,7 @@ class Training(HasStates):
             stepper = self.store.stepper_of(loss, "set_lr")
             stepper.knobs = stepper.knobs.with_rate(lr)
 
+    @helpful
     def lr_metric(self, value: float, *, loss: str | None = None) -> None:
         """Tell `lr.plateau` a metric, such as a held-out loss, after the steps queued so far. loss: see `set_lr`.
 
@@ -312,6 +318,7 @@ class Training(HasStates):
         with self.worker.own(self._lock):
             changed(self.store, self.store.stepper_of(loss, "set"), hyper)
 
+    @helpful
     def freeze(self, parameters: Selection) -> None:
         """Freeze parameters from the next step on: no update, no decay, no change of their optimizer state.
         parameters: a pattern such as "backbone.*", a list of patterns, or a function of the name.
@@ -332,6 +339,7 @@ class Training(HasStates):
         with self.worker.own(self._lock):
             freeze(self.store, parameters, "unfreeze")
 
+    @helpful
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
         """Train another model on the same handle, from step 0, with parameters drawn by `seed` or the current seed.
 

@@ -56,13 +56,17 @@ class Validation:
                         total[name] = total.get(name, 0.0) + n * float(value)
                     elif name in self.metrics:
                         shape = list(np.asarray(value).shape)
-                        raise InputError.here(f"fit: the metric {name!r} must be one number, is {shape}; take its mean")
+                        raise InputError.here(
+                            f"fit: the metric {name!r} must be one number, got {shape}; take its mean"
+                        )
                 count += n
         finally:
             if before:
                 train.set_states(before)
         if not count:
-            raise InputError.here("fit: validation has no batch; give one or more, in something to iterate again")
+            raise InputError.here(
+                "fit: validation has no batch; pass a list of at least one (a generator can be iterated once only)"
+            )
         found: dict[str, Any] = {name: value / count for name, value in total.items()}
         found |= {name: JOINED[self._joined[name].how](parts) for name, parts in noted.items()}
         return {f"val_{name}": found[name] for name in self._order if name in found}

@@ -204,7 +204,9 @@ def _checked(name: str, args: tuple[Any, ...], given: Any) -> list[Tensor | None
     def check(x: Tensor, g: Any) -> None:
         g = None if g is None or not x.dtype.is_float else as_tensor(g)
         if g is not None and g.type != x.type:
-            raise ShapeError.here(f"custom_vjp: bwd of {name} gave {g.type} as cotangent of {x.type}: it must be that")
+            raise ShapeError.here(
+                f"custom_vjp: bwd of {name} returned {g.type} as the cotangent of {x.type}; the types must be equal"
+            )
         found.append(g)
 
     tree_map(check, args, tuple(cast("tuple[Any, ...]", given)))

@@ -137,7 +137,7 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(directions, (tuple, list)):
         raise TraceError.here(
-            "jvp: primals and tangents must be tuples, an entry for each argument: jvp(f, (x,), (t,))"
+            "jvp: primals and tangents must be tuples with one entry for each argument: jvp(f, (x,), (t,))"
         )
     trees, _ = _variables(primals, "jvp")
     given = dict(_pairs("jvp", "tangent", trees, tuple(directions)))
@@ -212,12 +212,13 @@ def _of_chosen(
     numbers = cast("tuple[Any, ...]", tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,))
     if any(not isinstance(k, int) for k in numbers):
         raise TraceError.here(
-            f"{who}: argnums={argnums!r}; write the place of an argument, counted from 0, or a tuple of places"
+            f"{who}: argnums={argnums!r}; write the index of an argument, counted from 0, or a tuple of indices"
         )
     bad = [k for k in numbers if not -len(args) <= k < len(args)]
     if bad:
         raise TraceError.here(
-            f"{who}: argnums={argnums!r}, but {_name(fn)} takes {len(args)} by position, counted from 0"
+            f"{who}: argnums={argnums!r} is out of range; {_name(fn)} got {len(args)} by position, and valid are "
+            f"{-len(args)} to {len(args) - 1}"
         )
     at = [k % len(args) for k in numbers]
     if len(set(at)) != len(at):
@@ -253,7 +254,7 @@ def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[
         if len(wrt) == before:
             shown = ", ".join(str(t.type) for t in tree_leaves(trees[-1])) or "no tensor"
             raise DTypeError.here(
-                f"{who}: an argument to differentiate by is {shown}; only f32 has derivatives. Cast it with "
+                f"{who}: the argument to differentiate is {shown}; only f32 has derivatives. Cast it with "
                 "tg.cast(x, tg.f32), or let the function close over it"
             )
     return tuple(trees), wrt
@@ -280,7 +281,9 @@ def _pairs(who: str, what: str, tree: Any, given: Any) -> list[tuple[Tensor, Ten
             return
         t = as_tensor(given, f32)
         if t.type != y.type:
-            raise ShapeError(located(f"{who}: the {what} of {y.type} must be one too, got {t.type}", call_site()))
+            raise ShapeError(
+                located(f"{who}: the {what} of {y.type} must have the same type, got {t.type}", call_site())
+            )
         pairs.append((y, t))
 
     tree_map(pair, tree, given)

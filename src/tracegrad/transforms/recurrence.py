@@ -86,16 +86,16 @@ def _tensors(tree: Any, what: str) -> tuple[list[Tensor], Callable[[Sequence[Any
 def _length(xs: Sequence[Tensor], length: int | None) -> int:
     """Return the number of iterations. Raises: ShapeError unless all agree."""
     if any(not x.shape for x in xs):
-        raise ShapeError.here(f"scan: xs has a value of rank 0, {_types(xs)}: there is no axis to go along")
+        raise ShapeError.here(f"scan: xs has a value of rank 0, {_types(xs)}, without an axis to scan")
     sizes = {x.shape[0] for x in xs}
     if length is not None:
         sizes.add(index(length))
     if not sizes:
-        raise ShapeError.here("scan: without xs it needs a length: scan(fn, init, length=10)")
+        raise ShapeError.here("scan: without xs, pass a length: scan(fn, init, length=10)")
     if len(sizes) > 1:
         given = "" if length is None else f" and length is {length}"
         raise ShapeError.here(
-            f"scan: lengths differ: the first axes of xs are those of {_types(xs)}{given}; cut them to one length"
+            f"scan: lengths differ: the first axes of xs are {_types(xs)}{given}; cut them to one length"
         )
     n = sizes.pop()
     if n < 0:
@@ -133,7 +133,7 @@ def _results(
             kind: type[TracegradError] = DTypeError if t.dtype != leaf.dtype else ShapeError
             raise kind.here(
                 f"scan: fn changes the type of the carry: it gets {leaf.type} and returns {t.type}; every iteration "
-                "must leave what the next one takes" + "; cast init with tg.cast" * (kind is DTypeError)
+                "must return what the next one takes" + "; cast init with tg.cast" * (kind is DTypeError)
             )
     return made, *_tensors(y, "y")
 

@@ -100,9 +100,7 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
     keys = list(parts[0])
     for other, part in zip(trees[1:], parts[1:]):
         if other is not None and (type(other) is not type(tree) or list(part or ()) != keys):
-            raise TraceError.here(
-                f"trees differ: {_at(path)} is {_shown(tree)} in the one and {_shown(other)} in another"
-            )
+            raise TraceError.here(f"trees differ: {_at(path)} is {_shown(tree)} in one and {_shown(other)} in another")
     inside = inside or isinstance(tree, Module)
     new = object.__new__(type(tree)) if isinstance(tree, Module) else None
     if new is not None:
@@ -125,7 +123,7 @@ def is_array(x: object) -> bool:
 def _check_leaves(trees: Sequence[Any], path: str) -> None:
     for other in trees[1:]:
         if children(other) is not None:
-            raise TraceError.here(f"trees differ: {_at(path)} is a leaf in the one and {_shown(other)} in another")
+            raise TraceError.here(f"trees differ: {_at(path)} is a leaf in one and {_shown(other)} in another")
 
 
 def _at(path: str) -> str:

@@ -121,7 +121,7 @@ def _types(xs: Sequence[Tensor]) -> list[TensorType]:
 def _argument(x: Any, axis: int) -> Tensor:
     t = as_tensor(x)
     if not -t.ndim <= axis < t.ndim:
-        raise ShapeError.here(f"vmap: {t.type} has no axis {axis} to map over; give it another in in_axes, or None")
+        raise ShapeError.here(f"vmap: {t.type} has no axis {axis} to map over; choose another axis in in_axes, or None")
     return t
 
 
@@ -136,7 +136,7 @@ def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
     if len(sizes) > 1:
         shown = ", ".join(f"axis {axis} of {x.type}" for x, axis in chosen)
         raise ShapeError.here(
-            f"vmap: the mapped axes have different sizes: {shown}; give None in in_axes for what is the same for all"
+            f"vmap: the mapped axes have different sizes: {shown}; write None in in_axes for arguments that all share"
         )
     return sizes.pop()
 
@@ -151,9 +151,13 @@ def _moved(x: Tensor, a: int, b: int) -> Tensor:
 def _placed(many: Tensor | None, y: Tensor, axis: int | None, n: int) -> Tensor:
     """Return a result with the new axis at `axis`."""
     if axis is not None and not -y.ndim - 1 <= axis <= y.ndim:
-        raise ShapeError.here(f"vmap: out_axes={axis} is no axis of {y.type} with one more; leave it out for axis 0")
+        raise ShapeError.here(
+            f"vmap: out_axes={axis} is out of range for {y.type} with one more axis; leave it out for axis 0"
+        )
     if axis is not None:
         return _moved(repeated(many, y, n), 0, axis)
     if many is not None:
-        raise TraceError.here(f"vmap: out_axes is None for a result, {y.type}, that depends on the element")
+        raise TraceError.here(
+            f"vmap: out_axes is None, but the result {y.type} depends on the mapped axis; write an axis"
+        )
     return y
