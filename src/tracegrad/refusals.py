@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from difflib import get_close_matches
-from functools import wraps
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -193,13 +192,15 @@ def helpful(f: F) -> F:
     if who == "__init__":
         who = f.__qualname__.split(".")[-2]
 
-    @wraps(f)
     def entry(*args: Any, **kwargs: Any) -> Any:
         bound = int("." in f.__qualname__)
         check_call(who, f, args[bound:], kwargs, bound)
         return f(*args, **kwargs)
 
-    return cast("F", entry)
+    made: Any = entry  # what functools.wraps does, which costs every import twenty calls a function
+    made.__name__, made.__qualname__, made.__module__ = f.__name__, f.__qualname__, f.__module__
+    made.__doc__, made.__wrapped__ = f.__doc__, f
+    return cast("F", made)
 
 
 def shown(value: Any) -> str:
