@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import socket
+import platform
 import struct
 import time
 from pathlib import Path
@@ -76,7 +76,7 @@ class EventFile:
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
-        host = socket.gethostname() or "host"
+        host = platform.node() or "host"
         self.path = folder / f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{next(_numbers)}"
         self._file: BinaryIO = open(self.path, "wb")  # noqa: SIM115 (closed by close)
         self._flushed = now
