@@ -32,8 +32,15 @@ def markdown(text: str) -> str:
 
 
 class Layout(griffe.Extension):
-    """Applies `markdown` to every docstring."""
+    """Applies `markdown` to every docstring. Plain attributes are left out: theirs is that of their value's type."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.is_attribute and "property" not in obj.labels:
+            obj.docstring = None
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        made = cls.members.get("__init__")
+        if isinstance(made, griffe.Alias):  # that of a protocol is typing's, which no page shows
+            del cls.members["__init__"]
