@@ -157,6 +157,13 @@ def test_what_raises_says_so() -> None:
     assert silent == []
 
 
+def test_first_sentences_stand_alone() -> None:
+    """They begin with a verb or the thing itself, and can be read at once: an index lists them."""
+    vague = re.compile(r"(What|Those|That|It|This|Which|If|When|Where)\b")
+    first = {name: re.split(r"(?<=[.:])\s|\n\n", document.strip())[0] for name, (_, document) in NAMES.items()}
+    assert [name for name, text in first.items() if vague.match(text) or not 0 < len(text.split()) <= 25] == []
+
+
 def test_examples_leave_no_row_behind() -> None:
     before = set(PRIMITIVES), set(METHODS), set(vars(TensorMethods))
     assert run("extend.elementwise", NAMES["extend.elementwise"][1]) == ""

@@ -33,12 +33,12 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """True for types that carry gradients."""
+        """True for types that carry gradients. As torch.dtype.is_floating_point."""
         return self.name == "f32"
 
     @property
     def is_int(self) -> bool:
-        """True for i32 and u32."""
+        """True for i32 and u32. As numpy.issubdtype(dtype, numpy.integer)."""
         return self.name in ("i32", "u32")
 
     def __repr__(self) -> str:
@@ -76,12 +76,12 @@ class TensorType(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements. As numpy.ndarray.size."""
         return math.prod(self.shape)
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Number of axes. As numpy.ndarray.ndim."""
         return len(self.shape)
 
     def __repr__(self) -> str:

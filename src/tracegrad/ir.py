@@ -94,6 +94,8 @@ def register(p: Primitive) -> Primitive:
     """Add a row to the table of primitives, and return it. Names are unique.
 
     Raises ValueError for a name that is taken, and for an unknown family.
+
+    As a primitive of JAX with its rules.
     """
     if p.name in PRIMITIVES:
         raise ValueError(f"primitive {p.name!r} is registered already")
@@ -126,22 +128,22 @@ class Tensor(TensorMethods):
 
     @property
     def dtype(self) -> DType:
-        """Element type."""
+        """Element type. As in JAX's ShapeDtypeStruct."""
         return self.type.dtype
 
     @property
     def shape(self) -> Shape:
-        """Static shape."""
+        """Static shape. As in JAX's ShapeDtypeStruct."""
         return self.type.shape
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Number of axes. As numpy.ndarray.ndim."""
         return len(self.type.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements. As numpy.ndarray.size."""
         size = self.type.size
         return Count(size) if type(size) is int else size  # a watched size stays watched
 
@@ -245,6 +247,8 @@ def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
 
     On eager values, `p` runs at once.
     Raises errors of the type rule of `p`, with the line of the caller.
+
+    As the bind of JAX's primitives.
     """
     for x in inputs:
         if type(x) is not Tensor:
@@ -309,6 +313,8 @@ Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
     """Rebuild the graph of `roots`. `rule(t, new_inputs)` returns a replacement, or None to keep `t`.
 
+    As a transformation of torch.fx.
+
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> roots = list(graph.outputs.values())
     >>> extend.rewrite(roots, lambda tensor, inputs: None) == roots
@@ -369,7 +375,7 @@ class Graph:
 
     @property
     def nodes(self) -> list[Tensor]:
-        """All nodes in order."""
+        """All nodes in order. As the equations of JAX's jaxprs."""
         return toposort(self.roots)
 
     def leaves(self, *roles: str) -> list[Tensor]:

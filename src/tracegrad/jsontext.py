@@ -28,8 +28,8 @@ STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 def parse(text: bytes | str, deepest: int = DEEPEST) -> Any:
     """Parse a JSON text in UTF-8.
 
-    Raises: InputError for text that is not JSON, is nested deeper than `deepest`, has a duplicate key, or contains NaN,
-    an infinity, a number of more than 4300 digits, or half of a surrogate pair.
+    Raises: InputError for text that is not JSON, is nested deeper than `deepest`, or has a duplicate key. Also for NaN,
+    infinities, numbers of more than 4300 digits, and half of a surrogate pair.
     """
     try:
         data = text.encode() if isinstance(text, str) else text

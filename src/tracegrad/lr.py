@@ -43,11 +43,14 @@ class Schedule(Protocol):
             return super().__new__(cls)
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`, from 1 on."""
+        """Return the rate at the schedule's own step `s`, from 1 on. As calling an Optax schedule."""
         ...
 
     def at(self, step: int) -> float:
-        """Return the rate at `step` of the training, from 1 on. Before `start`, it is the first value."""
+        """Return the rate at `step` of the training, from 1 on. Before `start`, it is the first value.
+
+        As the get_lr of PyTorch's schedulers.
+        """
         return self.value(max(1, step - (self.start or 1) + 1))
 
     def spec(self) -> dict[str, Any]:

@@ -148,7 +148,10 @@ def check_op(
 
 
 def check_types(case: Case) -> None:
-    """Check that the type rule predicts the shape and dtype of the array that the op computes."""
+    """Check that the type rule predicts the shape and dtype of the array that the op computes.
+
+    As jax.eval_shape.
+    """
     with tracing():
         y = case.apply(case.leaves())
         (value,) = evaluate([y], {**COUNTERS, **case.arrays(dtype="float32")}, np)
@@ -158,7 +161,10 @@ def check_types(case: Case) -> None:
 
 
 def check_vjp(case: Case) -> None:
-    """Check the gradient along one random direction against central differences in float64."""
+    """Check the gradient along one random direction against central differences in float64.
+
+    As torch.autograd.gradcheck along one direction.
+    """
     env = case.arrays()
     with tracing():
         leaves = case.leaves()
@@ -168,7 +174,10 @@ def check_vjp(case: Case) -> None:
 
 
 def check_second_order(case: Case) -> None:
-    """Check the gradient of the gradient, along two random directions, against central differences in float64."""
+    """Check the gradient of the gradient, along two random directions, against central differences in float64.
+
+    As torch.autograd.gradgradcheck along two directions.
+    """
     env = case.arrays()
     with tracing():
         leaves = case.leaves()
@@ -183,7 +192,10 @@ def check_second_order(case: Case) -> None:
 
 
 def check_jvp(case: Case) -> None:
-    """Check that forward mode is the transpose of backward mode: <ct, J t> = <J^T ct, t>, in float64."""
+    """Check that forward mode is the transpose of backward mode: <ct, J t> = <J^T ct, t>, in float64.
+
+    As the transpose test of JAX's check_grads.
+    """
     env = case.arrays()
     n = len(case.shapes)
     ts = {f"t{k}": np.random.default_rng(k).standard_normal(env[f"x{k}"].shape) for k in range(n)}
@@ -203,7 +215,10 @@ def check_jvp(case: Case) -> None:
 
 
 def check_vmap(case: Case) -> None:
-    """Check that `vmap` computes what a loop does: with all inputs batched, and with each one alone."""
+    """Check that `vmap` computes what a loop does: with all inputs batched, and with each one alone.
+
+    As the tests of jax.vmap.
+    """
     names = list(case.types())
     for chosen in [set(names), *([{name} for name in names] if len(names) > 1 else [])]:
         sets = [case.arrays(k) for k in range(BATCH)]

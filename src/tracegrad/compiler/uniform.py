@@ -197,7 +197,7 @@ def _varies(atom: Var | Quotient | Dynamic, axis: str) -> bool:
 def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, capacity: int) -> bool:
     """Return whether a load stays among the elements that belong to the batch, at every size.
 
-    Either each row reads its own part, also under guards that do not depend on rows; or the upper bound of the index,
+    Either each row reads its own part, also under guards that do not depend on rows. Or the upper bound of the index,
     `slope * size + at`, is below the slot's size at the smallest and at the largest batch.
     """
     guards = [g.index for v in walk(_roots(kernel)) if v.op == "inside" for g in v.arg]

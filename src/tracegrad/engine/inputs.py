@@ -60,8 +60,8 @@ def check_inputs(
     Returns:  one fresh, contiguous array per field; the caller's arrays can be reused at once.
     Raises:   InputError naming every missing, unknown, wrongly typed or shaped input, and every index out of range.
 
-    Casts without loss are done: any float to f32 (rounded to nearest, overflow refused), integers and booleans to f32
-    if f32 holds them exactly, integers to i32 and u32 if in range. Other casts are refused.
+    Casts without loss are done. Any float becomes f32, rounded to nearest; overflow is refused. Integers and booleans
+    become f32 if it holds them exactly, integers i32 and u32 if in range. Other casts are refused.
     """
     arrays: dict[str, Array] = {}
     problems: list[str] = []

@@ -63,12 +63,16 @@ class GradTensor(TensorMethods):
 
     @classmethod
     def from_numpy(cls, array: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
-        """Return a tensor with a copy of an array."""
+        """Return a tensor with a copy of an array.
+
+        As torch.tensor(array); torch.from_numpy shares the memory. Raises DTypeError for a cast that loses
+        data.
+        """
         return cls(as_array(array), requires_grad, dtype)
 
     @classmethod
     def scalar(cls, value: float, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
-        """Return a tensor of rank 0."""
+        """Return a tensor of rank 0. As torch.tensor(value). Raises ShapeError for more than one number."""
         t = cls(value, requires_grad, dtype)
         if t.shape != ():
             raise ShapeError.here(f"scalar: takes one number, got {t.type}")
@@ -76,49 +80,56 @@ class GradTensor(TensorMethods):
 
     @staticmethod
     def is_grad_tensor(value: object) -> TypeGuard[GradTensor]:
-        """Return whether `value` is an eager tensor."""
+        """Return whether `value` is an eager tensor. As torch.is_tensor."""
         return isinstance(value, GradTensor)
 
     # properties
     @property
     def type(self) -> TensorType:
-        """Element type and shape."""
+        """Element type and shape. As jax.typeof."""
         return TensorType(self._spec.dtype, self._spec.shape)
 
     @property
     def dtype(self) -> DType:
-        """Element type."""
+        """Element type. As torch.Tensor.dtype."""
         return self._spec.dtype
 
     @property
     def shape(self) -> Shape:
-        """Shape."""
+        """Shape. As torch.Tensor.shape."""
         return self._spec.shape
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """Number of axes. As torch.Tensor.ndim."""
         return len(self._spec.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements. As numpy.ndarray.size."""
         return Count(self._spec.type.size)
 
     @property
     def requires_grad(self) -> bool:
-        """Whether `backward` gives this tensor, or a tensor it was computed from, a gradient."""
+        """Whether `backward` gives this tensor, or a tensor it was computed from, a gradient.
+
+        As torch.Tensor.requires_grad.
+        """
         return self._spec.requires
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the tensor was made by hand, not by an op that `backward` goes through."""
+        """Whether the tensor was made by hand, not by an op that `backward` goes through. As torch.Tensor.is_leaf."""
         return self._record is None
 
     # values
     @property
     def data(self) -> Array:
-        """The values, as a read-only array. To change those of a leaf, assign new ones: `w.data = w.data - g`."""
+        """The values, as a read-only array. To change those of a leaf, assign new ones: `w.data = w.data - g`.
+
+        As torch.Tensor.data. Setting raises InputError unless the tensor is a leaf, and ShapeError for
+        another type.
+        """
         view = np.asarray(self._array).view()
         view.flags.writeable = False
         return view
@@ -133,7 +144,11 @@ class GradTensor(TensorMethods):
         self._array = array
 
     def assign(self, value: Any) -> None:
-        """Give a state of an eager model other values of its own type, at once. See `tg.Module.state`."""
+        """Give a state of an eager model other values of its own type, at once. See `tg.Module.state`.
+
+        As torch.Tensor.copy_ of a buffer. Raises TraceError unless the tensor is a state, and ShapeError for
+        another type.
+        """
         if self._record is not None or self._spec.requires:
             raise TraceError.here(
                 f"assign: {self.type} {'requires a gradient' if self.is_leaf else 'was computed'}, so it is not a "
@@ -149,6 +164,8 @@ class GradTensor(TensorMethods):
     def numpy(self) -> Array:
         """Return a copy of the values, as an array of your own.
 
+        As torch.Tensor.numpy, which shares the memory.
+
         >>> tg.tensor([3.0]).numpy()
         array([3.], dtype=float32)
         """
@@ -156,6 +173,8 @@ class GradTensor(TensorMethods):
 
     def item(self) -> float | int | bool:
         """Return the value of a tensor with one element, as a Python number. Raises ShapeError for more elements.
+
+        As torch.Tensor.item.
 
         >>> tg.tensor([3.0]).item()
         3.0
@@ -167,6 +186,8 @@ class GradTensor(TensorMethods):
     def tolist(self) -> Any:
         """Return the values as nested lists, or as one number.
 
+        As torch.Tensor.tolist.
+
         >>> tg.tensor([3.0]).tolist()
         [3.0]
         """
@@ -175,7 +196,10 @@ class GradTensor(TensorMethods):
     # gradients
     @property
     def grad(self) -> GradTensor | None:
-        """The sum of all `backward` calls so far; None before the first, and after `zero_grad`."""
+        """The sum of all `backward` calls so far; None before the first, and after `zero_grad`.
+
+        As torch.Tensor.grad.
+        """
         return None if self._grad is None else wrap(self._grad, self._spec.requiring(False))
 
     def backward(self, grad: Any = None) -> None:
@@ -186,6 +210,8 @@ class GradTensor(TensorMethods):
 
         Gradients of several calls add up, also of calls over the same ops. Ops are kept as long as something refers to
         them.
+
+        As torch.Tensor.backward.
 
         >>> x = tg.parameter([3.0])
         >>> (x * x).sum().backward()
@@ -203,6 +229,8 @@ class GradTensor(TensorMethods):
     def set_grad(self, grad: Any) -> None:
         """Replace the gradient by `grad`, which is copied. Raises TraceError if the tensor requires no gradient.
 
+        As an assignment to torch.Tensor.grad.
+
         >>> x = tg.parameter([3.0])
         >>> x.set_grad(tg.tensor([1.0]))
         >>> x.grad
@@ -215,17 +243,21 @@ class GradTensor(TensorMethods):
     def zero_grad(self) -> None:
         """Reset the gradient to None.
 
+        As torch.optim.Optimizer.zero_grad for one tensor.
+
         >>> x = tg.parameter([3.0])
         >>> x.zero_grad()
         """
         self._grad = None
 
     def has_grad(self) -> bool:
-        """True if the tensor has a gradient."""
+        """True if the tensor has a gradient. As x.grad is not None in PyTorch."""
         return self._grad is not None
 
     def detach(self) -> GradTensor:
         """Return a tensor with the same values and no history.
+
+        As torch.Tensor.detach.
 
         >>> tg.parameter([3.0]).detach().requires_grad
         False
@@ -234,6 +266,9 @@ class GradTensor(TensorMethods):
 
     def set_requires_grad(self, flag: bool = True) -> GradTensor:
         """Set whether a leaf gets a gradient, and return the tensor. f32 and f64 only.
+
+        As torch.Tensor.requires_grad_. Raises DTypeError for integers and bool; TraceError for False on a
+        computed tensor.
 
         >>> x = tg.tensor([3.0])
         >>> x.requires_grad
@@ -247,7 +282,10 @@ class GradTensor(TensorMethods):
         return self
 
     def retain_grad(self) -> GradTensor:
-        """Keep the gradient of a computed tensor, like that of a leaf, and return the tensor."""
+        """Keep the gradient of a computed tensor, like that of a leaf, and return the tensor.
+
+        As torch.Tensor.retain_grad. Raises TraceError if the tensor requires no gradient.
+        """
         if not self._spec.requires:
             raise TraceError.here(f"retain_grad: {self.type} requires no gradient")
         if self._record is not None:
@@ -255,7 +293,7 @@ class GradTensor(TensorMethods):
         return self
 
     def accumulate(self, grad: Array) -> None:
-        """Add to the gradient."""
+        """Add to the gradient. As PyTorch's AccumulateGrad."""
         self._grad = grad if self._grad is None else self._grad + grad
 
     def _checked(self, grad: Any, what: str) -> Array:
@@ -270,28 +308,37 @@ class GradTensor(TensorMethods):
 
     # methods with Deepbox's names
     def slice(self, *ranges: int | slice | Sequence[int | None]) -> GradTensor:
-        """Return `x[ranges]`: each range is an integer, a slice, or (start, stop) or (start, stop, step)."""
+        """Return `x[ranges]`: each range is an integer, a slice, or (start, stop) or (start, stop, step).
+
+        As indexing in NumPy.
+        """
         keys = tuple(slice(*r) if isinstance(r, (tuple, list)) else r for r in ranges)
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Return elements at 1-D `indices` along `axis`, negative ones from the end. As tg.take, also of whole f32."""
+        """Return elements at 1-D `indices` along `axis`, negative ones from the end. As tg.take, also of whole f32.
+
+        As torch.index_select.
+        """
         at = as_array(indices)
         if at.dtype.kind == "f" and bool((at == np.floor(at)).all()):
             at = at.astype(np.int64)
         return cast("GradTensor", METHODS["take"](self, at, axis))
 
     def view(self, *shape: int | Sequence[int]) -> GradTensor:
-        """Do the same as `reshape`."""
+        """Do the same as `reshape`. As torch.Tensor.view."""
         return cast("GradTensor", self.reshape(*shape))
 
     def at(self, *indices: int) -> float | int | bool:
-        """Return one element, as a Python number."""
+        """Return one element, as a Python number. As numpy.ndarray.item."""
         return cast("GradTensor", self[indices]).item()
 
     # protocols of Python and NumPy
     def constant(self) -> Array:
-        """Return the array for use in a trace. Raise TraceError if the tensor requires a gradient."""
+        """Return the array for use in a trace.
+
+        Raises TraceError if the tensor requires a gradient.
+        """
         if self._spec.requires:
             raise TraceError(
                 f"the eager tensor {self.type} requires a gradient, which a trace cannot compute: make it a "
@@ -390,6 +437,8 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
     Returns:       a leaf: its `grad` is None until a `backward` reaches it.
     Raises:        DTypeError for a cast that loses data, and for an integer tensor that requires a gradient.
 
+    As torch.tensor(data, requires_grad=True).
+
     >>> import tracegrad as tg
     >>> x = tg.parameter([2, 3, 4])
     >>> (x * x).sum().backward()
@@ -401,6 +450,8 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
 
 def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
     """Return an eager tensor of given values, without a gradient; otherwise as `tg.parameter`.
+
+    As torch.tensor. Raises DTypeError for a cast that loses data.
 
     >>> import tracegrad as tg
     >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]

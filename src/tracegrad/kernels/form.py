@@ -231,7 +231,7 @@ def _uses_local(v: Value, name: str) -> bool:
 
 
 def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
-    """Return the kernel with other extents of some axes, for instance those that the size of a run decides."""
+    """Return the kernel with other extents of some axes, for instance axes whose size a run decides."""
 
     def axes(given: Sequence[Axis]) -> tuple[Axis, ...]:
         return tuple([Axis(a.name, extents.get(a.name, a.size)) for a in given])

@@ -208,7 +208,7 @@ class Schedule:
 
     # order and outputs
     def before_cluster(self, c: Cluster) -> Iterator[Cluster]:
-        """Yield the clusters that must run before `c`; after `_mark_outs`, only those that run at all."""
+        """Yield the clusters that must run before `c`; after `_mark_outs`, only clusters that run at all."""
         own = {t.serial for t in c.computes}
         for t in c.computes:
             for s in self.storage.before[t.serial]:

@@ -4,7 +4,7 @@ A launch costs more than running a small kernel. Each kernel joins the earliest 
 as the launch stays small: a launch that fills the device by itself gains nothing from company.
 
 Then some launches move to a later one. For example, the gradient of a bias is read only by the norm of all gradients,
-and its sum leaves most of a device idle: the sums of several layers share a launch.
+and its sum leaves most of a device idle. So the sums of several layers share a launch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find which stored values a stored node reads, and whether at its own point.
 
 Along a chain of elementwise ops, reshapes and trailing broadcasts, the flat index `e` of the reader becomes `e // q` of
-the value read. q = 1 is "at its own point", and q = length of a row is "at its own row". Anything else is q = None.
+the value read.  q = 1 is "at its own point", and q = length of a row is "at its own row". Anything else is q = None.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def reads_of(t: Tensor, stored: Container[int]) -> Reads:
 
 
 def read_by(roots: Iterable[Tensor]) -> set[int]:
-    """Return the serials of all nodes that `roots` are computed from, without those that they only wait for."""
+    """Return the serials of all nodes that `roots` are computed from, without nodes that they only wait for."""
     found: set[int] = set()
     stack = list(roots)
     while stack:

@@ -100,7 +100,7 @@ class MultiheadAttention(Module):
         return shaping.reshape(t, (b, h * each, n, d))
 
     def _cached(self, k: Any, v: Any, position: Any, crossing: bool) -> tuple[Any, Any, Any]:
-        """Return all keys and values so far, and a mask of those that each query sees. Writes the cache."""
+        """Return all keys and values so far, and a mask of the keys that each query sees. Writes the cache."""
         if self.keys is None or self.values is None or crossing:
             raise TraceError.here(
                 "MultiheadAttention: position= needs a cache of this layer's own elements: make it with "

@@ -46,12 +46,12 @@ class Parameter(NoArray):
 
     @property
     def type(self) -> TensorType:
-        """Element type and shape."""
+        """Element type and shape. As the shape and dtype of torch.nn.Parameter."""
         return TensorType(self.dtype, self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements. As numpy.ndarray.size."""
         return self.type.size
 
     def __repr__(self) -> str:
@@ -319,6 +319,8 @@ def _checked(init: Initializer | None, shape: Shape, dtype: DType) -> Initialize
 
 def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
     """Return whether weight decay applies: the parameter's flag, the filter's answer, or not for zeros and ones.
+
+    As Optax's mask of add_decayed_weights.
 
     >>> [nn.decays(name, p) for name, p in nn.named_parameters(nn.Linear(2, 1)).items()]
     [True, False]

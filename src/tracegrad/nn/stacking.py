@@ -69,6 +69,8 @@ def as_states(model: M) -> M:
     states of the copy.
     model:   a tree of modules, which does not change.
 
+    As the target network of Mnih et al. 2015.
+
     >>> list(nn.named_states(nn.as_states(nn.Linear(2, 1))))
     ['W', 'b']
     """

@@ -78,5 +78,8 @@ class Host(NamedTuple):
         return cast(counter("step"), f32) if self.updates is None else self.updates
 
     def bias_correction(self, name: str) -> Tensor:
-        """Return 1 - b^step for a running mean with factor b = hyper(name), also exact while the result is small."""
+        """Return 1 - b^step for a running mean with factor b = hyper(name), also exact while the result is small.
+
+        Kingma and Ba 2015, section 3.
+        """
         return -expm1(self.step * log1p(-self.complement(name)))

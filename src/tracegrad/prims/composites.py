@@ -30,6 +30,8 @@ def composite(
     jvp, batch: only if those of the expansion would be worse, or would differ from `vjp` at a kink.
     xla: if XLA compiles the whole op better than its expansion.
 
+    As jax.custom_vjp on a jitted function.
+
     >>> double = extend.composite("doc_double", type=lambda x: x, expand=lambda x: x + x)
     """
     return register(Primitive(name, "composite", type, None, vjp, jvp, batch, expand=expand, indexes=indexes, xla=xla))

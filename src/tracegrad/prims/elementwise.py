@@ -18,7 +18,7 @@ from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import entered, method
-from tracegrad.prims.examples import EXAMPLES
+from tracegrad.prims.examples import EXAMPLES, MEANINGS
 from tracegrad.prims.functions import (
     AT_MOST_HELPER,
     ATAN2,
@@ -135,6 +135,8 @@ def elementwise(
 ) -> Callable[..., Tensor]:
     """Register one elementwise primitive and return its public, broadcasting function; a method too if `spelled`.
 
+    As a primitive of JAX with its rules.
+
     >>> halve = extend.elementwise("doc_halve", array=lambda xp, x: x * xp.float32(0.5), wgsl="({0} * 0.5)",
     ...                            vjp=lambda ct, y, x: (ct * 0.5,))
     >>> halve([3.0])
@@ -160,9 +162,9 @@ def _document(
     name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, array: Any, *, differentiable: bool
 ) -> str:
     """Write the docstring of a row, whose meaning is NumPy's function of that name."""
-    operands = "`a` and `b`, broadcast against each other" if two else "`x`"
+    meaning = MEANINGS.get(name) or f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
     return (
-        f"{name.replace('_', ' ').capitalize()} of {operands}, element by element.\n\n"
+        f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
         f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays or numbers, any shape.\n"
         f"Returns {out.name if out else 'the same dtype'}. {'Differentiable.' if differentiable else 'No gradient.'}\n"
         f"Raises DTypeError for other or differing dtypes{', ShapeError if shapes do not broadcast' if two else ''}.\n"

@@ -1,4 +1,4 @@
-"""An example for each elementwise row that is a public function: the call and its result."""
+"""For each elementwise row that is a public function: what it returns, and an example with its result."""
 
 TEXT = """
 abs([-1.5, 2.0]) -> tensor([1.5, 2. ])
@@ -36,3 +36,39 @@ tanh([0.0, 1.0]) -> tensor([0.       , 0.7615942])
 """
 # Name -> the rest of its line
 EXAMPLES: dict[str, str] = {name: rest for name, _, rest in [line.partition("(") for line in TEXT.split("\n")]}
+
+MEANINGS = {
+    "abs": "Return |x|",
+    "add": "Return a + b",
+    "atan2": "Return the angle of the point (b, a), in (-pi, pi]",
+    "ceil": "Return the smallest integer that is at least x",
+    "cos": "Return the cosine of x radians",
+    "div": "Return a / b",
+    "equal": "Return a == b",
+    "erf": "Return the error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x",
+    "exp": "Return e^x",
+    "expm1": "Return e^x - 1, accurate also near 0",
+    "floor": "Return the largest integer that is at most x",
+    "isnan": "Return whether x is NaN",
+    "less": "Return a < b",
+    "less_equal": "Return a <= b",
+    "log": "Return the natural logarithm of x",
+    "log1p": "Return log(1 + x), accurate also near 0",
+    "logical_and": "Return whether both a and b hold",
+    "logical_not": "Return whether x does not hold",
+    "logical_or": "Return whether a or b holds",
+    "maximum": "Return the larger of a and b, or NaN if either is NaN",
+    "minimum": "Return the smaller of a and b, or NaN if either is NaN",
+    "mul": "Return a b",
+    "neg": "Return -x",
+    "not_equal": "Return a != b",
+    "pow": "Return a^b",
+    "round": "Return the nearest integer, the even one for halves",
+    "rsqrt": "Return 1 / sqrt(x)",
+    "sign": "Return -1, 0 or 1, with the sign of x",
+    "sin": "Return the sine of x radians",
+    "sqrt": "Return the square root of x",
+    "square": "Return x^2",
+    "sub": "Return a - b",
+    "tanh": "Return (e^x - e^-x) / (e^x + e^-x)",
+}

@@ -204,6 +204,8 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
     """Return `value` as a tensor; a Python number takes the dtype `like` if the cast is exact.
 
     Raises TraceError outside a trace, DTypeError for values of another kind.
+
+    As jax.numpy.asarray.
     """
     if isinstance(value, Tensor):
         return value

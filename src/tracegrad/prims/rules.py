@@ -28,12 +28,15 @@ def symmetric(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | No
 
 
 def multilinear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | None:
-    """Apply the row itself with one input at a time replaced by its tangent: the row is linear in each."""
+    """Apply the row itself with one input at a time replaced by its tangent: the row is linear in each.
+
+    As JAX's rule for bilinear primitives.
+    """
     return total([bind(y.prim, *xs[:k], t, *xs[k + 1 :], **attrs) for k, t in enumerate(ts) if t is not None])
 
 
 def linear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Apply the row itself to all tangents at once: the row is linear in its inputs together."""
+    """Apply the row itself to all tangents at once: the row is linear in its inputs together. As JAX's deflinear."""
     return bind(y.prim, *[zeros_like(x) if t is None else t for t, x in zip(ts, xs)], **attrs)
 
 
@@ -57,12 +60,15 @@ def spread(n: int, x: Tensor) -> Tensor:
 
 
 def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Apply the row itself: leading axes do not change its meaning."""
+    """Apply the row itself: leading axes do not change its meaning. As JAX's defvectorized."""
     return bind(y.prim, *[spread(n, x) for x in xs], **attrs)
 
 
 def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Apply the row itself, with `axis` and `axes` shifted past the new axis, and `shape` with that axis in front."""
+    """Apply the row itself, with `axis` and `axes` shifted past the new axis, and `shape` with that axis in front.
+
+    As JAX's batchers of reductions.
+    """
     if attrs.get("axis", -1) >= 0:  # a negative axis counts from the end, which does not change
         attrs["axis"] += 1
     if "axes" in attrs:

@@ -208,7 +208,7 @@ class _Writer:
         """Return all stores for some points at once: first all values, then all writes.
 
         Along `axis`, if given, every four points are neighbours, which vectors read and write where memory allows. If
-        points came one after the other, the loads of each would wait for the writes of the one before: a driver cannot
+        points came one after the other, the loads of each would wait for the writes of the one before. A driver cannot
         rule out that they touch the same memory.
         """
         stores = [s for s in self.kernel.body if isinstance(s, Store)]

@@ -27,7 +27,7 @@ def core() -> str:
 
 
 def joined(names: Iterable[str]) -> str:
-    """Return modules as one plain script, each after those that it needs."""
+    """Return modules as one plain script, each after the modules that it needs."""
     return re.sub(r"^export ", "", "\n".join(without_imports(f"{name}.js") for name in names), flags=re.MULTILINE)
 
 

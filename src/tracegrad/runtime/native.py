@@ -1,7 +1,7 @@
 """The native WebGPU runtime: Programs on a wgpu device. The runs of a batch share a submission and its pass.
 
-Host time on a two-core machine (wgpu 0.32.0, llvmpipe, medians): a dispatch with its pipeline, bind group and
-offsets costs 4.9 µs by the public API and 2.8 µs by direct calls, its share of finishing the command buffer included;
+Host time on a two-core machine (wgpu 0.32.0, llvmpipe, medians). A dispatch with its pipeline, bind group and
+offsets costs 4.9 µs by the public API and 2.8 µs by direct calls, its share of finishing the command buffer included.
 `submit` of a two-dispatch program 64 and 29 µs, a 4 KB write 3.5 and 2.2 µs. A step of eight dispatches, with others in
 a submission, costs this thread 95 µs by direct calls and 67 compiled (on a slower day, no workgroups). Offsets by one
 bind group with a dynamic offset or by a group for each dispatch: 2.01 and 2.02 µs (direct, no workgroups), so the

@@ -137,7 +137,7 @@ class Points:
         return Written(s.slot, at, values, counts)
 
     def fold(self, f: Fold) -> Array:
-        """Fold the row's values; for a product, those that its limits and parts select."""
+        """Fold the row's values; for a product, the values that its limits and parts select."""
         values = np.broadcast_to(self.value(f.value), (len(self.outer), self.row.size))
         if f.product is not None:
             values = np.where(self.counted(f.product), values, values.dtype.type(0))

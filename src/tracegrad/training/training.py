@@ -220,7 +220,7 @@ class Training(HasStates):
         """Copy the state, begin to write it, and return a function that waits until the folder is complete."""
         from tracegrad import sharded
 
-        self._saving.finish()  # Orbax numbers checkpoints by those that are complete
+        self._saving.finish()  # Orbax numbers checkpoints by the complete ones
 
         def begin(session: Session, stepper: Stepper) -> Callable[[], None]:
             return sharded.save(session, stepper, path, self._more(sum(s.counter for s in stepper.together)))

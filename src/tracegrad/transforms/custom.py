@@ -162,6 +162,8 @@ class CustomVJP:
 
         fwd: takes the arguments of the function; returns (result, residuals). `bwd` gets the residuals.
         bwd: (residuals, cotangent of the result) -> a tuple with a cotangent, or None, for each argument.
+
+        As the defvjp of jax.custom_vjp.
         """
         self.rules = fwd, bwd
 
