@@ -79,9 +79,7 @@ class Optimizer:
     hyper: Mapping[str, float]
     decay_filter: Callable[[str], bool] | None = None
     name: str = "custom"
-    options: Mapping[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # what shaped the transform, plain data
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what shaped the transform, plain data
     again: Callable[..., Optimizer] | None = None  # makes this optimizer with other hyperparameters
     off: tuple[str, ...] = ()  # hyperparameters that `again` takes and that the transform lacks
     groups: Groups = NO_GROUPS
