@@ -391,7 +391,7 @@ def test_a_lost_device_is_set_up_again_from_the_last_checkpoint(tab: Tab) -> Non
     assert [r["step"] for r in done] == [1, 2, 3, 4, 5, 6]
     for r in under:
         assert r["kind"] == "failed" and r["error"][0] == "DeviceLostError", r
-        assert "the last checkpoint, of step 3: call again" in r["error"][1], r
+        assert "the last checkpoint, step 3: call again" in r["error"][1], r
     assert counter == 3
     assert [r["losses"] for r in again] == [r["losses"] for r in done[3:]]  # bit for bit
     np.testing.assert_allclose([r["losses"][0] for r in again], want[3:], rtol=LOSS)
