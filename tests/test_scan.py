@@ -102,6 +102,41 @@ def test_a_carry_without_a_derivative_gives_zeros_however_large_it_grows() -> No
         np.testing.assert_allclose(found, right)
 
 
+CHAINS: dict[str, Any] = {
+    "one reads the other": lambda np, c, x: ((np.sin(c[0]) * x, c[1] + c[0]), x * c[1]),
+    "they change places": lambda np, c, x: ((c[1], c[0] * x), c[0] + c[1]),
+    "the second has no derivative": lambda np, c, x: ((np.tanh(c[0]) * x, c[1] * c[0]), x * c[0]),
+    "only the second moves": lambda np, c, x: ((np.sin(x), c[1] * c[0] + x), c[1]),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_derivatives_of_carries_that_depend_on_some_others(name: str) -> None:
+    """Backwards, twice, and forwards along one carry, beside JAX in float64."""
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    shapes = {"a": (3,), "b": (3,), "x": (4, 3)}
+    env = {n: x.astype(np.float64) for n, x in arrays(**shapes).items()}
+
+    def derivatives(lib: Any, xp: Any, scan: Any, a: Any, b: Any, x: Any) -> list[Any]:
+        def step(c: Any, x: Any) -> Any:
+            (first, second), row = CHAINS[name](xp, c, x)
+            return (first, second, c[2] + c[0]), row  # the third depends on the second by the first
+
+        both = lambda a, b: scan(step, (a, b, xp.zeros(3)), x)
+        total = lambda a, b: xp.sum(xp.sin(both(a, b)[1]))
+        slopes = lib.grad(total, (0, 1))(a, b)
+        twice = lib.grad(lambda a, b: xp.sum(xp.sin(lib.grad(total)(a, b))), (0, 1))(a, b)
+        last, rows = lib.jvp(lambda b: both(a, b), (b,), (a,))[1]
+        return [*slopes, *twice, *last, rows]
+
+    with tracing():
+        ours = evaluate(derivatives(tg, tg, tg.scan, **inputs(**shapes)), env, np)
+    with jax.enable_x64(True):
+        theirs = derivatives(jax, jax.numpy, jax.lax.scan, **{n: jax.numpy.asarray(x) for n, x in env.items()})
+    for found, right in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-12, atol=1e-12)
+
+
 def test_gradients_of_gradients_are_those_of_jax() -> None:
     """Values, gradients and products with the Hessian, in float64 by the reference: rounding only."""
     jax = pytest.importorskip("jax", reason="JAX is not installed")
