@@ -24,6 +24,7 @@ from tracegrad.ir import PRIMITIVES
 from tracegrad.methods import METHODS, TensorMethods
 
 sys.path.insert(0, str(HOME / "tools" / "site"))
+import counterparts
 import reference
 
 OPS = {
@@ -155,6 +156,11 @@ def test_what_raises_says_so() -> None:
         if re.search(r"^\s+raise \w", source, re.MULTILINE) and not PARTS["errors"].search(NAMES[name][1]):
             silent.append(name)
     assert silent == []
+
+
+def test_every_public_name_is_in_the_index_by_pytorchs_names() -> None:
+    every = reference.names()
+    assert counterparts.unknown(every) == [] and counterparts.COUNTERPARTS.keys() <= every.keys()
 
 
 def test_first_sentences_stand_alone() -> None:

@@ -25,6 +25,7 @@ COUNTERPARTS = {
     "tg.EarlyStopping": "lightning's EarlyStopping",
     "tg.Checkpoint": "lightning's ModelCheckpoint",
     "tg.CSVLogger": "lightning's CSVLogger",
+    "tg.TensorBoard": "torch.utils.tensorboard.SummaryWriter",
     "tg.Parameter": "torch.nn.Parameter",
     "tg.summary": "torchinfo.summary",
     "tg.from_torch": "model.load_state_dict(state)",
