@@ -6,6 +6,7 @@ Python handles signals between its instructions, never inside a C call. So Ctrl-
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,10 +28,7 @@ class DirectParts(NamedTuple):
     outputs: Sequence[tuple[Field, Array]]
 
 
-class _CopyRow(ctypes.Structure):
-    """A copy that `run_direct` makes before or after the calls."""
-
-    _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("bytes", ctypes.c_long))
+COPY = "PPl"  # a copy that `run_direct` makes before or after the calls: to, from, bytes
 
 
 class Door:
@@ -61,17 +59,16 @@ class Door:
             return None
         into = [(f.name, f.dtype, x.ctypes.data, x.nbytes) for f, x in parts.inputs]
         out_of = [(f, x, x.ctypes.data, x.nbytes) for f, x in parts.outputs]
-        rows_in, rows_out = _CopyRow * len(into), _CopyRow * len(out_of)
+        rows_in, rows_out = struct.Struct(COPY * len(into)), struct.Struct(COPY * len(out_of))
         calls, given = parts.calls, parts.given
 
         def run(arrays: Mapping[str, Any]) -> dict[str, Any] | None:
             given.clear()
             sources = [to_storage(arrays[name], dtype) for name, dtype, _, _ in into]
             results = [np.empty_like(x) for _, x, _, _ in out_of]
-            first = rows_in(*[(to, address(x), size) for (_, _, to, size), x in zip(into, sources)])
-            last = rows_out(*[(address(x), source, size) for (_, _, source, size), x in zip(out_of, results)])
-            begin, end = ctypes.addressof(first), ctypes.addressof(last)
-            if not self._run(self._at, begin, len(into), *calls.given, end, len(out_of)):
+            first = rows_in.pack(*[v for (_, _, to, n), x in zip(into, sources) for v in (to, address(x), n)])
+            last = rows_out.pack(*[v for (_, _, at, n), x in zip(out_of, results) for v in (address(x), at, n)])
+            if not self._run(self._at, first, len(into), *calls.given, last, len(out_of)):
                 return None
             return {f.name: taken(x, f) if f.dtype == "bool" else x for (f, _, _, _), x in zip(out_of, results)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
@@ -33,7 +34,9 @@ def lying(flat: Array, field: Field) -> Array:
 
 
 def address(x: Array) -> int:
-    """Return the address of an array."""
+    """Return the address of an array. The buffer protocol takes a tenth of the time, but is for writable arrays."""
+    if x.flags.writeable and x.flags.c_contiguous and x.nbytes:
+        return ctypes.addressof(ctypes.c_char.from_buffer(x))
     return x.__array_interface__["data"][0]
 
 
