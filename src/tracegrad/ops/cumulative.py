@@ -17,25 +17,34 @@ from tracegrad.tuning import SCAN_BLOCK
 
 __all__ = ["cumprod", "cumsum"]
 
+SMALLEST_BLOCK, LARGEST_BLOCK = SCAN_BLOCK * 3 // 4, SCAN_BLOCK * 5 // 4
+
 
 def _scan(x: Tensor, axis: int, reverse: bool, fold: Primitive = SUM) -> Tensor:
     """Return running sums or products along `axis`: within blocks, then combined with those of earlier blocks."""
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     neutral = int(fold.identity or 0)
-    if n <= SCAN_BLOCK:
+    if n <= LARGEST_BLOCK:
         square_shape = (*before, n, n, *after)
         i, j = iota(square_shape, axis), iota(square_shape, axis + 1)
         terms = views.broadcast_to(views.reshape(x, (*before, 1, n, *after)), square_shape)
         return folded(fold, where(j >= i if reverse else j <= i, terms, neutral), (axis + 1,), keepdims=False)
-    blocks = -(-n // SCAN_BLOCK)
-    padded = _placed(x, axis, 0, blocks * SCAN_BLOCK, neutral)
-    inner = _scan(views.reshape(padded, (*before, blocks, SCAN_BLOCK, *after)), axis + 1, reverse, fold)
-    ends = views.slice_(inner, axis + 1, 0 if reverse else SCAN_BLOCK - 1, 1)
+    block = block_of(n)
+    blocks = -(-n // block)
+    padded = _placed(x, axis, 0, blocks * block, neutral)
+    inner = _scan(views.reshape(padded, (*before, blocks, block, *after)), axis + 1, reverse, fold)
+    ends = views.slice_(inner, axis + 1, 0 if reverse else block - 1, 1)
     totals = _scan(views.reshape(ends, (*before, blocks, *after)), axis, reverse, fold)
     others = views.slice_(totals, axis, 1 if reverse else 0, blocks - 1)
     carry = views.reshape(_placed(others, axis, 0 if reverse else 1, blocks, neutral), (*before, blocks, 1, *after))
     carried = METHODS[fold.combine](inner, views.broadcast_to(carry, inner.shape))
     return views.slice_(views.reshape(carried, padded.shape), axis, 0, n)
+
+
+def block_of(n: int) -> int:
+    """Return the elements of a block of `n` in all: a divisor of `n` near SCAN_BLOCK, so that nothing is padded."""
+    fitting = [d for d in range(SMALLEST_BLOCK, LARGEST_BLOCK + 1) if n % d == 0]
+    return min(fitting, key=lambda d: (n // d > LARGEST_BLOCK, max(d, 2 * SCAN_BLOCK - d)), default=SCAN_BLOCK)
 
 
 def _placed(x: Tensor, axis: int, start: int, n: int, neutral: int) -> Tensor:

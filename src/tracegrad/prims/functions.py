@@ -47,6 +47,8 @@ def horner(coefficients: tuple[float, ...], z: str) -> str:
     return text
 
 
+EXP_OF_R = horner(EXP_P, "r")
+
 IS_NAN = "fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }"
 
 SIGN = f"""{IS_NAN}
@@ -75,7 +77,7 @@ fn exp_times_(x: f32, power: i32) -> f32 {{  // e^x 2^power
   let c = clamp(x, -105.0, 90.0);
   let n = round(c * {1 / math.log(2)!r});
   let r = c - n * {LN2[0]} - n * ({LN2[1]});
-  let y = {horner(EXP_P, "r")} * r * r + r + 1.0;
+  let y = {EXP_OF_R} * r * r + r + 1.0;
   return select(scale_(y, i32(n) + power), x, is_nan_(x));
 }}
 
@@ -103,7 +105,7 @@ def _reduced(x: str, biased: float) -> str:
 EXP_AS_WRITTEN = f"""fn exp_times_(x: f32, power: i32) -> f32 {{
   let c = clamp(x, -105.0, 90.0);
   {_reduced("c", 1.5 * 2**23 + 254)}
-  let y = ({horner(EXP_P, "r")} * r + 1.0) * r + 1.0;
+  let y = ({EXP_OF_R} * r + 1.0) * r + 1.0;
   let i = bitcast<u32>(t) + u32(power);
   let half = (i << 22u) & 0x7f800000u;
   return y * bitcast<f32>(half) * bitcast<f32>((i << 23u) - half);
@@ -111,7 +113,7 @@ EXP_AS_WRITTEN = f"""fn exp_times_(x: f32, power: i32) -> f32 {{
 
 NEAR_EXP_AS_WRITTEN = f"""fn near_exp_(x: f32) -> f32 {{
   {_reduced("x", 1.5 * 2**23 + 127)}
-  let y = ({horner(EXP_P, "r")} * r + 1.0) * r + 1.0;
+  let y = ({EXP_OF_R} * r + 1.0) * r + 1.0;
   return y * bitcast<f32>(bitcast<u32>(t) << 23u);
 }}"""
 
@@ -122,7 +124,7 @@ fn expm1_(x: f32) -> f32 {{
   let c = clamp(x, -30.0, 80.0);
   let n = round(c * {1 / math.log(2)!r});
   let r = c - n * {LN2[0]} - n * ({LN2[1]});
-  let y = {horner(EXP_P, "r")} * r * r + r;
+  let y = {EXP_OF_R} * r * r + r;
   let s = scale_(1.0, i32(n));
   return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
 }}"""
@@ -171,7 +173,7 @@ fn log1p_(x: f32) -> f32 {{
 EXPM1_AS_WRITTEN = f"""fn expm1_(x: f32) -> f32 {{
   let c = clamp(x, -30.0, 89.0);
   {_reduced("c", 1.5 * 2**23 + 126)}
-  let y = {horner(EXP_P, "r")} * r * r + r;
+  let y = {EXP_OF_R} * r * r + r;
   let s = bitcast<f32>(bitcast<u32>(t) << 23u);
   let u = bitcast<u32>(x) & 0x7fffffffu;
   return select(2.0 * (s * y + (s - 0.5)), x, u - 0x322bcc77u > 0x7f800000u - 0x322bcc77u);

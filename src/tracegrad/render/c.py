@@ -14,13 +14,13 @@ from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.program import MARGIN
-from tracegrad.render.c_text import C_TYPE, PRELUDE, as_c, beyond, helper, near
+from tracegrad.render.c_orders import running, running_loops, turned, turned_loops
+from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, as_c, beyond, helper, near
 from tracegrad.render.emit import Emitter
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.shapes import strides_of
 from tracegrad.tuning import C_GRAIN, C_PARTS, COLUMNS, FEW_LANES, LANES, SHORT_COLUMNS
 
-ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 assumes alignment where it zeroes 80 bytes, and crashes without
 # GCC 11 and 12 unroll a short loop and vectorize the sum around it. If the short loop reads backwards, or in any other
 # order than that of memory, they add the wrong elements.
 ROLLED = "#pragma GCC unroll 1"
@@ -195,9 +195,13 @@ class Function:
         """Return the loops once."""
         folds = [s for s in self.kernel.body if isinstance(s, Fold)]
         if not folds and not any(s.inner for s in self.stores_of()):
-            return self.split(self.outer, self.points(self.emit))
+            tiles = turned(self)
+            return turned_loops(self, tiles) if tiles else self.split(self.outer, self.points(self.emit))
         if self.kernel.uniform:
             return [*self.folds_of_row(), *self.split(self.outer, self.points(self.emit))]
+        order = running(self.kernel)
+        if order:
+            return running_loops(self, order)
         return self.columns() if column_wise(self.kernel) else self.split(self.outer, self.row())
 
     def stores_of(self) -> list[Store]:
@@ -320,6 +324,10 @@ class Function:
                 written = [*self.read(), *self.stores(self.emit, stores, loop=False)]
                 body += self.nest(self.inner if inside else [], [self.column(last, done, written)])
                 self.emit = self.expressions()
+        return self.blocks(others, last, width, body)
+
+    def blocks(self, others: Sequence[Axis], last: Axis, width: int, body: Sequence[Statement]) -> list[Statement]:
+        """Return loops over blocks of columns, of which `body` computes one."""
         here = f"const long w = {last.size} - ib < {width} ? {last.size} - ib : {width};"
         whole = not isinstance(last.size, Extent) and last.size % width == 0
         body = [f"enum {{ w = {width} }};" if whole else here, *body]

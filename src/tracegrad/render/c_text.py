@@ -28,6 +28,8 @@ C_TYPE = {
     "vec2<f32>": "vec2_f32",
 }
 
+ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 assumes alignment where it zeroes 80 bytes, and crashes without
+
 # Functions that C computes as NumPy does, so they need no helper. Comparisons with NaN are false, so each of these
 # keeps NaN. Two choices compile to vector instructions; `||` would be a branch.
 NATIVE = {
@@ -55,8 +57,8 @@ def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
     """Return one function for each type, and a macro that chooses between them."""
     ones = list(types)
     text = [f"static inline {t} {name}_{t}({arguments.replace('T', t)}) {{ return {value}; }}" for t in ones]
-    names = re.sub(r"T ", "", arguments)
-    choice = ", ".join(f"{t}: {name}_{t}" for t in ones)
+    names = arguments.replace("T ", "")
+    choice = ", ".join([f"{t}: {name}_{t}" for t in ones])
     first = names.split(",")[0]
     return "\n".join([*text, f"#define {name}({names}) _Generic(({first}), {choice})({names})"])
 
@@ -126,6 +128,29 @@ static inline unsigned short f16_of_f32(float x) {
 }
 """
 
+# Turns a tile of 16 rows and columns, `stride` elements from row to row, into one without gaps.
+TURN = """
+typedef int four_ __attribute__((vector_size(16), aligned(4), may_alias));
+#if defined(__clang__)
+#define PICK(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define PICK(x, y, ...) __builtin_shuffle(x, y, (four_){__VA_ARGS__})
+#endif
+static OPAQUE void turn_tile(const void *from, long stride, void *to) {
+  for (long row = 0; row < 16; row += 4)
+    for (long column = 0; column < 16; column += 4) {
+      const int *p = (const int *)from + row * stride + column;
+      int *q = (int *)to + column * 16 + row;
+      const four_ a = *(four_ *)p, b = *(four_ *)(p + stride), c = *(four_ *)(p + 2 * stride),
+                  d = *(four_ *)(p + 3 * stride);
+      const four_ e = PICK(a, b, 0, 4, 1, 5), f = PICK(a, b, 2, 6, 3, 7);
+      const four_ g = PICK(c, d, 0, 4, 1, 5), h = PICK(c, d, 2, 6, 3, 7);
+      *(four_ *)q = PICK(e, g, 0, 1, 4, 5), *(four_ *)(q + 16) = PICK(e, g, 2, 3, 6, 7);
+      *(four_ *)(q + 32) = PICK(f, h, 0, 1, 4, 5), *(four_ *)(q + 48) = PICK(f, h, 2, 3, 6, 7);
+    }
+}
+"""
+
 PRELUDE = "\n".join(
     [
         "#define true 1",
@@ -138,20 +163,21 @@ PRELUDE = "\n".join(
         "#define sqrt(x) __builtin_sqrtf(x)",
         "typedef struct { float x, y; } vec2_f32;",
         "static inline vec2_f32 vec2_f32_(float x, float y) { return (vec2_f32){x, y}; }",
-        *(
+        *[
             f"static inline {to} {to}_of_{t}({t} x) {{ {to} y; __builtin_memcpy(&y, &x, 4); return y; }}"
             for to in NUMBERS
             for t in NUMBERS
-        ),
-        *(
-            f"#define bits_as_{to}(x) _Generic((x), {', '.join(f'{t}: {to}_of_{t}' for t in NUMBERS)})(x)"
+        ],
+        *[
+            f"#define bits_as_{to}(x) _Generic((x), {', '.join([f'{t}: {to}_of_{t}' for t in NUMBERS])})(x)"
             for to in NUMBERS
-        ),
+        ],
         OPAQUE,
         HELPERS,
         CHOICE,
         HIDDEN,
         HALF,
+        TURN,
         "#define array_of_unsigned(...) ((const unsigned[]){__VA_ARGS__})",
         _typed("max", (*NUMBERS, "long"), "T a, T b", "b > a ? b : a"),  # a NaN in `b` does not count
         _typed("min", (*NUMBERS, "long"), "T a, T b", "b < a ? b : a"),

@@ -1,0 +1,124 @@
+"""Running folds in C: one pass over the axis where each point adds an element, and folds of their own elsewhere.
+
+Elements are small whole numbers, so that every order of adding them gives the same bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad.compiler.build import build_forward
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.ir import Tensor
+from tracegrad.ops.cumulative import LARGEST_BLOCK, SCAN_BLOCK, SMALLEST_BLOCK, block_of
+
+SHAPES = ((1, 2), (2, 31), (3, 33), (5, 40), (40, 5), (41, 6), (70, 65), (3, 1000, 2), (2, 7, 130), (1009,), (6, 64, 1))
+MASK = re.compile(r"_equal_i32 \(\(int\)[^;]*\(j0\)")  # j <= i or i <= j
+
+
+class One(tg.Module):
+    """A model has a parameter."""
+
+    def __init__(self) -> None:
+        self.w = self.param((1,))
+
+
+def below(x: Tensor) -> Tensor:
+    """True at (i, j) where j <= i."""
+    n = x.shape[-1]
+    return tg.reshape(tg.arange(n), (n, 1)) >= tg.arange(n)
+
+
+# each over the last axis of x: masked sums that do not run, in one way or another
+OTHERS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any]]] = {
+    "of a value of both": (
+        lambda x: tg.sum(tg.where(below(x), x[..., None, :] * x[..., :, None], 0.0), -1),
+        lambda x: np.cumsum(x, -1) * x,
+    ),
+    "of the values after": (
+        lambda x: tg.sum(tg.where(below(x), 0.0, x[..., None, :]), -1),
+        lambda x: x.sum(-1, keepdims=True) - np.cumsum(x, -1),
+    ),
+    "with another value elsewhere": (
+        lambda x: tg.sum(tg.where(below(x), x[..., None, :], 1.0), -1),
+        lambda x: np.cumsum(x, -1) + np.arange(x.shape[-1])[::-1],
+    ),
+}
+
+
+def computed(fn: Callable[[Tensor], Tensor], x: Any) -> Any:
+    """What C gives."""
+    with tg.compile_forward(
+        model=One(), forward=lambda m, x: fn(x), inputs={"x": x.shape}, device="cpu", seed=0
+    ) as forward:
+        return forward.run(x=x).output
+
+
+def text(fn: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> str:
+    """The C functions of `fn`."""
+    built = build_forward(One(), lambda m, x: fn(x), {"x": TensorType(f32, shape)})
+    return "\n".join(f for k in built.program.kernels for f in k.texts["c"].functions)
+
+
+def backwards(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The gradient by x of the sum of fn(x) * (0, 1, 2, ...), which is a running sum from the other end."""
+
+    def gradient(x: Tensor) -> Tensor:
+        weights = tg.reshape(tg.arange(x.size), x.shape).astype(tg.f32)
+        return tg.vjp(fn, x)[1](weights)[0]
+
+    return gradient
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_running_sums_are_exact_along_every_axis_both_ways(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
+    weights = np.arange(x.size).reshape(shape)  # their sums are below 2^24
+    for axis in range(len(shape)):
+        run = lambda x, axis=axis: tg.cumsum(x, axis)
+        np.testing.assert_array_equal(computed(run, x), np.cumsum(x, axis), str(axis))
+        expected = np.flip(np.cumsum(np.flip(weights, axis), axis), axis)
+        np.testing.assert_array_equal(computed(backwards(run), x), expected, str(axis))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_running_products_are_exact_along_every_axis(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).choice(np.array([1, -1, 2, 0.5], np.float32), shape)
+    x[..., -1:] = 0.0
+    for axis in range(len(shape)):
+        np.testing.assert_array_equal(
+            computed(lambda x, axis=axis: tg.cumprod(x, axis), x), np.cumprod(x, axis, dtype=np.float64), str(axis)
+        )
+
+
+def test_what_is_no_number_reaches_only_the_points_after_it() -> None:
+    x = np.ones((3, 70), np.float32)
+    x[0, 35], x[1, 0], x[2, 69] = np.nan, np.inf, -np.inf
+    np.testing.assert_array_equal(computed(lambda x: tg.cumsum(x, 1), x), np.cumsum(x, 1))
+
+
+@pytest.mark.parametrize("axis", (0, 1))
+def test_the_kernels_of_running_sums_have_no_mask(axis: int) -> None:
+    assert not MASK.search(text(lambda x: tg.cumsum(x, axis), (1024, 1024)))
+    assert not MASK.search(text(lambda x: tg.cumprod(x, axis), (1024, 1024)))
+    assert not MASK.search(text(backwards(lambda x: tg.cumsum(x, axis)), (1024, 1024)))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_masked_sums_keep_their_meaning(name: str) -> None:
+    fn, exact = OTHERS[name]
+    for shape in ((24,), (3, 24), (33,)):
+        x = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
+        np.testing.assert_array_equal(computed(fn, x), exact(x))
+        assert MASK.search(text(fn, shape))
+
+
+def test_blocks_divide_the_axis_where_they_can() -> None:
+    assert [block_of(n) for n in (64, 1000, 1009, 784, 100)] == [32, 25, SCAN_BLOCK, 28, 25]
+    assert SMALLEST_BLOCK < SCAN_BLOCK < LARGEST_BLOCK

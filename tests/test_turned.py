@@ -1,0 +1,102 @@
+"""Kernels in C that read across the rows of memory: tiles are turned, edges are not, and both give the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad.compiler.build import build_forward
+from tracegrad.dtypes import DType, TensorType, bool_, f32, i32, u32
+from tracegrad.ir import Tensor
+
+SHAPES = (
+    (16, 16),
+    (17, 16),
+    (16, 33),
+    (31, 47),
+    (48, 64),
+    (15, 40),
+    (40, 15),
+    (3, 20, 21),
+    (20, 3, 18),
+    (2, 17, 2, 35),
+)
+TURN = "turn_tile(&"  # its call
+
+# of x, of rank 2, in tracegrad and in NumPy, and whether C turns tiles of x of shape (40, 36)
+FUSED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any], bool]] = {
+    "product with itself": (lambda x: x[:16, :16].T * x[:16, :16], lambda x: x[:16, :16].T * x[:16, :16], True),
+    "two loads": (lambda x: (x[1:] - x[:-1] * 2.0).T, lambda x: (x[1:] - x[:-1] * 2).T, True),
+    "reversed rows": (lambda x: tg.flip(x, 0).T + 1.0, lambda x: x[::-1].T + 1, True),
+    "reversed columns": (lambda x: tg.flip(x, 1).T + 1.0, lambda x: x[:, ::-1].T + 1, False),
+    "every second row": (lambda x: x[::2].T, lambda x: x[::2].T, True),
+    "every second column": (lambda x: x[:, ::2].T + 1.0, lambda x: x[:, ::2].T + 1, False),
+    "a margin": (lambda x: tg.pad(x, ((1, 2), (3, 0))).T, lambda x: np.pad(x, ((1, 2), (3, 0))).T, False),
+    "joined": (lambda x: tg.concat([x.T, -x.T], 1), lambda x: np.concatenate([x.T, -x.T], 1), False),
+    "a choice": (lambda x: tg.where(x.T > 0.0, x.T, 2.0), lambda x: np.where(x.T > 0, x.T, 2), True),
+    "a row for all": (lambda x: x.T + x[:1].T, lambda x: x.T + x[:1].T, True),
+    "split axes": (
+        lambda x: tg.reshape(tg.permute(tg.reshape(x, (4, -1, x.shape[1])), (0, 2, 1)), (4, -1)),
+        lambda x: x.reshape(4, -1, x.shape[1]).transpose(0, 2, 1).reshape(4, -1),
+        False,
+    ),
+    "rows by index": (lambda x: x[tg.arange(x.shape[0] - 1) + 1].T, lambda x: x[1:].T, False),
+}
+
+
+class One(tg.Module):
+    """A model has a parameter."""
+
+    def __init__(self) -> None:
+        self.w = self.param((1,))
+
+
+def computed(fn: Callable[[Tensor], Any], x: Any, dtype: DType = f32) -> Any:
+    """What C gives."""
+    types = {"x": TensorType(dtype, x.shape)}
+    with tg.compile_forward(model=One(), forward=lambda m, x: fn(x), inputs=types, device="cpu", seed=0) as forward:
+        return forward.run(x=x).output
+
+
+def text(fn: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> str:
+    """The C functions of `fn`."""
+    built = build_forward(One(), lambda m, x: fn(x), {"x": TensorType(f32, shape)})
+    return "\n".join(f for k in built.program.kernels for f in k.texts["c"].functions)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", (f32, i32, u32, bool_), ids=lambda d: d.name)
+def test_every_order_of_axes_moves_every_element(shape: tuple[int, ...], dtype: DType) -> None:
+    x = np.arange(np.prod(shape)).reshape(shape) % (2 if dtype is bool_ else 1 << 20)
+    x = x.astype(dtype.numpy)
+    rotated = [tuple(np.roll(range(len(shape)), k)) for k in range(1, len(shape))]
+    orders = list(dict.fromkeys([*rotated, tuple(reversed(range(len(shape))))]))
+    orders = [tuple(int(a) for a in o) for o in orders]
+    out = computed(lambda x: tuple(tg.permute(x, o) for o in orders), x, dtype)
+    for order, found in zip(orders, out, strict=True):
+        np.testing.assert_array_equal(found, x.transpose(order), str(order))
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("shape", ((40, 36), (64, 32), (36, 17)), ids=str)
+def test_what_is_fused_with_a_transpose_keeps_its_bits(name: str, shape: tuple[int, ...]) -> None:
+    fn, exact, _ = FUSED[name]
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    np.testing.assert_array_equal(computed(fn, x), exact(x))
+
+
+def test_special_values_keep_their_bits() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, (48, 35), dtype=np.uint32)
+    bits[:, 0], bits[0] = 0x7F800001, 0x80000001  # signalling NaN and denormals
+    found = computed(lambda x: x.T, bits.view(np.float32)).view(np.uint32)
+    np.testing.assert_array_equal(found, bits.T)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_whole_tiles_are_turned_where_loads_are_in_bounds(name: str) -> None:
+    fn, _, turns = FUSED[name]
+    assert (TURN in text(fn, (40, 36))) == turns
