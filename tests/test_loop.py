@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,3 +262,16 @@ def test_frames_histories_and_the_bar_of_others(train, monkeypatch, capsys):
     table = h.to_frame()
     assert list(table.columns) == ["loss", "val_loss"] and table["loss"].tolist() == h.loss
     assert [line.get_label() for line in h.plot().get_lines()] == ["loss", "val_loss"]
+
+
+def test_a_training_without_inputs_takes_one_step_a_pass() -> None:
+    class Point(tg.Module):
+        def __init__(self) -> None:
+            self.at = self.param(3, init=tg.init.zeros())
+
+    def loss(m: Any) -> Any:
+        return tg.sum(tg.square(m.at - 1.0))
+
+    with tg.compile(model=Point(), loss=loss, inputs={}, optimizer=optim.sgd(0.25), device="cpu") as train:
+        h = train.fit(steps=3, progress=False)
+        assert h.loss == [3.0, 0.75, 0.1875] and train.fit(epochs=2, progress=False).step == [4, 5]

@@ -284,7 +284,9 @@ def test_what_is_refused_says_what_to_write() -> None:
         assert "there is no loss 'e'" in str(train.run_steps("e", 2, z=X[0]).result().error)
         assert "x: unknown; inputs are z f32[8,3]" in str(train.step("g", x=X[0], z=X[0]).result().error)
         assert "train.set_lr(..., loss='d')" in error(lambda: train.set_lr(0.1))
-        assert "a page trains one loss" in error(lambda: train.export("unused"))
+        assert "schedule must be a sequence of names of losses" in error(
+            lambda: train.export("unused", schedule=("d", "e"))
+        )
     assert "optimizer: missing for the loss 'g'" in error(lambda: compiled(optimizer={"d": optim.adam()}))
     assert "params: there is no loss 'e'" in error(lambda: compiled(params={"e": "*"}))
     assert "'Q.*' matches no parameter" in error(lambda: compiled(params={"d": "Q.*"}))

@@ -83,6 +83,14 @@ def _manifest(found: Mapping[str, Any]) -> str:
     rate = cut(printable(json.dumps(found.get("lr"))), LONGEST)
     head = f"A page's program, {shown(found.get('title'))}; seed {shown(found.get('seed'))}, learning rate {rate}"
     parts = [head, "", _program(Program.from_data(found["train"], "train"))]
+    losses = found.get("losses", [])
+    if not isinstance(losses, list):
+        raise InputError(f"losses is {shown(losses)}; expected a list")
+    for k, loss in enumerate(cast("list[Any]", losses)):
+        if not isinstance(loss, dict) or "train" not in loss:
+            raise InputError(f"losses[{k}] has no train")
+        program = Program.from_data(cast("dict[str, Any]", loss)["train"], f"losses[{k}].train")
+        parts += ["", f"Loss {_name(program.part)}", _program(program)]
     forwards = found.get("forwards", {})
     if not isinstance(forwards, dict):
         raise InputError(f"forwards is {shown(forwards)}; expected an object")

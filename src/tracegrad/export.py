@@ -54,12 +54,14 @@ class Contents(NamedTuple):
     data: Mapping[str, Any] | None
     labels: Sequence[str] | None
     vocabulary: Sequence[str] | None
+    schedule: Sequence[str] = ()  # with several losses, their turns
 
 
 def export(
-    snapshot: Snapshot, graph: Graph, path: str | os.PathLike[str], contents: Contents, *, single_file: bool
-) -> Path:
-    """Write the site of a training's snapshot. Returns its HTML file. graph: the graph of the training's program.
+    snapshots: Sequence[Snapshot], graphs: Sequence[Graph], path: str | os.PathLike[str], contents: Contents, *,
+    single_file: bool,
+) -> Path:  # fmt: skip
+    """Write the site of a training. Returns its HTML file. snapshots, graphs: one for each loss.
 
     Raises InputError for contents that do not fit."""
     if not single_file and Path(path).suffix in (".html", ".htm"):
@@ -72,20 +74,35 @@ def export(
             raise InputError.here(
                 f"export: pass {name} as a dict by name, such as {example}; got {type(given).__name__}"
             )
-    rows = checked_data(snapshot.program, contents.data or {})
-    built = {name: built_of(name, f, snapshot.program) for name, f in (contents.forwards or {}).items()}
+    first = snapshots[0].program
+    fields = {f.name: f for s in snapshots for f in s.program.inputs if not f.name.startswith(PREFIX)}
+    rows = checked_data(list(fields.values()), contents.data or {})
+    built = {name: built_of(name, f, first) for name, f in (contents.forwards or {}).items()}
     demos = {name: demo_of(b, rows) for name, b in built.items()}
-    manifest = manifest_of(snapshot, contents.title, demos)
+    manifest: dict[str, Any] = {
+        "version": VERSION,
+        "title": contents.title,
+        "seed": snapshots[0].seed,
+        "forwards": demos,
+    }
     manifest["labels"] = [str(x) for x in contents.labels or ()]
     manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
-    checked = {"train": check_of(snapshot.program, graph)}
+    manifest |= {"losses": [], "schedule": list(contents.schedule)}  # the first loss is at the manifest's top
+    checked: dict[str, Recorded | None] = {}
+    drawn = [f.name for f in fields.values() if f.name in rows and rows[f.name].shape != f.shape]
+    for k, (snapshot, graph) in enumerate(zip(snapshots, graphs, strict=True)):
+        own = loss_of(snapshot)
+        at = f"{snapshot.program.part}." if k else ""
+        checked[f"{at}train"] = check_of(snapshot.program, graph)
+        if rows:
+            feed = make_feed(snapshot.program, [n for n in drawn if n in {f.name for f in snapshot.program.inputs}])
+            own["feed"], checked[f"{at}feed"] = feed.to_data(), check_of(feed)
+        if k:
+            manifest["losses"].append(own)
+        else:
+            manifest |= own
     checked |= {f"forwards.{name}": check_of(b.program, b.graph) for name, b in built.items()}
-    whole = {f.name for f in snapshot.program.inputs if f.name in rows and rows[f.name].shape == f.shape}
-    if rows:
-        feed = make_feed(snapshot.program, rows.keys() - whole)
-        manifest["feed"] = feed.to_data()
-        checked["feed"] = check_of(feed)
-    weights, data = b"".join(checkpoints.parts(snapshot)), b"".join(safetensors.parts(rows))
+    weights, data = b"".join(checkpoints.parts(*snapshots)), b"".join(safetensors.parts(rows))
     checks = checks_of({name: check for name, check in checked.items() if check})
     manifest["checked"] = bool(checks)
     parts = {"program": manifest, "weights": weights, "data": data, "checks": checks}
@@ -144,29 +161,20 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
     return target
 
 
-def manifest_of(snapshot: Snapshot, title: str, demos: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the programs and the state of the training, without weights, as plain data."""
+def loss_of(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the program of a loss and its hot values as plain data, without weights."""
     rate = snapshot.knobs.rate.schedule.spec()
     schedules.from_spec(rate)  # raises here for a user's own schedule, which has no counterpart in the browser
     return {
-        "version": VERSION,
-        "title": title,
         "train": snapshot.program.to_data(),
         "checkpoint": [asdict(f) for f in checkpoints.fields_of(snapshot.program)],
-        "forwards": dict(demos),
-        "seed": snapshot.seed,
         "lr": dict(rate),
         "hyper": dict(snapshot.knobs.values),
     }
 
 
 def exportable(source: StepSource) -> None:
-    """Check that there is one loss with fixed sizes, because a page has one program. Raises InputError otherwise."""
-    if source.part is not None:
-        raise InputError.here(
-            "export: a page trains one loss; compile again with that loss, as in loss=g_loss, give "
-            "that training the parameters, new.upload_params(train.download_params()), and export it"
-        )
+    """Check that sizes are fixed, because a page has one program for each loss. Raises InputError otherwise."""
     types = input_types(source.inputs)
     if FreeSizes.of(types).axes:
         free = ", ".join([f"{n}: {t}" for n, t in types.items() if not all(isinstance(d, int) for d in t.shape)])
@@ -241,9 +249,9 @@ def _points(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
     return {"low": float(xs.min()), "high": float(xs.max()), "points": points}
 
 
-def checked_data(program: Program, data: Mapping[str, Any]) -> dict[str, Any]:
+def checked_data(inputs: Sequence[Field], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the training data in the dtypes of the inputs. Raises InputError naming everything that does not fit."""
-    fields = {f.name: f for f in program.inputs if not f.name.startswith(PREFIX)}
+    fields = {f.name: f for f in inputs}
     out: dict[str, Any] = {}
     problems = [f"{n}: no such input" for n in data if n not in fields]
     problems += [f"{n}: missing, rows of {f.type}" for n, f in fields.items() if data and n not in data]

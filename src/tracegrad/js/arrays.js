@@ -72,11 +72,6 @@ function cast(data, dtype) {
   return out;
 }
 
-/** Return the same values as the 32 bits of device memory. */
-export function toStorage(values, dtype) {
-  return dtype === "u32" ? new Int32Array(values.buffer, values.byteOffset, values.length) : values;
-}
-
 /** Return the array of a field from a copy of its bytes. */
 export function fromStorage(bytes, at, f) {
   return { dtype: f.dtype, shape: f.shape, data: new CASTS[f.dtype](bytes.slice(at, at + 4 * prod(f.shape))) };

@@ -197,13 +197,6 @@ export function checkType(where, x, type) {
   for (const [name, part] of Object.entries(type)) checkType(where ? `${where}.${name}` : name, x[name], part);
 }
 
-/** Return the contents of a URL, by this method of the response. */
-export async function fetched(url, read) {
-  const response = await fetch(url);
-  if (!response.ok) throw inputError(`${url.slice(url.lastIndexOf("/") + 1)}: ${response.status} ${response.statusText}`);
-  return response[read]();
-}
-
 /** Return the value of a JSON text. */
 export function parsed(what, text) {
   try {

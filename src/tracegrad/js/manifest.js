@@ -30,9 +30,11 @@ const PROGRAM = {
   loops: [{ begin: "size", end: "size", count: "size" }],
 };
 const MANIFEST = {
-  title: "text", train: "record", checkpoint: [FIELD], forwards: "record", seed: "count", hyper: "record", labels: ["text"],
+  title: "text", forwards: "record", seed: "count", labels: ["text"],
   vocabulary: ["text"],
 };
+const LOSS = { train: "record", checkpoint: [FIELD], hyper: "record" };
+const PART = { name: "text", first: "size", trains: ["text"] };
 const DEMOS = {
   values: {},
   image: { height: "size", width: "size" },
@@ -52,55 +54,72 @@ export function readManifest(json) {
   return within("program.json is damaged", () => checkManifest(manifest));
 }
 
+/** Return the programs and first values of all losses. Those of the first, or only, loss are at the manifest's top. */
+export const lossesOf = (manifest) => [manifest, ...(manifest.losses ?? [])];
+
 function checkManifest(manifest) {
   checkType("", manifest, MANIFEST);
   const shared = new Map(); // persistent buffers of all programs, by name
-  const { train, feed, forwards, hyper, checkpoint } = manifest;
-  checkType("train", train, PROGRAM);
-  const ranges = train.meta.ranges ?? {};
-  checkType("train.meta.ranges", ranges, "record");
-  checkType("train.meta.ranges", ranges, mapped(ranges, () => RANGE));
-  asSchedule(manifest.lr);
-  checkHypers("hyper", hyper, ranges);
-  checkProgram("train", train, shared, hyper);
-  checkTraining(train, shared);
-  checkFields("checkpoint", checkpoint, train.buffers, true);
-  if (feed !== undefined) checkFeed(feed, shared, hyper, train);
+  const { forwards, hyper, losses = [], schedule = [] } = manifest;
+  checkType("losses", losses, ["record"]);
+  lossesOf(manifest).forEach((each, k) => checkLoss(k ? `losses[${k - 1}].` : "", each, shared));
+  const names = lossesOf(manifest).map((x) => x.train.meta.part?.name ?? "");
+  need(new Set(names).size === names.length && !(losses.length && names.includes("")), "losses", "lack names of their own");
+  need(Array.isArray(schedule) && schedule.every((name) => names.includes(name)), "schedule", "must name losses");
   for (const [name, forward] of Object.entries(forwards)) checkForward(`forwards[${shown(name)}]`, forward, shared, hyper);
   return manifest;
 }
 
+/** Check the program of a loss, and its first values. */
+function checkLoss(at, loss, shared) {
+  checkType(at.slice(0, -1), loss, LOSS);
+  const { train, feed, hyper, checkpoint, lr } = loss;
+  checkType(`${at}train`, train, PROGRAM);
+  const ranges = train.meta.ranges ?? {};
+  checkType(`${at}train.meta.ranges`, ranges, "record");
+  checkType(`${at}train.meta.ranges`, ranges, mapped(ranges, () => RANGE));
+  asSchedule(lr);
+  checkHypers(`${at}hyper`, hyper, ranges);
+  checkProgram(`${at}train`, train, shared, hyper);
+  checkTraining(`${at}train`, train, shared);
+  checkFields(`${at}checkpoint`, checkpoint, train.buffers, true);
+  if (feed !== undefined) checkFeed(`${at}feed`, feed, shared, hyper, train);
+}
+
 /** Check the parts of a step besides its program. */
-function checkTraining({ outputs, params, buffers, meta }, shared) {
-  const { bounds = [] } = meta;
+function checkTraining(where, { outputs, params, buffers, meta }, shared) {
+  const { bounds = [], part } = meta;
   const halted = shared.get("halted");
-  for (const name of ["loss", "halted"]) need(outputs.some((f) => f.name === name), "train.outputs", `lacks ${name}`);
-  need(halted?.dtype === "i32" && halted.size, "train.buffers", "lacks the flag halted");
-  need(Array.isArray(bounds) && bounds.every((name) => shared.get(name)?.dtype === "f32"), "train.meta.bounds", "names something that is not an array");
-  const guard = shared.get(`bounds.${bounds.length}`);
-  need(!bounds.length || (guard?.dtype === "f32" && guard.size === bounds.length), "train.buffers", "lacks the bounds");
+  for (const name of ["loss", "halted"]) need(outputs.some((f) => f.name === name), `${where}.outputs`, `lacks ${name}`);
+  need(halted?.dtype === "i32" && halted.size, `${where}.buffers`, "lacks the flag halted");
+  need(Array.isArray(bounds) && bounds.every((name) => shared.get(name)?.dtype === "f32"), `${where}.meta.bounds`, "names something that is not an array");
+  if (part !== undefined) checkType(`${where}.meta.part`, part, PART);
+  const guard = shared.get(`${part ? `${part.name}/` : ""}bounds.${bounds.length}`);
+  need(!bounds.length || (guard?.dtype === "f32" && guard.size === bounds.length), `${where}.buffers`, "lacks the bounds");
   const buffer = buffers.findIndex((b) => b.role === "grad");
-  const trained = params.filter((f) => f.spec.trainable !== false);
-  checkFreeze(meta, buffers);
-  checkFields("train.params", trained.map((f) => ({ ...f, buffer })), buffers, true);
+  const trained = params.filter((f) => f.spec.trainable !== false && (part?.trains.includes(f.name) ?? true));
+  checkFreeze(`${where}.meta`, meta, buffers);
+  const first = part?.first ?? 0; // where the part's run of parameters begins
+  need(trained.every((f) => f.offset >= first), `${where}.meta.part.first`, `is ${first}, behind a parameter`);
+  checkFields(`${where}.params`, trained.map((f) => ({ ...f, buffer, offset: f.offset - first })), buffers, true);
 }
 
 /** Check groups of the optimizer, and the place of each parameter in the masks. */
-function checkFreeze({ freeze = {}, optimizer }, buffers) {
-  checkType("train.meta.optimizer.options.groups", optimizer?.options?.groups ?? [], [["text", "record"]]);
-  checkType("train.meta.freeze", freeze, "record");
+function checkFreeze(at, { freeze = {}, optimizer }, buffers) {
+  checkType(`${at}.optimizer.options.groups`, optimizer?.options?.groups ?? [], [["text", "record"]]);
+  checkType(`${at}.freeze`, freeze, "record");
   for (const [name, parts] of Object.entries(freeze)) {
-    const where = `train.meta.freeze[${shown(name)}]`, b = buffers.find((x) => x.name === name && x.role === "state");
+    const where = `${at}.freeze[${shown(name)}]`, b = buffers.find((x) => x.name === name && x.role === "state");
     checkType(where, parts, [["text", "size", "size"]]);
     need(b?.dtype === "f32" && parts.every(([, offset, size]) => offset + size <= b.size), where, "is not a mask");
   }
 }
 
-function checkFeed(feed, shared, hyper, train) {
-  checkProgram("feed", feed, shared, hyper, train);
+function checkFeed(where, feed, shared, hyper, train) {
+  checkProgram(where, feed, shared, hyper, train);
   for (const { name } of train.inputs) {
     const held = name.startsWith(HYPER) || feed.buffers.some((b) => b.name === `data.${name}` && b.role === "data");
-    need(held, "feed.buffers", `lacks data.${name}`);
+    need(held, `${where}.buffers`, `lacks data.${name}`);
   }
 }
 
@@ -119,7 +138,7 @@ function checkForward(where, forward, shared, hyper) {
 export function checkProgram(where, p, shared, hyper, step) {
   checkType(where, p, PROGRAM);
   const { buffers, needs, params, states } = p;
-  buffers.forEach((b, k) => checkBuffer(`${where}.buffers[${k}]`, b, buffers, shared, step));
+  buffers.forEach((b, k) => checkBuffer(`${where}.buffers[${k}]`, b, p.meta, shared, step));
   const bytes = largest(buffers.map(bytesOfBuffer));
   need(needs.buffer_bytes >= bytes && needs.binding_bytes >= bytes, `${where}.needs`, `is less than its largest buffer, ${bytes} bytes`);
   for (const part of ["inputs", "outputs", "params", "states"]) checkFields(`${where}.${part}`, p[part], buffers, part === "params" || part === "states");
@@ -141,12 +160,12 @@ function isKnown(name, hyper, feeds) {
 const largest = (sizes) => sizes.reduce((a, b) => Math.max(a, b), 0);
 const bytesOfBuffer = (b) => (b.dtype === "f16" ? 2 : 4) * b.size;
 
-function checkBuffer(where, b, buffers, shared, step) {
+function checkBuffer(where, b, meta, shared, step) {
   const alike = (other) => other && other.size === b.size && other.dtype === b.dtype;
   if (PERSISTENT.includes(b.role)) {
     need(alike(shared.get(b.name) ?? b), where, `and another program's buffer ${shown(b.name)} differ`);
     shared.set(b.name, b);
-    const copied = b.fill === "params" && alike(buffers.find((other) => other.name === "params" && other.role === "param"));
+    const copied = b.fill === "params" && b.dtype === "f32" && (meta.part?.first ?? 0) + b.size <= shared.get("params")?.size;
     need(copied || b.fill === "init" || Number.isFinite(b.fill), `${where}.fill`, "is neither a number nor the parameters");
   }
   const fed = b.role === "fed" && step?.buffers.find((other) => other.name === b.name);

@@ -58,7 +58,7 @@ async function start() {
     parts.worker = new Worker(code(`${embedded.textContent}\nserve(self);`)); // file:// allows no module here
   } else parts.manifest = await (await fetch("program.json")).text();
   manifest = tracegrad.readManifest(parts.manifest);
-  if (embedded && manifest.feed) parts.data = bytes("data");
+  if (embedded && manifest.feed) parts.data = bytes("data"); // each loss has a feed, or none has
   if (embedded && manifest.checked) parts.checks = bytes("checks");
   const data = manifest.feed;
   train = await tracegrad.load(new URL(".", document.baseURI).href, parts);
@@ -82,7 +82,7 @@ async function loop() {
   let saved = performance.now();
   while (running) {
     const began = performance.now();
-    const result = await train.runSteps(perCall);
+    const result = await steps(perCall);
     const ms = performance.now() - began;
     if (!take(result)) break;
     at("speed").textContent = short((1000 * perCall) / ms);
@@ -98,6 +98,16 @@ async function loop() {
   pause();
 }
 
+/** Do `n` steps; with several losses, in turns. Return the result of the last, or the first that was not completed. */
+async function steps(n) {
+  const { schedule = [] } = manifest, begun = train.stepCount;
+  if (!schedule.length) return train.runSteps(n);
+  const turns = Array.from({ length: n }, (_, k) => schedule[(begun + k) % schedule.length]);
+  const results = await Promise.all(turns.map((loss) => train.step(loss)));
+  const bad = results.find((x) => x.kind !== "completed");
+  return bad ?? { ...results.at(-1), step: train.stepCount, losses: results.map((x) => x.loss), turns };
+}
+
 function take(result) {
   if (result.kind !== "completed") {
     running = false;
@@ -107,7 +117,7 @@ function take(result) {
     showFacts();
     return false;
   }
-  result.losses.forEach((loss, k) => losses.push([result.step - result.losses.length + 1 + k, loss]));
+  result.losses.forEach((loss, k) => losses.push([result.step - result.losses.length + 1 + k, loss, result.turns?.[k] ?? ""]));
   losses.splice(0, losses.length - KEPT);
   showFacts();
   return true;
@@ -121,7 +131,8 @@ function pause() {
 
 function showFacts() {
   at("count").textContent = train.stepCount;
-  at("loss").textContent = short(losses.at(-1)?.[1]);
+  const last = new Map(losses.map(([, loss, name]) => [name, loss]));
+  at("loss").textContent = [...last].map(([name, loss]) => `${name} ${short(loss)}`.trim()).join(", ") || short();
   if (at("rate") !== document.activeElement) showRate(train.lr);
   drawChart();
 }
@@ -143,7 +154,7 @@ at("start").onclick = () => {
   loop();
 };
 at("step").onclick = async () => {
-  if (take(await train.step())) say("One step.");
+  if (take(await steps(1))) say("One step.");
   refresh();
 };
 /** Return a handler that does `work` and shows its errors. */
@@ -159,7 +170,8 @@ at("reset").onclick = attempt(async () => {
 at("rate").oninput = attempt(() => {
   const lr = 10 ** Number(at("rate").value);
   showRate(lr, true);
-  return train.setLR(lr);
+  const names = train.info.losses;
+  return names.length ? Promise.all(names.map((loss) => train.setLR(lr, { loss }))) : train.setLR(lr);
 });
 function download(bytes, step) {
   const link = document.createElement("a");
@@ -227,7 +239,13 @@ function drawChart() {
   g.fillText(`step ${first}`, LEFT, h - 6);
   g.textAlign = "right";
   g.fillText(`${last}`, w - 10, h - 6);
-  polyline(g, shown.map(([x], k) => [px(x), py(ys[k])]), color("--accent"));
+  const names = [...new Set(shown.map(([, , name]) => name))];
+  names.forEach((name, n) => {
+    const style = n ? `hsl(${(n * 137) % 360} 60% 50%)` : color("--accent");
+    polyline(g, shown.flatMap(([x, , own], k) => (own === name ? [[px(x), py(ys[k])]] : [])), style);
+    g.fillStyle = style;
+    g.fillText(name, w - 10, 20 + 14 * n);
+  });
   at("chart").setAttribute("aria-label", `Loss by step, from ${short(shown[0][1])} at step ${first} to ${short(shown.at(-1)[1])} at step ${last}`);
 }
 

@@ -36,24 +36,3 @@ function headerOf(bytes) {
   }
   return { start, ...readHeader(text) };
 }
-
-/** Return the file of `tensors`, [name, {shape, data}] in order; data are Float32Array or Int32Array. */
-export function writeSafetensors(tensors, metadata) {
-  let at = 0;
-  const rows = tensors.map(([name, { shape, data }]) => {
-    const row = { dtype: data instanceof Float32Array ? "F32" : "I32", shape, data_offsets: [at, at + data.byteLength] };
-    at += data.byteLength;
-    return [name, row];
-  });
-  let text = new TextEncoder().encode(JSON.stringify(Object.fromEntries([["__metadata__", metadata], ...rows])));
-  const padded = Math.ceil(text.length / 8) * 8;
-  const out = new Uint8Array(8 + padded + at).fill(32, 8, 8 + padded);
-  new DataView(out.buffer).setBigUint64(0, BigInt(padded), true);
-  out.set(text, 8);
-  at = 8 + padded;
-  for (const [, { data }] of tensors) {
-    out.set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), at);
-    at += data.byteLength;
-  }
-  return out;
-}

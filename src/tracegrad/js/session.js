@@ -2,7 +2,7 @@
 // any number of steps. tracegrad/runtime/base.py documents it; the native runtime executes the same Programs.
 // A buffer of role "data" holds examples: `hold` sets its size, whatever the Program says.
 
-import { fromStorage, toStorage } from "./arrays.js";
+import { fromStorage } from "./arrays.js";
 import { PERSISTENT, fault, prod, storage } from "./checks.js";
 
 const MAP_READ = 1, COPY_SRC = 4, COPY_DST = 8, UNIFORM = 64, STORAGE = 128, COMPUTE = 4; // GPUBufferUsage, GPUShaderStage
@@ -304,6 +304,11 @@ export class Session {
       return { pipeline, group: groups.get(key), offsets: slots && offsetsGroup, at: [k * stride], grid: this.software && serial ? grid : d.grid };
     });
   }
+}
+
+/** Return the same values as the 32 bits of device memory. */
+export function toStorage(values, dtype) {
+  return dtype === "u32" ? new Int32Array(values.buffer, values.byteOffset, values.length) : values;
 }
 
 /** Return the first contents of a buffer. */

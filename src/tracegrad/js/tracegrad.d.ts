@@ -67,6 +67,8 @@ export interface Info {
   adapter: string;
   title: string;
   seed: number;
+  /** Names of the losses; none if there is one loss, which has no name. */
+  losses: string[];
   inputs: FieldInfo[];
   params: FieldInfo[];
   forwards: Record<string, { inputs: FieldInfo[] }>;
@@ -76,36 +78,46 @@ export interface Info {
 }
 export interface Forward { readonly inputs: FieldInfo[]; run(inputs: Inputs): Promise<RunResult> }
 
+/** With several losses, the name of one. */
+export interface OfLoss { loss?: string }
+/** The progress of each of several losses, by name. */
+export type Losses = Record<string, { stepCount: number; lr: number }>;
+
 /**
  * A training in a worker. Calls are done in order; inputs are copied. Steps are submitted ahead of their results, and
  * calls that wait share a submission: whoever does not await every step goes faster.
  */
 export interface RemoteTraining {
   readonly info: Info;
+  /** Steps applied, over all losses. */
   readonly stepCount: number;
-  /** The learning rate of the next step. */
+  /** The learning rate of the next step, of the first loss. */
   readonly lr: number;
+  readonly losses: Losses;
   /** The last checkpoint saved or loaded. It can be had even when the device or the worker is lost. */
   readonly lastCheckpoint: Kept | null;
   readonly forwards: Record<string, Forward>;
   step(inputs?: Inputs): Promise<StepResult>;
+  /** With several losses, the name of one comes first. */
+  step(loss: string, inputs?: Inputs): Promise<StepResult>;
   /** Inputs with a leading axis of length `n` are split. With none, every step draws its batch from the data. */
   runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
+  runSteps(loss: string, n: number, inputs?: Inputs): Promise<StepResult>;
   /**
    * Other examples to draw from, of any number: a leading axis for each input that the export had examples of. They stay
    * on the device, where batches are drawn by seed and step.
    */
   setData(data: Examples): Promise<void>;
   /** InputError for a number or schedule that Python refuses too; nothing is changed then. */
-  setLR(lr: number | Schedule): Promise<void>;
+  setLR(lr: number | Schedule, of?: OfLoss): Promise<void>;
   /** Tell the schedule plateau a metric, such as a held-out loss. */
-  lrMetric(value: number): Promise<void>;
+  lrMetric(value: number, of?: OfLoss): Promise<void>;
   /**
    * InputError for unknown names and values out of range; nothing is changed then. The ranges are PyTorch's: betas in
    * [0, 1), eps, weight_decay and momentum at least 0, clip_grad_norm above 0; all finite in f32.
    */
   /** Values by name; `groups: {"backbone.*": {lr: 0.1}}` sets those of groups. */
-  set(hyper: Hypers): Promise<void>;
+  set(hyper: Hypers, of?: OfLoss): Promise<void>;
   /** Leave parameters alone, or train them again: a pattern such as "backbone.*", or a list. */
   freeze(parameters: string | string[]): Promise<void>;
   unfreeze(parameters?: string | string[]): Promise<void>;
@@ -146,16 +158,19 @@ export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr
     checks?: ArrayBuffer | Uint8Array | string | null; gpu?: unknown;
     progress?: (done: number, all: number) => void }): Promise<Training>;
   readonly info: Info;
-  readonly state: { stepCount: number; lr: number };
+  readonly state: { stepCount: number; lr: number; losses: Losses };
   readonly lastCheckpoint: Kept | null;
   readonly forwards: Record<string, Forward>;
   step(inputs?: Inputs): Promise<StepResult>;
+  /** With several losses, the name of one comes first. */
+  step(loss: string, inputs?: Inputs): Promise<StepResult>;
   runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
+  runSteps(loss: string, n: number, inputs?: Inputs): Promise<StepResult>;
   setData(data: Examples): Promise<void>;
-  setLR(lr: number | Schedule): void;
-  lrMetric(value: number): Promise<void>;
+  setLR(lr: number | Schedule, of?: OfLoss): void;
+  lrMetric(value: number, of?: OfLoss): Promise<void>;
   /** Values by name; `groups: {"backbone.*": {lr: 0.1}}` sets those of groups. */
-  set(hyper: Hypers): void;
+  set(hyper: Hypers, of?: OfLoss): void;
   /** Leave parameters alone, or train them again: a pattern such as "backbone.*", or a list. */
   freeze(parameters: string | string[]): Promise<void>;
   unfreeze(parameters?: string | string[]): Promise<void>;

@@ -1,15 +1,18 @@
 // The page's side: a training in a worker, reached by messages; and functions that need no training.
 
-import { fault, fetched, mapped } from "./checks.js";
-import { readManifest } from "./manifest.js";
+import { fault, mapped } from "./checks.js";
+import { lossesOf, readManifest } from "./manifest.js";
 import { adapterName, findAdapter } from "./session.js";
 import { serve } from "./serve.js";
-import { Training, aborted, failed, unfinished } from "./training.js";
+import { unfinished } from "./loss.js";
+import { Training, fetched } from "./training.js";
 
 export { Training, readManifest, serve };
 
 const METHODS = "setData setLR lrMetric set freeze unfreeze reset uploadParams downloadParams states setStates saveCheckpoint loadCheckpoint".split(" ");
 const ANSWERED = ["step", "runSteps"]; // always resolve to a result
+const aborted = (reason) => ({ kind: "aborted", reason });
+const failed = (error) => ({ kind: "failed", error });
 
 /** Return {ok, adapter} or {ok: false, message}, with a message that tells what is missing and what to do. */
 export async function checkWebGPU(gpu) {
@@ -31,7 +34,8 @@ export async function load(url, { manifest, weights, data, checks, worker, progr
   const place = (name) => new URL(name, new URL(`${url}/`.replace(/\/+$/, "/"), globalThis.location?.href)).href;
   const part = (name, read) => fetched(place(name), read);
   manifest ??= await part("program.json", "text");
-  const { feed, checked } = readManifest(manifest);
+  const read = readManifest(manifest), { checked } = read;
+  const feed = lossesOf(read).some((x) => x.feed);
   if (checked && checks === undefined) checks = place("checks.safetensors");
   if (weights === undefined) weights = await part("weights.safetensors", "arrayBuffer");
   if (feed && data === undefined) data = await part("data.safetensors", "arrayBuffer");
@@ -114,6 +118,9 @@ function proxy(remote, { held, ...info }) {
     },
     get lr() {
       return remote.state.lr;
+    },
+    get losses() {
+      return remote.state.losses ?? {};
     },
     get lastCheckpoint() {
       return remote.checkpoint;

@@ -1,36 +1,29 @@
-// A training: steps, hot values, checkpoints, forwards. queue.js decides when each is done. It runs in a worker (see
-// tracegrad.js) or without one, for instance in Node. tracegrad/training and engine/steps.py are the Python versions.
+// A training: hot values, checkpoints, forwards. loss.js has the steps of each loss, queue.js decides when each is done.
+// It runs in a worker (see tracegrad.js) or without one, for instance in Node. tracegrad/training is the Python version.
 
-import { checkInputs, toStorage } from "./arrays.js";
-import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, checkRate, fault, inputError, mapped, prod, readFacts, readHypers, within } from "./checks.js";
-import { readManifest } from "./manifest.js";
+import { checkInputs } from "./arrays.js";
+import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, fault, inputError, mapped, readHypers, shown, within } from "./checks.js";
+import { examplesOf, metadataOf, readCheckpoint, withoutUnit, writeSafetensors } from "./checkpoint.js";
+import { Loss, isGiven, isHyper, named, unfinished, uploadHot } from "./loss.js";
+import { lossesOf, readManifest } from "./manifest.js";
 import { draw } from "./random.js";
 import { Queue } from "./queue.js";
-import { readSafetensors, writeSafetensors } from "./safetensors.js";
-import { afterMetric, rateAt, restarted } from "./schedules.js";
-import { Session, filled } from "./session.js";
-import { DRAWN, UNIT, bound, notFinite, tried } from "./trial.js";
+import { readSafetensors } from "./safetensors.js";
+import { afterMetric } from "./schedules.js";
+import { Session } from "./session.js";
+import { UNIT, bound } from "./trial.js";
 import { loadVerified } from "./verify.js";
 
-const COUNT = "data.count"; // the hot value that counts the examples, for a program that draws its batch
 const STATE = "state/"; // prefix of a state's path in the model
-const MOST_EXAMPLES = 2 ** 24; // the most that a draw in f32 can distinguish
-const HALTED = "halted"; // lets the device skip steps queued after one that was not applied
 
-const isHyper = (f) => f.name.startsWith(HYPER);
-const isGiven = (f) => !isHyper(f);
 const baseName = (f) => f.name.slice(HYPER.length).replace(/^1-/, "");
-const withoutUnit = (values) => [...values].filter(([name]) => name !== UNIT); // no file can set it
 
 export class Training {
   #queue = new Queue(this);
-  counter = 0; // steps applied
-  #begun = 0; // number of the last step begun, if all steps under way are applied
   #data = null;
   #good = null; // {bytes, step} to return to if the device is lost; null: the parameters of the seed
   #runs = 0;
   #checks; // of kernels: bytes or a URL, then a promise of the contents
-  frozen = []; // names of parameters that steps do not change
 
   /**
    * manifest: the program.json of `train.export`. weights: the bytes of a checkpoint, or none: then the seed draws the
@@ -53,27 +46,31 @@ export class Training {
 
   /** For `open`. */
   constructor(manifest, gpu) {
-    const program = manifest.train;
-    Object.assign(this, { manifest, gpu, program, seed: manifest.seed });
-    this.hypers = program.inputs.filter(isHyper);
-    this.inputs = program.inputs.filter(isGiven);
-    this.knobs = { rate: { spec: asSchedule(manifest.lr), start: null }, values: new Map(Object.entries(manifest.hyper)) };
-    this.given = this.#steps(program); // takes its batch from the host
-    this.drawn = this.#steps(manifest.feed); // draws it from the data
+    const { train: program, seed } = manifest;
+    Object.assign(this, { manifest, gpu, program, seed });
+    this.losses = lossesOf(manifest).map((each, k) => new Loss(this, k, each)); // they share parameters and states
+    this.inputs = [...new Map(this.losses.flatMap((x) => x.inputs.map((f) => [f.name, f]))).values()];
     this.forwards = mapped(manifest.forwards, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven) }));
   }
 
-  /** Open a device, and load the program of the next steps and the last good state. */
+  /** Open a device, and load the programs of the next steps and the last good state. */
   async #open(progress) {
-    const all = [this.given, this.drawn, ...Object.values(this.manifest.forwards)];
+    const all = [...this.losses.flatMap((x) => [x.given, x.drawn]), ...Object.values(this.manifest.forwards)];
     for (const each of all) each.loaded = null;
     this.session = await Session.open(all.map((x) => x.program).filter(Boolean), this.gpu);
     if (this.#data) this.#hold(this.#data);
-    await (this.#data ? this.drawn : this.given).load(progress);
+    for (const x of this.losses) await (this.#data ? x.drawn : x.given).load(progress);
     if (this.#good) return this.#checkpoint(this.#good.bytes, "weights")();
     this.#draw();
-    await this.#clear();
-    this.#restart(0);
+    for (const x of this.losses) {
+      await x.clear();
+      x.restart(0);
+    }
+  }
+
+  /** Steps applied, over all losses. */
+  get counter() {
+    return this.losses.reduce((sum, x) => sum + x.counter, 0);
   }
 
   /** {bytes, step} of the last checkpoint saved or loaded, even when the device is lost; null: there was none. */
@@ -84,33 +81,39 @@ export class Training {
   /** Return facts about this training, as plain data. */
   get info() {
     const describe = (fields) => fields.filter(isGiven).map(({ name, dtype, shape, spec }) => ({ name, dtype, shape, spec }));
+    const total = (count) => this.losses.reduce((sum, x) => sum + count(x), 0);
     return {
       adapter: this.session.adapter,
       title: this.manifest.title,
       seed: this.seed,
+      losses: this.losses.map((x) => x.name).filter(Boolean),
       inputs: describe(this.inputs),
       params: describe(this.program.params),
       forwards: mapped(this.forwards, (f) => ({ inputs: describe(f.inputs) })),
-      hyper: Object.fromEntries(this.knobs.values),
-      kernels: this.program.kernels.length,
-      dispatches: (this.drawn.loaded ?? this.given.loaded).launches.length,
+      hyper: Object.fromEntries(this.losses[0].knobs.values),
+      kernels: total((x) => x.program.kernels.length),
+      dispatches: total((x) => (x.drawn.loaded ?? x.given.loaded).launches.length),
     };
   }
 
   /** Return the progress of the training. */
   get state() {
-    const { counter, knobs: { rate: { spec, start } } } = this;
-    return { stepCount: counter, lr: rateAt(spec, counter + 1, start ?? counter + 1) };
+    const { counter, losses } = this;
+    const each = Object.fromEntries(losses.map((x) => [x.name, { stepCount: x.counter, lr: x.lr }]));
+    return { stepCount: counter, lr: losses[0].lr, losses: losses[0].name ? each : {} };
   }
 
-  /** Do one training step. Never rejects for errors of executing: the result is completed, aborted or failed. */
-  step(inputs) {
-    return this.#call("step", 1, inputs);
+  /**
+   * Do one training step: `step(inputs)`, or with several losses `step(name, inputs)`. Never rejects for errors of
+   * executing: the result is completed, aborted or failed.
+   */
+  step(...args) {
+    return this.#call("step", args);
   }
 
   /** Do `n` steps: inputs with a leading axis of length n are split. Without any inputs, steps draw from the data. */
-  runSteps(n, inputs) {
-    return this.#call("runSteps", n, inputs);
+  runSteps(...args) {
+    return this.#call("runSteps", args);
   }
 
   /**
@@ -126,70 +129,63 @@ export class Training {
     });
   }
 
-  /** Change the learning rate from the next call on: a number or a schedule's specification. */
-  setLR(lr) {
-    this.knobs = { ...this.knobs, rate: { spec: asSchedule(lr), start: null } };
+  /** Change the learning rate from the next call on: a number or a schedule's specification. loss: with several, a name. */
+  setLR(lr, { loss } = {}) {
+    const own = this.#loss(loss, "setLR");
+    own.knobs = { ...own.knobs, rate: { spec: asSchedule(lr), start: null } };
   }
 
   /** Report a metric, such as a held-out loss, to a plateau schedule. */
-  async lrMetric(value) {
-    const { spec } = this.knobs.rate;
+  async lrMetric(value, { loss } = {}) {
+    const own = this.#loss(loss, "lrMetric"), { spec } = own.knobs.rate;
     if (spec.kind !== "plateau") throw inputError(`lrMetric: the schedule ${spec.kind} takes no metric; use plateau`);
     if (!Number.isNaN(value)) checkNumber("lrMetric", value);
     await this.#queue.alone(async () => {
-      const { rate } = this.knobs;
-      this.knobs = { ...this.knobs, rate: { ...rate, spec: afterMetric(rate.spec, value) } };
+      const { rate } = own.knobs;
+      own.knobs = { ...own.knobs, rate: { ...rate, spec: afterMetric(rate.spec, value) } };
     });
   }
 
   /** Change hyperparameters from the next call on. Throw InputError, and change nothing, for a bad name or value. */
-  set(hyper) {
-    const names = [...new Set(this.hypers.map(baseName))].filter((n) => !["step", "seed", UNIT].includes(n));
-    const { ranges, optimizer } = this.program.meta;
+  set(hyper, { loss } = {}) {
+    const own = this.#loss(loss, "set");
+    const names = [...new Set(own.hypers.map(baseName))].filter((n) => !["step", "seed", UNIT].includes(n));
+    const { ranges, optimizer } = own.program.meta;
     const { lr, values } = readHypers(hyper, names.filter((n) => !n.includes("@")), ranges, optimizer?.options?.groups);
-    if (lr !== undefined) this.setLR(lr);
-    this.knobs = { ...this.knobs, values: new Map([...this.knobs.values, ...Object.entries(values)]) };
+    if (lr !== undefined) this.setLR(lr, { loss });
+    own.knobs = { ...own.knobs, values: new Map([...own.knobs.values, ...Object.entries(values)]) };
   }
 
   /** Freeze parameters from now on: no update, no decay. A pattern such as "backbone.*", or a list of patterns. */
   freeze(parameters) {
-    return this.#leave("freeze", parameters, (named) => [...this.frozen, ...named]);
+    return this.#leave("freeze", parameters, (frozen, named) => [...frozen, ...named]);
   }
 
   /** Train frozen parameters again. */
   unfreeze(parameters = "*") {
-    return this.#leave("unfreeze", parameters, (named) => this.frozen.filter((name) => !named.includes(name)));
+    return this.#leave("unfreeze", parameters, (frozen, named) => frozen.filter((name) => !named.includes(name)));
   }
 
   async #leave(what, parameters, change) {
-    const { params, meta } = this.program;
-    if (!meta.freeze) throw inputError(`${what}: this export has no masks; call train.unfreeze("*") in Python before train.export`);
-    const named = chosen(params.filter((f) => f.spec.trainable !== false).map((f) => f.name), parameters, what);
-    await this.#queue.alone(async () => this.#mask(change(named)));
-  }
-
-  /** Tell the device which parameters are frozen. */
-  #mask(frozen) {
-    const { meta, buffers } = this.program;
-    this.frozen = [...new Set(frozen)];
-    for (const [name, parts] of Object.entries(meta.freeze ?? {})) {
-      const mask = new Float32Array(buffers.find((b) => b.name === name).size);
-      for (const [parameter, offset, size] of parts) if (this.frozen.includes(parameter)) mask.fill(1, offset, offset + size);
-      this.session.write(name, mask);
-    }
+    const all = this.program.params.filter((f) => f.spec.trainable !== false).map((f) => f.name);
+    const meant = this.losses.map((x) => [x, x.trained.map((f) => f.name)]).filter(([x, own]) => x.program.meta.freeze && own.length);
+    if (!meant.length) throw inputError(`${what}: this export has no masks; call train.unfreeze("*") in Python before train.export`);
+    const named = chosen(all, parameters, what);
+    await this.#queue.alone(async () => {
+      for (const [x, own] of meant) x.mask(change(x.frozen, named.filter((name) => own.includes(name))));
+    });
   }
 
   /** Start over from `seed`: draw the parameters again, clear the optimizer and the step counter. */
   async reset({ params = true, optimizer = true, seed = this.seed } = {}) {
     checkType("reset: seed", seed, "count");
-    const { rate } = this.knobs;
     await this.#queue.alone(async () => {
       this.seed = seed;
       if (params) this.#draw();
-      if (optimizer) {
-        await this.#clear();
-        this.#restart(0);
-        this.knobs = { ...this.knobs, rate: { spec: restarted(rate.spec), start: null } };
+      for (const x of optimizer ? this.losses : []) {
+        await x.clear();
+        x.restart(0);
+        x.rewind();
       }
       if (params && optimizer) this.#good = null;
     });
@@ -202,8 +198,10 @@ export class Training {
     within("uploadParams: nothing was written", () => checkFinite(params, values));
     await this.#queue.alone(async () => {
       this.session.upload(this.program, params, values);
-      bound(this.session, this.program);
-      if (!this.counter) await this.#clear(); // averages begin at the parameters of the first step
+      for (const x of this.losses) {
+        bound(this.session, x.program);
+        if (!x.counter) await x.clear(); // averages begin at the parameters of the first step
+      }
     });
   }
 
@@ -233,13 +231,14 @@ export class Training {
 
   /** Return the bytes of a checkpoint, which Python's `train.load` reads. */
   saveCheckpoint() {
-    const { rate, values } = this.knobs;
+    const metadata = () => metadataOf(this.losses, this.seed);
     return this.#queue.alone(async () => {
-      const { manifest, program } = this;
-      const now = await this.session.download(program, manifest.checkpoint);
-      const facts = { step: this.counter, seed: this.seed, lr: rate.spec, lr_start: rate.start, hyper: Object.fromEntries(withoutUnit(values)), optimizer: program.meta.optimizer };
-      if (this.frozen.length) facts.frozen = this.frozen;
-      const bytes = writeSafetensors([...now], { tracegrad: "1", ...mapped(facts, (x) => JSON.stringify(x)) });
+      const now = new Map();
+      for (const { program, checkpoint } of this.losses) {
+        const missing = checkpoint.filter((f) => !now.has(f.name));
+        for (const [name, x] of await this.session.download(program, missing)) now.set(name, x);
+      }
+      const bytes = writeSafetensors([...now], metadata());
       this.#good = { bytes, step: this.counter };
       return bytes.slice();
     });
@@ -259,15 +258,15 @@ export class Training {
     const forward = this.manifest.forwards[name];
     const { program, structure } = forward;
     const run = ++this.#runs;
-    const { rate, values } = this.knobs;
+    const { rate, values } = this.losses[0].knobs;
     const hot = { rate, values: new Map([...Object.entries(program.meta.hyper ?? {}), ...values]) };
     try {
       const arrays = checkInputs(program.inputs.filter(isGiven), inputs, `${name}.run`);
       return await this.#queue.alone(async () => {
-        forward.loaded ??= await this.#right(`forwards.${name}`, program);
+        forward.loaded ??= await this.right(`forwards.${name}`, program);
         const [outputs] = await this.session.run(forward.loaded, [(set) => {
           for (const f of program.inputs) if (arrays.has(f.name)) set(f, arrays.get(f.name));
-          this.#upload(program.inputs.filter(isHyper), hot, run, set);
+          uploadHot(program.inputs.filter(isHyper), hot, run, this.seed, set);
         }]);
         return { kind: "completed", output: assembled(outputs, structure), captures: named(outputs, "capture.") };
       });
@@ -282,122 +281,54 @@ export class Training {
     this.session.destroy();
   }
 
-  // --- steps ---
+  // --- for the losses and the queue ---
 
-  #call(what, n, inputs = {}) {
-    const { knobs } = this;
-    const data = Object.keys(inputs).length ? null : this.#data;
+  #call(what, args) {
     return new Promise((resolve) => {
-      const settle = (e) => resolve(unfinished(e));
       try {
+        const loss = this.#loss(this.losses[0].name || typeof args[0] === "string" ? args.shift() : "", what), { knobs } = loss;
+        const n = what === "step" ? 1 : args.shift();
+        const [inputs = {}] = args;
+        const data = Object.keys(inputs).length ? null : this.#data;
         if (!(Number.isInteger(n) && n > 0)) throw inputError(`${what}: n must be an integer of at least 1, got ${n}`);
-        const given = data ? new Map() : checkInputs(this.inputs, inputs, what, what === "runSteps" ? n : 0);
-        const on = data ? this.drawn : this.given;
+        const given = data ? new Map() : checkInputs(loss.inputs, inputs, what, what === "runSteps" ? n : 0);
+        const of = data ? loss.drawn : loss.given;
         const call = { what, n, knobs, data, given, losses: new Float32Array(n), done: false };
         call.answer = (result) => {
           call.done = true;
           resolve(result);
         };
-        this.#queue.add(Array.from({ length: n }, (_, index) => ({ of: on, call, index, step: 0 })));
+        this.#queue.add(Array.from({ length: n }, (_, index) => ({ of, call, index, step: 0 })));
       } catch (e) {
-        settle(e);
+        resolve(unfinished(e));
       }
     });
   }
 
-  /** Return a program whose runs are steps, for the queue. A run's `step` is its number, once it has begun. */
-  #steps(program) {
-    const on = {
-      program,
-      load: (progress) => this.#load(on, progress),
-      begin: (run) => {
-        const { call, index } = run;
-        run.step = 0;
-        this.#start(call.knobs.rate, this.#begun + 1);
-        run.step = ++this.#begun;
-        return (set) => this.#inputs(on, call, index, run.step, set);
-      },
-      finish: ({ call, index, step }, outputs) => {
-        if (outputs.get(HALTED).data[0]) return false;
-        const { losses, n } = call;
-        const [loss] = outputs.get("loss").data;
-        losses[index] = loss;
-        this.counter = step;
-        if (index === n - 1) call.answer({ kind: "completed", loss, losses, step, aux: named(outputs, "aux."), captures: named(outputs, "capture.") });
-        return true;
-      },
-      recover: async (run, outputs) => {
-        const { call, index, step } = run;
-        const { rate } = call.knobs;
-        if (rate.start >= step) rate.start = null;
-        const found = [];
-        const done = isFinite(outputs.get("loss").data[0]) && (await this.#tried(on, call, index, step, found));
-        if (!done) return call.answer(failed(await this.#refused(on, call, index, step, outputs, found)));
-        this.#start(rate, step);
-        this.#begun = step;
-        on.finish(run, done);
-      },
-      fail: ({ call, step }, e) => {
-        if (step) this.#begun = this.counter; // none is under way
-        call.answer(unfinished(e));
-      },
-    };
-    return on;
-  }
-
-  /** Make sure that a program can run. */
-  async #load(on, progress) {
-    const feeds = on === this.drawn;
-    if (feeds) await this.#load(this.given, progress);
-    on.loaded ??= await this.#right(feeds ? "feed" : "train", on.program, feeds ? undefined : progress, feeds ? this.given.loaded : undefined);
-    on.hypers = feeds ? [...this.hypers, ...on.program.inputs] : this.hypers;
+  /** Return the loss of this name; without a name, the only one. */
+  #loss(name = "", what) {
+    const found = this.losses.find((x) => x.name === name);
+    if (found) return found;
+    const names = this.losses.map((x) => shown(x.name)).join(", ");
+    throw inputError(this.losses[0].name ? `${what}: there is no loss ${shown(name)}; the losses are ${names}` : `${what}: there is one loss, without a name`);
   }
 
   /** Load a program, and check that its kernels compute correctly. */
-  async #right(name, program, progress, step) {
+  async right(name, program, progress, step) {
     const load = () => this.session.load(program, progress, step);
     return this.#checks ? loadVerified(this.session, program, name, () => (this.#checks = contents(this.#checks)), load) : load();
   }
 
-  /** Begin a schedule at `step`, unless it has begun. Throw if it has no rate for the step. */
-  #start(rate, step) {
-    const start = Math.min(rate.start ?? step, step); // after a failed step, steps are repeated with lower numbers
-    checkRate(rateAt(rate.spec, step, start), step);
-    rate.start = start;
-  }
-
-  /** See `tried`. */
-  #tried(on, call, index, step, found) {
-    return tried(this.session, this.program, found, async (unit) => {
-      const knobs = { ...call.knobs, values: new Map([...call.knobs.values, ...unit]) };
-      return (await this.session.run(on.loaded, [(set) => this.#inputs(on, { ...call, knobs }, index, step, set)]))[0];
-    });
-  }
-
-  /** Find why a step was not applied: run it once more, while `halted` still protects the old values. */
-  async #refused(on, call, index, step, outputs, found) {
-    const { session, program } = this;
-    const look = (what, name, data) => {
-      const bad = data.reduce((count, x) => count + !isFinite(x), 0);
-      if (bad) found.push(`${what} ${name} (${bad} of ${data.length} values)`);
-    };
-    await session.run(on.loaded, [(set) => this.#inputs(on, call, index, step, (f, x) => (look("input", f.name, x), set(f, x)))]);
-    const buffer = program.buffers.findIndex((b) => b.role === "grad");
-    const trained = program.params.filter((f) => f.spec.trainable !== false).map((f) => ({ ...f, buffer }));
-    for (const [what, fields] of [["parameter", program.params], ["gradient of", trained]]) {
-      for (const [name, { data }] of await session.download(program, fields)) look(what, name, data);
-    }
-    this.#restart(this.counter);
-    return notFinite(`${call.what}: step ${step}`, outputs.get("loss").data[0], found);
-  }
-
   /** Replace a lost device: continue on another one from the last good state. Return the error to report. */
   async rebuilt(message) {
-    const { knobs } = this;
+    const kept = this.losses.map((x) => x.knobs);
     try {
       await this.#open();
-      if (knobs.rate.start > this.counter) knobs.rate.start = null;
-      this.knobs = knobs;
+      this.losses.forEach((x, k) => {
+        const { rate } = kept[k];
+        if (rate.start > x.counter) rate.start = null;
+        x.knobs = kept[k];
+      });
       return fault("DeviceLostError", `${message}. A new device continues from the last checkpoint, step ${this.counter}: call again to go on`);
     } catch (e) {
       this.session.destroy(); // half set up: the next call tries again
@@ -406,88 +337,49 @@ export class Training {
     }
   }
 
-  /** Record that `counter` steps are applied and none is under way. */
-  #restart(counter) {
-    this.counter = this.#begun = counter;
-    this.session.write(HALTED, new Int32Array(1));
-  }
-
   // --- inputs and state ---
 
-  /** Return checked examples: {rows: [name, values], count}. */
   #rows(given) {
-    const { feed } = this.manifest;
-    if (!feed) throw inputError("setData: export with examples first: train.export(path, data={...})");
-    const data = ArrayBuffer.isView(given) || given instanceof ArrayBuffer ? Object.fromEntries(readSafetensors(given).tensors) : given;
-    const drawn = (f) => !feed.buffers.find((b) => b.name === `data.${f.name}`).size;
-    const count = data[this.inputs.find(drawn)?.name]?.shape?.[0] || 1;
-    if (count > MOST_EXAMPLES) throw inputError(`setData: ${count} examples; the limit is ${MOST_EXAMPLES}`);
-    const values = checkInputs(this.inputs.map((f) => (drawn(f) ? { ...f, shape: [count, ...f.shape.slice(1)] } : f)), data, "setData");
-    return { rows: this.inputs.map((f) => [`data.${f.name}`, toStorage(values.get(f.name), f.dtype)]), count };
+    return examplesOf(given, this.inputs, this.losses.map((x) => x.drawn.program).filter(Boolean));
   }
 
   #hold({ rows }) {
     for (const [name, values] of rows) this.session.hold(name, values);
-    if (this.drawn.loaded) this.session.unload(this.drawn.loaded); // its bind groups refer to the old arrays
-    this.drawn.loaded = null;
-  }
-
-  /** Return the inputs of step `step`, which has this index in `call`: the call's, split or whole, and hot values. */
-  #inputs(on, call, index, step, set) {
-    for (const f of this.inputs) {
-      const x = call.given.get(f.name);
-      const size = prod(f.shape);
-      if (x) set(f, toStorage(x.length > size ? x.subarray(index * size, (index + 1) * size) : x, f.dtype));
-    }
-    this.#upload(on.hypers, call.knobs, step, set, call.data);
-  }
-
-  /** Return the values of hyperparameters at `step`. */
-  #upload(fields, { rate, values }, step, set, data) {
-    const hot = { __proto__: null, step, seed: this.seed, lr: rateAt(rate.spec, step, rate.start ?? step), [COUNT]: data?.count };
-    for (const f of fields) {
-      const name = f.name.slice(HYPER.length);
-      const value = hot[name] ?? (name.startsWith("1-") ? 1 - values.get(name.slice(2)) : values.get(name));
-      set(f, [f.dtype === "f32" ? value : value | 0]);
+    for (const { drawn } of this.losses) {
+      if (drawn.loaded) this.session.unload(drawn.loaded); // its bind groups refer to the old arrays
+      drawn.loaded = null;
     }
   }
 
   #draw() {
     const { session, program } = this, drawn = [...program.params, ...program.states.filter((f) => f.spec.init)];
     session.upload(program, drawn, draw(drawn, this.seed));
-    bound(session, program);
+    for (const x of this.losses) bound(session, x.program);
   }
 
-  /** Reset every optimizer array to its first values. */
-  async #clear() {
-    for (const b of this.program.buffers.filter((x) => x.role === "state" && x.fill !== DRAWN)) {
-      this.session.write(b.name, b.fill === "params" ? new Float32Array(await this.session.read("params")) : filled(b));
-    }
-    this.#mask(this.frozen);
-    bound(this.session, this.program);
-  }
-
-  /** Check a checkpoint against the program; return a function that loads it. */
+  /** Check a checkpoint against the programs; return a function that loads it. */
   #checkpoint(bytes, what) {
-    const { manifest: { checkpoint }, program } = this;
-    const { values, step, seed, lr, lr_start: start, hyper, frozen } = within(what, () => {
-      const { tensors, metadata } = readSafetensors(bytes);
-      if (metadata.tracegrad !== "1") throw inputError("this is not a checkpoint of tracegrad");
-      const values = checkInputs(checkpoint, Object.fromEntries(tensors), "the file");
-      checkFinite(program.params, values, "param/");
-      const facts = readFacts(metadata, program.meta.ranges);
-      if (frozenBeyond(facts.frozen, program)) throw inputError("it has frozen parameters that this export cannot freeze");
-      return { values, ...facts };
-    });
-    const knobs = { rate: { spec: lr, start }, values: new Map([...this.knobs.values, ...withoutUnit(Object.entries(hyper))]) };
+    const { losses, session } = this;
+    const { values, facts } = readCheckpoint(bytes, losses, what);
+    const knobs = facts.map(({ lr, lr_start: start, hyper }, k) => ({ rate: { spec: lr, start }, values: new Map([...losses[k].knobs.values, ...withoutUnit(Object.entries(hyper))]) }));
     return () => {
-      this.session.upload(program, checkpoint, values);
-      bound(this.session, this.program);
-      Object.assign(this, { seed, knobs });
-      this.#mask(frozen);
-      this.#restart(step);
+      this.seed = facts[0].seed;
+      losses.forEach((x, k) => {
+        session.upload(x.program, x.checkpoint, values);
+        bound(session, x.program);
+        x.knobs = knobs[k];
+        x.mask(facts[k].frozen);
+        x.restart(facts[k].step);
+      });
     };
   }
+}
+
+/** Return the contents of a URL, by this method of the response. */
+export async function fetched(url, read) {
+  const response = await fetch(url);
+  if (!response.ok) throw inputError(`${url.slice(url.lastIndexOf("/") + 1)}: ${response.status} ${response.statusText}`);
+  return response[read]();
 }
 
 /** Return the contents of a file of checks; it is read only if some kernel was not checked before. */
@@ -495,16 +387,6 @@ async function contents(checks) {
   if (checks instanceof Promise) return checks;
   const bytes = typeof checks === "string" ? await fetched(checks, "arrayBuffer") : checks;
   return within("checks", () => readSafetensors(bytes));
-}
-const frozenBeyond = (frozen, { params, meta }) => frozen.some((name) => !meta.freeze || !params.some((f) => f.name === name && f.spec.trainable !== false));
-
-export const aborted = (reason) => ({ kind: "aborted", reason });
-export const failed = (error) => ({ kind: "failed", error });
-/** Return the result of a call that ended with this error. */
-export const unfinished = (e) => (e.name === "AbortedError" ? aborted(e.message) : failed(e));
-
-function named(outputs, prefix) {
-  return Object.fromEntries([...outputs].filter(([name]) => name.startsWith(prefix)).map(([name, x]) => [name.slice(prefix.length), x]));
 }
 
 /** Return an array, or a list or record of arrays, in the forward's form. */

@@ -10,9 +10,12 @@ const LARGE = 2 ** -80; // the unit in which no square of a finite gradient over
 const MOST_NAMED = 4; // most names in an error
 const TRIAL = -1; // as the first bound: apply the step whatever the bounds are
 
+/** Return the name of the device's array of bounds. */
+const boundsOf = ({ meta: { bounds = [], part } }) => `${part ? `${part.name}/` : ""}bounds.${bounds.length}`;
+
 /** Write all bounds: by default unknown, so that the next step is a trial, which measures them. */
-export function bound(session, { meta: { bounds = [] } }, values = bounds.map(() => Infinity)) {
-  session.write(`bounds.${bounds.length}`, Float32Array.from(values));
+export function bound(session, program, values = (program.meta.bounds ?? []).map(() => Infinity)) {
+  session.write(boundsOf(program), Float32Array.from(values));
 }
 
 /**
@@ -32,7 +35,7 @@ export async function tried(session, program, found, run) {
     const outputs = await run(unit);
     if (outputs.get("halted").data[0]) continue;
     const after = await all();
-    const looked = kept.filter(({ name, fill }) => fill !== DRAWN && name !== `bounds.${bounds.length}`);
+    const looked = kept.filter(({ name, fill }) => fill !== DRAWN && name !== boundsOf(program));
     const bad = looked.filter(({ name }) => !after.get(name).every(isFinite));
     if (!bad.length) {
       measure(after);

@@ -8,8 +8,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "js"  # importlib.resources would take a tenth of the time to import tracegrad
 # separate files in a site: they validate files, values, steps and kernels, and draw numbers
-CHECKS = ("checks", "manifest", "trial", "random", "verify")
-CORE = ("arrays", "schedules", "safetensors", "session", "queue", "training", "serve")  # in order of dependence
+CHECKS = ("checks", "arrays", "safetensors", "manifest", "trial", "random", "verify")
+CORE = ("schedules", "session", "queue", "checkpoint", "loss", "training", "serve")  # in order of dependence
 
 
 def runtime() -> str:

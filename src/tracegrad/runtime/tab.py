@@ -60,5 +60,5 @@ async def resolved(pending: Any) -> None:
 @functools.cache
 def javascript() -> Any:
     """Return the exports of js/pyodide.js. The runtime is evaluated once, in the thread that Python runs in."""
-    text = joined((*CHECKS, "arrays", "safetensors", "session", "pyodide"))
+    text = joined((*CHECKS, "session", "pyodide"))
     return pyodide("code").run_js(f'(() => {{ "use strict";\n{text}\nreturn {{ Tab, drawn, support }};\n}})()')

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from tracegrad.arrays import checked_seed
 from tracegrad.compiler.build import StepSource
@@ -16,6 +16,7 @@ from tracegrad.errors import InputError
 from tracegrad.introspection.profile import Profile, profiled
 from tracegrad.lr import Plateau
 from tracegrad.patterns import Selection, chosen
+from tracegrad.refusals import shown
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.jax import function_of
 
@@ -130,3 +131,22 @@ def freeze(store: TrainedParameters, given: Selection, what: str) -> None:
             one.freeze(session, [name for name in trained if name in new & own[id(one)]])
 
     store.call(apply, stepper)
+
+
+def turns(losses: Sequence[str], given: Any, what: str) -> tuple[str, ...]:
+    """Return the names of the losses in turn; () if there is one loss, which has no name. Raises InputError for others.
+
+    given: `schedule=` of the call `what`."""
+    example = f"schedule={tuple(losses)!r}"
+    if given is None:
+        if losses:
+            raise InputError.here(f"{what}: there are several losses; name their order, as in {example}")
+        return ()
+    if not losses:
+        raise InputError.here(f"{what}: schedule= is for several losses, and this training has one; leave it out")
+    names = () if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(cast("Iterable[Any]", given))
+    if not names or not set(names) <= set(losses):
+        raise InputError.here(
+            f"{what}: schedule must be a sequence of names of losses, as in {example}, got {shown(given)}"
+        )
+    return names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, given_or_blank, merge
-from tracegrad.engine.snapshots import take
+from tracegrad.engine.snapshots import take_all
 from tracegrad.engine.step_programs import StepProgram
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export, exportable
@@ -19,7 +19,7 @@ from tracegrad.introspection.profile import Profile, checked_steps
 from tracegrad.introspection.why import Why, why
 from tracegrad.ir import Tensor
 from tracegrad.refusals import helpful
-from tracegrad.training.between import profile, to_jax
+from tracegrad.training.between import profile, to_jax, turns
 from tracegrad.training.training import Training
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class CompiledTraining(Training):
         data: Mapping[str, Any] | None = None,
         labels: Sequence[str] | None = None,
         vocabulary: Sequence[str] | None = None,
+        schedule: Sequence[str] | None = None,
     ) -> Path:
         """Write a static site that continues this training in a browser, without Python. Returns its HTML file.
 
@@ -127,15 +128,19 @@ class CompiledTraining(Training):
                       data, the page shows the forwards and cannot train.
         labels:       names of the classes of an image forward.
         vocabulary:   the text of each token, for a forward that continues texts.
+        schedule:     with several losses, their turns in the page, such as ("d", "d", "g"). Default: each once.
         Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
 
         >>> train.export("site", forwards={"predict": infer}).name
         'index.html'
         """
-        shown = Contents(title or f"{type(self.model).__name__} training", forwards, data, labels, vocabulary)
-        exportable(self.store.stepper.source)
-        graph = self.store.stepper.built.graph
-        return export(self.store.call(take), graph, path, shown, single_file=single_file)
+        title, losses = title or f"{type(self.model).__name__} training", self.store.stepper.together
+        names = [name for name in self.store.steppers if name]
+        shown = Contents(title, forwards, data, labels, vocabulary, turns(names, schedule or names or None, "export"))
+        for stepper in losses:
+            exportable(stepper.source)
+        graphs = [stepper.built.graph for stepper in losses]
+        return export(self.store.call(take_all), graphs, path, shown, single_file=single_file)
 
     def explain(self, verbose: bool = False, *, loss: str | None = None) -> Explanation:
         """Explain what a step consists of: dispatches with bytes, FLOPs and your source lines, memory, kernels, graph.

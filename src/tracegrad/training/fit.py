@@ -13,6 +13,7 @@ from tracegrad.engine.results import CompletedStep, Pending, StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import Plateau
 from tracegrad.refusals import shown
+from tracegrad.training.between import turns
 from tracegrad.training.callbacks import EVENTS
 from tracegrad.training.data import Position, Rows, as_inputs, checked_count, from_arguments, rows, whole_arrays
 from tracegrad.training.history import FitState, History, Stop
@@ -103,7 +104,7 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
         if value is not None:
             checked_count(name, value)
     options.hooks = _hooks(options.hooks, callbacks, validation is not None or options.evaluate is not None)
-    options.schedule = _schedule(train, options.schedule)
+    options.schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")
     if options.evaluate is not None and not callable(options.evaluate):
         given = shown(options.evaluate)
         raise InputError.here(f"fit: evaluate must be a function of the training, got {given}; define one")
@@ -118,24 +119,6 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
             "fit: metrics must be a dict of functions of the model and the inputs, such as "
             "{'accuracy': lambda m, x, y: tg.metrics.accuracy(m(x), y)}"
         )
-
-
-def _schedule(train: Training, given: Any) -> tuple[str, ...]:
-    """Return the names of the losses in turn; () if there is one loss. Raises InputError for other names."""
-    losses = [name for name in train.store.steppers if name]
-    example = f"schedule={tuple(losses)!r}"
-    if given is None:
-        if losses:
-            raise InputError.here(f"fit: there are several losses; name their order, as in {example}")
-        return ()
-    if not losses:
-        raise InputError.here("fit: schedule= is for several losses, and this training has one; leave it out")
-    names = () if isinstance(given, str) or not hasattr(given, "__iter__") else tuple(cast("Iterable[Any]", given))
-    if not names or not set(names) <= set(losses):
-        raise InputError.here(
-            f"fit: schedule must be a sequence of names of losses, as in {example}, got {shown(given)}"
-        )
-    return names
 
 
 def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str, list[Hook]]:
@@ -164,6 +147,8 @@ def _sources(
 ) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:
     """Return the data to train on, and the data to validate on. Raises InputError for data of another kind."""
     types = train.input_types
+    if not types and data is None and x is None and y is None and validation is None:
+        return [{}], None  # nothing goes in: a pass is one step
     if data is not None and (x is not None or y is not None):
         raise InputError.here("fit: give data, or x= and y=, not both")
     named = x is not None or y is not None

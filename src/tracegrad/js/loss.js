@@ -1,0 +1,199 @@
+// The steps of one loss: its program, hot values and progress. Losses of a training share parameters and states.
+// tracegrad/engine/stepper.py and steps.py are the Python versions.
+
+import { HYPER, asSchedule, checkRate, prod } from "./checks.js";
+import { rateAt, restarted } from "./schedules.js";
+import { filled, toStorage } from "./session.js";
+import { DRAWN, bound, notFinite, tried } from "./trial.js";
+
+const COUNT = "data.count"; // the hot value that counts the examples, for a program that draws its batch
+const HALTED = "halted"; // lets the device skip steps queued after one that was not applied; all losses share it
+
+export const isHyper = (f) => f.name.startsWith(HYPER);
+export const isGiven = (f) => !isHyper(f);
+
+export class Loss {
+  counter = 0; // steps applied
+  begun = 0; // number of the last step begun, if all steps under way are applied
+  frozen = []; // names of parameters that steps do not change
+
+  /** training: has session, seed, losses and right. number: index among the losses. The rest is that of program.json. */
+  constructor(training, number, { train: program, feed, checkpoint, lr, hyper }) {
+    const { part = {} } = program.meta;
+    const { name = "", first = 0 } = part; // where its run of parameters begins
+    Object.assign(this, { training, number, program, checkpoint, name, first });
+    this.hypers = program.inputs.filter(isHyper);
+    this.inputs = program.inputs.filter(isGiven);
+    this.knobs = { rate: { spec: asSchedule(lr), start: null }, values: new Map(Object.entries(hyper)) };
+    this.given = this.#steps(program); // takes its batch from the host
+    this.drawn = this.#steps(feed); // draws it from the data
+    // Parameters that these steps train, with their places among the gradients
+    const own = program.params.filter((f) => f.spec.trainable !== false && (part.trains?.includes(f.name) ?? true));
+    const buffer = program.buffers.findIndex((b) => b.role === "grad");
+    this.trained = own.map((f) => ({ ...f, buffer, offset: f.offset - first }));
+  }
+
+  get session() {
+    return this.training.session;
+  }
+
+  /** Return the learning rate of the next step. */
+  get lr() {
+    const { counter, knobs: { rate: { spec, start } } } = this;
+    return rateAt(spec, counter + 1, start ?? counter + 1);
+  }
+
+  /** Return a program whose runs are steps, for the queue. A run's `step` is its number, once it has begun. */
+  #steps(program) {
+    const on = {
+      program,
+      load: (progress) => this.#load(on, progress),
+      begin: (run) => {
+        const { call, index } = run;
+        run.step = 0;
+        this.#start(call.knobs.rate, this.begun + 1);
+        run.step = ++this.begun;
+        return (set) => this.#inputs(on, call, index, run.step, set);
+      },
+      finish: ({ call, index, step }, outputs) => {
+        if (outputs.get(HALTED).data[0]) return false;
+        const { losses, n } = call;
+        const [loss] = outputs.get("loss").data;
+        losses[index] = loss;
+        this.counter = step;
+        if (index === n - 1) call.answer({ kind: "completed", loss, losses, step, aux: named(outputs, "aux."), captures: named(outputs, "capture.") });
+        return true;
+      },
+      recover: async (run, outputs) => {
+        const { call, index, step } = run;
+        const { rate } = call.knobs;
+        if (rate.start >= step) rate.start = null;
+        this.#forget(); // the device skipped all later steps
+        const found = [];
+        const done = isFinite(outputs.get("loss").data[0]) && (await this.#tried(on, call, index, step, found));
+        if (!done) return call.answer({ kind: "failed", error: await this.#refused(on, call, index, step, outputs, found) });
+        this.#start(rate, step);
+        this.begun = step;
+        on.finish(run, done);
+      },
+      fail: ({ call, step }, e) => {
+        if (step) this.begun = this.counter; // none is under way
+        call.answer(unfinished(e));
+      },
+    };
+    return on;
+  }
+
+  /** Make sure that a program can run. */
+  async #load(on, progress) {
+    const feeds = on === this.drawn;
+    if (feeds) await this.#load(this.given, progress);
+    const name = (this.number ? `${this.name}.` : "") + (feeds ? "feed" : "train");
+    on.loaded ??= await this.training.right(name, on.program, feeds ? undefined : progress, feeds ? this.given.loaded : undefined);
+    on.hypers = feeds ? [...this.hypers, ...on.program.inputs] : this.hypers;
+  }
+
+  /** Begin a schedule at `step`, unless it has begun. Throw if it has no rate for the step. */
+  #start(rate, step) {
+    const start = Math.min(rate.start ?? step, step); // after a failed step, steps are repeated with lower numbers
+    checkRate(rateAt(rate.spec, step, start), step);
+    rate.start = start;
+  }
+
+  /** See `tried`. */
+  #tried(on, call, index, step, found) {
+    return tried(this.session, this.program, found, async (unit) => {
+      const knobs = { ...call.knobs, values: new Map([...call.knobs.values, ...unit]) };
+      return (await this.session.run(on.loaded, [(set) => this.#inputs(on, { ...call, knobs }, index, step, set)]))[0];
+    });
+  }
+
+  /** Find why a step was not applied: run it once more, while `halted` still protects the old values. */
+  async #refused(on, call, index, step, outputs, found) {
+    const { session, program } = this;
+    const look = (what, name, data) => {
+      const bad = data.reduce((count, x) => count + !isFinite(x), 0);
+      if (bad) found.push(`${what} ${name} (${bad} of ${data.length} values)`);
+    };
+    await session.run(on.loaded, [(set) => this.#inputs(on, call, index, step, (f, x) => (look("input", f.name, x), set(f, x)))]);
+    for (const [what, fields] of [["parameter", program.params], ["gradient of", this.trained]]) {
+      for (const [name, { data }] of await session.download(program, fields)) look(what, name, data);
+    }
+    this.restart(this.counter);
+    return notFinite(`${call.what}: step ${step}`, outputs.get("loss").data[0], found);
+  }
+
+  #forget() {
+    for (const x of this.training.losses) x.begun = x.counter;
+  }
+
+  /** Record that `counter` steps are applied and none is under way. */
+  restart(counter) {
+    this.counter = counter;
+    this.#forget();
+    this.session.write(HALTED, new Int32Array(1));
+  }
+
+  /** Return the inputs of step `step`, which has this index in `call`: the call's, split or whole, and hot values. */
+  #inputs(on, call, index, step, set) {
+    for (const f of this.inputs) {
+      const x = call.given.get(f.name);
+      const size = prod(f.shape);
+      if (x) set(f, toStorage(x.length > size ? x.subarray(index * size, (index + 1) * size) : x, f.dtype));
+    }
+    uploadHot(on.hypers, call.knobs, step, streamOf(this.training.seed, this.number), set, call.data);
+  }
+
+  /** Reset every optimizer array to its first values, and the step to 0. */
+  async clear() {
+    for (const b of this.program.buffers.filter((x) => x.role === "state" && x.fill !== DRAWN)) {
+      const copied = async () => new Float32Array(await this.session.read("params")).subarray(this.first, this.first + b.size);
+      this.session.write(b.name, b.fill === "params" ? await copied() : filled(b));
+    }
+    this.mask(this.frozen);
+    bound(this.session, this.program);
+  }
+
+  /** Start the schedule over. */
+  rewind() {
+    const { rate } = this.knobs;
+    this.knobs = { ...this.knobs, rate: { spec: restarted(rate.spec), start: null } };
+  }
+
+  /** Tell the device which parameters are frozen. */
+  mask(frozen) {
+    const { meta, buffers } = this.program;
+    this.frozen = [...new Set(frozen)];
+    for (const [name, parts] of Object.entries(meta.freeze ?? {})) {
+      const mask = new Float32Array(buffers.find((b) => b.name === name).size);
+      for (const [parameter, offset, size] of parts) if (this.frozen.includes(parameter)) mask.fill(1, offset, offset + size);
+      this.session.write(name, mask);
+    }
+  }
+}
+
+/** Set the hot values at `step`. */
+export function uploadHot(fields, { rate, values }, step, seed, set, data) {
+  const hot = { __proto__: null, step, seed, lr: rateAt(rate.spec, step, rate.start ?? step), [COUNT]: data?.count };
+  for (const f of fields) {
+    const name = f.name.slice(HYPER.length);
+    const value = hot[name] ?? (name.startsWith("1-") ? 1 - values.get(name.slice(2)) : values.get(name));
+    set(f, [f.dtype === "f32" ? value : value | 0]);
+  }
+}
+
+/** Return a seed for the loss of this number: the finalizer of MurmurHash3, in its 32-bit variant. */
+export function streamOf(seed, number) {
+  if (!number) return seed;
+  let x = (seed + Math.imul(0x9e3779b9, number)) >>> 0;
+  x = Math.imul(x ^ (x >>> 16), 0x85ebca6b) >>> 0;
+  x = Math.imul(x ^ (x >>> 13), 0xc2b2ae35) >>> 0;
+  return (x ^ (x >>> 16)) >>> 0;
+}
+
+/** Return the result of a call that ended with this error. */
+export const unfinished = (e) => (e.name === "AbortedError" ? { kind: "aborted", reason: e.message } : { kind: "failed", error: e });
+
+export function named(outputs, prefix) {
+  return Object.fromEntries([...outputs].filter(([name]) => name.startsWith(prefix)).map(([name, x]) => [name.slice(prefix.length), x]));
+}
