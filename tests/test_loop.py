@@ -275,3 +275,21 @@ def test_a_training_without_inputs_takes_one_step_a_pass() -> None:
     with tg.compile(model=Point(), loss=loss, inputs={}, optimizer=optim.sgd(0.25), device="cpu") as train:
         h = train.fit(steps=3, progress=False)
         assert h.loss == [3.0, 0.75, 0.1875] and train.fit(epochs=2, progress=False).step == [4, 5]
+
+
+def test_a_metric_gets_the_inputs_that_it_names() -> None:
+    def loss(m: Any, x: Any, y: Any, weight: Any) -> Any:
+        return tg.mean(weight * tg.square(m(x)[:, 0] - y))
+
+    x = np.eye(4, 3, dtype=np.float32)
+    data = {"x": x, "y": x[:, 0], "weight": np.arange(4.0)}
+    inputs: dict[str, Any] = {"x": (None, 3), "y": (None,), "weight": (None,)}
+    with tg.compile(model=nn.Linear(3, 1), loss=loss, inputs=inputs, optimizer=optim.sgd(0.0), device="cpu") as train:
+
+        def measured(metric: Any) -> Any:
+            return train.fit(x=data, validation=data, metrics={"a": metric}, progress=False).metrics[0]["val_a"]
+
+        assert measured(lambda m, weight: tg.mean(weight)) == 1.5
+        assert measured(lambda m, **all: tg.sum(all["x"])) == 3.0
+        with pytest.raises(tg.InputError, match="the metric 'a' takes 'z', which is not declared"):
+            measured(lambda m, x, z: tg.mean(x))

@@ -47,7 +47,7 @@ def step_sources(
     selections = {} if params is None else _by_name("params", params, 'params={"d": "D.*", "g": "G.*"}')
     _check_names("params", functions, selections, complete=False)
     types = declared(inputs)
-    taken = {name: _taken(fn, types) for name, fn in functions.items()}
+    taken = {name: named_by(fn, types) for name, fn in functions.items()}
     unused = [repr(n) for n in types if not any(n in own for own in taken.values())]
     if unused:
         raise InputError.here(f"inputs declares {', '.join(unused)}, which no loss takes; leave it out")
@@ -101,8 +101,8 @@ def _check_names(what: str, losses: Mapping[str, Any], given: Mapping[str, Any],
         raise InputError.here(f"{what}: missing for the loss {', '.join(missing)}; give one for each of {names}")
 
 
-def _taken(fn: Callable[..., Any], types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs that a loss names; `compile` reports errors in its other arguments."""
+def named_by(fn: Callable[..., Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `types` that a function of the model names. Errors in its other arguments are for its caller."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):

@@ -77,8 +77,8 @@ class CompiledTraining(Training):
                     `val_loss`, and `val_<name>` for each scalar that the loss also returns. `lr.plateau` gets
                     `val_loss`, or with mode="max" the first metric. A loss that takes `training` gets False. States
                     that the loss writes are restored.
-        metrics:    {"name": function of the model and the inputs}, traced, for `val_<name>`. Functions of `tg.metrics`
-                    are computed over the whole set; any other is averaged over the examples.
+        metrics:    {"name": function of the model and of the inputs that it names}, traced, for `val_<name>`. Functions
+                    of `tg.metrics` are computed over the whole set; any other is averaged over the examples.
         evaluate:   function of the training that returns metrics by name. It is called, as the validation is, after
                     each epoch; with `every`, every `every` steps and at the end.
         on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. A hook waits for

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.ambient import require
 from tracegrad.arrays import np
+from tracegrad.compiler.several import named_by
+from tracegrad.compiler.signatures import check_signature
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.errors import InputError
 from tracegrad.training.data import Rows, as_inputs
@@ -92,7 +94,7 @@ class Validation:
             out: Any = loss(model, **inputs, **fixed)
             value, aux = cast("tuple[Any, Any]", out if isinstance(out, tuple) else (out, {}))
             aux = cast("Mapping[str, Any]", aux if isinstance(aux, Mapping) else {})
-            more = {name: fn(model, **inputs) for name, fn in metrics.items()}
+            more = {name: fn(model, **_given(fn, {**inputs, **fixed}, name)) for name, fn in metrics.items()}
             beside = {"loss": value, **aux}
             if both := [name for name in more if name in beside]:
                 raise InputError.here(f"fit: the loss gives {both[0]!r} already; give the metric another name")
@@ -116,6 +118,13 @@ class Validation:
         """Free the programs."""
         for forward in self._forwards.values():
             forward.close()
+
+
+def _given(metric: Callable[..., Any], inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the inputs that the metric names. Raises InputError if it takes others, or no model."""
+    own = named_by(metric, inputs)
+    check_signature(metric, own, f"the metric {name!r}")
+    return own
 
 
 # Metrics of a whole set, from the parts that `tg.metrics` records for each batch: many are not means over batches
