@@ -57,14 +57,24 @@ def writer(train, length):
     return write
 
 
-def main(steps=200, n=100, device="auto"):
-    text, rng = load_text(), np.random.default_rng(0)
+def training(device="auto"):
     inputs = {"tokens": tg.i32[BATCH, CONTEXT], "following": tg.i32[BATCH, CONTEXT]}
-    with tg.compile(model=GPT(len(text.alphabet)), loss=loss, inputs=inputs, optimizer=optim.adamw(3e-3, 0.1),
-                    seed=0, device=device) as train:  # fmt: skip
-        for step in range(steps):
-            at = rng.integers(0, len(text.train) - CONTEXT - 1, BATCH)[:, None] + np.arange(CONTEXT)
-            r = train.step(tokens=text.train[at], following=text.train[at + 1])
+    return tg.compile(model=GPT(len(load_text().alphabet)), loss=loss, inputs=inputs,
+                      optimizer=optim.adamw(3e-3, 0.1), seed=0, device=device)  # fmt: skip
+
+
+def batches(steps):
+    text, rng = load_text().train, np.random.default_rng(0)
+    for _ in range(steps):
+        at = rng.integers(0, len(text) - CONTEXT - 1, BATCH)[:, None] + np.arange(CONTEXT)
+        yield {"tokens": text[at], "following": text[at + 1]}
+
+
+def main(steps=200, n=100, device="auto"):
+    text = load_text()
+    with training(device) as train:
+        for step, batch in enumerate(batches(steps)):
+            r = train.step(batch)
             if step % 50 == 0:
                 print(f"{step:4} loss {r.loss:.4f}")
         write = writer(train, 16)

@@ -21,8 +21,9 @@ FOLDER = Path(__file__).parents[1] / "examples"
 STEPS = 4
 SEED = 1  # with 0 a value of resnet's before a relu is 1.3e-7, so rounding decides one gradient of 65 536
 NAMES = [
-    "actor_critic", "backbone", "contrastive", "diffusion", "dqn", "finetune", "folds", "gan", "hamiltonian", "lora",
-    "pinn", "recommender", "reinforce", "resnet", "tabular", "translate", "vae", "vqvae", "words",
+    "actor_critic", "backbone", "contrastive", "diffusion", "dqn", "finetune", "folds", "gan", "generate",
+    "hamiltonian", "lora", "pinn", "recommender", "reinforce", "resnet", "tabular", "translate", "vae", "vqvae",
+    "words",
 ]  # fmt: skip
 Batches = Iterator[dict[str, Any]]
 
@@ -181,4 +182,37 @@ def test_models_and_losses_are_no_longer_than_pytorchs() -> None:
     done = subprocess.run([sys.executable, str(FOLDER.parent / "tools" / "lines")], capture_output=True, text=True)
     table = {line.split()[0]: [int(n) for n in line.split()[1:3]] for line in done.stdout.splitlines()[1:-1]}
     assert done.returncode == 0, done.stdout
-    assert [*table] == sorted(NAMES) and all(min(row) >= 5 for row in table.values())
+    assert [*table] == sorted([*NAMES, "sweep"]) and all(min(row) >= 5 for row in table.values())
+
+
+def test_members_of_a_sweep_are_pytorchs(device_name: str) -> None:
+    """Each member against a net and an optimizer of its own, as near to double precision as PyTorch in single."""
+    ours, twin = example("sweep"), importlib.import_module("twins.sweep")
+    torch.manual_seed(SEED)
+    first = twin.Net().state_dict()
+    batches = list(digits(ours, np.random.default_rng(0)))
+
+    def alone(choice: tuple[float, float], dtype: torch.dtype) -> tuple[list[float], dict[str, Any]]:
+        net = twin.Net().to(dtype)
+        net.load_state_dict(first)
+        optimizer, losses = twin.optimizer(net, *choice), list[float]()
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = twin.loss(net, **tensors(batch, dtype))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, {k: v.numpy() for k, v in net.state_dict().items()}
+
+    start = {"l1.W": "l1.weight", "l1.b": "l1.bias", "l2.W": "l2.weight", "l2.b": "l2.bias"}
+    with ours.training(device_name) as sweep:
+        copies = {f"models.{n}": np.stack([first[m].numpy().T] * len(ours.CHOICES)) for n, m in start.items()}
+        sweep.train.set_params(copies)
+        losses = [sweep.step(batch).aux["losses"] for batch in batches]
+        for k, choice in enumerate(ours.CHOICES):
+            (single, arrays), (true, exact) = (alone(choice, dtype) for dtype in (torch.float32, torch.float64))
+            apart = 8 * length(np.subtract(single, true)) + 2e-6 * length(true)
+            assert length(np.subtract([each[k] for each in losses], true)) <= apart, choice
+            for n, m in start.items():
+                near = 8 * length(arrays[m] - exact[m]) + 2e-6 * length(exact[m])
+                assert length(sweep.params(k)[n].T - exact[m]) <= near, (choice, n)
