@@ -312,6 +312,16 @@ def test_fit_gives_each_loss_its_turns() -> None:
             step = alone.step("g", z=batch["z"]) if k % 3 == 2 else alone.step("d", **batch)
             want.append(step.loss)
         assert h.loss == want and train.digest() == alone.digest()
+        assert h.step == [*range(1, 13)] and h.turn == ["d", "d", "g"] * 4
+        frame = h.to_frame()
+        assert list(frame["d/loss"].dropna().index) == [1, 2, 4, 5, 7, 8, 10, 11]
+        assert list(frame["g/loss"].dropna()) == want[2::3]
+        records, rates = list[dict[str, Any]](), list[float]()
+        train.set_lr(0.5, loss="g")
+        train.fit(data[:3], schedule=("d", "d", "g"), log=records.append, on_step=lambda s: rates.append(s.lr),
+                  progress=False)  # fmt: skip
+        assert [[*r] for r in records] == [["step", "d/loss"]] * 2 + [["step", "g/loss"]]
+        assert [r["step"] for r in records] == [13, 14, 15] and rates[2] == 0.5 != rates[1]
         with pytest.raises(tg.InputError, match=r"name their order, as in schedule=\('d', 'g'\)"):
             train.fit(data)
         with pytest.raises(tg.InputError, match=r"must be a sequence of names of losses.*got 'd'"):

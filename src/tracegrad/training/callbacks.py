@@ -171,7 +171,7 @@ class TensorBoard:
     def on_epoch(self, state: FitState) -> None:
         """Write the learning rate, and have TensorBoard see all."""
         if self._file is not None:
-            self._file.write("lr", state.lr, state.step)
+            self._file.write("lr", state.lr, state.history.step[-1])
             self._file.flush()
 
     def on_end(self) -> None:

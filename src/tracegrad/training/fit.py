@@ -192,10 +192,12 @@ class _Loop:
     ):  # fmt: skip
         self.train, self.options, self.validate, self.log, self.progress = train, options, validate, log, progress
         self.where, self.history = where, History()
-        self.waiting: deque[Pending[StepResult]] = deque()
+        # steps under way, each with the name of its loss; "" if there is one loss
+        self.waiting: deque[tuple[str, Pending[StepResult]]] = deque()
+        self.begun = where.steps  # steps done before, of all losses
         self.metrics: Mapping[str, Any] = {}
         self.latest: Pending[StepResult] | None = None
-        self.queued, self.evaluated, self.stop = 0, -1, Stop()
+        self.queued, self.evaluated, self.stop, self.turn = 0, -1, Stop(), ""
 
     def run(self, data: Rows | Iterable[Any]) -> None:
         """Run all epochs. Raises InputError for data without a batch."""
@@ -232,14 +234,15 @@ class _Loop:
                 yield batch
 
     def _step(self, batch: Any) -> None:
-        given, schedule = as_inputs(batch, self.train.input_names), self.options.schedule
+        given, schedule, loss = as_inputs(batch, self.train.input_names), self.options.schedule, ""
         if schedule:
             loss = schedule[self.where.steps % len(schedule)]
             own = self.train.store.steppers[loss].source.inputs
             self.latest = self.train.step(loss, {name: x for name, x in given.items() if name in own})
         else:
             self.latest = self.train.step(given)
-        self.waiting.append(self.latest)
+        self.turn = loss
+        self.waiting.append((loss, self.latest))
         self.queued, self.where.done = self.queued + 1, self.where.done + 1
         self._call("on_step")
         while self.waiting and self._enough():
@@ -248,14 +251,14 @@ class _Loop:
     def _call(self, name: str) -> None:
         if not self.options.hooks[name]:
             return
-        knobs = self.train.store.stepper.knobs
+        knobs = self.train.store.steppers[self.turn].knobs if self.turn else self.train.store.stepper.knobs
         state = FitState(self.train, self.where.epoch, self.latest, knobs, self.metrics, self.stop, self._drain)
         for hook in self.options.hooks[name]:
             hook(state)
 
     def _enough(self) -> bool:
         """Return whether the oldest step is done, or so many are queued that further ones would only wait."""
-        return self.waiting[0].done() or len(self.waiting) >= 2 * self.train.worker.max_in_flight
+        return self.waiting[0][1].done() or len(self.waiting) >= 2 * self.train.worker.max_in_flight
 
     def _drain(self) -> History:
         while self.waiting:
@@ -265,21 +268,23 @@ class _Loop:
     def settle(self) -> None:
         """Wait for all queued steps, after an error or Ctrl-C. Only the first error is raised."""
         while self.waiting:
-            result = self.waiting.popleft().result()
+            turn, pending = self.waiting.popleft()
+            result = pending.result()
             if isinstance(result, CompletedStep):
-                self._note(result)
+                self._note(turn, result)
 
     def _take(self) -> None:
         """Record the result of the oldest step."""
-        self._note(self.waiting.popleft())
+        self._note(*self.waiting.popleft())
 
-    def _note(self, r: Pending[StepResult] | CompletedStep) -> None:
+    def _note(self, turn: str, r: Pending[StepResult] | CompletedStep) -> None:
         more = {name: float(x) for name, x in r.aux.items() if np.ndim(x) == 0} if r.aux else NONE
         self.history.loss.append(r.loss)
-        self.history.step.append(r.step)
+        step = self.begun + len(self.history.loss) if turn else r.step
+        self.history.step.append(step)
         self.history.aux.append(more)
-        record = {"step": r.step, "loss": r.loss}
-        self.log.write(record | dict(more) | record)
+        self.history.turn.append(turn)
+        self.log.write({"step": step, **self.history.scalars(-1)})
         self.progress.update(r.loss)
 
     def _evaluate(self) -> None:

@@ -19,7 +19,8 @@ class History:
 
     loss:        the loss of every step, in order.
     aux:         one dict for every step: the scalars that the loss returns beside itself.
-    step:        the number of every step, from the step counter of the training.
+    step:        the number of every step, from the step counter of the training; with several losses, over all.
+    turn:        the name of the loss of every step; "" if there is one loss.
     metrics:     one dict for every evaluation: "step", and the results of validation and `evaluate`.
     epochs:      number of passes over the data that were begun.
     seconds:     duration of the `fit`.
@@ -30,6 +31,7 @@ class History:
         self.loss: list[float] = []
         self.step: list[int] = []
         self.aux: list[Mapping[str, float]] = []
+        self.turn: list[str] = []
         self.metrics: list[dict[str, Any]] = []
         self.epochs, self.seconds, self.interrupted = 0, 0.0, False
 
@@ -39,6 +41,12 @@ class History:
         ended = ", interrupted" if self.interrupted else ""
         return f"<History of {len(self.loss)} steps in {self.seconds:.1f} s{ended}{last}{metrics}>"
 
+    def scalars(self, k: int) -> dict[str, float]:
+        """Return loss and aux of the k-th step by name; with several losses, as "d/loss"."""
+        own = {"loss": self.loss[k]}
+        own |= {n: x for n, x in self.aux[k].items() if n not in ("loss", "step")}
+        return {f"{self.turn[k]}/{n}": x for n, x in own.items()} if self.turn[k] else own
+
     def plot(self) -> Any:
         """Plot loss, aux and metrics by step, and return matplotlib's axes. Raises ImportError without matplotlib."""
         try:
@@ -46,10 +54,10 @@ class History:
         except ImportError:
             raise ImportError("history.plot needs matplotlib: pip install matplotlib") from None
         axes: Any = figures.Figure().subplots()
-        axes.plot(self.step, self.loss, label="loss")
-        for name in dict.fromkeys(n for aux in self.aux for n in aux):
-            at = [k for k, aux in enumerate(self.aux) if name in aux]  # losses in turns have each their own
-            axes.plot([self.step[k] for k in at], [self.aux[k][name] for k in at], label=name)
+        rows = [self.scalars(k) for k in range(len(self.loss))]
+        for name in dict.fromkeys(n for row in rows for n in row):
+            at = [k for k, row in enumerate(rows) if name in row]  # losses in turns have each their own
+            axes.plot([self.step[k] for k in at], [rows[k][name] for k in at], label=name)
         for name in dict.fromkeys(n for m in self.metrics for n in m if n != "step"):
             seen = [m for m in self.metrics if np.ndim(m.get(name, ())) == 0]  # matrices are not plotted
             if not seen:
@@ -60,7 +68,7 @@ class History:
         return axes
 
     def to_frame(self) -> Any:
-        """Return a pandas DataFrame by step: loss, its aux, and metrics at evaluations.
+        """Return a pandas DataFrame by step: loss, its aux, and metrics at evaluations. Of several losses: "d/loss".
 
         A metric that is also the name of an aux gets the suffix _evaluated. Raises: ImportError without pandas.
         """
@@ -68,8 +76,9 @@ class History:
             table: Any = import_module("pandas")
         except ImportError:
             raise ImportError("history.to_frame needs pandas: pip install pandas") from None
-        records = [{"loss": loss, **aux} for loss, aux in zip(self.loss, self.aux, strict=True)]
-        frame = table.DataFrame(records, index=table.Index(self.step, name="step"))
+        frame = table.DataFrame(
+            [self.scalars(k) for k in range(len(self.loss))], index=table.Index(self.step, name="step")
+        )
         if not self.metrics:
             return frame
         found = table.DataFrame(self.metrics).groupby("step").last()
