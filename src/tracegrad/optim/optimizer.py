@@ -189,7 +189,7 @@ def _check(options: Options, takes: tuple[str, ...], what: str) -> None:
         if not (chosen is None or isinstance(chosen, bool) or callable(chosen)):
             raise InputError.here(
                 f"{what}: {option} must be a function of the parameter name, got {chosen!r}; "
-                "write one write one write one write one such as lambda name: name.endswith('.W')"
+                "write one such as lambda name: name.endswith('.W')"
             )
 
 
