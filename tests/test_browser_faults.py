@@ -117,7 +117,8 @@ BAD_METADATA = [
     ({"lr_start": "0"}, "lr_start in the metadata"), ({"lr_start": "{"}, "which is not valid JSON"),
     ({"lr": "1e39"}, "finite in f32"), ({"lr": '{"kind": "linear"}'}, "peak is missing"), ({"lr": "null"}, "got null"),
     ({"lr": None}, "lr in the metadata"), ({"hyper": '{"beta1": 2}'}, "beta1 must be a number"),
-    ({"hyper": "[]"}, "by name"), ({"hyper": '{"eps": 1e999}'}, "eps must be"), ({"tracegrad": "9"}, "no checkpoint"),
+    ({"hyper": "[]"}, "by name"), ({"hyper": '{"eps": 1e999}'}, "eps must be"),
+    ({"tracegrad": "9"}, "not a checkpoint"),
 ]  # fmt: skip
 
 
