@@ -13,10 +13,10 @@ from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
-from tracegrad.dtypes import DType, Shape, TensorType
+from tracegrad.dtypes import TensorType
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
 from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
-from tracegrad.refusals import Count, branching
+from tracegrad.refusals import branching
 from tracegrad.sites import current_site, restored, rewriting
 
 _serial = itertools.count()
@@ -117,7 +117,7 @@ class Tensor(TensorMethods):
     prim: Primitive
     inputs: tuple[Tensor, ...]
     attrs: Mapping[str, Any]
-    type: TensorType
+    type: TensorType  # pyright: ignore[reportIncompatibleMethodOverride]
     site: Site | None
     serial: int = field(default_factory=_serial.__next__)
 
@@ -125,27 +125,6 @@ class Tensor(TensorMethods):
     def name(self) -> str:
         """The name of the primitive; for a leaf, its own name."""
         return str(self.attrs["name"]) if "name" in self.attrs else self.prim.name
-
-    @property
-    def dtype(self) -> DType:
-        """Element type. As in JAX's ShapeDtypeStruct."""
-        return self.type.dtype
-
-    @property
-    def shape(self) -> Shape:
-        """Static shape. As in JAX's ShapeDtypeStruct."""
-        return self.type.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes. As numpy.ndarray.ndim."""
-        return len(self.type.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements. As numpy.ndarray.size."""
-        size = self.type.size
-        return Count(size) if type(size) is int else size  # a watched size stays watched
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
@@ -202,9 +181,6 @@ class Tensor(TensorMethods):
         if type(n) is not int:
             n.note()  # a watched size, which len() would turn into a plain int
         return n
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[k] for k in range(len(self)))
 
     if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 

@@ -8,18 +8,18 @@ methods, too, so one rule serves every kind of tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
-from tracegrad.refusals import check_call, shown
+from tracegrad.refusals import Count, check_call, shown
 from tracegrad.sites import STATE, current_site
 
 if TYPE_CHECKING:
-    from tracegrad.dtypes import DType
+    from tracegrad.dtypes import DType, Shape, TensorType
     from tracegrad.spellings import Spellings  # pyright: ignore[reportMissingModuleSource]
 else:
     Spellings = object
@@ -271,13 +271,43 @@ def _without(text: str) -> Callable[..., Any]:
 
 
 class TensorMethods(Spellings):
-    """The operators and methods of tensors.
+    """The operators, methods and properties of tensors. Each class has `type` and `__len__`.
 
     `entered` replaces each operator without a body by the op of its name, and `method` adds the methods. A function
     that only forwards its arguments would take a fifth of a small op's time.
     """
 
     __slots__ = ()
+
+    if TYPE_CHECKING:  # an attribute or a property of each kind of tensor
+
+        @property
+        def type(self) -> TensorType: ...
+        def __len__(self) -> int: ...
+
+    @property
+    def dtype(self) -> DType:
+        """Element type. As numpy.ndarray.dtype."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Shape, static in a trace. As numpy.ndarray.shape."""
+        return self.type.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes. As numpy.ndarray.ndim."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements. As numpy.ndarray.size."""
+        size = self.type.size
+        return Count(size) if type(size) is int else size  # a watched size stays watched
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[k] for k in range(len(self)))
 
     # Operators
     def __add__(self, b: Operand) -> Self: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracegrad.dtypes import DType, Shape, TensorType
+from tracegrad.dtypes import DType, TensorType
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 
@@ -37,26 +37,6 @@ class StateTensor(TensorMethods):
         """Element type and shape."""
         return self.now.type
 
-    @property
-    def dtype(self) -> DType:
-        """Element type."""
-        return self.now.dtype
-
-    @property
-    def shape(self) -> Shape:
-        """Static shape."""
-        return self.now.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return self.now.ndim
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.now.size
-
     def __repr__(self) -> str:
         return f"<state {self.name!r} {self.type}>"
 
@@ -74,9 +54,6 @@ class StateTensor(TensorMethods):
 
     def __index__(self) -> int:
         return self.now.__index__()
-
-    def __iter__(self) -> Any:
-        return iter(self.now)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.now[index] = value

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from tracegrad import foreign
@@ -16,7 +16,6 @@ from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, cal
 from tracegrad.imperative import tape
 from tracegrad.imperative.values import Array, Spec, typed
 from tracegrad.methods import METHODS, TensorMethods
-from tracegrad.refusals import Count
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
@@ -98,16 +97,6 @@ class GradTensor(TensorMethods):
     def shape(self) -> Shape:
         """Shape. As torch.Tensor.shape."""
         return self._spec.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes. As torch.Tensor.ndim."""
-        return len(self._spec.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements. As numpy.ndarray.size."""
-        return Count(self._spec.type.size)
 
     @property
     def requires_grad(self) -> bool:
@@ -373,9 +362,6 @@ class GradTensor(TensorMethods):
         if not self._spec.shape:
             raise ShapeError.here("a tensor of rank 0 has no length, and you cannot iterate over it")
         return self._spec.shape[0]
-
-    def __iter__(self) -> Iterator[GradTensor]:
-        return (cast("GradTensor", self[k]) for k in range(len(self)))
 
     if not TYPE_CHECKING:  # hidden from type checkers, so that they still find misspelled names
 
