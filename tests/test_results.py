@@ -11,17 +11,8 @@ import warnings
 import numpy as np
 import pytest
 
-from tracegrad.engine.results import (
-    Aborted,
-    Captures,
-    Completed,
-    CompletedRun,
-    CompletedStep,
-    Failed,
-    Pending,
-    failure,
-    resolved,
-)
+from tracegrad.engine.pending import Pending, resolved
+from tracegrad.engine.results import Aborted, Captures, Completed, CompletedRun, CompletedStep, Failed, failure
 from tracegrad.engine.single_flight import single_flight
 from tracegrad.errors import AbortedError, DeviceError, InputError, NonFiniteError
 

@@ -13,7 +13,8 @@ from tracegrad import ambient, lr
 from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.results import Aborted, CompletedStep, Failed, Pending
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import Aborted, CompletedStep, Failed
 from tracegrad.engine.step_programs import StepProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall

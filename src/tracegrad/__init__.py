@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from tracegrad import metrics as metrics
     from tracegrad import safetensors as safetensors
     from tracegrad.engine.forward import CompiledForward
-    from tracegrad.engine.results import Aborted, Captures, Completed, Failed, Pending
+    from tracegrad.engine.pending import Pending
+    from tracegrad.engine.results import Aborted, Captures, Completed, Failed
     from tracegrad.engine.single_flight import single_flight
     from tracegrad.entrypoints import (
         compile,
@@ -63,7 +64,8 @@ repeat = functional.repeat  # repeats elements, as ops.repeat, or a function
 # The modules that compile and run programs are half of the code: each is loaded when one of its names is first used
 LATER = {
     "engine.forward": "CompiledForward",
-    "engine.results": "Aborted Captures Completed Failed Pending",
+    "engine.pending": "Pending",
+    "engine.results": "Aborted Captures Completed Failed",
     "engine.single_flight": "single_flight",
     "entrypoints": "compile compile_forward devices load_forward trace trace_forward",
     "imperative.stepwise": "eager instantiate",

@@ -11,7 +11,8 @@ from tracegrad import entrypoints, safetensors
 from tracegrad.arrays import np
 from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.results import Pending, StepResult
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import StepResult
 from tracegrad.errors import InputError
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import bound

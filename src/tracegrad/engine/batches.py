@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from tracegrad.engine.results import Aborted, Failed, Pending
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import Aborted, Failed
 from tracegrad.errors import AbortedError
 from tracegrad.runtime.base import Batch, Session
 from tracegrad.tuning import QUEUED_BYTES

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-from tracegrad.engine.results import LOOK_SECONDS, Pending
+from tracegrad.engine.pending import LOOK_SECONDS, Pending
 from tracegrad.runtime import tab
 from tracegrad.runtime.background import in_background
 

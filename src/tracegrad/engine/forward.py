@@ -19,7 +19,8 @@ from tracegrad.engine.forward_runs import ForwardProgram, ForwardPrograms, Forwa
 from tracegrad.engine.forward_source import ForwardSource
 from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge
 from tracegrad.engine.patches import check_patches
-from tracegrad.engine.results import Aborted, Demand, Pending, RunResult, failure, resolved
+from tracegrad.engine.pending import Demand, Pending, resolved
+from tracegrad.engine.results import Aborted, RunResult, failure
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
 from tracegrad.habits import FORWARDS

@@ -16,7 +16,8 @@ from tracegrad.engine.call_sizes import Growing, numbers_of
 from tracegrad.engine.forward_source import ForwardSource
 from tracegrad.engine.inputs import blank
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.results import Aborted, CompletedRun, Failed, Pending, RunResult, failure, output_of
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import Aborted, CompletedRun, Failed, RunResult, failure, output_of
 from tracegrad.engine.stepper import by_role
 from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore

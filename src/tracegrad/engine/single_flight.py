@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from tracegrad.engine.results import Aborted, Failed, Pending
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import Aborted, Failed
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from tracegrad.compiler.step_graph import SKIPPED
 from tracegrad.engine import bounds, reference
 from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.nonfinite import blame
-from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, Pending, StepResult, failure
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, StepResult, failure
 from tracegrad.engine.step_programs import AUX, CAPTURE, StepProgram
 from tracegrad.engine.stepper import Stepper, by_role
 from tracegrad.errors import DeviceError, InputError, NonFiniteError

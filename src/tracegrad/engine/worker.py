@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 
 from tracegrad.engine.batches import Run, Task, UnderWay, queued, waited
 from tracegrad.engine.drives import TabDrive, ThreadDrive
-from tracegrad.engine.results import Aborted, Failed, Pending, failure
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import Aborted, Failed, failure
 from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from tracegrad.arrays import np
-from tracegrad.engine.results import CompletedStep, Pending, StepResult
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import CompletedStep, StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import Plateau
 from tracegrad.refusals import shown

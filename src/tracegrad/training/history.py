@@ -8,7 +8,8 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.engine.knobs import Knobs
-from tracegrad.engine.results import Pending, StepResult
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import starting_at
 from tracegrad.training.training import Training

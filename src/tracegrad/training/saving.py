@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tracegrad.engine.results import Failed, Pending
+from tracegrad.engine.pending import Pending
+from tracegrad.engine.results import Failed
 from tracegrad.runtime import tab
 
 

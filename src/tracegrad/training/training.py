@@ -16,7 +16,8 @@ from tracegrad.dtypes import InputType
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, check_inputs, merge, own_rows
-from tracegrad.engine.results import Pending, StepResult, failure, resolved
+from tracegrad.engine.pending import Pending, resolved
+from tracegrad.engine.results import StepResult, failure
 from tracegrad.engine.snapshots import take_all
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall, number_of_steps, split_steps

@@ -1,0 +1,302 @@
+"""A Pending: what a call returns at once, and what waits for its result."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+
+from tracegrad.engine.results import Aborted, Captures, CompletedStep, Failed
+from tracegrad.errors import AbortedError, MissingNameError
+from tracegrad.habits import PENDINGS
+from tracegrad.refusals import NoArray, absent
+from tracegrad.runtime import tab
+from tracegrad.runtime.forks import Generation, forked_error
+
+T = TypeVar("T")
+OWN = ("loss", "aux", "captures", "losses", "step", "output", "result", "done")  # of a Pending
+LOOK_SECONDS = 1.0  # between looks of a waiting thread, in case nothing wakes it
+_SETTLING = threading.RLock()  # shared: a lock of its own would be half the cost of a Pending
+if hasattr(os, "register_at_fork"):  # so that no child finds it held by a thread that it lacks
+    os.register_at_fork(before=_SETTLING.acquire, after_in_parent=_SETTLING.release, after_in_child=_SETTLING.release)
+
+
+class Demand:
+    """Tells whether the result of the latest call was requested."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+def _let_go(lock: Any) -> int:
+    """Release an RLock as often as this thread holds it, and return that number."""
+    times = 0
+    with contextlib.suppress(RuntimeError):  # this thread does not hold it
+        while True:
+            lock.release()
+            times += 1
+    return times
+
+
+class Pending(NoArray, Generic[T]):
+    """Work under way. `result()` or `await` returns Completed, Aborted or Failed; the shortcuts wait too.
+
+    `loss`, `aux`, `captures`, `losses`, `step` and `output` wait, then raise the error of a `Failed`, and
+    `tg.AbortedError` for an `Aborted`. A `Failed` that is never read is reported once through `warnings`.
+
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
+    >>> infer.run(x=[[1.0, 2.0]]).result(timeout=60).output.shape
+    (1, 1)
+    """
+
+    instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for the result"
+    owner: Any = None  # the training or forward, kept alive until the result was read
+    demand: Demand | None = None  # of the calls that include this one
+
+    def __dir__(self) -> list[str]:
+        """Return what a caller uses, for tab completion."""
+        return [*OWN, "add_done_callback"]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            if name in OWN:  # a property whose error is an AttributeError
+                return object.__getattribute__(self, name)
+            raise absent(f"a Pending (the result of {'run' if self._what == 'run' else 'step'})", name, PENDINGS, OWN)
+
+    def __init__(self, what: str = "call", worker: int | None = None, lock: Any = None):
+        """lock: an RLock that the worker needs to resolve this."""
+        self._what, self._lock = what, lock
+        self._worker = worker  # the thread that resolves this: waiting there would block forever
+        self._generation = Generation.number
+        self._result: Any = None
+        self._done = False
+        self._unseen: _Unseen | None = None
+        self._wanted = False
+        self._callbacks: list[Callable[[Pending[T]], object]] = []
+
+    def done(self) -> bool:
+        """Return True once the result is there.
+
+        >>> p = train.step(x=x, y=y)
+        >>> r = p.result()
+        >>> p.done()
+        True
+        """
+        return self._done or self._left_behind()
+
+    @property
+    def wanted(self) -> bool:
+        """True if a caller waits for the result, so it should be fetched before more work is queued."""
+        return self._wanted
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait, and return Completed, Aborted or Failed.
+
+        Raises: TimeoutError if `timeout` seconds pass first.
+
+        >>> train.step(x=x, y=y).result().step
+        1
+        """
+        if not self.done():
+            if threading.get_ident() == self._worker:
+                raise RuntimeError(
+                    f"{self._what}: a callback runs on the thread that does the work, so a wait in the callback "
+                    "would never "
+                    "end; use add_done_callback on the new call instead"
+                )
+            self._wanted = True
+            if not self._wait(timeout):
+                raise TimeoutError(f"{self._what}: no result after {timeout} s")
+        if self._unseen is not None:
+            self._unseen.seen = True
+        if self.demand is not None:
+            self.demand.asked = True
+        self.owner = None
+        return self._result
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Wait until the result is there, or `timeout` seconds have passed."""
+        if tab.IN_TAB:
+            with contextlib.suppress(TimeoutError):
+                tab.wait(self, f"the result of {self._what}", timeout)
+            return self._done
+        # a signal handler waits on top of what it interrupted, which may hold locks that the worker needs
+        held = [(lock, _let_go(lock)) for lock in (self._lock, _SETTLING) if lock is not None]
+        try:
+            return self._wait_for_worker(timeout)
+        finally:
+            for lock, times in held:
+                for _ in range(times):
+                    lock.acquire()
+
+    def _wait_for_worker(self, timeout: float | None) -> bool:
+        ready = threading.Lock()  # cheaper than an Event, and enough for one waiter
+        ready.acquire()
+        callback: Callable[[Pending[T]], object] = lambda _: ready.release()
+        self.add_done_callback(callback)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._done:  # a callback is lost if the thread that calls it is killed, so check now and then
+                left = min(end - time.monotonic(), LOOK_SECONDS)
+                if not ready.acquire(timeout=max(left, 0)) and time.monotonic() >= end:
+                    return self._done
+            return True
+        finally:
+            self._forget(callback)
+
+    def _left_behind(self) -> bool:
+        """Fail this if the process was forked since, because the thread that resolves it is the parent's."""
+        if self._generation == Generation.number:
+            return False
+        self._callbacks = []  # the parent's: they run there
+        self.resolve(cast("T", Failed(forked_error())))
+        return True
+
+    def _forget(self, callback: Callable[[Pending[T]], object]) -> None:
+        """Remove a callback, because its waiter was interrupted or timed out."""
+        if not self._done:
+            with _SETTLING, contextlib.suppress(ValueError):
+                self._callbacks.remove(callback)
+
+    def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
+        """Call `callback(self)` when the result is there: at once if it is, else on the library's worker thread.
+
+        >>> p = train.step(x=x, y=y)
+        >>> p.add_done_callback(lambda pending: None)
+        """
+        self.done()  # a forked child gets its result now
+        with _SETTLING:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self.done():
+            loop = tab.event_loop()
+            future = loop.create_future()
+            self._wanted = True
+            callback: Callable[[Pending[T]], object] = lambda _: _wake(loop, future)
+            self.add_done_callback(callback)
+            try:
+                yield from future
+            finally:
+                self._forget(callback)
+        return self.result()
+
+    @property
+    def loss(self) -> float:
+        """The loss of a step."""
+        return self._of_kind("loss")
+
+    @property
+    def losses(self) -> Any:
+        """The loss of every step of the call, as an array."""
+        return self._of_kind("losses")
+
+    @property
+    def step(self) -> int:
+        """The number of the step."""
+        return self._of_kind("step")
+
+    @property
+    def aux(self) -> Mapping[str, Any]:
+        """The extra outputs of the loss."""
+        return self._of_kind("aux")
+
+    @property
+    def output(self) -> Any:
+        """The output of a forward."""
+        return self._of_kind("output")
+
+    @property
+    def captures(self) -> Captures:
+        """The captured arrays."""
+        return self._completed().captures
+
+    def resolve(self, result: T) -> None:
+        """Set the result, once; later calls change nothing. For the code that does the work."""
+        with _SETTLING:
+            if not self._done:
+                self._unseen = _Unseen(self._what, result.error) if isinstance(result, Failed) else None
+                self._result, self._done = result, True
+        while self._callbacks:  # includes callbacks that an earlier, interrupted call left
+            callback = self._callbacks.pop(0)
+            if tab.IN_TAB:  # on a separate stack, so that it can wait for work that this one continues
+                tab.event_loop().call_soon(self._call, callback)
+            else:
+                self._call(callback)
+
+    def _call(self, callback: Callable[[Pending[T]], object]) -> None:
+        try:
+            callback(self)
+        except (Exception, SystemExit) as e:  # the worker must survive errors of a user's callback
+            warnings.warn(f"{self._what}: a done callback raised {e!r}", RuntimeWarning, stacklevel=2)
+
+    def _completed(self) -> Any:
+        result = self.result()
+        if isinstance(result, Failed):
+            raise result.error
+        if isinstance(result, Aborted):
+            hint = "; work on a training inside its with block, before close()" if "closed" in result.reason else ""
+            raise AbortedError.here(f"{self._what} was aborted: {result.reason}{hint}")
+        return result
+
+    def _of_kind(self, name: str) -> Any:
+        result = self._completed()
+        if not hasattr(result, name):
+            has = "loss, aux and captures" if isinstance(result, CompletedStep) else "output and captures"
+            raise MissingNameError.here(f"the result of {self._what} has no {name}; it has {has}")
+        return getattr(result, name)
+
+    def __repr__(self) -> str:
+        result = self._result
+        found = f"{type(result).__name__}, loss {result.loss:.6g}" if isinstance(result, CompletedStep) else None
+        return f"<Pending {self._what}: {found or type(result).__name__ if self._done else 'under way'}>"
+
+
+class _Unseen:
+    """Warns of a Failed that was never read. Only these have a finalizer, because an interrupt could be lost in it."""
+
+    __slots__ = ("error", "seen", "what")
+
+    def __init__(self, what: str, error: BaseException):
+        self.what, self.error, self.seen = what, error, False
+
+    def __del__(self) -> None:
+        if not self.seen and not sys.is_finalizing():
+            warnings.warn(
+                f"{self.what} failed and its result was never read: {type(self.error).__name__}: {self.error}",
+                RuntimeWarning,
+                stacklevel=1,
+            )
+
+
+def resolved(result: T, what: str = "call") -> Pending[T]:
+    """Return a Pending that is done already."""
+    p: Pending[T] = Pending(what)
+    p.resolve(result)
+    return p
+
+
+def _wake(loop: Any, future: Any) -> None:
+    def finish() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    try:
+        loop.call_soon_threadsafe(finish)
+    except RuntimeError:  # the loop was closed during the work, so nothing waits any more
+        if not loop.is_closed():
+            raise
