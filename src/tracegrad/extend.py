@@ -11,7 +11,6 @@ A graph pass:   a function of roots that calls `rewrite`.
 
 from tracegrad.dtypes import TensorType
 from tracegrad.ir import Graph, Primitive, Tensor, bind, register, rewrite, toposort
-from tracegrad.lr import Schedule
 from tracegrad.methods import op
 from tracegrad.optim.host import Host
 from tracegrad.optim.transform import PerParameter, Transform, chain
@@ -19,6 +18,7 @@ from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import elementwise, typed
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.rules import alike, linear, merged, multilinear, shifted, symmetric
+from tracegrad.schedule import Schedule
 
 __all__ = [
     "Graph", "Host", "PerParameter", "Primitive", "Schedule", "Tensor", "TensorType", "Transform", "alike",

@@ -12,80 +12,16 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracegrad import foreign
 from tracegrad.errors import InputError
 from tracegrad.habits import SCHEDULES
-from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked
-from tracegrad.refusals import NoNumber, check_call, shown
-
-
-class Schedule(Protocol):
-    """A learning rate for each step.
-
-    To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
-    `start: int | None = None` and the method `value`.
-
-    >>> lr.cosine_annealing(peak=1.0, final=0.0, steps=10).spec()
-    {'kind': 'cosine_annealing', 'peak': 1.0, 'final': 0.0, 'steps': 10}
-    """
-
-    start: int | None
-
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *args: Any, **given: Any) -> Any:
-            if args or given:  # copies are made without arguments
-                fields(cls)  # writes the parameters of __init__
-                check_call(f"lr.{_kind(cls)}", cls.__init__, args, given, bound=1)
-            return super().__new__(cls)
-
-    def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`, from 1 on. As calling an Optax schedule."""
-        ...
-
-    def at(self, step: int) -> float:
-        """Return the rate at `step` of the training, from 1 on. Before `start`, it is the first value.
-
-        As the get_lr of PyTorch's schedulers.
-        """
-        return self.value(max(1, step - (self.start or 1) + 1))
-
-    def spec(self) -> dict[str, Any]:
-        """Return the schedule as plain data, which `from_spec` and the browser read."""
-        out: dict[str, Any] = {"kind": _kind(type(self))}
-        for f in fields(cast("Any", self)):
-            value = getattr(self, f.name)
-            if f.name != "start" or value is not None:
-                out[f.name] = value.spec() if hasattr(value, "spec") else _plain(value)
-        return out
-
-
-def _plain(value: Any) -> Any:
-    return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
-
-
-def _kind(cls: type) -> str:
-    """Return the public name of a schedule class, such as `cosine_annealing` for CosineAnnealing."""
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
-
-
-def _start() -> Any:
-    return field(default=None, kw_only=True)
-
-
-def _check(schedule: Schedule, *rates: str, **positive: float) -> None:
-    """Check that `rates` are learning rates, `positive` above 0, and `start` a step. Raises InputError otherwise."""
-    what = f"lr.{_kind(type(schedule))}"
-    for name in rates:
-        checked(name, getattr(schedule, name), RANGES["lr"], what)
-    for name, value in positive.items():
-        checked(name, value, POSITIVE, what)
-    start: object = schedule.start
-    if start is not None and (isinstance(start, bool) or not isinstance(start, numbers.Integral)):
-        raise InputError.here(f"{what}: start must be the number of a step, got {start!r}")
+from tracegrad.hypers import RANGES, SHARE, checked
+from tracegrad.refusals import NoNumber, shown
+from tracegrad.schedule import Schedule as Schedule
+from tracegrad.schedule import check, kind_of, start_field
 
 
 @dataclass(frozen=True)
@@ -99,10 +35,10 @@ class Constant(Schedule):
     """
 
     rate: float
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
-        _check(self, "rate")
+        check(self, "rate")
 
     def value(self, s: int) -> float:
         """Return the rate."""
@@ -123,10 +59,10 @@ class Linear(Schedule):
     peak: float
     final: float
     steps: int
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
-        _check(self, "peak", "final", steps=self.steps)
+        check(self, "peak", "final", steps=self.steps)
 
     def value(self, s: int) -> float:
         """Return the rate at the schedule's own step `s`; see the class."""
@@ -146,10 +82,10 @@ class CosineAnnealing(Schedule):
     peak: float
     final: float
     steps: int
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
-        _check(self, "peak", "final", steps=self.steps)
+        check(self, "peak", "final", steps=self.steps)
 
     def value(self, s: int) -> float:
         """Return the rate at the schedule's own step `s`; see the class."""
@@ -170,10 +106,10 @@ class Warmup(Schedule):
     peak: float
     steps: int
     after: Schedule | float
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
-        _check(self, "peak", steps=self.steps)
+        check(self, "peak", steps=self.steps)
         as_schedule(self.after)
 
     def value(self, s: int) -> float:
@@ -194,10 +130,10 @@ class Staircase(Schedule):
     peak: float
     every: int
     gamma: float = 0.1
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
-        _check(self, "peak", "gamma", every=self.every)
+        check(self, "peak", "gamma", every=self.every)
 
     def value(self, s: int) -> float:
         """Return the rate at the schedule's own step `s`; see the class."""
@@ -217,14 +153,14 @@ class MultiStep(Schedule):
     peak: float
     milestones: Sequence[int]
     gamma: float = 0.1
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
         given: Any = self.milestones
         steps: list[Any] = list(given) if hasattr(given, "__iter__") else [None]
         if not all(isinstance(m, numbers.Integral) for m in steps):
             raise InputError.here(f"lr.multi_step: milestones are a list of steps, such as [30, 60], got {given!r}")
-        _check(self, "peak", "gamma")
+        check(self, "peak", "gamma")
         object.__setattr__(self, "milestones", tuple(sorted(map(int, steps))))
 
     def value(self, s: int) -> float:
@@ -244,10 +180,10 @@ class Exponential(Schedule):
 
     peak: float
     gamma: float
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
-        _check(self, "peak", "gamma")
+        check(self, "peak", "gamma")
 
     def value(self, s: int) -> float:
         """Return the rate at the schedule's own step `s`; see the class."""
@@ -271,10 +207,10 @@ class OneCycle(Schedule):
     div_factor: float = 25.0
     final_div_factor: float = 1e4
     anneal: str = "cos"
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
-        _check(self, "peak", steps=self.steps, div_factor=self.div_factor, final_div_factor=self.final_div_factor)
+        check(self, "peak", steps=self.steps, div_factor=self.div_factor, final_div_factor=self.final_div_factor)
         share = checked("pct_start", self.pct_start, what="lr.one_cycle")
         if not 0 <= share <= 1 or self.anneal not in ("cos", "linear"):
             raise InputError.here(
@@ -319,10 +255,10 @@ class Plateau(Schedule):
     best: float | None = None
     bad: int = 0
     cooling: int = 0
-    start: int | None = _start()
+    start: int | None = start_field()
 
     def __post_init__(self) -> None:
-        _check(self, "peak", "min_lr", "eps", "threshold", *(["now"] if self.now is not None else []))
+        check(self, "peak", "min_lr", "eps", "threshold", *(["now"] if self.now is not None else []))
         checked("factor", self.factor, SHARE, "lr.plateau")
         if self.best is not None:
             checked("best", self.best, what="lr.plateau")
@@ -379,14 +315,10 @@ exponential = Exponential
 one_cycle = OneCycle
 plateau = Plateau
 
-PUBLIC = (
-    "Schedule", "constant", "linear", "cosine_annealing", "warmup", "staircase", "multi_step", "exponential",
-    "one_cycle", "plateau",
-)  # fmt: skip
-
 KINDS: tuple[type[Any], ...] = (
     Constant, Linear, CosineAnnealing, Warmup, Staircase, MultiStep, Exponential, OneCycle, Plateau,
 )  # fmt: skip
+PUBLIC = ("Schedule", *map(kind_of, KINDS))
 
 
 def as_schedule(lr: Schedule | float) -> Schedule:
@@ -415,9 +347,9 @@ def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
         raise InputError.here(f"a schedule must be a dict or a number, got {spec!r}")
     values = dict(spec)
     kind = values.pop("kind", None)
-    cls = next((c for c in KINDS if _kind(c) == kind), None)
+    cls = next((c for c in KINDS if kind_of(c) == kind), None)
     if cls is None:
-        raise InputError.here(f"schedule of unknown kind {kind!r}; known are {', '.join(map(_kind, KINDS))}")
+        raise InputError.here(f"schedule of unknown kind {kind!r}; known are {', '.join(map(kind_of, KINDS))}")
     if isinstance(values.get("after"), Mapping):
         values["after"] = from_spec(values["after"])
     known = {f.name: f for f in fields(cls)}

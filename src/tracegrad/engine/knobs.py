@@ -10,9 +10,9 @@ from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
 from tracegrad.hypers import LARGE, OFF, PREFIX, RANGES, UNIT, checked, checked_all, leaf_value, ranges_of, settable
-from tracegrad.lr import Schedule
 from tracegrad.program import Field, Program
 from tracegrad.refusals import remedy
+from tracegrad.schedule import Schedule
 
 STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
 

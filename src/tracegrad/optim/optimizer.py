@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 from tracegrad.errors import InputError, call_site, placed
 from tracegrad.habits import OPTIMIZERS
 from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
-from tracegrad.lr import Schedule, as_schedule
+from tracegrad.lr import as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.groups import MONOTONE, NO_GROUPS, Groups
 from tracegrad.optim.muon import AdjustLR, Filter, scale_by_muon
@@ -26,6 +26,7 @@ from tracegrad.optim.scaling import (
 )
 from tracegrad.optim.transform import Transform, chain
 from tracegrad.refusals import absent, check_call, unexpected
+from tracegrad.schedule import Schedule
 
 LR = Schedule | float
 Chain = list[Transform]

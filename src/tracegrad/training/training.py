@@ -28,11 +28,12 @@ from tracegrad.habits import TRAININGS
 from tracegrad.hypers import whole
 from tracegrad.ir import Graph
 from tracegrad.kernel_source import KernelSource
-from tracegrad.lr import Schedule, starting_at
+from tracegrad.lr import starting_at
 from tracegrad.patterns import Selection
 from tracegrad.program import Program
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.schedule import Schedule
 from tracegrad.sites import SiteInfo
 from tracegrad.training.between import changed, freeze, lr_metric, replace_model
 from tracegrad.training.saving import Saving
