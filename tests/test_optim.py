@@ -10,7 +10,8 @@ from tracegrad.errors import CallError, InputError
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.ir import bind, toposort
-from tracegrad.nn.module import Parameter, decays
+from tracegrad.nn.module import decays
+from tracegrad.nn.parameters import Parameter
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.optimizer import decoupled, recipe
 from tracegrad.prims.elementwise import sign, square

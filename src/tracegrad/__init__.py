@@ -30,7 +30,8 @@ from tracegrad.imperative.streams import manual_seed
 from tracegrad.imperative.tape import no_grad
 from tracegrad.imperative.tensors import GradTensor, parameter, tensor
 from tracegrad.ir import Graph, Tensor
-from tracegrad.nn.module import Module, Parameter
+from tracegrad.nn.module import Module
+from tracegrad.nn.parameters import Parameter
 from tracegrad.ops import *
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tracegrad.errors import InputError
 from tracegrad.habits import SCHEDULES
 from tracegrad.hypers import RANGES, SHARE, checked
 from tracegrad.refusals import NoNumber, shown
-from tracegrad.schedule import Schedule as Schedule
+from tracegrad.schedule import Schedule as Schedule  # noqa: PLC0414 so that type checkers see lr.Schedule
 from tracegrad.schedule import check, kind_of, start_field
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, cast
 from tracegrad import nn
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
-from tracegrad.nn.module import Parameter, State, children, named_arrays
+from tracegrad.nn.module import children, named_arrays
+from tracegrad.nn.parameters import Parameter, State
 from tracegrad.nn.recurrent import Cell, Recurrent
 from tracegrad.refusals import shown
 

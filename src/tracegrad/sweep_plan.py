@@ -16,7 +16,8 @@ from tracegrad.engine.params import declared, declared_states, drawn
 from tracegrad.errors import InputError
 from tracegrad.hypers import ANY, COMPLEMENT, GROUP, OFF, checked
 from tracegrad.ir import Tensor
-from tracegrad.nn.module import Parameter, State, bound, decays, named_parameters, named_states
+from tracegrad.nn.module import bound, decays, named_parameters, named_states
+from tracegrad.nn.parameters import Parameter, State
 from tracegrad.ops.control import assign
 from tracegrad.ops.reduction import any as any_
 from tracegrad.ops.reduction import sum as sum_

@@ -8,7 +8,8 @@ from typing import Any
 from tracegrad.compiler.layout import Filling, Persistent, Place
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import CompileError, InputError
-from tracegrad.nn.module import Parameter, decays
+from tracegrad.nn.module import decays
+from tracegrad.nn.parameters import Parameter
 from tracegrad.optim import freezing
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.guard import array_name, bounded_arrays

@@ -10,7 +10,8 @@ from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.inputtypes import declared
 from tracegrad.compiler.signatures import check_function
 from tracegrad.errors import CallError, InputError
-from tracegrad.nn.module import Parameter, decays, named_parameters
+from tracegrad.nn.module import decays, named_parameters
+from tracegrad.nn.parameters import Parameter
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.parts import parts_of
 from tracegrad.patterns import Selection, chosen

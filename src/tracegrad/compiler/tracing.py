@@ -14,7 +14,8 @@ from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import CompileError, TraceError
 from tracegrad.ir import Tensor
-from tracegrad.nn.module import Parameter, State, bound, named_arrays, no_parameters, state_specs
+from tracegrad.nn.module import bound, named_arrays, no_parameters, state_specs
+from tracegrad.nn.parameters import Parameter, State
 from tracegrad.patterns import Selection, chosen
 from tracegrad.prims.leaves import leaf
 from tracegrad.sites import SiteInfo

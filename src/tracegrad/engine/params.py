@@ -12,7 +12,8 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine.inputs import fit_value
 from tracegrad.errors import InputError
-from tracegrad.nn.module import COPY, named_parameters, named_states, state_specs
+from tracegrad.nn.module import named_parameters, named_states, state_specs
+from tracegrad.nn.parameters import COPY
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.draw import draw

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracegrad.introspection.tables import Table
-from tracegrad.nn.module import Parameter, named_parameters
+from tracegrad.nn.module import named_parameters
+from tracegrad.nn.parameters import Parameter
 from tracegrad.shapes import show
 
 

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from tracegrad.errors import ShapeError
 from tracegrad.init import Even, Initializer, Kaiming, Lecun, Literal, Orthogonal, Randn, Uniform, Xavier
-from tracegrad.nn.module import Parameter, State, named_arrays, replaced
+from tracegrad.nn.module import named_arrays, replaced
+from tracegrad.nn.parameters import Parameter, State
 
 M = TypeVar("M")
 

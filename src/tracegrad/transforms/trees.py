@@ -11,7 +11,8 @@ from typing import Any
 
 from tracegrad.errors import TraceError
 from tracegrad.ir import Tensor
-from tracegrad.nn.module import Module, Parameter, children, like
+from tracegrad.nn.module import Module, children, like
+from tracegrad.nn.parameters import Parameter
 
 __all__ = ["tree_leaves", "tree_map"]
 
