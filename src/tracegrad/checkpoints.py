@@ -53,15 +53,15 @@ def save(snapshots: Sequence[Snapshot], path: str | os.PathLike[str], more: Mapp
 
 def load(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedParameters) -> None:
     """Continue from a checkpoint, read from `path`. Options that only the checkpoint has on are compiled first."""
-    plans = plans_of(path, whole, store)
-    snapshots = [read(path, plan.file, plan.built.program, plan.stepper.knobs) for plan in plans]
+    loadings = loadings_of(path, whole, store)
+    snapshots = [read(path, loading.file, loading.built.program, loading.stepper.knobs) for loading in loadings]
 
     def resume(session: Session, _: Stepper) -> None:
-        take_over(session, plans)
-        for plan, snapshot in zip(plans, snapshots, strict=True):
-            restore(session, plan.stepper, snapshot)
+        take_over(session, loadings)
+        for loading, snapshot in zip(loadings, snapshots, strict=True):
+            restore(session, loading.stepper, snapshot)
 
-    store.call(resume, plans[0].stepper)
+    store.call(resume, loadings[0].stepper)
 
 
 def check_version(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
@@ -79,32 +79,32 @@ def check_version(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> 
         )
 
 
-class Plan:
+class Loading:
     """What loading does with the stepper of a loss. source: with all options of the file, which is the loss's part."""
 
     def __init__(self, stepper: Stepper, source: StepSource, built: Built, file: safetensors.File) -> None:
         self.stepper, self.source, self.built, self.file = stepper, source, built, file
 
 
-def plans_of(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedParameters) -> list[Plan]:
-    """Return the plan for each loss; options that only the file has on are compiled."""
+def loadings_of(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedParameters) -> list[Loading]:
+    """Return the loading for each loss; options that only the file has on are compiled."""
     check_version(path, whole.metadata)
-    plans: list[Plan] = []
+    loadings: list[Loading] = []
     for name, stepper in store.steppers.items():
         file = of_loss(path, whole, name, store.steppers) if name else whole
         source = stepper.source.switched_on(hyper_of(file))
         if file.metadata.get("frozen") is not None and not source.freezable:
             source = source._replace(freezable=True)
         built = stepper.built if source is stepper.source else source.main()
-        plans.append(Plan(stepper, source, built, file))
-    return plans
+        loadings.append(Loading(stepper, source, built, file))
+    return loadings
 
 
-def take_over(session: Session, plans: Sequence[Plan]) -> None:
-    """Continue with the programs of the plans; on the worker's thread."""
-    for plan in plans:
-        if plan.source is not plan.stepper.source:
-            plan.stepper.take_over(session, plan.source, plan.built)
+def take_over(session: Session, loadings: Sequence[Loading]) -> None:
+    """Continue with the programs of the loadings; on the worker's thread."""
+    for loading in loadings:
+        if loading.source is not loading.stepper.source:
+            loading.stepper.take_over(session, loading.source, loading.built)
 
 
 def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, names: Iterable[str]) -> safetensors.File:

@@ -24,15 +24,10 @@ SHOWN = 8  # names listed in a message
 
 
 class Row(NamedTuple):
-    """An array of a PyTorch layer: our attributes `ours`, transposed if `transposed`, joined along axis 0."""
+    """An array of a PyTorch layer: our attributes `ours`, transposed if `transposed`, joined along axis 0.
 
-    theirs: str
-    ours: tuple[str, ...]
-    transposed: bool = False
-
-
-class Entry(NamedTuple):
-    """A row of one layer of a model, with full names. optional: a state without a counterpart in PyTorch's layer."""
+    optional: a state without a counterpart in PyTorch's layer.
+    """
 
     theirs: str
     ours: tuple[str, ...]
@@ -135,32 +130,32 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
     (2, 1)
     """
     given = _renamed(_named(state_dict), rename)
-    entries, arrays = list(_entries(target.store.model)), named_arrays(target.store.model)
-    values, matched = _values(entries, given, arrays)
+    rows, arrays = list(_rows_of(target.store.model)), named_arrays(target.store.model)
+    values, matched = _values(rows, given, arrays)
     target.upload_params({n: x for n, x in values.items() if not isinstance(arrays[n], State)})
     if states := {n: x for n, x in values.items() if isinstance(arrays[n], State)}:
         target.set_states(states)
-    needed = {name for e in entries if not e.optional for name in e.ours}
-    known = {e.theirs for e in entries}
+    needed = {name for e in rows if not e.optional for name in e.ours}
+    known = {e.theirs for e in rows}
     unused = tuple(n for n in given if n not in known and n.rpartition(".")[2] not in COUNTERS)
     return TorchReport(matched, tuple(n for n in arrays if n in needed and n not in values), unused)
 
 
 def _values(
-    entries: list[Entry], given: Mapping[str, Any], arrays: Mapping[str, Parameter]
+    rows: list[Row], given: Mapping[str, Any], arrays: Mapping[str, Parameter]
 ) -> tuple[dict[str, Array], dict[str, str]]:
     """Return values by our names, and PyTorch's names by ours. Raises InputError with every problem."""
     problems: list[str] = []
     values: dict[str, Array] = {}
     matched: dict[str, str] = {}
-    for entry in [e for e in entries if e.theirs in given]:
-        for name, part in _taken_apart(entry, given[entry.theirs], arrays, problems).items():
+    for row in [e for e in rows if e.theirs in given]:
+        for name, part in _taken_apart(row, given[row.theirs], arrays, problems).items():
             if name in values and not bool((values[name] == part).all()):
-                problems.append(f"{name} is both {matched[name]} and {entry.theirs}, which differ; tie or rename them")
+                problems.append(f"{name} is both {matched[name]} and {row.theirs}, which differ; tie or rename them")
             values.setdefault(name, part)
-            matched.setdefault(name, entry.theirs)
+            matched.setdefault(name, row.theirs)
     if not matched and not problems:
-        problems.append(_no_match(given, entries))
+        problems.append(_no_match(given, rows))
     if problems:
         raise InputError.here("\n  ".join(["from_torch: nothing was changed", *problems]))
     return values, matched
@@ -184,25 +179,25 @@ def to_torch(target: Any) -> dict[str, Any]:
     arrays = {**target.download_params(), **target.states()}
     out: dict[str, Any] = {}
     held: dict[str, str] = {}  # our name -> the PyTorch layer that has it
-    for entry in _entries(target.store.model):
-        layer = entry.theirs.rpartition(".")[0]
-        said = [held[n] for n in entry.ours if n in held]
-        if entry.optional or any(layer.startswith(f"{other}.") or not other for other in said):
+    for row in _rows_of(target.store.model):
+        layer = row.theirs.rpartition(".")[0]
+        said = [held[n] for n in row.ours if n in held]
+        if row.optional or any(layer.startswith(f"{other}.") or not other for other in said):
             continue  # an enclosing layer already has this array
-        parts = [torch.tensor(arrays[n]) for n in entry.ours]
-        parts = [x.T if entry.transposed else x for x in parts]
-        out[entry.theirs] = torch.cat(parts) if parts[1:] else parts[0].contiguous()
-        held.update(dict.fromkeys(entry.ours, layer))
+        parts = [torch.tensor(arrays[n]) for n in row.ours]
+        parts = [x.T if row.transposed else x for x in parts]
+        out[row.theirs] = torch.cat(parts) if parts[1:] else parts[0].contiguous()
+        held.update(dict.fromkeys(row.ours, layer))
     return out
 
 
-def _entries(model: Any) -> Iterator[Entry]:
-    """Yield the entries of a model, a layer before its parts. An array with several paths occurs under each."""
+def _rows_of(model: Any) -> Iterator[Row]:
+    """Yield the rows of a model, a layer before its parts, with full names: an array with several paths has several."""
     names = {id(p): n for n, p in named_arrays(model).items()}
     yield from _walk(model, "", names, ())
 
 
-def _walk(node: Any, path: str, names: Mapping[int, str], above: tuple[int, ...]) -> Iterator[Entry]:
+def _walk(node: Any, path: str, names: Mapping[int, str], above: tuple[int, ...]) -> Iterator[Row]:
     if id(node) in above:
         return  # a child that refers to its parent
     rows = next((rows for kind, rows in LAYOUTS.items() if isinstance(node, kind)), None)
@@ -210,14 +205,14 @@ def _walk(node: Any, path: str, names: Mapping[int, str], above: tuple[int, ...]
     for row in rows(node) if rows else ():
         arrays = [_attribute(node, name) for name in row.ours]
         if all(isinstance(x, Parameter) for x in arrays):
-            yield Entry(_joined(path, row.theirs), tuple(names[id(x)] for x in arrays), row.transposed)
+            yield Row(_joined(path, row.theirs), tuple(names[id(x)] for x in arrays), row.transposed)
             said.update(row.ours)
     for key, child in (children(node) or {}).items():
         inside = path if isinstance(node, nn.Sequential) and key == "layers" else _joined(path, str(key))
         if not isinstance(child, Parameter):
             yield from _walk(child, inside, names, (*above, id(node)))
         elif key not in said:
-            yield Entry(inside, (names[id(child)],), optional=rows is not None and isinstance(child, State))
+            yield Row(inside, (names[id(child)],), optional=rows is not None and isinstance(child, State))
 
 
 def _joined(path: str, name: str) -> str:
@@ -273,27 +268,27 @@ def _array(value: Any) -> Array:
     return np.asarray(value)
 
 
-def _taken_apart(entry: Entry, value: Any, arrays: Mapping[str, Parameter], problems: list[str]) -> dict[str, Array]:
+def _taken_apart(row: Row, value: Any, arrays: Mapping[str, Parameter], problems: list[str]) -> dict[str, Array]:
     """Split a PyTorch array into our arrays. A wrong shape is added to `problems`."""
-    x, shapes = _array(value), [arrays[n].shape for n in entry.ours]
-    if entry.transposed:
+    x, shapes = _array(value), [arrays[n].shape for n in row.ours]
+    if row.transposed:
         shapes = [shape[::-1] for shape in shapes]
     sizes = [shape[0] for shape in shapes] if len(shapes) > 1 else []
     wanted = (sum(sizes), *shapes[0][1:]) if sizes else shapes[0]
     if tuple(x.shape) != wanted:
-        made = " transposed" if entry.transposed else ""
+        made = " transposed" if row.transposed else ""
         problems.append(
-            f"{entry.theirs} is {x.dtype}{list(x.shape)}; {' and '.join(entry.ours)}{made} is {list(wanted)}. "
+            f"{row.theirs} is {x.dtype}{list(x.shape)}; {' and '.join(row.ours)}{made} is {list(wanted)}. "
             "Give the layer that size, or leave the array out: rename=lambda name: None if ... else name"
         )
         return {}
     ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
     parts = [x[end - n : end] for n, end in zip(sizes, ends)] or [x]
-    return {n: np.ascontiguousarray(p.T) if entry.transposed else p for n, p in zip(entry.ours, parts)}
+    return {n: np.ascontiguousarray(p.T) if row.transposed else p for n, p in zip(row.ours, parts)}
 
 
-def _no_match(given: Mapping[str, Any], entries: list[Entry]) -> str:
-    wanted = [e.theirs for e in entries if not e.optional]
+def _no_match(given: Mapping[str, Any], rows: list[Row]) -> str:
+    wanted = [e.theirs for e in rows if not e.optional]
     hint = ""
     for name in given:  # look for a name that differs only in its prefix
         if longer := [w for w in wanted if w.endswith(f".{name}")]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tracegrad import safetensors
 from tracegrad.arrays import describe
-from tracegrad.checkpoints import Plan, fields_of, metadata_of_all, plans_of, refuse, storable, take_over
+from tracegrad.checkpoints import Loading, fields_of, loadings_of, metadata_of_all, refuse, storable, take_over
 from tracegrad.checkpoints import settings as settings_of
 from tracegrad.engine import bounds, params
 from tracegrad.engine.snapshots import Snapshot, settings, settle, states_of
@@ -69,17 +69,17 @@ def load(folder: Folder, store: TrainedParameters) -> None:
     def resume(session: Session, _: Stepper) -> None:
         own = on_jax(session, "load")
         with opened(folder) as stored:
-            plans = plans_of(folder, safetensors.File({}, stored.metadata), store)
+            loadings = loadings_of(folder, safetensors.File({}, stored.metadata), store)
             wanted: dict[str, Any] = {}
-            for plan in plans:
-                wanted |= own.wanted(plan.built.program, fields_of(plan.built.program))
+            for loading in loadings:
+                wanted |= own.wanted(loading.built.program, fields_of(loading.built.program))
             refuse(folder, _problems(wanted, stored.types))
-            snapshots = [settings_of(folder, p.file.metadata, p.built.program, p.stepper.knobs) for p in plans]
+            snapshots = [settings_of(folder, p.file.metadata, p.built.program, p.stepper.knobs) for p in loadings]
             tensors = stored.read(wanted)
-        refuse(folder, [p for plan in plans for p in _not_finite(plan.built.program, tensors)])
-        take_over(session, plans)
-        for plan, snapshot in zip(plans, snapshots, strict=True):
-            _restore(session, plan, snapshot, tensors)
+        refuse(folder, [p for loading in loadings for p in _not_finite(loading.built.program, tensors)])
+        take_over(session, loadings)
+        for loading, snapshot in zip(loadings, snapshots, strict=True):
+            _restore(session, loading, snapshot, tensors)
 
     try:
         store.call(resume)
@@ -87,14 +87,14 @@ def load(folder: Folder, store: TrainedParameters) -> None:
         raise InputError.here(str(e).partition("\n  at ")[0]) from None  # at the caller's line
 
 
-def _restore(session: Session, plan: Plan, snapshot: Snapshot, tensors: Mapping[str, Array]) -> None:
+def _restore(session: Session, loading: Loading, snapshot: Snapshot, tensors: Mapping[str, Array]) -> None:
     """Continue with the tensors and with the settings of a snapshot."""
-    program = plan.built.program
+    program = loading.built.program
     fields = fields_of(program)
     on_jax(session, "load").replace(program, fields, tensors)
     given = {f.name: tensors[f.name] for f in fields if f.name in tensors}
     bounds.tell(session, program, bounds.written(program, fields, given))
-    settle(session, plan.stepper, snapshot)
+    settle(session, loading.stepper, snapshot)
 
 
 def _problems(wanted: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,7 @@ MODELS, STATES, VALUES, SOUND = "models", "states", "values", "sound"  # parts o
 LOSSES = "losses"  # the aux with the members' losses
 
 
-class Plan(NamedTuple):
+class SweepPlan(NamedTuple):
     """The members' own seeds and hyperparameters."""
 
     seeds: tuple[int, ...]
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     base: Optimizer  # optimizer of one member, with all hyperparameters of `values`
 
     @staticmethod
-    def of(model: Any, optimizer: Optimizer, seeds: int | Sequence[int], values: Mapping[str, Any]) -> Plan:
+    def of(model: Any, optimizer: Optimizer, seeds: int | Sequence[int], values: Mapping[str, Any]) -> SweepPlan:
         """Make a plan with one entry for each member. Raises InputError for lists that do not fit."""
         given = {"seeds": seeds, **values}
         lists = {name: list(cast("Sequence[Any]", x)) for name, x in given.items() if is_list(x)}
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
         on = {n: x for n, xs in full.items() for x in xs if n in optimizer.off and x != OFF[n] and x is not None}
         base = optimizer.switched_on(on)
         full = {n: xs for n, xs in full.items() if n in base.hyper or n not in optimizer.off}  # off for every member
-        return Plan(chosen, checked_values(base, full), base)
+        return SweepPlan(chosen, checked_values(base, full), base)
 
     @property
     def names(self) -> list[str]:

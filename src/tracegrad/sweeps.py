@@ -19,7 +19,7 @@ from tracegrad.nn.module import bound
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.refusals import helpful, shown
 from tracegrad.states import StateTensor
-from tracegrad.sweep_plan import LOSSES, MODELS, STATES, VALUES, Plan, checked_values, is_list
+from tracegrad.sweep_plan import LOSSES, MODELS, STATES, VALUES, SweepPlan, checked_values, is_list
 from tracegrad.training.compiled import CompiledTraining
 from tracegrad.transforms.vmap import vmap
 
@@ -83,7 +83,7 @@ def sweep(
         raise InputError.here(
             f"tg.sweep: each names {unknown[0]!r}, which is not an input; the inputs are {', '.join(inputs)}"
         )
-    plan = Plan.of(model, optimizer, seeds, values)
+    plan = SweepPlan.of(model, optimizer, seeds, values)
     train = entrypoints.compile(
         model=plan.stacked(model),
         loss=plan.loss(model, loss, list(inputs), each),
@@ -111,7 +111,7 @@ class Sweep:
     (3, (0, 1, 2))
     """
 
-    def __init__(self, train: CompiledTraining, model: Any, plan: Plan) -> None:
+    def __init__(self, train: CompiledTraining, model: Any, plan: SweepPlan) -> None:
         """Make a sweep. `tg.sweep` calls this."""
         self.train, self.members, self.seeds = train, len(plan.seeds), plan.seeds
         self._model, self._plan, self._values = model, plan, dict(plan.values)

@@ -18,7 +18,7 @@ MUCH_SMALLER = 16  # times | smaller a value may be that is kept for it | ?
 # --- Folds and products in two steps ---
 
 SPLIT_FROM = 2048  # elements | shorter folds keep one workgroup busy | ?
-EACH_FROM = 16  # elements | for each of an open batch, from which they are summed for each first | ?
+EACH_FROM = 16  # elements | for each of an open batch, from which they are summed for each first | -
 EACH_READS = 8  # times | as many elements of a product as results, for each of an open batch, likewise | 2 cores
 FEW_OUTPUTS = 8192  # results | from which the device is full already | ?
 SHORTEST_PART = 64  # elements | of k in a part of a product | ?
