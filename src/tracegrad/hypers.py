@@ -153,3 +153,8 @@ def settable(names: Iterable[str]) -> list[str]:
     """
     hyper = [name.removeprefix(PREFIX).removeprefix(COMPLEMENT) for name in names if name.startswith(PREFIX)]
     return [name for name in dict.fromkeys(hyper) if name not in (*RESERVED, UNIT) and GROUP not in name]
+
+
+def kind_of(cls: type) -> str:
+    """Return the public name of a class of plain data: `cosine_annealing` of lr.CosineAnnealing."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")

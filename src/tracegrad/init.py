@@ -9,104 +9,18 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.habits import INITS
-from tracegrad.hypers import AT_LEAST_0, POSITIVE, checked
+from tracegrad.hypers import AT_LEAST_0, POSITIVE, checked, kind_of
+from tracegrad.initializer import Even, Gaussian, Initializer, fans
 from tracegrad.prims import leaves
-from tracegrad.refusals import check_call
 from tracegrad.shapes import show
 
 SQRT2 = math.sqrt(2.0)
-
-
-def fans(shape: Shape) -> tuple[int, int]:
-    """Return (fan_in, fan_out): the number of inputs per output of a weight, and of outputs per input.
-
-    A matrix is [in, out]. A shape with more axes is a convolution, [out, in/groups, *kernel]. A vector counts for both.
-    """
-    if len(shape) <= 1:
-        n = shape[0] if shape else 1
-        return n, n
-    if len(shape) == 2:
-        return shape[0], shape[1]
-    area = math.prod(shape[2:])
-    return shape[1] * area, shape[0] * area
-
-
-class Initializer:
-    """Base class of initialisers: frozen plain data. Two are equal if their values are.
-
-    They are not dataclasses: creating a dataclass takes 500 calls, and `import tracegrad` would create all of them.
-    """
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *args: Any, **given: Any) -> Any:
-            if args or given:  # copies are made without arguments
-                check_call(f"init.{kind_of(cls)}", cls.__init__, args, given, bound=1)
-            return super().__new__(cls)
-
-        def __setattr__(self, name: str, value: object) -> None:
-            raise AttributeError(f"an initialiser is fixed once it is made; {name} cannot be set")
-
-    def values(self) -> dict[str, Any]:
-        """Return the arguments by name."""
-        return {name: getattr(self, name) for name in type(self).__slots__}
-
-    def spec(self) -> dict[str, Any]:
-        """Return plain data, which `from_spec` and the browser read."""
-        return {"kind": kind_of(type(self)), **self.values()}
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.values() == cast("Initializer", other).values()
-
-    def __hash__(self) -> int:
-        return hash((type(self), *self.values().values()))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x in self.values().items())})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(self.values().values())
-
-    def _hold(self, **values: Any) -> None:
-        for name, x in values.items():
-            object.__setattr__(self, name, x)
-
-
-def kind_of(cls: type) -> str:
-    """Return the public name of an initialiser class, such as `xavier_uniform` for XavierUniform."""
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
-
-
-class Gaussian(Initializer):
-    """Normal numbers, with one mean and one standard deviation for a parameter."""
-
-    __slots__ = ()
-
-    def center(self) -> float:
-        """Return the mean."""
-        return 0.0
-
-    def deviation(self, shape: Shape) -> float:
-        """Return the deviation for a parameter of `shape`. Subclasses define it; here it raises NotImplementedError."""
-        raise NotImplementedError
-
-
-class Even(Initializer):
-    """Uniform numbers, with one range for a parameter."""
-
-    __slots__ = ()
-
-    def bounds(self, shape: Shape) -> tuple[float, float]:
-        """Return the range [low, high) for a parameter of `shape`. Subclasses define it; raises NotImplementedError."""
-        raise NotImplementedError
 
 
 class Randn(Gaussian):

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from tracegrad import foreign
 from tracegrad.errors import InputError
 from tracegrad.habits import SCHEDULES
-from tracegrad.hypers import RANGES, SHARE, checked
+from tracegrad.hypers import RANGES, SHARE, checked, kind_of
 from tracegrad.refusals import NoNumber, shown
 from tracegrad.schedule import Schedule as Schedule  # noqa: PLC0414 so that type checkers see lr.Schedule
-from tracegrad.schedule import check, kind_of, start_field
+from tracegrad.schedule import check, start_field
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tracegrad.errors import InputError
-from tracegrad.hypers import POSITIVE, RANGES, checked
+from tracegrad.hypers import POSITIVE, RANGES, checked, kind_of
 from tracegrad.refusals import check_call
 
 
@@ -54,11 +54,6 @@ class Schedule(Protocol):
 
 def _plain(value: Any) -> Any:
     return list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value
-
-
-def kind_of(cls: type) -> str:
-    """Return the public name of a schedule class, such as `cosine_annealing` for CosineAnnealing."""
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
 
 
 def start_field() -> Any:

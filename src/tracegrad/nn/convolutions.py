@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from tracegrad import init as inits
 from tracegrad.errors import ShapeError
-from tracegrad.init import Initializer
+from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import convolutions

@@ -13,7 +13,7 @@ from typing import Any
 
 from tracegrad import init as inits
 from tracegrad.errors import ShapeError, TraceError
-from tracegrad.init import Initializer
+from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import constants, indexing, linalg, random, shaping

@@ -11,7 +11,7 @@ from tracegrad import init as inits
 from tracegrad.dtypes import DType, f32
 from tracegrad.errors import DTypeError, TraceError, call_site
 from tracegrad.habits import MODELS
-from tracegrad.init import Initializer
+from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 from tracegrad.nn.parameters import COPY, Parameter, State, checked_init, declared

@@ -11,7 +11,8 @@ from tracegrad import init as inits
 from tracegrad.ambient import active
 from tracegrad.dtypes import DType, Shape, TensorType, as_dtype
 from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, TraceError, call_site, placed
-from tracegrad.init import Initializer, Literal, Ones, Orthogonal, Zeros
+from tracegrad.init import Literal, Ones, Orthogonal, Zeros
+from tracegrad.initializer import Initializer
 from tracegrad.refusals import NoArray, shown
 from tracegrad.shapes import integers, show
 

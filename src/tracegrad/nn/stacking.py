@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TypeVar
 
 from tracegrad.errors import ShapeError
-from tracegrad.init import Even, Initializer, Kaiming, Lecun, Literal, Orthogonal, Randn, Uniform, Xavier
+from tracegrad.init import Kaiming, Lecun, Literal, Orthogonal, Randn, Uniform, Xavier
+from tracegrad.initializer import Even, Initializer
 from tracegrad.nn.module import named_arrays, replaced
 from tracegrad.nn.parameters import Parameter, State
 

@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.errors import ShapeError
-from tracegrad.init import Even, Gaussian, Initializer, Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
+from tracegrad.init import Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
+from tracegrad.initializer import Even, Gaussian, Initializer
 from tracegrad.runtime.background import in_background
 from tracegrad.runtime.calls import processors
 from tracegrad.runtime.shaped import orthogonal, truncated
