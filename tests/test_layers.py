@@ -49,7 +49,7 @@ LATE = {
     "pandas",
 }  # what functions may import: optional, or costly to load
 # What functions may import: most processes that import tracegrad never start a child or a pool, and write no file
-SELDOM = {"subprocess", "tempfile", "concurrent.futures"}
+SELDOM = {"subprocess", "tempfile", "concurrent.futures", "json"}
 OPENED = {  # by a function, since calling compilers and drivers costs as much to load as a tenth of tracegrad
     ("runtime.webgpu", "tracegrad.runtime.native"),
     ("runtime.jax", "tracegrad.runtime.jax_session"),

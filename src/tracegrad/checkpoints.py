@@ -14,7 +14,6 @@ U32 and booleans are stored as I32: other safetensors readers support F32 and I3
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +32,7 @@ from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file
 from tracegrad.hypers import UNIT, checked_all, ranges_of, settable
-from tracegrad.jsontext import cut, parse, printable, shown
+from tracegrad.jsontext import cut, dumped, parse, printable, shown
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage, to_storage
@@ -137,7 +136,7 @@ def metadata_of_all(snapshots: Sequence[Snapshot], more: Mapping[str, str] | Non
     """Return the metadata of the file."""
     metadata = metadata_of(snapshots[0])
     if snapshots[0].program.part:
-        metadata = {"losses": json.dumps({s.program.part: metadata_of(s) for s in snapshots})}
+        metadata = {"losses": dumped({s.program.part: metadata_of(s) for s in snapshots})}
     return {"tracegrad": VERSION, **metadata, **(more or {})}
 
 
@@ -156,15 +155,15 @@ def metadata_of(snapshot: Snapshot) -> dict[str, str]:
     """Return the metadata of the training of one loss, as JSON texts."""
     rate = snapshot.knobs.rate
     metadata = {
-        "step": json.dumps(snapshot.step),
-        "seed": json.dumps(snapshot.seed),
-        "lr": json.dumps(rate.schedule.spec()),
-        "lr_start": json.dumps(rate.start),
-        "hyper": json.dumps(_without_unit(snapshot.knobs.values)),
-        "optimizer": json.dumps(snapshot.optimizer),
+        "step": dumped(snapshot.step),
+        "seed": dumped(snapshot.seed),
+        "lr": dumped(rate.schedule.spec()),
+        "lr_start": dumped(rate.start),
+        "hyper": dumped(_without_unit(snapshot.knobs.values)),
+        "optimizer": dumped(snapshot.optimizer),
     }
     if snapshot.frozen:
-        metadata["frozen"] = json.dumps(snapshot.frozen)
+        metadata["frozen"] = dumped(snapshot.frozen)
     return metadata
 
 
@@ -177,7 +176,7 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
 
     def add(name: str, x: Array) -> None:
         little = x.astype(x.dtype.newbyteorder("<"), order="C")
-        total.update(json.dumps([name, x.dtype.name, list(x.shape)]).encode() + little.tobytes())
+        total.update(dumped([name, x.dtype.name, list(x.shape)]).encode() + little.tobytes())
 
     add("losses", np.asarray(losses, "float32"))
     states = {name: x for snapshot in snapshots for name, x in snapshot.states.items()}
@@ -189,7 +188,7 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
         rest = [snapshot.step, snapshot.seed, rate.schedule.spec(), rate.start, hyper, snapshot.optimizer]
         rest += [list(snapshot.frozen)] if snapshot.frozen else []
         rest += [snapshot.program.part] if snapshot.program.part else []
-        total.update(json.dumps(rest, sort_keys=True).encode())
+        total.update(dumped(rest, sort_keys=True).encode())
     return total.hexdigest()
 
 
@@ -325,6 +324,8 @@ def _frozen(metadata: Mapping[str, str], program: Program) -> tuple[str, ...]:
 
 def _schedule(spec: Mapping[str, Any], current: schedules.Schedule) -> schedules.Schedule:
     """Return the schedule of a checkpoint; the current one if equal, because it can be of the user's own kind."""
+    import json
+
     if json.loads(json.dumps(current.spec())) == spec:
         return current
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import os
 import re
@@ -32,6 +31,7 @@ from tracegrad.files import replace_file, replace_files
 from tracegrad.hypers import PREFIX
 from tracegrad.introspection.tables import escape
 from tracegrad.ir import Graph
+from tracegrad.jsontext import dumped
 from tracegrad.program import VERSION, Field, Program
 from tracegrad.runtime.javascript import CHECKS, core, runtime, source, without_imports
 
@@ -280,7 +280,7 @@ def page(title: str, policy: str, head: str, body: str) -> str:
 
 def json_text(value: Any) -> str:
     """Return JSON without characters that an HTML parser could read as markup."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    text = dumped(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

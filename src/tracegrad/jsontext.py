@@ -7,7 +7,6 @@ with the place of the fault: `program: dispatches[3].kernel is 7; there are 2 ke
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
@@ -25,12 +24,21 @@ NO_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
+def dumped(value: Any, **options: Any) -> str:
+    """Return `value` as JSON, as json.dumps. Only this function and `parse` load json: most processes need neither."""
+    import json
+
+    return json.dumps(value, **options)
+
+
 def parse(text: bytes | str, deepest: int = DEEPEST) -> Any:
     """Parse a JSON text in UTF-8.
 
     Raises: InputError for text that is not JSON, is nested deeper than `deepest`, or has a duplicate key. Also for NaN,
     infinities, numbers of more than 4300 digits, and half of a surrogate pair.
     """
+    import json
+
     try:
         data = text.encode() if isinstance(text, str) else text
         whole = data.decode("utf-8")

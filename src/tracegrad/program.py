@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from typing import Any, cast
 from tracegrad.dtypes import DTYPES, STORED, TensorType
 from tracegrad.errors import InputError
 from tracegrad.ir import Graph
-from tracegrad.jsontext import LOCAL, built, demand, distinct, index, natural, parse, plain, shown
+from tracegrad.jsontext import LOCAL, built, demand, distinct, dumped, index, natural, parse, plain, shown
 from tracegrad.kernel_source import Binding, KernelSource, check_grid, check_kernel
 from tracegrad.kernels.tiling import grid_of
 
@@ -223,7 +222,7 @@ class Program:
 
     def to_json(self) -> str:
         """Return canonical JSON: equal programs give equal bytes. It contains WGSL, and no code for the host."""
-        return json.dumps({"version": VERSION, **self.to_data()}, separators=(",", ":"), sort_keys=True)
+        return dumped({"version": VERSION, **self.to_data()}, separators=(",", ":"), sort_keys=True)
 
     @staticmethod
     def from_json(text: str | bytes) -> Program:

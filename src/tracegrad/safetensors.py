@@ -6,7 +6,6 @@ Source: https://github.com/huggingface/safetensors
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from tracegrad.arrays import np
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.files import open_regular, replace_file
-from tracegrad.jsontext import parse, shown
+from tracegrad.jsontext import dumped, parse, shown
 
 Array = Any
 MAX_HEADER = 100_000_000  # bytes; the reference implementation has the same limit
@@ -110,7 +109,7 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
         offset += len(blob)
         blobs.append(blob)
     try:
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text = dumped(header, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as e:
         raise InputError(f"names and metadata must be text that UTF-8 can hold: {e}") from None
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, 
 from tracegrad.errors import InputError
 from tracegrad.introspection.limits import Limits
 from tracegrad.introspection.tables import Table, amount, escape, fragment, written
+from tracegrad.jsontext import dumped
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run
 
 SHOWN = 40  # rows of the text; the HTML has all rows
@@ -108,7 +108,7 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the Chrome trace, a JSON file for ui.perfetto.dev or chrome://tracing. Returns its path."""
-        return written(path, json.dumps(self.trace()))
+        return written(path, dumped(self.trace()))
 
 
 def profiled(built: Built, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:

@@ -27,7 +27,6 @@ and Math.cos.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,6 +37,7 @@ from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.errors import ShapeError
 from tracegrad.init import Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
 from tracegrad.initializer import Even, Gaussian, Initializer
+from tracegrad.jsontext import dumped
 from tracegrad.runtime.background import in_background
 from tracegrad.runtime.calls import processors
 from tracegrad.runtime.shaped import orthogonal, truncated
@@ -292,7 +292,7 @@ def _drawn_by_javascript(specs: Sequence[tuple[Shape, Initializer]], seed: int) 
         {"name": str(k), "shape": shape, "dtype": dtype, "spec": {"init": init.spec()}}
         for k, ((shape, init), dtype) in enumerate(zip(specs, dtypes, strict=True))
     ]
-    parts = javascript().drawn(json.dumps(fields), seed)
+    parts = javascript().drawn(dumped(fields), seed)
     return [
         np.frombuffer(init.data if isinstance(init, Literal) else part.to_bytes(), DTYPES[dtype].numpy).reshape(shape)
         for part, (shape, init), dtype in zip(parts, specs, dtypes, strict=True)
