@@ -14,7 +14,6 @@ from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.program import MARGIN
-from tracegrad.render.c_orders import running, running_loops, turned, turned_loops
 from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, as_c, beyond, helper, near
 from tracegrad.render.emit import Emitter
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
@@ -195,13 +194,9 @@ class Function:
         """Return the loops once."""
         folds = [s for s in self.kernel.body if isinstance(s, Fold)]
         if not folds and not any(s.inner for s in self.stores_of()):
-            tiles = turned(self)
-            return turned_loops(self, tiles) if tiles else self.split(self.outer, self.points(self.emit))
+            return self.split(self.outer, self.points(self.emit))
         if self.kernel.uniform:
             return [*self.folds_of_row(), *self.split(self.outer, self.points(self.emit))]
-        order = running(self.kernel)
-        if order:
-            return running_loops(self, order)
         return self.columns() if column_wise(self.kernel) else self.split(self.outer, self.row())
 
     def stores_of(self) -> list[Store]:

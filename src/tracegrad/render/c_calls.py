@@ -16,7 +16,7 @@ from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.kernels.unroll import unroll
-from tracegrad.render.c import Function
+from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.gathered import Lay, gathered
 from tracegrad.render.layouts import blas_ready, collapse
@@ -137,7 +137,7 @@ class _Writer:
                 slot = self.target(f.local, f.scatter.update.dtype)
                 if any(slot == other for other, _ in loaded.values()):
                     slot = self.allocate(self.kernel.rows, f.scatter.update.dtype)
-                function = Function(self.extended(), {})
+                function = OrderedFunction(self.extended(), {})
                 self.call(function, function.scatter(f, slot))
                 loaded[f.local] = slot, self.flat
             elif f.product is not None and self.is_called(f.product):
@@ -145,7 +145,7 @@ class _Writer:
         rest = [s for s in self.kernel.body if not (isinstance(s, Fold) and s.local in loaded)]
         rest = [s for s in rest if not self.in_place(s, loaded)]
         if rest:
-            function = Function(replace(self.extended(), body=tuple(rest)), loaded)
+            function = OrderedFunction(replace(self.extended(), body=tuple(rest)), loaded)
             self.call(function, function.body())
 
     def is_called(self, p: Product) -> bool:
@@ -180,7 +180,7 @@ class _Writer:
             return self.first + slot
         return Scratch(number, self.scratch[number].size, self.scratch[number].dtype.numpy)
 
-    def call(self, function: Function, lines: Sequence[Statement]) -> None:
+    def call(self, function: OrderedFunction, lines: Sequence[Statement]) -> None:
         """Add a step that calls a function of these lines."""
         text = function.text(NAME, lines)
         name = "k" + hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -267,7 +267,9 @@ class _Writer:
     def written(self, slot: int, order: Sequence[Axis], v: Value) -> None:
         """Add a step that writes a value for each point of some axes, in this order."""
         store = Store(slot, flat_index(self.kernel, order), v, False)
-        function = Function(replace(self.extended(), outer=tuple(order), inner=(), body=(store,), uniform=False), {})
+        function = OrderedFunction(
+            replace(self.extended(), outer=tuple(order), inner=(), body=(store,), uniform=False), {}
+        )
         self.call(function, function.body())
 
     def packed(

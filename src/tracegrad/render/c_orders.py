@@ -10,18 +10,15 @@ local array. The loops over a tile then read and write neighbours. Otherwise eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tracegrad.dtypes import f32, i32
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches
 from tracegrad.kernels.triangles import CHOICE
+from tracegrad.render.c import Function
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.loops import Block, Loop, Statement, when
 from tracegrad.tuning import COLUMNS
-
-if TYPE_CHECKING:
-    from tracegrad.render.c import Function
 
 TILE = 16  # elements of a tile's side: a line of the cache
 
@@ -30,6 +27,19 @@ Running = tuple[Axis, bool, tuple[Value, ...]]
 
 # The axis of neighbours in memory, and the loads to turn with their strides along the last axis
 Turned = tuple[Axis, dict[Value, int]]
+
+
+class OrderedFunction(Function):
+    """Writes one kernel, with loops in these orders where they suit it."""
+
+    def loops(self) -> list[Statement]:
+        """Return the loops once."""
+        pointwise = all(isinstance(s, Store) and not s.inner for s in self.kernel.body)
+        tiles = turned(self) if pointwise else None
+        order = running(self.kernel)
+        if tiles:
+            return turned_loops(self, tiles)
+        return running_loops(self, order) if order else super().loops()
 
 
 def running(kernel: Kernel) -> Running | None:
