@@ -87,7 +87,6 @@ class Loading:
 
 def loadings_of(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedParameters) -> list[Loading]:
     """Return the loading for each loss; options that only the file has on are compiled."""
-    check_version(path, whole.metadata)
     loadings: list[Loading] = []
     for name, stepper in store.steppers.items():
         file = of_loss(path, whole, name, store.steppers) if name else whole
@@ -208,6 +207,7 @@ def read(path: str | os.PathLike[str], file: safetensors.File, program: Program,
     each entry of the metadata.
     Raises: InputError naming everything that does not fit.
     """
+    check_version(path, file.metadata)
     problems: list[str] = []
     values, states = _arrays(file.tensors, program, problems)
     refuse(path, problems)

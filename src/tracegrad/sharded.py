@@ -12,7 +12,16 @@ from typing import Any
 
 from tracegrad import safetensors
 from tracegrad.arrays import describe
-from tracegrad.checkpoints import Loading, fields_of, loadings_of, metadata_of_all, refuse, storable, take_over
+from tracegrad.checkpoints import (
+    Loading,
+    check_version,
+    fields_of,
+    loadings_of,
+    metadata_of_all,
+    refuse,
+    storable,
+    take_over,
+)  # fmt: skip
 from tracegrad.checkpoints import settings as settings_of
 from tracegrad.engine import bounds, params
 from tracegrad.engine.snapshots import Snapshot, settings, settle, states_of
@@ -69,6 +78,7 @@ def load(folder: Folder, store: TrainedParameters) -> None:
     def resume(session: Session, _: Stepper) -> None:
         own = on_jax(session, "load")
         with opened(folder) as stored:
+            check_version(folder, stored.metadata)
             loadings = loadings_of(folder, safetensors.File({}, stored.metadata), store)
             wanted: dict[str, Any] = {}
             for loading in loadings:

@@ -1,0 +1,249 @@
+// Check program.json before use: the type of every part, and that every index, size and offset stays in bounds.
+// tracegrad/program.py is the Python version.
+
+import { HYPER, PAIR, PERSISTENT, asSchedule, checkHypers, checkType, inputError, isRecord, mapped, need, parsed, prod, shown, within } from "./checks.js";
+
+const VERSION = 1; // of tracegrad/program.py
+const MOST_LAUNCHES = 2 ** 20; // in a step: their offsets fill 256 MiB, the largest buffer of every device
+const MOST_NESTED = 8; // loops
+const MOST_GROUPS = 65535; // of a launch along an axis, the limit of every device
+const RANGE = { low: "bound", high: "bound", above: "flag" };
+const FIELD = { name: "text", buffer: "size", offset: "size", dtype: new Set(["f32", "i32", "u32", "bool"]), shape: ["size"], spec: "record" };
+const MOVE = ["size", { depth: "size", step: "whole", ring: "size" }];
+const PROGRAM = {
+  kernels: [{
+    label: "text", bindings: [{ dtype: "text", written: "flag", size: "size" }], slots: "size", wgsl: "text",
+    serial_wgsl: "text", serial_grid: PAIR,
+  }],
+  buffers: [{
+    name: "text", dtype: new Set(["f32", "i32", "f16"]), size: "size", data: "text",
+    role: new Set([...PERSISTENT, "input", "fed", "output", "temp", "const"]),
+  }],
+  dispatches: [{ kernel: "size", buffers: ["size"], offsets: ["size"], grid: PAIR, moves: [MOVE] }],
+  inputs: [FIELD],
+  outputs: [FIELD],
+  params: [FIELD],
+  states: [FIELD],
+  needs: { storage_buffers: "size", binding_bytes: "size", buffer_bytes: "size", workgroup_memory: "size" },
+  meta: "record",
+  copies: [PAIR],
+  loops: [{ begin: "size", end: "size", count: "size" }],
+};
+const MANIFEST = {
+  title: "text", train: "record", checkpoint: [FIELD], forwards: "record", seed: "count", hyper: "record", labels: ["text"],
+  vocabulary: ["text"],
+};
+const DEMOS = {
+  values: {},
+  image: { height: "size", width: "size" },
+  curve: { low: "number", high: "number", points: [["number", "number"]] },
+  tokens: { context: "size", size: "size" },
+};
+
+/**
+ * Return the manifest of a program.json, given as text or as the result of JSON.parse. Throw InputError for another
+ * version, or if any type, index, size or offset in it is wrong.
+ */
+export function readManifest(json) {
+  const manifest = typeof json === "string" ? parsed("program.json", json) : json;
+  const version = isRecord(manifest) ? manifest.version : undefined;
+  if (version === undefined) throw inputError("program.json is not what train.export of tracegrad writes");
+  if (version !== VERSION) throw inputError(`program.json has version ${shown(version)}, and this runtime reads ${VERSION}: take both from one export`);
+  return within("program.json is damaged", () => checkManifest(manifest));
+}
+
+function checkManifest(manifest) {
+  checkType("", manifest, MANIFEST);
+  const shared = new Map(); // persistent buffers of all programs, by name
+  const { train, feed, forwards, hyper, checkpoint } = manifest;
+  checkType("train", train, PROGRAM);
+  const ranges = train.meta.ranges ?? {};
+  checkType("train.meta.ranges", ranges, "record");
+  checkType("train.meta.ranges", ranges, mapped(ranges, () => RANGE));
+  asSchedule(manifest.lr);
+  checkHypers("hyper", hyper, ranges);
+  checkProgram("train", train, shared, hyper);
+  checkTraining(train, shared);
+  checkFields("checkpoint", checkpoint, train.buffers, true);
+  if (feed !== undefined) checkFeed(feed, shared, hyper, train);
+  for (const [name, forward] of Object.entries(forwards)) checkForward(`forwards[${shown(name)}]`, forward, shared, hyper);
+  return manifest;
+}
+
+/** Check the parts of a step besides its program. */
+function checkTraining({ outputs, params, buffers, meta }, shared) {
+  const { bounds = [] } = meta;
+  const halted = shared.get("halted");
+  for (const name of ["loss", "halted"]) need(outputs.some((f) => f.name === name), "train.outputs", `lacks ${name}`);
+  need(halted?.dtype === "i32" && halted.size, "train.buffers", "lacks the flag halted");
+  need(Array.isArray(bounds) && bounds.every((name) => shared.get(name)?.dtype === "f32"), "train.meta.bounds", "names what is no array");
+  const guard = shared.get(`bounds.${bounds.length}`);
+  need(!bounds.length || (guard?.dtype === "f32" && guard.size === bounds.length), "train.buffers", "lacks the bounds");
+  const buffer = buffers.findIndex((b) => b.role === "grad");
+  const trained = params.filter((f) => f.spec.trainable !== false);
+  checkFreeze(meta, buffers);
+  checkFields("train.params", trained.map((f) => ({ ...f, buffer })), buffers, true);
+}
+
+/** Check groups of the optimizer, and the place of each parameter in the masks. */
+function checkFreeze({ freeze = {}, optimizer }, buffers) {
+  checkType("train.meta.optimizer.options.groups", optimizer?.options?.groups ?? [], [["text", "record"]]);
+  checkType("train.meta.freeze", freeze, "record");
+  for (const [name, parts] of Object.entries(freeze)) {
+    const where = `train.meta.freeze[${shown(name)}]`, b = buffers.find((x) => x.name === name && x.role === "state");
+    checkType(where, parts, [["text", "size", "size"]]);
+    need(b?.dtype === "f32" && parts.every(([, offset, size]) => offset + size <= b.size), where, "is no mask");
+  }
+}
+
+function checkFeed(feed, shared, hyper, train) {
+  checkProgram("feed", feed, shared, hyper, train);
+  for (const { name } of train.inputs) {
+    const held = name.startsWith(HYPER) || feed.buffers.some((b) => b.name === `data.${name}` && b.role === "data");
+    need(held, "feed.buffers", `lacks data.${name}`);
+  }
+}
+
+function checkForward(where, forward, shared, hyper) {
+  checkType(where, forward, { program: { meta: "record" }, demo: { kind: new Set(Object.keys(DEMOS)) } });
+  const { program, structure, demo } = forward;
+  checkType(`${where}.demo`, demo, DEMOS[demo.kind]);
+  checkHypers(`${where}.program.meta.hyper`, program.meta.hyper ?? {});
+  checkProgram(`${where}.program`, program, shared, { ...hyper, ...program.meta.hyper });
+  const names = isRecord(structure) ? Object.values(structure) : structure ?? ["output"];
+  const known = Array.isArray(names) && names.every((name) => program.outputs.some((f) => f.name === name));
+  need(known, `${where}.structure`, "names what is no output");
+}
+
+/** Check a program. `step`: the program that this one feeds. */
+export function checkProgram(where, p, shared, hyper, step) {
+  checkType(where, p, PROGRAM);
+  const { buffers, needs, params, states } = p;
+  buffers.forEach((b, k) => checkBuffer(`${where}.buffers[${k}]`, b, buffers, shared, step));
+  const bytes = largest(buffers.map(bytesOfBuffer));
+  need(needs.buffer_bytes >= bytes && needs.binding_bytes >= bytes, `${where}.needs`, `asks for less than its largest buffer, ${bytes} bytes`);
+  for (const part of ["inputs", "outputs", "params", "states"]) checkFields(`${where}.${part}`, p[part], buffers, part === "params" || part === "states");
+  params.forEach((f, k) => checkParam(`${where}.params[${k}]`, f));
+  states.forEach((f, k) => f.spec.init && checkParam(`${where}.states[${k}]`, f, params));
+  p.inputs.forEach(({ name }, k) => need(isKnown(name, hyper, step), `${where}.inputs[${k}].name`, `is ${shown(name)}, which has no value`));
+  p.kernels.forEach((kernel, k) => need(Math.max(...kernel.serial_grid) <= MOST_GROUPS, `${where}.kernels[${k}].serial_grid`, `is above ${MOST_GROUPS}`));
+  p.copies.forEach(([a, b], k) => need(buffers[a]?.size <= buffers[b]?.size, `${where}.copies[${k}]`, "copies what there is not"));
+  checkLaunches(where, p);
+}
+
+/** Check that an input comes from the caller, or is a known hot value. */
+function isKnown(name, hyper, feeds) {
+  if (!name.startsWith(HYPER)) return true;
+  const hot = name.slice(HYPER.length).replace(/^1-/, "");
+  return ["step", "seed", "lr"].includes(hot) || Object.hasOwn(hyper, hot) || (feeds && hot === "data.count");
+}
+
+const largest = (sizes) => sizes.reduce((a, b) => Math.max(a, b), 0);
+const bytesOfBuffer = (b) => (b.dtype === "f16" ? 2 : 4) * b.size;
+
+function checkBuffer(where, b, buffers, shared, step) {
+  const alike = (other) => other && other.size === b.size && other.dtype === b.dtype;
+  if (PERSISTENT.includes(b.role)) {
+    need(alike(shared.get(b.name) ?? b), where, `and another program's buffer ${shown(b.name)} differ`);
+    shared.set(b.name, b);
+    const copied = b.fill === "params" && alike(buffers.find((other) => other.name === "params" && other.role === "param"));
+    need(copied || b.fill === "init" || Number.isFinite(b.fill), `${where}.fill`, "is neither a number nor the parameters");
+  }
+  const fed = b.role === "fed" && step?.buffers.find((other) => other.name === b.name);
+  if (b.role === "fed") need(fed && fed.role === "input" && fed.dtype === b.dtype && fed.size >= b.size, where, "is no input of the step");
+  if (b.role === "const") need(decodedLength(b.data) === bytesOfBuffer(b), `${where}.data`, `is not ${bytesOfBuffer(b)} bytes in base64`);
+}
+
+function decodedLength(base64) {
+  try {
+    return atob(base64).length;
+  } catch {
+    return -1;
+  }
+}
+
+function checkFields(where, fields, buffers, persistent) {
+  fields.forEach(({ buffer, offset, shape, dtype }, k) => {
+    const b = buffers[buffer];
+    need(b, `${where}[${k}].buffer`, `is ${buffer}; there are ${buffers.length} buffers`);
+    need(!persistent || PERSISTENT.includes(b.role), `${where}[${k}].buffer`, `is of role ${b.role}, which is not kept`);
+    need(offset + prod(shape) <= b.size, `${where}[${k}]`, `ends behind its buffer, which has ${b.size} elements`);
+    need(b.dtype === (dtype === "f32" ? "f32" : "i32"), `${where}[${k}].dtype`, `is ${dtype}, in a buffer of ${b.dtype}`);
+  });
+}
+
+/** Check the initialiser of a parameter. */
+const INITS = {
+  randn: { scale: "number" },
+  normal: { mean: "number", std: "number" },
+  truncated_normal: { mean: "number", std: "number", low: "number", high: "number" },
+  kaiming: { gain: "number" },
+  lecun: {},
+  xavier: { gain: "number" },
+  uniform: { low: "number", high: "number" },
+  kaiming_uniform: { gain: "number" },
+  xavier_uniform: { gain: "number" },
+  orthogonal: { gain: "number", stacked: "size" },
+  zeros: {},
+  ones: {},
+  literal: { dtype: new Set(["f32", "i32", "u32", "bool"]), data: "text" },
+  copy: { of: "text" },
+};
+
+function checkParam(where, { shape, dtype, spec: { init } }, params = []) {
+  checkType(`${where}.spec.init`, init, { kind: new Set(Object.keys(INITS)) });
+  checkType(`${where}.spec.init`, init, INITS[init.kind]);
+  if (init.kind === "orthogonal") need(shape.length > init.stacked + 1, `${where}.shape`, "is no matrix");
+  const alike = ({ name, ...f }) => name === init.of && f.dtype === dtype && f.shape.join() === shape.join();
+  if (init.kind === "copy") need(params.some(alike), `${where}.spec.init.of`, "is no parameter of its type");
+  if (init.kind !== "literal") return;
+  const size = prod(shape) * (init.dtype === "bool" ? 1 : 4);
+  need(decodedLength(init.data) === size, `${where}.spec.init.data`, `is not ${size} bytes in base64`);
+}
+
+/** Check that every dispatch stays within its arrays, in every iteration of the loops around it. */
+function checkLaunches(where, { kernels, buffers, dispatches, loops }) {
+  const around = [{ end: dispatches.length, times: 1 }];
+  let next = 0, launches = 0;
+  dispatches.forEach((d, n) => {
+    const at = `${where}.dispatches[${n}]`;
+    while (around.length > 1 && around.at(-1).end <= n) around.pop();
+    for (; loops[next]?.begin === n; next++) {
+      const { end, count } = loops[next];
+      need(end > n && end <= around.at(-1).end && around.length <= MOST_NESTED, `${where}.loops[${next}]`, "is not nested in those around it");
+      around.push({ end, count, times: around.at(-1).times * count });
+    }
+    launches += around.at(-1).times;
+    checkDispatch(at, d, kernels, buffers, around);
+  });
+  need(next === loops.length, `${where}.loops[${next}]`, "begins nowhere");
+  need(launches <= MOST_LAUNCHES, `${where}.loops`, `make ${launches} launches; at most ${MOST_LAUNCHES} can be`);
+}
+
+function checkDispatch(at, d, kernels, buffers, around) {
+  const kernel = kernels[d.kernel];
+  need(kernel, `${at}.kernel`, `is ${d.kernel}; there are ${kernels.length} kernels`);
+  const { bindings, slots } = kernel;
+  need(d.buffers.length === bindings.length, `${at}.buffers`, `are ${d.buffers.length}; its kernel takes ${bindings.length}`);
+  need(d.offsets.length === slots, `${at}.offsets`, `are ${d.offsets.length}; its kernel takes ${slots}`);
+  need(Math.max(...d.grid) <= MOST_GROUPS, `${at}.grid`, `is above ${MOST_GROUPS}`);
+  d.buffers.forEach((id, k) => {
+    const b = buffers[id], { dtype, size } = bindings[k];
+    need(b, `${at}.buffers[${k}]`, `is ${id}; there are ${buffers.length} buffers`);
+    need(b.dtype === dtype && size <= b.size, `${at}.buffers[${k}]`, `is ${b.dtype}[${b.size}]; its kernel takes ${dtype}[${size}]`);
+  });
+  checkOffsets(at, d, largest(d.buffers.map((id) => (buffers[id].role === "data" ? Infinity : buffers[id].size))), around);
+}
+
+/** Check each offset's least and greatest value in loops. Its buffer is unknown: none is larger than `most`. */
+function checkOffsets(at, { offsets, moves }, most, around) {
+  const low = [...offsets], high = [...offsets];
+  moves.forEach(([slot, { depth, step, ring }], k) => {
+    const loop = around[depth + 1];
+    need(slot < offsets.length && loop && ring, `${at}.moves[${k}]`, "moves no offset, or in no loop");
+    const last = step * Math.max(0, Math.min(ring, loop.count) - 1);
+    low[slot] += Math.min(0, last);
+    high[slot] += Math.max(0, last);
+  });
+  offsets.forEach((_, k) => need(low[k] >= 0 && high[k] <= most, `${at}.offsets[${k}]`, "lies outside of its buffers"));
+}
