@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
     normalize_grads:  give each parameter's gradient length 1, before clipping; True for all of them, or a filter of
                       parameter names; False is off.
     ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off.
-                      `train.download_params(ema=True)` reads the average.
+                      `train.download_params(ema=True)` reads the average. With `accumulate=`, it moves at each update.
     accumulate:       update at every k-th step only, with the mean of k gradients; 1 is off.
     groups:           values for some parameters: {"backbone.*": {"lr": 0.1}, "*.b": {"weight_decay": 0.0}}. A key is a
                       pattern, where `*` matches any text, or a function of the name. The first match counts. "lr" is a
