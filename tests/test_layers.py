@@ -67,6 +67,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.training", "tracegrad.sharded"),  # needs JAX and Orbax
     ("training.data", "tracegrad.sharded"),
     ("sharded", "tracegrad.runtime.jax_shards"),
+    ("sharded", "tracegrad.runtime.jax_memory"),
 }
 
 

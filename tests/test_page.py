@@ -70,7 +70,7 @@ def test_a_lost_device_is_told_and_the_training_goes_on(browser: Any, page: Any)
     browser.new_browser_cdp_session().send("Browser.crashGpuProcess")  # what a crashing driver does
     until(page, "() => document.getElementById('status').classList.contains('problem')")
     said = page.inner_text("#status")
-    assert "the device was lost" in said and f"of step {saved}: call again" in said
+    assert "the device was lost" in said and f"step {saved}: call again" in said
     assert count(page) == saved and page.inner_text("#start") == "Start"
     train_for(page, saved + 60)
     assert not page.evaluate("document.getElementById('status').classList.contains('problem')")

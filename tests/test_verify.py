@@ -36,7 +36,7 @@ FAULTS = {
     "a guard that always holds": (r"\((int|unsigned)\)condition - 1", "0 * 1"),
     "a choice that is never made": (r"\((int|unsigned)\)condition - 1", r"(\1)0 - 1"),
     "the largest for the smallest": (r"float m = a < b \? a : b", "float m = a > b ? a : b"),
-    "exp without its last term": (r"\+ r \+ 1\.0f", "+ 1.0f"),
+    "exp without its last term": (r"\* r \+ 1\.0f\) \* r", "* r) * r"),
     "products one k short": (r"for \(; k; k--,", "for (k -= k > 1; k; k--,"),
     "a sum that subtracts": (r"(ta2\[l\] = \(ta2\[l\]) \+", r"\1 -"),
     "loops of odd counts one turn short": (

@@ -121,10 +121,12 @@ def _problems(wanted: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
 
 def _not_finite(program: Program, tensors: Mapping[str, Array]) -> list[str]:
     """Return which tensors have values that no training can go on from."""
+    from tracegrad.runtime.jax_memory import jnp
+
     found: list[str] = []
     named: list[tuple[str, Field]] = [(f"param/{f.name}", f) for f in program.params]
     for name, f in named + [(f.name, f) for f in states_of(program)]:
-        if reason := params.not_finite(f, tensors[name]) if name in tensors else "":
+        if reason := params.not_finite(f, tensors[name], jnp) if name in tensors else "":
             found.append(f"{name}: {reason}")
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from typing import Any
 
 from tracegrad import init
@@ -64,17 +63,18 @@ def _cast(field: Field, x: Array) -> Array:
     return x if DTYPES[field.dtype].is_float else x.astype(DTYPES[field.dtype].numpy)
 
 
-def not_finite(field: Field, x: Array) -> str:
+def not_finite(field: Field, x: Array, xp: Any = np) -> str:
     """Return why the parameter `field` cannot have the values `x`; "" if it can.
 
     An infinity is valid if no step changes it, as in a mask.
+    xp: the module of the array: NumPy or jax.numpy.
     """
-    if not DTYPES[field.dtype].is_float or bool((abs(x) < inf).all()):  # also of JAX's arrays, split over processes
+    if not DTYPES[field.dtype].is_float or bool(xp.isfinite(x).all()):
         return ""
     nan = int((x != x).sum())
     if not nan and not field.spec.get("trainable", True):
         return ""
-    bad = f"{nan} NaN" if nan else f"{int((abs(x) == inf).sum())} infinite"
+    bad = f"{nan} NaN" if nan else f"{int(xp.isinf(x).sum())} infinite"
     return f"{bad} of {x.size} values: every step from them on would fail"
 
 
