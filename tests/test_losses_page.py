@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,14 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from browser import browser, plain, served  # noqa: F401 - fixtures
+from browser import browser, plain, served
 from node import needs_node, run_node
-from test_browser import Tab
+from test_browser import Tab, tab
 from tracegrad import lr, nn, optim, safetensors
 from tracegrad.engine.stepper import stream_of
 from tracegrad.errors import InputError
+
+__all__ = ["browser", "served", "tab"]  # fixtures
 
 rng = np.random.default_rng(0)
 X = rng.normal(2.0, 0.5, (5, 8, 2)).astype(np.float32)
@@ -56,14 +57,6 @@ def compiled() -> tg.CompiledTraining:
 
 def batch(turn: str, k: int) -> dict[str, Any]:
     return {"x": X[k], "z": Z[k]} if turn == "d" else {"z": Z[k]}
-
-
-@pytest.fixture
-def tab(browser: Any, served: tuple[str, Path]) -> Iterator[Tab]:  # noqa: F811
-    made = Tab(browser, served)
-    yield made
-    assert made.page.problems == []
-    made.page.context.close()
 
 
 def steps(tab: Tab, turns: list[tuple[str, int]]) -> list[Any]:
@@ -143,7 +136,7 @@ def test_settings_are_of_a_loss_and_wrong_names_are_said(tab: Tab) -> None:
     assert "the losses are" in none and "the losses are" in unnamed and "weight_decay" in decay
 
 
-def test_the_page_trains_in_turns(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_the_page_trains_in_turns(browser: Any, tmp_path: Path) -> None:
     from test_export import ready, until, wait_for_steps
 
     data = {"x": X.reshape(-1, 2), "z": Z.reshape(-1, 3)}

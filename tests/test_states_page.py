@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import tracegrad as tg
-from browser import browser, served  # noqa: F401 - fixtures
-from test_browser import Tab
+from browser import browser, served
+from test_browser import Tab, tab
 from test_states import Agent, X, compiled, count, regression, same, see
 from tracegrad import optim, safetensors
 
+__all__ = ["browser", "served", "tab"]  # fixtures
+
 SAVED = "return Array.from(await train.saveCheckpoint());"
-
-
-@pytest.fixture
-def tab(browser: Any, served: tuple[str, Path]) -> Iterator[Tab]:  # noqa: F811
-    made = Tab(browser, served)
-    yield made
-    assert made.page.problems == []
-    made.page.context.close()
 
 
 def states(tab: Tab, folder: Path) -> dict[str, Any]:
