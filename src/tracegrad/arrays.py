@@ -52,10 +52,14 @@ def seed_or_new(seed: int | None) -> int:
     return int.from_bytes(os.urandom(4), "little") if seed is None else checked_seed(seed)
 
 
+def dtype_of(x: Array) -> str:
+    """Return the name of the dtype, such as `f32`; dtypes that tracegrad lacks keep NumPy's name."""
+    return next((d.name for d in DTYPES.values() if d.numpy == x.dtype.name), x.dtype.name)
+
+
 def describe(x: Array) -> str:
-    """Return `f32[2,3]`; dtypes that tracegrad lacks keep NumPy's name."""
-    name = next((d.name for d in DTYPES.values() if d.numpy == x.dtype.name), x.dtype.name)
-    return f"{name}[{','.join(map(str, x.shape))}]"
+    """Return `f32[2,3]`, with the name of `dtype_of`."""
+    return f"{dtype_of(x)}[{','.join(map(str, x.shape))}]"
 
 
 def new_copy(x: Array) -> Array:

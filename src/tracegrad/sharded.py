@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracegrad import safetensors
-from tracegrad.arrays import describe
+from tracegrad.arrays import describe, dtype_of
 from tracegrad.checkpoints import (
     Loading,
     check_version,
@@ -31,6 +31,9 @@ from tracegrad.errors import InputError
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.jax import on_jax
+
+if TYPE_CHECKING:
+    from tracegrad.runtime.jax_session import JaxSession
 
 Array = Any
 Folder = str | os.PathLike[str]
@@ -56,7 +59,7 @@ def read(folder: Folder) -> safetensors.File:
 
     with opened(folder) as stored:
         tensors = stored.read()
-    return safetensors.File({name: storable(x, _dtype(x)) for name, x in tensors.items()}, stored.metadata)
+    return safetensors.File({name: storable(x, dtype_of(x)) for name, x in tensors.items()}, stored.metadata)
 
 
 def metadata(folder: Folder) -> Mapping[str, str]:
@@ -89,7 +92,7 @@ def load(folder: Folder, store: TrainedParameters) -> None:
         refuse(folder, [p for loading in loadings for p in _not_finite(loading.built.program, tensors)])
         take_over(session, loadings)
         for loading, snapshot in zip(loadings, snapshots, strict=True):
-            _restore(session, loading, snapshot, tensors)
+            _restore(own, loading, snapshot, tensors)
 
     try:
         store.call(resume)
@@ -97,11 +100,11 @@ def load(folder: Folder, store: TrainedParameters) -> None:
         raise InputError.here(str(e).partition("\n  at ")[0]) from None  # at the caller's line
 
 
-def _restore(session: Session, loading: Loading, snapshot: Snapshot, tensors: Mapping[str, Array]) -> None:
+def _restore(session: JaxSession, loading: Loading, snapshot: Snapshot, tensors: Mapping[str, Array]) -> None:
     """Continue with the tensors and with the settings of a snapshot."""
     program = loading.built.program
     fields = fields_of(program)
-    on_jax(session, "load").replace(program, fields, tensors)
+    session.replace(program, fields, tensors)
     given = {f.name: tensors[f.name] for f in fields if f.name in tensors}
     bounds.tell(session, program, bounds.written(program, fields, given))
     settle(session, loading.stepper, snapshot)
@@ -129,7 +132,3 @@ def _not_finite(program: Program, tensors: Mapping[str, Array]) -> list[str]:
         if reason := params.not_finite(f, tensors[name], jnp) if name in tensors else "":
             found.append(f"{name}: {reason}")
     return found
-
-
-def _dtype(x: Array) -> str:
-    return {"uint32": "u32", "bool": "bool"}.get(x.dtype.name, "f32")

@@ -63,9 +63,8 @@ def write(
 
     The folder gets one numbered folder for each call. Only when the new one is complete does Orbax delete the old one.
     """
-    orbax = _orbax()
-    manager = _manager(orbax, folder, create=True)
-    args, number = orbax.args, np.int32((manager.latest_step() or 0) + 1)
+    manager = _manager(folder, create=True)
+    args, number = _orbax().args, np.int32((manager.latest_step() or 0) + 1)
     if jax.process_count() > 1:  # a process can still see the folder as it was
         number = multihost.broadcast_one_to_all(number)
     items = {TENSORS: args.PyTreeSave(dict(tensors)), METADATA: args.JsonSave(dict(metadata))}
@@ -102,7 +101,7 @@ class Stored:
 @contextlib.contextmanager
 def opened(folder: Folder) -> Generator[Stored]:
     """Open the newest complete checkpoint of a folder. Raise InputError if there is none."""
-    manager = _manager(_orbax(), folder, create=False)
+    manager = _manager(folder, create=False)
     try:
         number = manager.latest_step()
         try:
@@ -117,7 +116,8 @@ def opened(folder: Folder) -> Generator[Stored]:
         manager.close()
 
 
-def _manager(orbax: Any, folder: Folder, create: bool) -> Any:
+def _manager(folder: Folder, create: bool) -> Any:
+    orbax = _orbax()
     options = orbax.CheckpointManagerOptions(max_to_keep=1 if create else None, create=create)
     handlers = {TENSORS: orbax.PyTreeCheckpointHandler(), METADATA: orbax.JsonCheckpointHandler()}
     return orbax.CheckpointManager(os.path.abspath(folder), options=options, item_handlers=handlers)
