@@ -111,9 +111,8 @@ class Pending(NoArray, Generic[T]):
         if not self.done():
             if threading.get_ident() == self._worker:
                 raise RuntimeError(
-                    f"{self._what}: a callback runs on the thread that does the work, so a wait in the callback "
-                    "would never "
-                    "end; use add_done_callback on the new call instead"
+                    f"{self._what}: a callback runs on the thread that does the work, so a wait in the callback would "
+                    "never end; use add_done_callback on the new call instead"
                 )
             self._wanted = True
             if not self._wait(timeout):

@@ -1,7 +1,7 @@
 """Find which stored values a stored node reads, and whether at its own point.
 
 Along a chain of elementwise ops, reshapes and trailing broadcasts, the flat index `e` of the reader becomes `e // q` of
-the value read.  q = 1 is "at its own point", and q = length of a row is "at its own row". Anything else is q = None.
+the value read. q = 1 is "at its own point", and q = length of a row is "at its own row". Anything else is q = None.
 """
 
 from __future__ import annotations
