@@ -27,7 +27,6 @@ class Schedule(Protocol):
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
             if args or given:  # copies are made without arguments
-                fields(cls)  # writes the parameters of __init__
                 check_call(f"lr.{kind_of(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 
