@@ -2,6 +2,7 @@
 // tracegrad/engine/stepper.py and steps.py are the Python versions.
 
 import { HYPER, asSchedule, checkRate, prod } from "./checks.js";
+import { trainedBy } from "./manifest.js";
 import { rateAt, restarted } from "./schedules.js";
 import { filled, toStorage } from "./session.js";
 import { DRAWN, bound, notFinite, tried } from "./trial.js";
@@ -27,10 +28,7 @@ export class Loss {
     this.knobs = { rate: { spec: asSchedule(lr), start: null }, values: new Map(Object.entries(hyper)) };
     this.given = this.#steps(program); // takes its batch from the host
     this.drawn = this.#steps(feed); // draws it from the data
-    // Parameters that these steps train, with their places among the gradients
-    const own = program.params.filter((f) => f.spec.trainable !== false && (part.trains?.includes(f.name) ?? true));
-    const buffer = program.buffers.findIndex((b) => b.role === "grad");
-    this.trained = own.map((f) => ({ ...f, buffer, offset: f.offset - first }));
+    this.trained = trainedBy(program);
   }
 
   get session() {

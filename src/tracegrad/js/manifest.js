@@ -86,8 +86,16 @@ function checkLoss(at, loss, shared) {
   if (feed !== undefined) checkFeed(`${at}feed`, feed, shared, hyper, train);
 }
 
+/** Return the parameters that a program trains, with their places among the gradients. */
+export function trainedBy({ params, buffers, meta: { part } }) {
+  const buffer = buffers.findIndex((b) => b.role === "grad");
+  const own = params.filter((f) => f.spec.trainable !== false && (part?.trains.includes(f.name) ?? true));
+  return own.map((f) => ({ ...f, buffer, offset: f.offset - (part?.first ?? 0) })); // from where the part's run of parameters begins
+}
+
 /** Check the parts of a step besides its program. */
-function checkTraining(where, { outputs, params, buffers, meta }, shared) {
+function checkTraining(where, program, shared) {
+  const { outputs, buffers, meta } = program;
   const { bounds = [], part } = meta;
   const halted = shared.get("halted");
   for (const name of ["loss", "halted"]) need(outputs.some((f) => f.name === name), `${where}.outputs`, `lacks ${name}`);
@@ -96,12 +104,10 @@ function checkTraining(where, { outputs, params, buffers, meta }, shared) {
   if (part !== undefined) checkType(`${where}.meta.part`, part, PART);
   const guard = shared.get(`${part ? `${part.name}/` : ""}bounds.${bounds.length}`);
   need(!bounds.length || (guard?.dtype === "f32" && guard.size === bounds.length), `${where}.buffers`, "lacks the bounds");
-  const buffer = buffers.findIndex((b) => b.role === "grad");
-  const trained = params.filter((f) => f.spec.trainable !== false && (part?.trains.includes(f.name) ?? true));
+  const trained = trainedBy(program);
   checkFreeze(`${where}.meta`, meta, buffers);
-  const first = part?.first ?? 0; // where the part's run of parameters begins
-  need(trained.every((f) => f.offset >= first), `${where}.meta.part.first`, `is ${first}, behind a parameter`);
-  checkFields(`${where}.params`, trained.map((f) => ({ ...f, buffer, offset: f.offset - first })), buffers, true);
+  need(trained.every((f) => f.offset >= 0), `${where}.meta.part.first`, `is ${part?.first}, behind a parameter`);
+  checkFields(`${where}.params`, trained, buffers, true);
 }
 
 /** Check groups of the optimizer, and the place of each parameter in the masks. */
