@@ -136,6 +136,24 @@ def test_early_stopping_restores_the_best(train, tmp_path):
         train.fit(x=X, y=Y, validation=0.3, callbacks=[tg.EarlyStopping("val_f1")], progress=False)
 
 
+def test_training_losses_can_be_watched(train, tmp_path):
+    path, means, digests = tmp_path / "best.safetensors", [], []
+
+    def on_evaluate(state):
+        means.append(state.means["loss"])
+        digests.append(state.train.digest())
+
+    callbacks = [tg.Checkpoint(path, best="loss"), tg.EarlyStopping("loss", patience=2, min_delta=1e9)]
+    h = train.fit(x=X, y=Y, epochs=9, callbacks=callbacks, on_evaluate=on_evaluate, progress=False)
+    assert len(h.loss) == 15 and h.metrics == []
+    assert means == pytest.approx(np.mean(np.reshape(h.loss, (3, 5)), 1)) and means[0] > means[1] > means[2]
+    assert train.digest() == digests[0]  # restored
+    train.load(path)
+    assert train.digest() == digests[2]
+    with pytest.raises(tg.InputError, match="no metric 'accuracy'; there are: loss"):
+        train.fit(x=X, y=Y, callbacks=[tg.EarlyStopping("accuracy")], progress=False)
+
+
 def test_a_mode_says_which_values_are_better(train, tmp_path):
     stopping = tg.EarlyStopping("val_gain", patience=2, mode="max")
     path, values = tmp_path / "best.safetensors", iter([1.0, 3.0, 2.0, 1.0])

@@ -25,10 +25,12 @@ def _lower_is_better(metric: str) -> bool:
 
 
 def _metric(state: FitState, name: str) -> float:
-    if name not in state.metrics:
-        known = ", ".join(state.metrics) or "none"
+    """Return a metric of the last evaluation, or the mean of a training loss or aux. Raises InputError for others."""
+    found = state.metrics if name in state.metrics else state.means
+    if name not in found:
+        known = ", ".join({**state.metrics, **found})
         raise InputError.here(f"fit: there is no metric {name!r}; there are: {known}; validation= gives val_loss")
-    return state.metrics[name]
+    return found[name]
 
 
 class _Best:
@@ -52,7 +54,8 @@ class _Best:
 class EarlyStopping:
     """Stop `fit` after `patience` evaluations in a row without an improvement. As keras.callbacks.EarlyStopping.
 
-    metric:    a name such as "val_loss".
+    metric:    a name such as "val_loss". "loss", or the name of an aux of the loss, is its mean in training since the
+               evaluation before. If nothing is evaluated, an epoch counts as an evaluation.
     min_delta: the smallest change that counts as an improvement.
     restore:   when stopping, restore the parameters, states and optimizer state of the best evaluation.
     mode:      "max" to maximize the metric, "min" to minimize it. "auto" maximizes if the name contains acc, auc, r2,
@@ -91,7 +94,7 @@ class EarlyStopping:
 class Checkpoint:
     """Save the training to `path` after each evaluation that is the best so far.
 
-    best: name of the metric; None saves after each epoch. `mode` as for `EarlyStopping`. `fit(resume=path)` continues
+    best: name of the metric, as of `EarlyStopping`; None saves after each epoch. `mode` as for `EarlyStopping`. `fit(resume=path)` continues
           from the file. As keras.callbacks.ModelCheckpoint.
     wait: False writes the file while the training goes on, as `train.save(path, wait=False)`.
     sharded: write a folder, as `train.save(path, sharded=True)`.
@@ -102,7 +105,7 @@ class Checkpoint:
     @helpful
     def __init__(self, path: str | os.PathLike[str], best: str | None = "val_loss", mode: str = "auto",
                  wait: bool = True, sharded: bool = False):  # fmt: skip
-        self.wait, self.sharded, self.path = wait, sharded, path
+        self.wait, self.sharded, self.path, self.metric = wait, sharded, path, best
         self._best = None if best is None else _Best(best, mode=mode)
 
     def on_evaluate(self, state: FitState) -> None:
@@ -111,11 +114,9 @@ class Checkpoint:
             state.train.save(self.path, wait=self.wait, sharded=self.sharded)
 
     def on_epoch(self, state: FitState) -> None:
-        """Save the training after each epoch if there is no metric. Raises InputError for a metric never measured."""
+        """Save the training after each epoch if there is no metric."""
         if self._best is None:
             state.train.save(self.path, wait=self.wait, sharded=self.sharded)
-        elif not state.metrics:
-            _metric(state, self._best.metric)
 
 
 class CSVLogger:

@@ -34,7 +34,7 @@ class Options:
         every: int | None, schedule: Any, hooks: Mapping[str, Sequence[Hook]],
     ):  # fmt: skip
         self.epochs, self.steps, self.evaluate, self.every, self.hooks = epochs, steps, evaluate, every, hooks
-        self.schedule = schedule
+        self.schedule, self.watched = schedule, False
 
     def call(self, event: str) -> None:
         """Call the hooks of an event that has no argument."""
@@ -104,7 +104,8 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
     for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
         if value is not None:
             checked_count(name, value)
-    options.hooks = _hooks(options.hooks, callbacks, validation is not None or options.evaluate is not None)
+    measured = validation is not None or options.evaluate is not None
+    options.hooks, options.watched = _hooks(options.hooks, callbacks, measured)
     options.schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")
     if options.evaluate is not None and not callable(options.evaluate):
         given = shown(options.evaluate)
@@ -122,8 +123,10 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
         )
 
 
-def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str, list[Hook]]:
-    """Return all hooks by event. measured: is there a metric? Raises InputError for a hook that is not callable."""
+def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[dict[str, list[Hook]], bool]:
+    """Return all hooks by event, and whether a callback watches a metric. measured: is something evaluated?
+
+    Raises InputError for a hook that is not callable, and for a metric that nothing measures."""
     if not hasattr(callbacks, "__iter__"):
         raise InputError.here(f"fit: callbacks must be a list of callbacks, got {shown(callbacks)}; put it in a list")
     out: dict[str, list[Hook]] = {}
@@ -133,14 +136,17 @@ def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> dict[str
         out[name] = [hook] if hook is not None else []
         out[name] += [getattr(c, name) for c in several if hasattr(c, name)]
     out["on_step"] += [c for c in several if not any(hasattr(c, name) for name in EVENTS)]
-    for c in several:
-        if not measured and getattr(c, "metric", None) is not None:
-            raise InputError.here(f"fit: nothing measures {c.metric!r}; give validation=, such as 0.1, or evaluate=")
+    watched = [name for name in (getattr(c, "metric", None) for c in several) if name is not None]
+    for name in watched:
+        if not measured and str(name).startswith("val_"):
+            raise InputError.here(
+                f"fit: nothing measures {name!r}; give validation=, such as 0.1, or evaluate=, or watch 'loss'"
+            )
     for name, hooks in out.items():
         for hook in hooks:
             if not callable(hook):
                 raise InputError.here(f"fit: {name} must be a function of the state, got {shown(hook)}; define one")
-    return out
+    return out, bool(watched)
 
 
 def _sources(
@@ -198,7 +204,7 @@ class _Loop:
         self.begun = where.steps  # steps done before, of all losses
         self.metrics: Mapping[str, Any] = {}
         self.latest: Pending[StepResult] | None = None
-        self.queued, self.evaluated, self.stop, self.turn = 0, -1, Stop(), ""
+        self.queued, self.evaluated, self.since, self.stop, self.turn = 0, -1, 0, Stop(), ""
 
     def run(self, data: Rows | Iterable[Any]) -> None:
         """Run all epochs. Raises InputError for data without a batch."""
@@ -253,7 +259,8 @@ class _Loop:
         if not self.options.hooks[name]:
             return
         knobs = self.train.store.steppers[self.turn].knobs if self.turn else self.train.store.stepper.knobs
-        state = FitState(self.train, self.where.epoch, self.latest, knobs, self.metrics, self.stop, self._drain)
+        since = max(self.evaluated, 0) if name == "on_step" else self.since
+        state = FitState(self.train, self.where.epoch, self.latest, knobs, self.metrics, self.stop, self._drain, since)
         for hook in self.options.hooks[name]:
             hook(state)
 
@@ -290,10 +297,16 @@ class _Loop:
 
     def _evaluate(self) -> None:
         self._drain()
-        done = len(self.history.loss)
-        if (self.options.evaluate is None and self.validate is None) or self.evaluated == done:
+        done, measured = len(self.history.loss), self.options.evaluate is not None or self.validate is not None
+        if self.evaluated == done:
             return
-        self.evaluated = done
+        self.since, self.evaluated = max(self.evaluated, 0), done
+        if measured:
+            self._measure()
+        if measured or (self.options.watched and done):
+            self._call("on_evaluate")
+
+    def _measure(self) -> None:
         found = dict(self.validate()) if self.validate is not None else {}
         schedule = self.train.store.stepper.knobs.rate.schedule
         if isinstance(schedule, Plateau) and found:
@@ -310,4 +323,3 @@ class _Loop:
         self.history.metrics.append(record)
         self.log.write(record)
         self.progress.metrics(self.metrics)
-        self._call("on_evaluate")

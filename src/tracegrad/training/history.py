@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -47,6 +48,14 @@ class History:
         own = {"loss": self.loss[k]}
         own |= {n: x for n, x in self.aux[k].items() if n not in ("loss", "step")}
         return {f"{self.turn[k]}/{n}": x for n, x in own.items()} if self.turn[k] else own
+
+    def means(self, since: int = 0) -> dict[str, float]:
+        """Return the mean of loss and aux by name, over the steps from index `since` on."""
+        found: dict[str, list[float]] = {}
+        for k in range(since, len(self.loss)):
+            for name, x in self.scalars(k).items():
+                found.setdefault(name, []).append(x)
+        return {name: math.fsum(xs) / len(xs) for name, xs in found.items()}
 
     def plot(self) -> Any:
         """Plot loss, aux and metrics by step, and return matplotlib's axes. Raises ImportError without matplotlib."""
@@ -102,20 +111,21 @@ class Stop:
 
 
 class FitState:
-    """The argument of the hooks of `fit`: the current values. Reading loss, aux, lr or history waits for the step.
+    """The argument of the hooks of `fit`: the current values. Reading loss, aux, lr, means or history waits for the step.
 
     train, epoch: the training, and the number of the pass over the data, from 1 on.
     metrics:      metrics of the last evaluation, by name.
+    means:        the means of loss and aux since the evaluation before this one; without evaluations, since the epoch began.
     stop:         `state.stop()`, or `state.stop = True`, ends the loop: no later step runs.
     """
 
-    __slots__ = ("_knobs", "_pending", "_settle", "_stop", "epoch", "metrics", "train")
+    __slots__ = ("_knobs", "_pending", "_settle", "_since", "_stop", "epoch", "metrics", "train")
 
     def __init__(
         self, train: Training, epoch: int, pending: Pending[StepResult] | None, knobs: Knobs,
-        metrics: Mapping[str, Any], stop: Stop, settle: Callable[[], History],
+        metrics: Mapping[str, Any], stop: Stop, settle: Callable[[], History], since: int,
     ):  # fmt: skip
-        self.train, self.epoch, self.metrics = train, epoch, metrics
+        self.train, self.epoch, self.metrics, self._since = train, epoch, metrics, since
         self._pending, self._knobs, self._stop, self._settle = pending, knobs, stop, settle
 
     def _of(self, pending: Pending[StepResult] | None) -> Pending[StepResult]:
@@ -143,6 +153,11 @@ class FitState:
         """The learning rate of the step."""
         step, rate = self.step, self._knobs.rate
         return starting_at(rate.schedule, rate.start or step).at(step)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The means of loss and aux by name, with several losses as "d/loss"."""
+        return self.history.means(self._since)
 
     @property
     def history(self) -> History:
