@@ -94,8 +94,8 @@ class EarlyStopping:
 class Checkpoint:
     """Save the training to `path` after each evaluation that is the best so far.
 
-    best: name of the metric, as of `EarlyStopping`; None saves after each epoch. `mode` as for `EarlyStopping`. `fit(resume=path)` continues
-          from the file. As keras.callbacks.ModelCheckpoint.
+    best: name of the metric; None saves after each epoch. Names and `mode` are as for `EarlyStopping`.
+          `fit(resume=path)` continues from the file. As keras.callbacks.ModelCheckpoint.
     wait: False writes the file while the training goes on, as `train.save(path, wait=False)`.
     sharded: write a folder, as `train.save(path, sharded=True)`.
 

@@ -111,11 +111,10 @@ class Stop:
 
 
 class FitState:
-    """The argument of the hooks of `fit`: the current values. Reading loss, aux, lr, means or history waits for the step.
+    """The argument of the hooks of `fit`: the current values. Reading one that has no line here waits for the step.
 
     train, epoch: the training, and the number of the pass over the data, from 1 on.
     metrics:      metrics of the last evaluation, by name.
-    means:        the means of loss and aux since the evaluation before this one; without evaluations, since the epoch began.
     stop:         `state.stop()`, or `state.stop = True`, ends the loop: no later step runs.
     """
 
@@ -156,7 +155,9 @@ class FitState:
 
     @property
     def means(self) -> dict[str, float]:
-        """The means of loss and aux by name, with several losses as "d/loss"."""
+        """The means of loss and aux since the evaluation before, or since the epoch began where nothing is evaluated.
+
+        With several losses, a name is "d/loss"."""
         return self.history.means(self._since)
 
     @property
