@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import tracegrad as tg
-from tracegrad.compiler.build import build_forward
+from tracegrad.compiler.build import ForwardSource
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.cpu import CpuSession
 
@@ -104,7 +104,8 @@ def ours(session: CpuSession, s: Shape, way: str, arrays: dict[str, np.ndarray])
 
     fn: Callable[..., Any] = {"forward": forward, "input": by_input, "weights": by_weights}[way]
     given = {k: arrays[k] for k in {"forward": ("x",), "input": ("ct",), "weights": ("x", "ct")}[way]}
-    built = build_forward(Filters(arrays["w"]), fn, {k: v.shape for k, v in given.items()})
+    source = ForwardSource(Filters(arrays["w"]), fn, {k: v.shape for k, v in given.items()})
+    built = source.traced().compiled()
     handle = session.load(built.program)
     flat = arrays["w"].reshape(-1)
     for b in built.program.buffers:

@@ -26,7 +26,7 @@ from tracegrad.runtime import adapters, cpu, native, wgpu_program
 
 PHASES: list[tuple[Any, str, str]] = [  # where a function is looked up, its name there, and what it does
     (build.StepSource, "traced", "trace"),
-    (build.TracedStep, "compiled", "gradients, passes, kernels, memory"),
+    (build.TracedProgram, "compiled", "gradients, passes, kernels, memory"),
     (params, "drawn", "draw the parameters"),
     (adapters, "load_wgpu", "import wgpu"),
     (native, "open_device", "open the device"),

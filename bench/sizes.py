@@ -23,7 +23,7 @@ import torch
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.engine import step_programs
+from tracegrad.engine import stepper
 
 AT = (1, 8, 32, 100, 256)  # sizes of the ratios
 TURNS, SECONDS = 5, 0.15
@@ -122,9 +122,9 @@ def batch(row: Row, n: int) -> dict[str, Any]:
     return {name: array(t) for name, t in row.inputs.items()}
 
 
-def compiled(row: Row, device: str, own: bool) -> Any:
-    """A training with one open size: each size has its own program, or all share one."""
-    step_programs.OWN_SIZES = 10**9 if own else 0
+def compiled(row: Row, device: str, own: int) -> Any:
+    """A training with one open size: the first `own` sizes have programs of their own, and all others share one."""
+    stepper.OWN_SIZES = own
     return tg.compile(model=row.model(), loss=row.loss, inputs=row.inputs, optimizer=optim.adam(1e-3), seed=0,
                       device=device)  # fmt: skip
 
@@ -141,14 +141,13 @@ def seconds(run: Callable[[], Any], least: float = SECONDS) -> float:
 
 def ratios(row: Row, device: str) -> None:
     """Prints the time of the shared program over that of one compiled for a size."""
-    with compiled(row, device, own=False) as shared:
+    with compiled(row, device, own=0) as shared:
         shared.step(batch(row, max(AT))).result()
         found: list[str] = []
         for n in AT:
             data = batch(row, n)
-            step_programs.OWN_SIZES = 0
             shared.step(data).result()
-            with compiled(row, device, own=True) as one:
+            with compiled(row, device, own=10**9) as one:
                 one.step(data).result()
                 runs = [lambda given=data, train=train: train.step(given).loss for train in (shared, one)]
                 times = [[seconds(run) for run in runs] for _ in range(TURNS)]
@@ -165,8 +164,7 @@ def random_sizes(row: Row, device: str, count: int) -> None:
     data = {n: batch(row, n) for n in sizes}
     for name, own in (("as it is", OWN), ("all shared", 0)):
         begin = time.perf_counter()
-        with compiled(row, device, own=False) as train:
-            step_programs.OWN_SIZES = own
+        with compiled(row, device, own) as train:
             for n in sizes:
                 train.step(data[n]).result()
             took = time.perf_counter() - begin
@@ -200,7 +198,7 @@ def random_sizes(row: Row, device: str, count: int) -> None:
     print(f"  PyTorch {time.perf_counter() - begin:.2f} s")
 
 
-OWN = step_programs.OWN_SIZES
+OWN = stepper.OWN_SIZES
 
 
 def main() -> None:

@@ -9,7 +9,17 @@ from typing import Any
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.compiler.build import Built, build_training
+from tracegrad.compiler.build import Built, ForwardSource, StepSource
+
+
+def build_training(*args: Any, **options: Any) -> Built:
+    """The program of one training step; the arguments are those of `StepSource`."""
+    return StepSource(*args, **options).traced().compiled()
+
+
+def build_forward(*args: Any, **options: Any) -> Built:
+    """The program of one forward; the arguments are those of `ForwardSource`."""
+    return ForwardSource(*args, **options).traced().compiled()
 
 
 class SineMLP(tg.Module):

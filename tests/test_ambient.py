@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from models import SineMLP, sine_loss
+from models import SineMLP, build_forward, build_training, sine_loss
 from tracegrad import nn, optim, sites
-from tracegrad.compiler import build
 
 X = np.ones((4, 2), np.float32)
 TRIES = 60
@@ -26,11 +25,11 @@ TRIES = 60
 
 def step() -> object:
     inputs: dict[str, Any] = {"x": (16, 1), "y": (16, 1)}
-    return build.build_training(SineMLP(8), sine_loss, inputs, optim.adam(1e-3))
+    return build_training(SineMLP(8), sine_loss, inputs, optim.adam(1e-3))
 
 
 def forward() -> object:
-    return build.build_forward(nn.Linear(2, 3), lambda m, x: tg.softmax(m(x)), {"x": (4, 2)})
+    return build_forward(nn.Linear(2, 3), lambda m, x: tg.softmax(m(x)), {"x": (4, 2)})
 
 
 def graph() -> object:

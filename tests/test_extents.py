@@ -12,15 +12,15 @@ import pytest
 import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
+from models import build_forward
 from tracegrad import nn
 from tracegrad.compiler import sized
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.build import build_forward, traced_forward
-from tracegrad.compiler.sized import Family, Source, build_family
+from tracegrad.compiler.build import ForwardSource
+from tracegrad.compiler.sized import Family, build_family
 from tracegrad.dtypes import InputType, bool_, f32, i32
-from tracegrad.engine import forward_source
-from tracegrad.engine.call_sizes import numbers_of
 from tracegrad.engine.inputs import blank
+from tracegrad.engine.programs import SizedPrograms, numbers_of
 from tracegrad.kernels.form import Extent, UnsizedError
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.c_compiler import compiler
@@ -37,7 +37,7 @@ class Weight(tg.Module):
 
 
 def family(forward: Callable[..., Any], most: int = 16) -> Family:
-    return build_family(Source.forward(lambda n: traced_forward(Weight(), forward, {"x": (n, 4)})), most)
+    return build_family(lambda n: ForwardSource(Weight(), forward, {"x": (n, 4)}), most)
 
 
 def batched(case: Case, gradient: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -65,8 +65,7 @@ def differences(case: Case, gradient: bool, sizes: tuple[int, ...], session: Ses
         return {name: InputType(dtype, (n, *shape)) for name, (dtype, shape) in types.items()}
 
     try:
-        source = Source.forward(lambda n: traced_forward(Weight(), forward, at(n)))
-        made = build_family(source, 16, extents=not session.info.gpu)
+        made = build_family(lambda n: ForwardSource(Weight(), forward, at(n)), 16, extents=not session.info.gpu)
     except UnsizedError as e:
         return f"refused: {e}"
     base = session.load(made.built.program)
@@ -79,7 +78,10 @@ def differences(case: Case, gradient: bool, sizes: tuple[int, ...], session: Ses
         values = {
             f.name: made_of.get(f.name, x) for f, x in zip(now.program.inputs, blank(now.program.inputs).values())
         }
-        handles = session.load(now.program, base), own.load(build_forward(Weight(), forward, at(n)).program)
+        handles = (
+            session.load(now.program, base),
+            own.load(build_forward(Weight(), forward, at(n)).program),
+        )
         (found,) = session.run(handles[0], [{**values, **numbers_of(now)}]).outputs()
         (expected,) = own.run(handles[1], [{n: x for n, x in values.items() if n not in now.numbers}]).outputs()
         session.unload(handles[0])
@@ -187,7 +189,8 @@ def test_sizes_never_seen_cost_no_compilation(device_name: str, monkeypatch: pyt
     ):
         expected = whole.run(x=x).output
         compiled = list[Any]()
-        monkeypatch.setattr(forward_source, "build_forward", lambda *a: compiled.append(a) or build_forward(*a))
+        built = SizedPrograms.built
+        monkeypatch.setattr(SizedPrograms, "built", lambda *a: compiled.append(a) or built(*a))
         monkeypatch.setattr(sized, "assemble", lambda *a: compiled.append(a) or assemble(*a))
         for n in (64, 17, 1, 2, 3, 5, 16, 63, 65, 66, 67, 68, 90, 64, 17):
             out = f.run(x=x[:n]).output

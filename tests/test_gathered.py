@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad.compiler.build import build_forward
+from models import build_forward
 from tracegrad.render.c_calls import CSource, GatheredStep
 from tracegrad.render.gathered import Lay
 from tracegrad.runtime.c_compiler import OTHER_FLAGS, compiler_named

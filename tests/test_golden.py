@@ -16,9 +16,8 @@ import pytest
 
 import tracegrad as tg
 from kept import assert_as_kept
-from models import Training, cnn, gpt, rnn, sine
+from models import Training, build_forward, build_training, cnn, gpt, rnn, sine
 from tracegrad import nn, optim
-from tracegrad.compiler.build import build_forward, build_training
 from tracegrad.ir import Graph
 from tracegrad.program import Program
 

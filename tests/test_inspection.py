@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
+from models import build_training
 from tracegrad import nn, optim
-from tracegrad.compiler import build
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.lower import external_order, lower
@@ -108,7 +108,7 @@ def test_an_input_that_nothing_reads_is_an_input_on_webgpu_too():
 def printed(level: str, monkeypatch: Any, capsys: Any) -> str:
     monkeypatch.setenv("TRACEGRAD_DEBUG", level)
     capsys.readouterr()
-    build.build_training(MLP(), loss, SHAPES, optim.adam(lr=0.1))
+    build_training(MLP(), loss, SHAPES, optim.adam(lr=0.1))
     out, err = capsys.readouterr()
     assert out == ""
     return err
@@ -136,7 +136,7 @@ def test_one_line_a_compile(monkeypatch, capsys):
 def test_nothing_is_printed_unless_asked(monkeypatch, capsys):
     assert printed("", monkeypatch, capsys) == ""
     monkeypatch.delenv("TRACEGRAD_DEBUG")
-    build.build_training(MLP(), loss, SHAPES, optim.adam(lr=0.1))
+    build_training(MLP(), loss, SHAPES, optim.adam(lr=0.1))
     assert capsys.readouterr() == ("", "")
     with pytest.raises(tg.InputError, match="TRACEGRAD_DEBUG must be a number from 0 to 5, got 'on'"):
         printed("on", monkeypatch, capsys)

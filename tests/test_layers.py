@@ -62,8 +62,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("entrypoints", "tracegrad.compiler.several"),
     ("training.between", "tracegrad.compiler.several"),
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
-    ("engine.forward_source", "tracegrad.compiler.sized"),  # what most processes do without, as above
-    ("engine.step_programs", "tracegrad.compiler.sized"),
+    ("engine.programs", "tracegrad.compiler.sized"),  # what most processes do without, as above
     ("training.training", "tracegrad.sharded"),  # needs JAX and Orbax
     ("training.data", "tracegrad.sharded"),
     ("sharded", "tracegrad.runtime.jax_shards"),
@@ -201,10 +200,10 @@ def test_everything_imports_and_compiles_without_numpy():
         "sys.modules['numpy'] = None\n"
         "import tracegrad as tg\n"
         "from tracegrad import nn, optim\n"
-        "from tracegrad.compiler.build import build_training\n"
+        "from tracegrad.compiler.build import StepSource\n"
         "loss = lambda m, x, y: tg.mean(tg.square(m(x) - y))\n"
         "arguments = (nn.Linear(3, 2), loss, {'x': (4, 3), 'y': (4, 2)}, optim.adam(lr=1e-3))\n"
-        "print(len(build_training(*arguments).program.to_json()))\n"
+        "print(len(StepSource(*arguments).traced().compiled().program.to_json()))\n"
         "try:\n"
         "    tg.compile(model=arguments[0], loss=loss, inputs=arguments[2], optimizer=arguments[3], device='cpu')\n"
         "except tg.DeviceError as e:\n"

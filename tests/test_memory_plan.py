@@ -12,12 +12,11 @@ import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from memory_check import Planned, check_memory, planned, planned_training, slots_of, with_offset
-from models import BUDGET, SMALL, Training, gpt
+from models import BUDGET, SMALL, Training, build_training, gpt
 from test_kernels import graph_of
 from tracegrad import optim
 from tracegrad.ambient import tracing
 from tracegrad.compiler import layout
-from tracegrad.compiler.build import build_training
 from tracegrad.compiler.layout import Persistent
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Graph

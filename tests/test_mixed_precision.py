@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from models import BUDGET, SMALL, Training, cnn, gpt, sine
+from models import BUDGET, SMALL, Training, build_training, cnn, gpt, sine
 from test_kernels import NOTHING, run
 from tracegrad import nn, optim
 from tracegrad.ambient import tracing
-from tracegrad.compiler.build import build_training
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import plan_launches
 from tracegrad.dtypes import TensorType, f32

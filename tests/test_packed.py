@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import tracegrad as tg
+from models import build_forward
 from test_compilers import compilers
 from tracegrad import ops
-from tracegrad.compiler.build import build_forward
 from tracegrad.dtypes import DType, TensorType, bool_, f32, i32, u32
 from tracegrad.errors import TracegradError
 from tracegrad.ir import PRIMITIVES, Primitive, Tensor, bind

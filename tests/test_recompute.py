@@ -10,11 +10,10 @@ import pytest
 
 import tracegrad as tg
 from memory_check import check_memory, planned_training
-from models import BUDGET, SMALL, Training, gpt
+from models import BUDGET, SMALL, Training, build_training, gpt
 from test_kernels import NOTHING, run
 from tracegrad import optim
 from tracegrad.ambient import tracing
-from tracegrad.compiler.build import build_training
 from tracegrad.compiler.inputtypes import concrete_type
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.rounding import rounded

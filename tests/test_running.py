@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad.compiler.build import build_forward
+from models import build_forward
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Tensor
 from tracegrad.ops.cumulative import LARGEST_BLOCK, SCAN_BLOCK, SMALLEST_BLOCK, block_of

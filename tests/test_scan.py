@@ -14,12 +14,11 @@ import pytest
 
 import tracegrad as tg
 from memory_check import check_memory, planned
-from models import RNN, rnn, rnn_loss, rnn_outputs
+from models import RNN, build_training, rnn, rnn_loss, rnn_outputs
 from test_kernels import NOTHING, run
 from test_random import pcg
 from tracegrad import optim
 from tracegrad.ambient import tracing
-from tracegrad.compiler.build import build_training
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32, i32, u32

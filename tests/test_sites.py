@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
+from models import build_forward, build_training
 from tracegrad import nn, optim
-from tracegrad.compiler import build
-from tracegrad.engine import forward_source
+from tracegrad.engine.programs import SizedPrograms
 from tracegrad.program import Program
 
 RNG = np.random.default_rng(0)
@@ -109,13 +109,13 @@ def test_patched_arrays_are_copied():
 
 def test_a_forward_is_compiled_twice_at_most_a_size(monkeypatch):
     made: list[tuple[Any, bool]] = []
-    original = build.build_forward
+    original = SizedPrograms.built
 
-    def counted(model, forward, inputs, like=None, patching=False, precision="f32", writes=False):
-        made.append((inputs["x"].shape[0], patching))
-        return original(model, forward, inputs, like, patching, precision, writes)
+    def counted(self, source, sizes):
+        made.append((sizes[0][1], source.patching))
+        return original(self, source, sizes)
 
-    monkeypatch.setattr(forward_source, "build_forward", counted)
+    monkeypatch.setattr(SizedPrograms, "built", counted)
     with compiled(inputs={"x": (None, 2)}) as f:
         for _ in range(2):
             f.run(x=X).result()
@@ -134,16 +134,16 @@ def test_sites_are_not_in_the_program_of_runs_and_steps_without_patches():
         out = tg.capture("out", m.l2(tg.where(hidden > 0.5, hidden * 2, hidden)))
         return out, tg.argmax(out, axis=-1)
 
-    marked, unmarked = (build.build_forward(MLP(), f, SHAPES).program for f in (predict, bare))
+    marked, unmarked = (build_forward(MLP(), f, SHAPES).program for f in (predict, bare))
     assert marked.to_json() == unmarked.to_json()
     inputs = {**SHAPES, "y": (4, 3)}
-    a, b = (build.build_training(MLP(), f, inputs, optim.adam(lr=0.1)).program for f in (loss, plain_loss))
+    a, b = (build_training(MLP(), f, inputs, optim.adam(lr=0.1)).program for f in (loss, plain_loss))
     assert {f.name for f in a.outputs} - {f.name for f in b.outputs} == {"capture.out"}
     assert [f.name for f in a.inputs] == [f.name for f in b.inputs]
 
 
 def test_the_program_with_sites_is_plain_data():
-    program = build.build_forward(MLP(), predict, SHAPES, patching=True).program
+    program = build_forward(MLP(), predict, SHAPES, patching=True).program
     fields = {f.name: (f.dtype, f.shape) for f in program.inputs}
     assert fields["patch.hidden.value"] == ("f32", (4, 8)) and fields["patch.hidden.mask"] == ("bool", (4, 8))
     assert fields["patch.rank.value"] == ("i32", (4,))

@@ -10,9 +10,9 @@ import pytest
 
 import tracegrad as tg
 from memory_check import check_memory, planned, planned_training
+from models import build_forward, build_training
 from oracle import torch
 from tracegrad import nn, optim, safetensors
-from tracegrad.compiler.build import build_forward, build_training
 from tracegrad.compiler.layout import Persistent
 
 EPS = float(np.finfo(np.float32).eps)
@@ -670,7 +670,7 @@ def test_no_dispatch_overwrites_what_another_needs(name: str, precision: str) ->
     arguments = {"model": model(), "loss": fn, "inputs": inputs, "optimizer": optim.adam(0.1)}
     step = build_training(**arguments, precision=precision)
     check_memory(planned_training(arguments, step))
-    forward = build_forward(model(), fn, inputs, step.program, precision=precision, writes=True)
+    forward = build_forward(model(), fn, inputs, precision, writes=True, like=step.program)
     assert forward.graph.writes
     check_memory(planned(forward.graph, Persistent.of(step.program, ("param",))))
 

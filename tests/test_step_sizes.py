@@ -15,7 +15,7 @@ from tracegrad import nn, optim
 from tracegrad.compiler import sized
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import StepSource
-from tracegrad.engine import step_programs
+from tracegrad.engine import programs, stepper
 from tracegrad.metrics import accuracy
 
 SIZES = (40, 1, 2, 3, 7, 16, 17, 33, 2)  # the first decides the capacity
@@ -150,7 +150,7 @@ def close(found: Any, expected: Any, of: str) -> None:
 def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
     name: str, device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_programs, "OWN_SIZES", 0)
+    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
     case, file, fixed = CASES[name], tmp_path / "at.safetensors", dict[int, Any]()
     with compiled(case, None) as train:
         for n in SIZES if not case.why else (40, 2):
@@ -177,13 +177,13 @@ def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
 def test_a_hundred_sizes_are_a_few_programs(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[Any]()
     monkeypatch.setattr(sized, "assemble", lambda *a: made.append(a) or assemble(*a))
-    built = step_programs.SizedPrograms.built
-    monkeypatch.setattr(step_programs.SizedPrograms, "built", lambda *a: made.append(a) or built(*a))
+    built = programs.SizedPrograms.built
+    monkeypatch.setattr(programs.SizedPrograms, "built", lambda *a: made.append(a) or built(*a))
     case, rng = CASES["mlp"], np.random.default_rng(0)
     with compiled(case, None, optimizer=optim.adamw(0.01)) as train:
         pending = [train.step(case.data(int(n))) for n in rng.integers(2, 500, 100)]
         assert all(p.loss > 0 for p in pending)
-        assert len(made) <= step_programs.OWN_SIZES + 2, len(made)
+        assert len(made) <= stepper.OWN_SIZES + 2, len(made)
         assert train.explain().title.endswith("whose types are shown") and train.profile(1).table()
         train.set(weight_decay=0.5)
         train.freeze("a.*")
@@ -207,7 +207,7 @@ def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
 
 
 def test_where_user_code_decides_by_a_size_it_gets_its_own_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_programs, "OWN_SIZES", 0)
+    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
 
     def loss(m: Any, x: Any) -> Any:  # math reads an int without asking it
         return tg.mean(m(x)) * (2.0 if math.gcd(x.shape[0], 16) == 16 else 1.0)
@@ -223,4 +223,4 @@ def test_a_source_says_why_it_has_no_program_for_many_sizes() -> None:
     case = CASES["pairs"]
     source = StepSource(case.model(), case.loss, case.inputs, optim.sgd(0.1))
     with pytest.raises(sized.UnsizedError, match="at a batch of"):
-        step_programs.family_of(source, 16)
+        programs.family_of(source, 16)

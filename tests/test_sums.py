@@ -12,11 +12,10 @@ import pytest
 
 import tracegrad as tg
 from memory_check import check_memory, planned, planned_training
-from models import BUDGET, SMALL, Training, adamw, gpt
+from models import BUDGET, SMALL, Training, adamw, build_training, gpt
 from test_kernels import NOTHING, with_barriers
 from tracegrad import nn
 from tracegrad.ambient import tracing
-from tracegrad.compiler.build import build_training
 from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from models import GPT, SineMLP, adamw, sine_loss
+from models import GPT, SineMLP, adamw, build_forward, build_training, sine_loss
 from tracegrad import DTypeError, ShapeError, TraceError, nn, optim
 from tracegrad.ambient import tracing
 from tracegrad.compiler import pipeline
-from tracegrad.compiler.build import build_forward, build_training
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.evaluate import evaluate
 from tracegrad.introspection.memory import Memory

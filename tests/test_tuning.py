@@ -36,9 +36,9 @@ def tuned(tmp_path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
     script.write_text(
         "import tracegrad as tg\n"
-        "from tracegrad.compiler.build import build_forward\n"
+        "from tracegrad.compiler.build import ForwardSource\n"
         "from tracegrad.kernels import tiling\n"
-        "built = build_forward(tg.nn.Linear(20, 12), lambda m, x: m(x), {'x': (64, 20)})\n"
+        "built = ForwardSource(tg.nn.Linear(20, 12), lambda m, x: m(x), {'x': (64, 20)}).traced().compiled()\n"
         "print(tiling.TILE_FROM, any('workgroupBarrier' in k.wgsl for k in built.program.kernels))\n"
     )
     command = [sys.executable, str(ROOT / "bench" / "tuned.py"), *settings, "--", str(script)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad.compiler.build import build_forward
+from models import build_forward
 from tracegrad.dtypes import DType, TensorType, bool_, f32, i32, u32
 from tracegrad.ir import Tensor
 

@@ -14,8 +14,8 @@ from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.pending import Pending
+from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, CompletedStep, Failed
-from tracegrad.engine.step_programs import StepProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall
 from tracegrad.engine.worker import Worker
@@ -117,7 +117,7 @@ class AheadSession:
 
 def stepper(seed, knobs):
     source = StepSource(model=None, loss=lambda m, x: None, inputs={}, optimizer=None, precision="f32")
-    return Stepper(source, StepProgram(Built(*program())), seed, knobs)
+    return Stepper(source, RunProgram(Built(*program())), seed, knobs)
 
 
 class Trainer:

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 from tracegrad.arrays import seed_or_new
-from tracegrad.compiler.build import StepSource, trace_training
-from tracegrad.compiler.build import trace_forward as _trace_forward
+from tracegrad.compiler.build import ForwardSource, StepSource, trace_loss
 from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.stores import OwnParameters
@@ -198,7 +197,9 @@ def trace(
     >>> graph.params
     [<f32[2,1] W>, <f32[1] b>]
     """
-    return trace_training(model, loss, inputs, optimizer)
+    if optimizer is None:
+        return trace_loss(model, loss, inputs)
+    return StepSource(model, loss, inputs, optimizer).at_once().graph
 
 
 @helpful
@@ -209,7 +210,7 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
     >>> graph.outputs
     {'output': <f32[4,1] add>}
     """
-    return _trace_forward(model, forward, inputs)
+    return ForwardSource(model, forward, inputs, writes=True).seen()
 
 
 def devices() -> list[DeviceInfo]:

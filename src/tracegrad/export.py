@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
 from tracegrad.arrays import HAVE_NUMPY, as_array, describe, np
-from tracegrad.compiler.build import Built, StepSource
+from tracegrad.compiler.build import Built, StepSource, at_sizes
 from tracegrad.compiler.dispatches import blamed
 from tracegrad.compiler.feed import make_feed
 from tracegrad.compiler.inputtypes import FreeSizes, input_types
@@ -191,10 +191,12 @@ def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
         raise InputError.here(
             f"export: the forward {name!r} is not attached to this training; make it with train.attach(...)"
         )
-    source = forward.source  # built for one example; if an example is one number, for the points of a curve
-    shapes = [t.shape for t in source.types.values()]
+    source = forward.source._replace(like=program)
+    free = source.free  # built for one example; if an example is one number, for the points of a curve
+    shapes = [t.shape for t in free.types.values()]
     curve = all(len(shape) == 2 and not isinstance(shape[0], int) and shape[1] == 1 for shape in shapes)
-    return source.built(store.model, source.free.all(CURVE_POINTS if curve else 1), program)
+    one = at_sizes(source._replace(model=store.model), free.all(CURVE_POINTS if curve else 1))
+    return one.traced().compiled()
 
 
 def demo_of(built: Built, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import inspect
 import re
 
 import tracegrad as tg
-from tracegrad.compiler.build import build_forward
+from tracegrad.compiler.build import ForwardSource
 from tracegrad.ops import activation
 from tracegrad.optim import sgd
 
@@ -29,7 +29,7 @@ def loss(m: Layer, x: tg.Tensor) -> tg.Tensor:
 
 def text() -> str:
     """The page."""
-    built = build_forward(Layer(), forward, {"x": (5, 6)})
+    built = ForwardSource(Layer(), forward, {"x": (5, 6)}).traced().compiled()
     kernel = built.program.kernels[0]
     graph = tg.trace_forward(model=Layer(), forward=forward, inputs={"x": (5, 6)})
     training = tg.trace(model=Layer(), loss=loss, inputs={"x": (5, 6)}, optimizer=sgd(lr=0.1))

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from tracegrad import ambient
-from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, input_types
+from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, Sizes, input_types
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.persistent import HALTED, arena_of, persistent_of
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.ranges import input_ranges
 from tracegrad.compiler.signatures import checked_loss, checked_outputs
 from tracegrad.compiler.step_graph import training_graph
-from tracegrad.compiler.tracing import Traced, sites_of, traced
+from tracegrad.compiler.tracing import sites_of, traced
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError, TraceError, TracegradError, located
 from tracegrad.hypers import NORMAL, PREFIX, UNIT
@@ -65,50 +65,34 @@ class Built(NamedTuple):
     numbers: Mapping[str, Any] = {}  # of a program at a size: inputs that follow the size, as dtype and value
 
 
-class TracedStep(NamedTuple):
-    """A training step before it is compiled: a graph, without the user's functions."""
+class TracedProgram(NamedTuple):
+    """A step or a forward before it is compiled: a graph, without the user's functions."""
 
     graph: Graph
     persistent: Persistent
     inputs: Mapping[str, TensorType]
     meta: Mapping[str, Any]
-    warnings: tuple[str, ...]
     sites: tuple[SiteInfo, ...]
+    structure: Any = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
         """Plain data to attach to outputs."""
-        return {HALTED: {COUNTS: True}}
+        return {HALTED: {COUNTS: True}} if HALTED in self.graph.outputs else {}
 
     @uncollected
     def compiled(self) -> Built:
-        """Return the compiled step."""
+        """Return the compiled program."""
         ranges = input_ranges(self.graph)
         program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, self.results)
-        return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
+        return Built(program, self.graph, self.structure, self.warnings, self.sites)
 
     def arrays(self) -> Built:
         """Return a program that computes nothing, with the arrays and hyperparameters shared by steps of all sizes."""
         hot = {PREFIX + x.attrs["name"]: x.type for x in self.graph.leaves("hyper")}
         program = make_program(Graph({}), self.persistent, {}, self.meta, hot)
         return Built(program, self.graph, warnings=self.warnings, sites=self.sites)
-
-
-class TracedForward:
-    """A forward before it is compiled."""
-
-    def __init__(
-        self, graph: Graph, persistent: Persistent, t: Traced, meta: Mapping[str, Any], structure: Any
-    ) -> None:
-        self.graph, self.persistent, self.inputs, self.meta = graph, persistent, t.inputs, meta
-        self.structure, self.sites = structure, sites_of(t)
-        self.results: Mapping[str, Mapping[str, Any]] = {}
-
-    @uncollected
-    def compiled(self) -> Built:
-        """Return the compiled forward."""
-        program = make_program(self.graph, self.persistent, input_ranges(self.graph), self.meta, self.inputs)
-        return Built(program, self.graph, self.structure, sites=self.sites)
 
 
 class StepSource(NamedTuple):
@@ -130,17 +114,17 @@ class StepSource(NamedTuple):
         optimizer = self.optimizer.switched_on(values)
         return self if optimizer is self.optimizer else self._replace(optimizer=optimizer)
 
-    def traced(self) -> TracedStep:
+    def traced(self) -> TracedProgram:
         """Run the user's functions and differentiate, so that errors in the user's code are raised here.
 
         If calls choose sizes, try sizes until the user's functions accept them.
         """
         if not self.free.axes:
-            return self._traced()
+            return self.at_once()
         errors: list[Exception] = []
         for sizes in self.free.tried():
             try:
-                return self._replace(inputs=self.free.sized(sizes))._traced()
+                return at_sizes(self, sizes).at_once()
             except Exception as e:
                 errors.append(e)
         raise next((e for e in errors if isinstance(e, TracegradError)), errors[0])
@@ -155,9 +139,13 @@ class StepSource(NamedTuple):
         """The sizes that calls choose."""
         return FreeSizes.of(input_types(self.inputs))
 
+    def seen(self) -> Graph:
+        """Return the graph of the user's function alone."""
+        return trace_loss(self.model, self.loss, self.inputs)
+
     @uncollected
     @ambient.restored
-    def _traced(self) -> TracedStep:
+    def at_once(self) -> TracedProgram:
         check_precision(self.precision)
         optimizer = cast("object", self.optimizer)
         if not isinstance(optimizer, Optimizer):
@@ -190,91 +178,65 @@ class StepSource(NamedTuple):
         if part.name:
             trains = [slot.name for slot in part.trained]
             meta["part"] = {"name": part.name, "first": part.first, "size": part.own.size, "trains": trains}
-        return TracedStep(graph, persistent, t.inputs, meta, doubts, sites_of(t))
+        return TracedProgram(graph, persistent, t.inputs, meta, sites_of(t), warnings=doubts)
 
 
-def build_training(
-    model: Any,
-    loss: Callable[..., Any],
-    inputs: Mapping[str, InputSpec],
-    optimizer: Optimizer,
-    precision: str = "f32",
-) -> Built:
-    """Return the program of one training step. Gradients stay in an array of their own."""
-    return StepSource(model, loss, inputs, optimizer, precision).traced().compiled()
+class ForwardSource(NamedTuple):
+    """The arguments that a forward is compiled from."""
+
+    model: Any
+    forward: Callable[..., Any]
+    inputs: Mapping[str, InputSpec]
+    precision: str = "f32"
+    writes: bool = False  # the forward can write states
+    like: Program | None = None  # the training program whose parameters and states the forward shares
+    patching: bool = False  # patch sites take a mask and a value, as further inputs; else there are no patch sites
+
+    @property
+    def free(self) -> FreeSizes:
+        """The sizes that calls choose."""
+        return FreeSizes.of(input_types(self.inputs))
+
+    @uncollected
+    @ambient.restored
+    def traced(self) -> TracedProgram:
+        """Run the forward once on leaves. Raise TraceError with the line of a write that `writes` does not allow."""
+        like, what = self.like, "forward"
+        fixed = [f.name for f in like.params if not f.spec.get("trainable", True)] if like else []
+        with traced(self.model, self.forward, self.inputs, what, self.patching, fixed or None) as t:
+            outputs, structure = checked_outputs(t.result, self.forward)
+            own = Part.alone(arena_of(t.parameters))
+            persistent = Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, own, states=t.states)
+            if t.trace.writes and not self.writes:
+                raise unannounced(self.forward, t.trace.writes)
+            graph = Graph(outputs, dict(t.trace.captures), dict(t.trace.writes), self.precision)
+            require_own(toposort(graph.roots), t.trace)
+        sites, meta = sites_of(t), {"kind": what, "hyper": dict(t.trace.hypers)}
+        if "patches" in self.inputs and any(s.kind == "patch" for s in sites):
+            raise InputError.here("an input of a forward with patch sites cannot be named 'patches': rename it")
+        return TracedProgram(graph, persistent, t.inputs, meta, sites, structure)
+
+    def seen(self) -> Graph:
+        """Return the graph of the user's function alone."""
+        return self.traced().graph
 
 
-def build_forward(
-    model: Any,
-    forward: Callable[..., Any],
-    inputs: Mapping[str, InputSpec],
-    like: Program | None = None,
-    patching: bool = False,
-    precision: str = "f32",
-    writes: bool = False,
-) -> Built:
-    """Return the program of one forward; see `traced_forward`."""
-    return traced_forward(model, forward, inputs, like, patching, precision, writes).compiled()
+ProgramSource = StepSource | ForwardSource
+AnySource = TypeVar("AnySource", bound=ProgramSource)
 
 
-@uncollected
-@ambient.restored
-def traced_forward(
-    model: Any,
-    forward: Callable[..., Any],
-    inputs: Mapping[str, InputSpec],
-    like: Program | None = None,
-    patching: bool = False,
-    precision: str = "f32",
-    writes: bool = False,
-) -> TracedForward:
-    """Run a forward once on leaves and return its trace.
-
-    like:     the training program whose parameters and states the forward shares.
-    patching: give patch sites a mask and a value, as further inputs of the program; else the program has no patch
-              sites.
-    writes:   allow the forward to write states; else raise TraceError with the line of a write.
-    """
-    fixed = [f.name for f in like.params if not f.spec.get("trainable", True)] if like else []
-    with traced(model, forward, inputs, "forward", patching, fixed or None) as t:
-        outputs, structure = checked_outputs(t.result, forward)
-        arena = arena_of(t.parameters)
-        own = Part.alone(arena)
-        persistent = Persistent.of(like, ("param",)) if like else persistent_of(t.parameters, own, states=t.states)
-        if t.trace.writes and not writes:
-            raise unannounced(forward, t.trace.writes)
-        graph = Graph(outputs, dict(t.trace.captures), dict(t.trace.writes), precision)
-        require_own(toposort(graph.roots), t.trace)
-    meta = {"kind": "forward", "hyper": dict(t.trace.hypers)}
-    return TracedForward(graph, persistent, t, meta, structure)
+def at_sizes(source: AnySource, sizes: Sizes) -> AnySource:
+    """Return the same source with these sizes in place of those that calls choose."""
+    return source._replace(inputs=source.free.sized(sizes))
 
 
 @ambient.restored
-def trace_training(
-    model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec], optimizer: Optimizer | None = None
-) -> Graph:
-    """Return the graph of the loss; with an optimizer, of the whole step."""
+def trace_loss(model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> Graph:
+    """Return the graph of a loss, without gradients."""
     with traced(model, loss, inputs, "loss") as t:
         y, aux = checked_loss(t.result, loss)
-        if optimizer is not None:
-            part = Part.alone(arena_of(t.parameters, optimizer))
-            return training_graph(t, y, aux, part, optimizer, "f32")[0]
         named = {f"aux.{n}": x for n, x in aux.items()}
         return Graph({"loss": y, **named}, dict(t.trace.captures), dict(t.trace.writes))
-
-
-@ambient.restored
-def trace_forward(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> Graph:
-    """Return the graph of a forward."""
-    with traced(model, forward, inputs, "forward") as t:
-        return Graph(checked_outputs(t.result, forward)[0], dict(t.trace.captures), dict(t.trace.writes))
-
-
-@ambient.restored
-def trace_sites(model: Any, forward: Callable[..., Any], inputs: Mapping[str, InputSpec]) -> tuple[SiteInfo, ...]:
-    """Return the sites of a forward without compiling it."""
-    with traced(model, forward, inputs, "forward") as t:
-        return sites_of(t)
 
 
 def unannounced(forward: Callable[..., Any], writes: Mapping[str, Tensor]) -> TraceError:

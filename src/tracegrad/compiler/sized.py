@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.build import Built, TracedForward, TracedStep, uncollected
+from tracegrad.compiler.build import Built, ProgramSource, TracedProgram, uncollected
 from tracegrad.compiler.counted import At, Number, counted, expanded, numbers_of, pairs_of, values_at
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
@@ -24,25 +24,8 @@ from tracegrad.render.languages import LANGUAGES
 
 T = TypeVar("T")
 
+SourceAt = Callable[[int], ProgramSource]  # the source of a step or forward, at a size
 LEAST = 17  # the least capacity: more than any axis that is unrolled, and no common size of anything else
-
-Traced = TracedForward | TracedStep
-
-
-class Source(NamedTuple):
-    """The functions that a program for many sizes is compiled from."""
-
-    traced_at: Callable[[int], Traced]  # the whole graph at a size
-    seen_at: Callable[[int], Graph]  # the graph of the user's functions alone at a size
-
-    @staticmethod
-    def forward(traced_at: Callable[[int], TracedForward]) -> Source:
-        """Return the source of a forward, which is the user's code alone."""
-
-        def seen_at(size: int) -> Graph:
-            return traced_at(size).graph
-
-        return Source(traced_at, seen_at)
 
 
 class Numbered(NamedTuple):
@@ -57,7 +40,7 @@ class Family(NamedTuple):
 
     built: Built
     sites: tuple[int, ...]  # for each site: elements of axis 0 per element of the batch
-    source: Source
+    source_at: SourceAt
     seen: Graph  # the graph of the user's functions at the capacity
     constants: Sequence[At]  # the constants of `seen` at two sizes
     numbers: Sequence[Number]
@@ -92,11 +75,11 @@ class Family(NamedTuple):
     @uncollected
     @ambient.restored
     def _numbers(self, size: int) -> Mapping[str, Any]:
-        graph = _at(self.source.seen_at, size)
+        graph = _seen(self.source_at, size)
         check_graphs(self.seen, graph, Pair(self.built.program.capacity, size))
         known = values_at(graph, self.constants)
         if self.numbered is not None:
-            known = values_at(_at(self.numbered.graph_at, size), self.numbered.constants)
+            known = values_at(self.numbered.graph_at(size), self.numbered.constants)
         return {n.field: (n.dtype.numpy, known[n.at]) for n in self.numbers}
 
 
@@ -110,75 +93,84 @@ def prime_from(n: int) -> int:
 
 @uncollected
 @ambient.restored
-def build_family(source: Source, most: int, extents: bool = True) -> Family:
+def build_family(source_at: SourceAt, most: int, extents: bool = True) -> Family:
     """Return the program that serves batches of up to `most` examples, or a few more.
 
     extents: it runs in a language that writes extents; else only grids follow the size.
     Raises:  UnsizedError with the reason why one program cannot serve all sizes.
     """
     told: list[Site] = []
-    sizes, (one, other), graphs = _traced(source, most)
-    _at(source.seen_at, Watched.of(sizes.a, "n", told))
+    sizes, (one, other), graphs = _traced(source_at, most)
+    _seen(source_at, Watched.of(sizes.a, "n", told))
     if told:
         raise UnsizedError(f"{told[0].short} uses the size of the batch as a number")
     check_graphs(graphs[0], graphs[1], sizes)
-    whole = isinstance(one, TracedForward)
-    seen: list[Graph] = [t.graph if whole else _at(source.seen_at, n) for t, n in zip((one, other), sizes)]
+    whole = one.meta["kind"] == "forward"
+    seen = [t.graph if whole else _seen(source_at, n) for t, n in zip((one, other), sizes)]
     check_graphs(seen[0], seen[1], sizes)
     constants = pairs_of(seen[0], seen[1])
     numbers, follow = numbers_of(graphs[0], graphs[1])
-    numbered = _numbered(numbers, source, constants, sizes)
+    numbered = _numbered(numbers, source_at, constants, sizes)
     graphs = [*map(counted, graphs, follow)]
     try:
         program = _program((one, other), graphs, sizes, extents)
     except (CompileError, ShapeError) as e:
         raise UnsizedError(str(e)) from e
     captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
-    structure = one.structure if isinstance(one, TracedForward) else None
-    built = Built(program, graphs[0], structure, sites=one.sites)
-    return Family(built, captured, source, seen[0], constants, numbers, numbered, {})
+    built = Built(program, graphs[0], one.structure, sites=one.sites)
+    return Family(built, captured, source_at, seen[0], constants, numbers, numbered, {})
 
 
-def _traced(source: Source, most: int) -> tuple[Pair, list[Traced], list[Graph]]:
+def _traced(source_at: SourceAt, most: int) -> tuple[Pair, list[TracedProgram], list[Graph]]:
     """Both traces, at primes of which no fixed axis is a multiple: so the passes know what grows."""
     a = prime_from(most)
     while True:
         sizes = Pair(a, prime_from(a + 1))
-        traced = [_at(source.traced_at, n) for n in sizes]
-        graphs = [expanded(t.graph) for t in traced]
+        found = [_whole(source_at, n) for n in sizes]
+        graphs = [expanded(t.graph) for t in found]
         one, other = ({n for t in g.nodes for n in t.shape if n} for g in graphs)
         if not any(n % p == 0 for n in one & other for p in sizes):
-            return sizes, traced, graphs
+            return sizes, found, graphs
         a = sizes.b
 
 
-def _at(traced_at: Callable[[int], T], size: int) -> T:
+def _whole(source_at: SourceAt, size: int) -> TracedProgram:
+    """Trace a step or forward at a size."""
+    return _at(size, lambda: source_at(size).traced())
+
+
+def _seen(source_at: SourceAt, size: int) -> Graph:
+    """Trace the user's functions alone at a size."""
+    return _at(size, lambda: source_at(size).seen())
+
+
+def _at(size: int, trace: Callable[[], T]) -> T:
     try:
-        return traced_at(size)
+        return trace()
     except Exception as e:  # errors of the user's code, too: no call has this size
         raise UnsizedError(f"a batch of {size} is refused: {str(e).partition(chr(10))[0]}") from e
 
 
-def _numbered(numbers: Sequence[Number], source: Source, constants: Sequence[At], sizes: Pair) -> Numbered | None:
+def _numbered(numbers: Sequence[Number], source_at: SourceAt, constants: Sequence[At], sizes: Pair) -> Numbered | None:
     """Return the graph in which all numbers are found: the one that is cheapest to trace at another size."""
     wanted = {n.at for n in numbers}
     if wanted <= {*constants}:
         return None
 
     def inside(size: int) -> Graph:
-        return expanded(source.seen_at(size))
+        return expanded(_seen(source_at, size))
 
     def whole(size: int) -> Graph:
-        return expanded(source.traced_at(size).graph)
+        return expanded(_whole(source_at, size).graph)
 
     def where(graph_at: Callable[[int], Graph]) -> Numbered:
-        return Numbered(graph_at, pairs_of(_at(graph_at, sizes.a), _at(graph_at, sizes.b)))
+        return Numbered(graph_at, pairs_of(graph_at(sizes.a), graph_at(sizes.b)))
 
     found = where(inside)
     return found if wanted <= {*found.constants} else where(whole)
 
 
-def _program(traced: Sequence[Traced], graphs: Sequence[Graph], sizes: Pair, extents: bool) -> Program:
+def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pair, extents: bool) -> Program:
     (one, other), specs = traced, input_ranges(graphs[0])
     if _narrow(specs, one.inputs) != _narrow(input_ranges(graphs[1]), other.inputs):
         raise UnsizedError("which indices are valid depends on the batch")

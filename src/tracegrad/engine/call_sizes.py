@@ -1,24 +1,16 @@
-"""The sizes that the inputs of a call choose, and the one program that serves many of them.
-
-`compiler/inputtypes.py` defines which dimensions have such sizes.
-"""
+"""The sizes that the inputs of a call choose; `compiler/inputtypes.py` defines which dimensions have such sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from tracegrad.arrays import as_array, np
-from tracegrad.compiler.build import Built
+from tracegrad.arrays import as_array
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.dtypes import Dimension
 from tracegrad.engine.inputs import check_inputs
 from tracegrad.errors import InputError
-from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field
-
-if TYPE_CHECKING:
-    from tracegrad.compiler.sized import Family
 
 
 def as_arrays(free: FreeSizes, values: Mapping[str, Any], split: bool = False) -> dict[str, Any]:
@@ -67,42 +59,3 @@ def _array_or_same(value: Any, shapes: Sequence[tuple[Dimension, ...]]) -> Any:
         return as_array(value, shapes)
     except InputError:
         return value  # the check reports it, together with every other problem
-
-
-def numbers_of(built: Built) -> dict[str, Any]:
-    """Return the inputs of a program at a size that follow the size, as arrays."""
-    return {name: np.asarray(value, dtype) for name, (dtype, value) in built.numbers.items()}
-
-
-class Growing:
-    """The sizes that calls have chosen so far.
-
-    most: the largest one. why: the reason why there is no program for many sizes.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most, self.why = most, ""
-        self.family: Family | None = None
-
-    def serves(self, size: int) -> bool:
-        """Return whether `at` would compile nothing for this size."""
-        return bool(self.why) or (self.family is not None and size <= self.family.built.program.capacity)
-
-    def at(self, size: int, build: Callable[[int], Family]) -> Built | None:
-        """Return the program at a size; None if the size gets a program of its own.
-
-        build: returns the program for sizes up to a number. A size beyond the capacity replaces the program by one of
-               at least twice the capacity.
-        """
-        if not self.serves(size):
-            self.most = max(size, self.most, 2 * self.family.built.program.capacity if self.family else 0)
-            try:
-                self.family = build(self.most)
-            except UnsizedError as e:
-                self.why, self.family = str(e), None
-        return self.family.at(size) if self.family else None
-
-    @property
-    def note(self) -> str:
-        """Return why each size has a program of its own; "" if one can serve many."""
-        return f"compiled for each size: {self.why}" if self.why else ""

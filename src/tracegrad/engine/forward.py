@@ -11,15 +11,16 @@ from types import TracebackType
 from typing import Any
 
 from tracegrad import safetensors
-from tracegrad.compiler.build import trace_sites
-from tracegrad.compiler.inputtypes import as_read
+from tracegrad.compiler.build import ForwardSource, check_precision
+from tracegrad.compiler.inputtypes import as_read, input_types
+from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.engine import params
 from tracegrad.engine.call_sizes import as_arrays, sizes_of
-from tracegrad.engine.forward_runs import ForwardProgram, ForwardPrograms, ForwardRun
-from tracegrad.engine.forward_source import ForwardSource
+from tracegrad.engine.forward_runs import ForwardPrograms, ForwardRun
 from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge
 from tracegrad.engine.patches import check_patches
 from tracegrad.engine.pending import Demand, Pending, resolved
+from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, RunResult, failure
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
@@ -75,14 +76,18 @@ class CompiledForward(HasStates):
         If no call chooses sizes, the program is built here, so that its errors are raised here.
         """
         self.store: ParameterStore = store
-        self.source = ForwardSource.checked(forward, inputs, precision, writes)
+        check_precision(precision)
+        types = input_types(inputs)
+        check_function(forward, "forward")
+        check_signature(forward, types, "forward")
+        self.source = ForwardSource(store.model, forward, types, precision, writes)
         self._programs = ForwardPrograms(self.source, store, whole("max_cached_shapes", max_cached_shapes))
         self._owner, self._training = owner, training
         self._demand = Demand()
         self._lock = threading.RLock()  # never held while waiting for the worker; a signal handler may run this again
         if owner:
             weakref.finalize(self, store.worker.close)  # also at exit, before the interpreter ends
-        if not self.source.free.axes:
+        if not self._programs.free.axes:
             with store.worker.own(self._lock):
                 self._programs.of(())
 
@@ -101,17 +106,17 @@ class CompiledForward(HasStates):
         >>> infer.run(x=np.zeros((5, 2))).output.shape
         (5, 1)
         """
-        worker, programs, source = self.store.worker, self._programs, self.source
+        worker, programs, free = self.store.worker, self._programs, self._programs.free
         refusal = Aborted(programs.closed) if programs.closed else worker.refusal
         if refusal is not None:
             return resolved(refusal, "run")
         pending: Pending[RunResult] = worker.pending("run")
         try:
-            if patches is not None and "patches" in source.types:
+            if patches is not None and "patches" in free.types:
                 inputs, patches = {**inputs, "patches": patches}, None
-            given = as_arrays(source.free, merge(mapping, inputs, "run", more, source.types))
+            given = as_arrays(free, merge(mapping, inputs, "run", more, free.types))
             with worker.own(self._lock):
-                program = programs.of(sizes_of(source.free, given, "run"))
+                program = programs.of(sizes_of(free, given, "run"))
                 programs.runs += 1
                 arrays = check_inputs(program.inputs, given, "run")
                 patched = check_patches(program.built.sites, patches, "run") if patches is not None else {}
@@ -138,13 +143,14 @@ class CompiledForward(HasStates):
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}
         """
-        given = as_arrays(self.source.free, merge(mapping, inputs, "graph_for"))
+        free = self._programs.free
+        given = as_arrays(free, merge(mapping, inputs, "graph_for"))
         with self.store.worker.own(self._lock):
-            sizes = sizes_of(self.source.free, given, "graph_for")
+            sizes = sizes_of(free, given, "graph_for")
             program = self._programs.of(sizes)
-            if program.family is None:
+            if program.base is None:
                 return program.built.graph
-            return self.source.traced(self.store.model, sizes, self.store.layout).graph
+            return self._programs.at(sizes).seen()
 
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
         """Explain the program for these inputs, or for the size used last; see `CompiledTraining.explain`.
@@ -263,8 +269,8 @@ class CompiledForward(HasStates):
             latest = self._programs.latest
         if latest is not None:
             return latest.built.sites
-        free = self.source.free
-        return trace_sites(self.store.model, self.source.forward, free.sized(free.all(1)))
+        programs = self._programs
+        return programs.at(programs.free.all(1))._replace(writes=True).traced().sites
 
     @property
     def closed(self) -> str:
@@ -273,7 +279,7 @@ class CompiledForward(HasStates):
 
     def __repr__(self) -> str:
         name = getattr(self.source.forward, "__name__", "forward")
-        types = ", ".join(f"{n}: {t}" for n, t in self.source.types.items())
+        types = ", ".join(f"{n}: {t}" for n, t in self._programs.free.types.items())
         where = self.closed or self.store.worker.closed or f"on {self.store.worker.info}"
         return f"<CompiledForward {name}({types}) {where}>"
 
@@ -283,11 +289,11 @@ class CompiledForward(HasStates):
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _looked_at(self, values: dict[str, Any], what: str) -> tuple[ForwardProgram, dict[str, Any]]:
+    def _looked_at(self, values: dict[str, Any], what: str) -> tuple[RunProgram, dict[str, Any]]:
         """Return the program for some inputs, and the arrays to run it on: the inputs, or zeros without any."""
         if self.closed:
             raise AbortedError.here(f"this CompiledForward is {self.closed}; use it before close()")
-        free = self.source.free
+        free = self._programs.free
         given = as_arrays(free, values)
         with self.store.worker.own(self._lock):
             sizes = self._programs.sizes

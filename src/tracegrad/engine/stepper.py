@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from tracegrad.arrays import np
-from tracegrad.compiler.build import Built, StepSource, TracedStep
+from tracegrad.compiler.build import Built, StepSource, TracedProgram
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.compiler.persistent import HALTED
@@ -16,10 +16,11 @@ from tracegrad.dtypes import DTYPES
 from tracegrad.engine import bounds, indexcheck, params, reference
 from tracegrad.engine.drives import beside
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.step_programs import SizedPrograms, StepProgram
+from tracegrad.engine.programs import RunProgram, SizedPrograms
 from tracegrad.lr import as_schedule, restarted
 from tracegrad.program import DRAWN, Buffer, Program
-from tracegrad.runtime.base import Session, Timings, load_on
+from tracegrad.runtime.base import DeviceInfo, Session, Timings, load_on
+from tracegrad.tuning import OWN_SIZES
 
 WORD = 2**32 - 1
 COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array that it copies
@@ -30,7 +31,7 @@ class Stepper:
     """One model in training: its program, and its progress. Changed on the worker's thread only."""
 
     source: StepSource
-    main: StepProgram  # the step's program; if calls choose sizes, one that computes nothing and holds the arrays
+    main: RunProgram  # the step's program; if calls choose sizes, one that computes nothing and holds the arrays
     seed: int
     knobs: Knobs  # values for the next step; a queued step keeps those of its call
     first: Callable[[], Mapping[str, Any]] | None = None  # returns the parameters, drawn while pipelines are compiled
@@ -47,7 +48,7 @@ class Stepper:
         self.together = [self]
 
     @staticmethod
-    def all_of(traced: Sequence[tuple[StepSource, TracedStep]], seed: int, most_sizes: int) -> list[Stepper]:
+    def all_of(traced: Sequence[tuple[StepSource, TracedProgram]], seed: int, most_sizes: int) -> list[Stepper]:
         """Return the steppers of the losses of one model."""
         together = [Stepper.of(*pair, seed, most_sizes, draws=k == 0) for k, pair in enumerate(traced)]
         for k, stepper in enumerate(together):
@@ -55,19 +56,19 @@ class Stepper:
         return together
 
     @staticmethod
-    def of(source: StepSource, traced: TracedStep, seed: int, most_sizes: int = 8, draws: bool = True) -> Stepper:
+    def of(source: StepSource, traced: TracedProgram, seed: int, most_sizes: int = 8, draws: bool = True) -> Stepper:
         """Return a compiled stepper at step 0, without a session.
 
         most_sizes: programs kept if calls choose sizes. draws: also draw the first parameters.
         """
         free = source.free
         built = traced.arrays() if free.axes else traced.compiled()
-        sized = SizedPrograms(free, most_sizes) if free.axes else None
+        sized = SizedPrograms(free, most_sizes, OWN_SIZES) if free.axes else None
         values = {**built.program.meta.get("hyper", {}), **source.optimizer.hyper}
         # while pipelines are compiled
         first = beside(partial(params.drawn, params.drawable(built.program), seed)) if draws else None
         rate = Rate(as_schedule(source.optimizer.lr))
-        return Stepper(source, StepProgram(built), seed, Knobs(rate, values), first, sized)
+        return Stepper(source, RunProgram(built), seed, Knobs(rate, values), first, sized)
 
     @property
     def stream(self) -> int:
@@ -85,22 +86,19 @@ class Stepper:
         return self.main.program
 
     @property
-    def latest(self) -> StepProgram:
+    def latest(self) -> RunProgram:
         """The program to inspect: if calls choose sizes, that of the sizes used last."""
         return (self.sized and self.sized.latest) or self.main
 
-    def program_for(self, sizes: Sizes, shares: bool) -> tuple[StepProgram, list[StepProgram]]:
-        """Return the program of a call that chose these sizes, compiled if new, and the programs dropped for it.
-
-        shares: on this device one program can serve many sizes.
-        """
+    def program_for(self, sizes: Sizes, info: Callable[[], DeviceInfo]) -> tuple[RunProgram, list[RunProgram]]:
+        """Return the program of a call that chose these sizes, compiled if new, and the programs dropped for it."""
         if self.sized is None:
             return self.main, []
         with self.sized.lock:
-            return self.sized.of(self.source, sizes, shares)
+            return self.sized.of(sizes, lambda: self.source, info)
 
     def begin(
-        self, session: Session, program: StepProgram, arrays: Mapping[str, Any], knobs: Knobs
+        self, session: Session, program: RunProgram, arrays: Mapping[str, Any], knobs: Knobs
     ) -> tuple[dict[str, Any], int, reference.Checked | None]:
         """Return the inputs of the next step, its number, and under TRACEGRAD_CHECK what to compare it with."""
         step = self.submitted + 1
@@ -147,7 +145,7 @@ class Stepper:
         self.rewind(session)
 
     def timings(
-        self, session: Session, program: StepProgram, arrays: Mapping[str, Any], knobs: Knobs, runs: int
+        self, session: Session, program: RunProgram, arrays: Mapping[str, Any], knobs: Knobs, runs: int
     ) -> Timings:
         """Time the next step without applying it: a halted device computes everything, and keeps its old values.
 
@@ -185,7 +183,8 @@ class Stepper:
         self.main.take(built)
         self.source, self.main.handle = source, new
         if self.sized is not None:
-            self.sized.clear(session)
+            for program in self.sized.drop():
+                program.unload(session)
         self.freeze(session, self.frozen)
         bounds.tell(session, self.program, bounds.filled(self.program) | before)
         self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS and b.name not in had])

@@ -13,8 +13,8 @@ from tracegrad.engine import bounds, reference
 from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.nonfinite import blame
 from tracegrad.engine.pending import Pending
+from tracegrad.engine.programs import AUX, CAPTURE, RunProgram
 from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, StepResult, failure
-from tracegrad.engine.step_programs import AUX, CAPTURE, StepProgram
 from tracegrad.engine.stepper import Stepper, by_role
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.program import Field
@@ -36,7 +36,7 @@ class StepCall:
     pending: Pending[StepResult]
     n: int
     what: str
-    program: StepProgram
+    program: RunProgram
     losses: list[float] = field(default_factory=list[float])
     skipped: int = 0
 
@@ -57,7 +57,7 @@ class StepRun:
     index: int
     arrays: Mapping[str, Any]  # kept until the result is known, because a replay and the search for a NaN need them
     pending: Pending[StepResult]
-    of: StepProgram
+    of: RunProgram
     step: int = 0  # its number, once it has begun
     checked: reference.Checked | None = None
     differs: str = ""  # how the step differs from the reference

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tracegrad.arrays import handed_out
-from tracegrad.engine import indexcheck, params
+from tracegrad.engine import params
 from tracegrad.engine.call_sizes import as_arrays, sizes_of
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.step_programs import StepProgram
+from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, InputError
@@ -90,7 +90,7 @@ class TrainedParameters:
 
     def program_for(
         self, stepper: Stepper, given: Mapping[str, Any], what: str, split: bool = False
-    ) -> tuple[StepProgram, Mapping[str, Any]]:
+    ) -> tuple[RunProgram, Mapping[str, Any]]:
         """Return the program of a step on these inputs, and the inputs, as arrays where sizes need them.
 
         split: for `run_steps`, inputs can have one more axis in front.
@@ -99,9 +99,7 @@ class TrainedParameters:
             return stepper.main, given
         free = stepper.sized.free
         given = as_arrays(free, given, split)
-        info = self.worker.info
-        shares = info.resizes and not info.gpu and not indexcheck.enabled()  # WGSL lacks sums of a run's size
-        program, dropped = stepper.program_for(sizes_of(free, given, what, split), shares)
+        program, dropped = stepper.program_for(sizes_of(free, given, what, split), lambda: self.worker.info)
 
         def unload(session: Session) -> None:
             for old in dropped:

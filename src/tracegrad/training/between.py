@@ -9,7 +9,7 @@ from typing import Any, cast
 from tracegrad.arrays import checked_seed
 from tracegrad.compiler.build import StepSource
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.step_programs import StepProgram
+from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
@@ -49,7 +49,7 @@ def lr_metric(store: TrainedParameters, stepper: Stepper, value: float) -> None:
 
 
 def profile(
-    store: TrainedParameters, stepper: Stepper, program: StepProgram, steps: int, arrays: Mapping[str, Any]
+    store: TrainedParameters, stepper: Stepper, program: RunProgram, steps: int, arrays: Mapping[str, Any]
 ) -> Profile:
     """Time every dispatch; see `CompiledTraining.profile`."""
 
@@ -60,7 +60,7 @@ def profile(
     return store.call(measure, stepper)
 
 
-def to_jax(store: TrainedParameters, stepper: Stepper, program: StepProgram) -> tuple[Any, dict[str, Any]]:
+def to_jax(store: TrainedParameters, stepper: Stepper, program: RunProgram) -> tuple[Any, dict[str, Any]]:
     """Return the step as a function of JAX; see `CompiledTraining.to_jax`."""
 
     def made(session: Session, stepper: Stepper) -> tuple[Any, dict[str, Any]]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, given_or_blank, merge
+from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.snapshots import take_all
-from tracegrad.engine.step_programs import StepProgram
 from tracegrad.errors import InputError
 from tracegrad.export import Contents, export, exportable
 from tracegrad.introspection.explain import Explanation, explained
@@ -217,7 +217,7 @@ class CompiledTraining(Training):
         stepper = self.store.stepper_of(loss, "to_jax")
         return to_jax(self.store, stepper, self._looked_at(loss, "to_jax"))
 
-    def _looked_at(self, loss: str | None, what: str) -> StepProgram:
+    def _looked_at(self, loss: str | None, what: str) -> RunProgram:
         """Return the program of the step, for the sizes used last. Raises InputError if no call has chosen sizes."""
         stepper = self.store.stepper_of(loss, what)
         if stepper.sized is not None and stepper.sized.latest is None:
