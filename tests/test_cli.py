@@ -46,7 +46,7 @@ def test_demo_writes_its_folder(which: str, tmp_path: Path, capsys: pytest.Captu
     parameters = read(tmp_path / "out" / "parameters.safetensors").tensors
     assert sum(x.size for x in parameters.values()) == result["parameters"]
     said = capsys.readouterr()
-    assert "Device: cpu" in said.out and "asked for by --device cpu" in said.out
+    assert "Device: cpu" in said.out and "chosen by --device cpu" in said.out
     assert "steps/s" in said.err, "the progress bar shows loss and speed"
 
 

@@ -136,5 +136,5 @@ def run(device: str | None, seconds: float = SECONDS) -> int:
                 warnings.simplefilter("ignore", RuntimeWarning)  # a software adapter was asked for by name
                 rows.append(measured(name, model, place, seconds))
     print(Table(HEAD, rows, left=("model", "device")).text())
-    print("steps are queued, with batches from the host, and the loss is read after each block of them")
+    print("Each step takes its batch from the host. Steps are queued, and the loss is read after each block of steps.")
     return 0

@@ -24,7 +24,9 @@ DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    top = argparse.ArgumentParser(prog="tracegrad", description="Train models fused, on WebGPU or the CPU.")
+    top = argparse.ArgumentParser(
+        prog="tracegrad", description="Train small models on a GPU, on the CPU, and in browser pages."
+    )
     top.add_argument("--version", action="version", version=f"tracegrad {tracegrad.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -33,32 +35,33 @@ def parser() -> argparse.ArgumentParser:
         "which", nargs="?", choices=DEMOS, default="digits",
         help="digits: a convolutional classifier of handwriting (default); sine: a curve; gpt: a character model",
     )  # fmt: skip
-    demo.add_argument("--out", type=Path, help="folder for results (tracegrad-demo; -sine and -gpt for the others)")
-    demo.add_argument("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
-    demo.add_argument("--steps", type=positive, default=None, help="training steps (default: enough)")
-    demo.add_argument("--seed", type=natural, default=0, help="pins all randomness (%(default)s)")
+    demo.add_argument("--out", type=Path, help="folder for results (default: tracegrad-demo, or with -sine or -gpt)")
+    demo.add_argument("--device", choices=DEVICES, default="auto", help="where to train (default: a GPU, else the CPU)")
+    steps = ", ".join(f"{name} {demo.STEPS}" for name, demo in DEMOS.items())
+    demo.add_argument("--steps", type=positive, default=None, help=f"training steps (default: {steps})")
+    demo.add_argument("--seed", type=natural, default=0, help="seed of parameters and batches (default: %(default)s)")
     demo.add_argument("--digest", action="store_true", help="print a hash of the training's losses and state")
     demo.set_defaults(run=run_demo)
 
-    check = commands.add_parser("doctor", help="list devices and check the numbers of every kernel family on each")
-    check.add_argument("--device", choices=DEVICES[1:], default=None, help="check only this one")
+    check = commands.add_parser("doctor", help="list devices, and check the numbers that each computes")
+    check.add_argument("--device", choices=DEVICES[1:], default=None, help="check this device only (default: all)")
     check.set_defaults(run=run_doctor)
 
-    speed = commands.add_parser("bench", help="time training steps of the demos' models on each device")
-    speed.add_argument("--device", choices=DEVICES[1:], default=None, help="only this one")
+    speed = commands.add_parser("bench", help="time training steps of the demos on each device")
+    speed.add_argument("--device", choices=DEVICES[1:], help="time this device only (default: all but software GPUs)")
     speed.add_argument("--digest", action="store_true",
-                       help="instead, train each twice, once through a checkpoint, and print the hash")  # fmt: skip
+                       help="time nothing: train twice, once through a checkpoint, and print both hashes")  # fmt: skip
     speed.set_defaults(run=run_bench)
 
-    look = commands.add_parser("inspect", help="say what a checkpoint, a parameter file or an exported page holds")
+    look = commands.add_parser("inspect", help="show what a checkpoint, a parameter file or an exported page holds")
     look.add_argument(
         "file", type=Path, metavar="FILE", help=".safetensors, program.json, or a page: its folder or its HTML file"
     )
     look.set_defaults(run=run_inspect)
 
-    serve = commands.add_parser("serve", help="show a page that train.export or a demo wrote")
+    serve = commands.add_parser("serve", help="open a page that train.export or a demo wrote in the browser")
     serve.add_argument("folder", type=Path, metavar="DIR", help="the folder with index.html")
-    serve.add_argument("--port", type=port, default=0, help="on this computer only (default: any that is free)")
+    serve.add_argument("--port", type=port, default=0, help="port of the local server (default: any that is free)")
     serve.add_argument("--no-open", action="store_true", help="do not open a browser")
     serve.set_defaults(run=run_serve)
     return top

@@ -68,8 +68,8 @@ def _limits(adapter: AdapterInfo) -> Iterator[str]:
     for key, label in SHOWN_LIMITS.items():
         if key in adapter.limits:
             value = adapter.limits[key]
-            large = value >= 2**20
-            yield f"{label}: {f'{value / 2**20:,.0f} MiB' if large and 'size' in key else f'{value:,}'}"
+            bytes_ = f"{value / 2**20:,.0f} MiB" if value >= 2**20 else f"{value / 2**10:,.0f} KiB"
+            yield f"{label}: {bytes_ if 'size' in key else f'{value:,}'}"
 
 
 def _devices() -> Iterator[str]:
@@ -77,7 +77,7 @@ def _devices() -> Iterator[str]:
     yield from (f"  {d.name:8} {d.description}" for d in tg.devices())
     if compiler() is None and os.environ.get(VARIABLE) != "off":
         yield "  A C compiler (cc, gcc or clang; not on Windows) makes the CPU two to four times as fast,"
-        yield "  and saves the host a third of its work for a short step on a GPU."
+        yield "  and makes short steps on a GPU cost the host less."
     if os.environ.get("TRACEGRAD_DEVICE"):
         yield f'  TRACEGRAD_DEVICE={os.environ["TRACEGRAD_DEVICE"]} overrides what "auto" means'
 

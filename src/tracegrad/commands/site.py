@@ -82,7 +82,7 @@ def serve(folder: Path, port: int = 0, *, browse: bool = True) -> int:
     """Serve `folder` until Ctrl+C, and open it in the browser. Returns the exit code."""
     with server(folder, port) as running:
         url = f"http://localhost:{running.server_port}/"
-        print(f"{folder} is at {url} (Ctrl+C ends it)", flush=True)
+        print(f"{folder} is at {url} (Ctrl+C stops the server)", flush=True)
         if browse:
             webbrowser.open(url)
         running.serve_forever()

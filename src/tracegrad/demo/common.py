@@ -94,14 +94,14 @@ class Report:
 def why(asked: str, got: str) -> str:
     """Return why this device was chosen, in plain words."""
     if asked != "auto":
-        return f"asked for by --device {asked}"
+        return f"chosen by --device {asked}"
     if os.environ.get("TRACEGRAD_DEVICE"):
-        return f"asked for by TRACEGRAD_DEVICE={os.environ['TRACEGRAD_DEVICE']}"
+        return f"chosen by TRACEGRAD_DEVICE={os.environ['TRACEGRAD_DEVICE']}"
     if got == "webgpu":
         return "a GPU was found"
     support = tg.check_webgpu()
     if support.adapter is not None:
-        return f"no GPU here: {support.adapter.description} is software, which --device webgpu would use"
+        return f"no GPU here: {support.adapter.description} is a software adapter; --device webgpu uses it"
     return f"no GPU here: {support.message}"
 
 
