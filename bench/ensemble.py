@@ -7,8 +7,8 @@ Prints the median of many steps, run in one submission, with the loss read back 
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 
 import numpy as np
@@ -74,4 +74,6 @@ def main(device: str = "auto") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("device", nargs="?", default="auto", help="(default: %(default)s)")
+    main(parser.parse_args().device)

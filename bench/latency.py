@@ -5,8 +5,8 @@ python bench/latency.py [threads]        # an MLP, a CNN and a small GPT; median
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -91,7 +91,9 @@ def median(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    threads = int(sys.argv[1]) if sys.argv[1:] else 1
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("threads", type=int, nargs="?", default=1, help="of PyTorch (default: %(default)s)")
+    threads = parser.parse_args().threads
     torch.set_num_threads(threads)
     print(f"{'':24}{'tracegrad':>10}{'PyTorch':>10}   us, PyTorch with {threads} threads")
     for name, (ours, theirs, shape) in ROWS.items():

@@ -7,15 +7,10 @@ A line for each file, named after its device. Grey lines grow as the size does, 
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("svg")
-from matplotlib import pyplot, ticker
 
 SWEEPS = {
     "width": "GPT: width",
@@ -46,6 +41,8 @@ def guides(axes: Any, sizes: list[int], end: float) -> None:
 
 def panel(axes: Any, measured: list[dict[str, Any]], sweep: str, measure: str) -> None:
     """One sweep, one measure, a line a device."""
+    from matplotlib import ticker
+
     shown: list[float] = []
     for data, colour in zip(measured, COLOURS):
         rows = [r for r in data["rows"] if r.get("sweep") == sweep]
@@ -66,8 +63,14 @@ def panel(axes: Any, measured: list[dict[str, Any]], sweep: str, measure: str) -
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def main(out: str, *files: str) -> None:
-    measured = [json.loads(Path(f).read_text()) for f in files]
+def draw(out: Path, files: list[Path]) -> None:
+    """Write the SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    measured = [json.loads(f.read_text()) for f in files]
     pyplot.rcParams.update(
         {"font.size": 8, "font.sans-serif": ["DejaVu Sans"], "svg.fonttype": "none", "svg.hashsalt": "tracegrad"}
     )
@@ -84,4 +87,8 @@ def main(out: str, *files: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="OUT.svg")
+    parser.add_argument("files", type=Path, nargs="+", metavar="MEASURED.json", help="of bench/scaling.py --json")
+    options = parser.parse_args()
+    draw(options.out, options.files)

@@ -9,6 +9,7 @@ with barriers, where there is no textbook) over that without barriers.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 import warnings
@@ -144,6 +145,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         main()

@@ -5,6 +5,7 @@ python bench/tokens.py [tokens] [threads]     # of examples/generate.py's model,
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -99,8 +100,12 @@ def torch_writer(net: GPT) -> Callable[..., list[int]]:
 
 def main() -> None:
     """Both write the same text; the median of some rounds, in turns."""
-    n = int(sys.argv[1]) if sys.argv[1:] else 100
-    torch.set_num_threads(int(sys.argv[2]) if sys.argv[2:] else 1)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tokens", type=int, nargs="?", default=100, help="a text (default: %(default)s)")
+    parser.add_argument("threads", type=int, nargs="?", default=1, help="of PyTorch (default: %(default)s)")
+    options = parser.parse_args()
+    n = options.tokens
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     net = GPT().eval()
     inputs = {"tokens": tg.i32[1, 8], "following": tg.i32[1, 8]}

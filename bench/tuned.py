@@ -32,6 +32,9 @@ def load(settings: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if "--" not in sys.argv:
+        print(__doc__)
+        sys.exit("--help" not in sys.argv)
     end = sys.argv.index("--")
     load(sys.argv[1:end])
     sys.argv = sys.argv[end + 1 :]

@@ -5,6 +5,7 @@ Adam, inputs from the host at every step, as in the table of the original and of
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -68,4 +69,8 @@ def export(folder: Path, share: float = 1.0) -> None:
 
 
 if __name__ == "__main__":
-    export(Path(sys.argv[1]), *(float(a) for a in sys.argv[2:3]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="for one site a model")
+    parser.add_argument("share", type=float, nargs="?", default=1.0, help="of the batches (default: %(default)s)")
+    options = parser.parse_args()
+    export(options.folder, options.share)
