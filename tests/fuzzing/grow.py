@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -73,7 +73,19 @@ def _training(pool: Pool) -> dict[str, object]:
     if pool.chance(6):
         options["normalize_grads"] = True
     more = {"schedule": pool.one(("", "", "linear", "staircase", "warmup")), "state": bool(pool.chance(2))}
-    return {**plain, "steps": 4 if "accumulate" in options else 3, "options": options, **more}
+    more |= {"steps": 4 if "accumulate" in options else 3, "options": options}
+    return {**plain, **more, **(_losses(pool, options) if pool.chance(3) else {})}
+
+
+def _losses(pool: Pool, options: Mapping[str, object]) -> dict[str, object]:
+    """Two losses of the same results: each trains some of the parameters, which may be the other's too."""
+    held = [f"x{k}" for k in range(len(pool.inputs))]
+    losses = {
+        name: {"optimizer": pool.one(OPTIMIZERS), "trains": [x for x in held if not pool.chance(3)]} for name in "ab"
+    }
+    order = [pool.one("ab") for _ in range(4)]
+    options = {k: v for k, v in options.items() if k != "ema"}  # averages are of one optimizer's parameters
+    return {"losses": losses, "order": order, "steps": len(order), "options": options}
 
 
 def _steps(pool: Pool, count: int) -> None:

@@ -15,7 +15,7 @@ from fuzzing.differentiated import environment, expected, in_any_order
 from fuzzing.exact import Exact
 from fuzzing.program import Program, Step
 from fuzzing.runners import RUNNERS, Given, Ran
-from fuzzing.training import UnstableError, expected_training
+from fuzzing.stepped import UnstableError, expected_training
 
 REFERENCE = "reference"  # the runner of a finding that tracegrad refuses to trace
 

@@ -73,6 +73,12 @@ def _fewer_results(program: Program) -> Iterator[Program]:
         for name in ("schedule", "state"):
             if program.train.get(name):
                 yield replace(program, train={**program.train, name: ""})
+        if program.train.get("losses"):
+            for own in program.train["losses"].values():
+                rest = {k: v for k, v in program.train.items() if k not in ("losses", "order")}
+                yield replace(program, train={**rest, "optimizer": own["optimizer"]})
+            for order in (program.train["order"][:-1], program.train["order"][1:]):
+                yield replace(program, train={**program.train, "order": order, "steps": len(order)})
     for k in range(len(program.outputs)) if len(program.outputs) > 1 else ():
         yield pruned(replace(program, outputs=(program.outputs[k],)))
     for k in range(len(program.outputs)) if len(program.outputs) > 2 else ():

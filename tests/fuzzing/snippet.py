@@ -171,6 +171,7 @@ def _calls(program: Program, names: list[str], runner: str) -> list[str]:
         return [*lines, f"def loss(m{''.join(f', {n}' for n in given)}):",
                 f"    return sum(tg.mean(tg.square(y)) for y in program({values}) if y.dtype == tg.f32)",
                 f"# optimizer: {how['optimizer']} of fuzzing/training.py",
+                *([f"# losses, in turn: {how['losses']}, {how['order']}"] if how.get("losses") else []),
                 f"with tg.compile(model=Model(), loss=loss, inputs={inputs}, "
                 f"optimizer=tg.optim.sgd(lr={how['lr']}), device={device!r}) as train:",
                 f"    print({losses}, train.download_params())"]  # fmt: skip

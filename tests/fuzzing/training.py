@@ -1,31 +1,24 @@
 """Mode "train": the f32 inputs are parameters, and an optimizer takes a few steps down Σ mean(y²) over the f32 results.
 
-The reference walks through the graph of the step in float64, with the bounds: what a step leaves in the parameters and
-the optimizer's state, with its error, is what the next one begins with.
+With several losses each takes its share of the results, and trains parameters of its own or those of others too.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import tracegrad as tg
 from fuzzing.apply import NoCounterpartError, called
-from fuzzing.bounds import LARGEST, Known, U, certain
 from fuzzing.differentiated import Outputs
-from fuzzing.exact import Exact, allowed, analysed, double
+from fuzzing.exact import double
 from fuzzing.program import Array, Program
 from tracegrad import optim
-from tracegrad.compiler.persistent import arena_of
-from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
-from tracegrad.evaluate import named_by_role
-from tracegrad.hypers import NORMAL, UNIT
-from tracegrad.ir import Graph, Tensor
-from tracegrad.nn.module import named_parameters
+from tracegrad.ir import Tensor
 
 OURS: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": optim.sgd,
@@ -42,15 +35,10 @@ SCHEDULES = {
 }
 
 
-def optimizer_of(program: Program) -> optim.Optimizer:
+def optimizer_of(how: Mapping[str, Any]) -> optim.Optimizer:
     """With its options and its schedule."""
-    how = program.train
     lr = SCHEDULES[how["schedule"]](how["lr"]) if how.get("schedule") else how["lr"]
     return OURS[how["optimizer"]](lr=lr, **how.get("options", {}))
-
-
-class UnstableError(Exception):
-    """The program's gradients are not finite: there is no training to compare."""
 
 
 class Model(tg.Module):
@@ -70,14 +58,46 @@ def parts(program: Program) -> tuple[dict[str, Array], dict[str, Array]]:
     return held, {n: x for n, x in arrays.items() if n not in held}
 
 
-def arguments(program: Program) -> dict[str, Any]:
-    """Of `tg.compile` and `tg.trace`."""
-    held, inputs = parts(program)
+@dataclass(frozen=True)
+class Loss:
+    """One loss of a training: the results that it is made of, the parameters that it trains, and how.
+
+    every, first: of the f32 results it takes each `every`-th, from the `first` on
+    """
+
+    name: str
+    trains: Sequence[str]
+    how: Mapping[str, Any]
+    every: int = 1
+    first: int = 0
+
+
+def losses_of(program: Program) -> list[Loss]:
+    """The losses of a training; one without a name, where it has one alone."""
+    how, held = program.train, [n for n, x in program.arrays().items() if x.dtype == np.float32]
+    some = how.get("losses", {})
+    known = [
+        Loss(n, [x for x in own["trains"] if x in held] or held, {**how, **own}, len(some), k)
+        for k, (n, own) in enumerate(some.items())
+    ]
+    return known or [Loss("", held, how)]
+
+
+def order_of(program: Program) -> Sequence[str]:
+    """The name of the loss of each step."""
+    return program.train.get("order") or [""] * program.train["steps"]
+
+
+def function_of(program: Program, own: Loss) -> Callable[..., Any]:
+    """The function of a loss, which names the inputs of the program."""
+    _, inputs = parts(program)
 
     def loss(m: Model, **tensors: Any) -> Tensor:
         every = {**m.held, **tensors}
         ys = called(program, "ours", tg, [every[f"x{k}"] for k in range(len(program.inputs))])
-        total = sum((tg.mean(tg.square(y)) for y in ys if y.dtype.is_float and y.size), start=tg.zeros(()))
+        ys = [y for y in ys if y.dtype.is_float and y.size]
+        ys = ys[own.first :: own.every] or ys
+        total = sum((tg.mean(tg.square(y)) for y in ys), start=tg.zeros(()))
         if program.train.get("state"):
             m.mean.assign(0.5 * m.mean + 0.25 * total)
             m.count.assign(m.count + 1)
@@ -87,11 +107,29 @@ def arguments(program: Program) -> dict[str, Any]:
     scope: dict[str, Any] = {"loss": loss}
     named = "".join(f", {n}" for n in inputs)
     exec(f"def called(m{named}): return loss(m, {', '.join(f'{n}={n}' for n in inputs)})", scope)
-    return {
-        "model": Model(held, bool(program.train.get("state"))),
-        "loss": scope["called"],
-        "inputs": {n: TensorType(as_dtype(x.dtype), x.shape) for n, x in inputs.items()},
-        "optimizer": optimizer_of(program),
+    return scope["called"]
+
+
+def types_of_inputs(program: Program) -> dict[str, TensorType]:
+    """Of everything that is no parameter."""
+    return {n: TensorType(as_dtype(x.dtype), x.shape) for n, x in parts(program)[1].items()}
+
+
+def model_of(program: Program) -> Model:
+    """With the parameters of a training."""
+    return Model(parts(program)[0], bool(program.train.get("state")))
+
+
+def arguments(program: Program) -> dict[str, Any]:
+    """Of `tg.compile`."""
+    losses = losses_of(program)
+    given: dict[str, Any] = {"model": model_of(program), "inputs": types_of_inputs(program)}
+    if len(losses) == 1:
+        return given | {"loss": function_of(program, losses[0]), "optimizer": optimizer_of(losses[0].how)}
+    return given | {
+        "losses": {one.name: function_of(program, one) for one in losses},
+        "optimizer": {one.name: optimizer_of(one.how) for one in losses},
+        "params": {one.name: [f"held.{n}" for n in one.trains] for one in losses},
     }
 
 
@@ -100,8 +138,9 @@ def trained(program: Program, device: str) -> Outputs:
     _, inputs = parts(program)
     with tg.compile(**arguments(program), seed=0, device=device) as train:
         results: Outputs = {}
-        for step in range(program.train["steps"]):
-            results[f"loss{step}"] = np.float32(train.step(**inputs).loss)
+        for step, name in enumerate(order_of(program)):
+            pending = train.step(name, **inputs) if name else train.step(**inputs)
+            results[f"loss{step}"] = np.float32(pending.loss)
         results |= {n.removeprefix("held."): x for n, x in train.download_params().items()}
         if program.train.get("options", {}).get("ema"):
             averages = train.download_params(ema=True)
@@ -111,82 +150,13 @@ def trained(program: Program, device: str) -> Outputs:
     return results
 
 
-def expected_training(program: Program) -> dict[str, Exact]:
-    """The same by the reference; the larger bound of the graph as it is written and as the passes leave it."""
-    given = arguments(program)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*")
-        graph = tg.trace(**given)
-    slots = arena_of(named_parameters(given["model"]), given["optimizer"]).slots
-    offsets = {slot.name: slot.offset for slot in slots}
-    written = _walk(program, graph, given["optimizer"], offsets)
-    passed = _walk(program, optimize(graph).graph, given["optimizer"], offsets)
-    if not all(np.isfinite(x.value).all() for x in written.values()):
-        raise UnstableError
-    return {n: Exact(x.value, np.maximum(x.allowed, passed[n].allowed)) for n, x in written.items()}
-
-
-def _walk(program: Program, graph: Graph, optimizer: optim.Optimizer, offsets: Mapping[str, int]) -> dict[str, Exact]:
-    held, inputs = parts(program)
-    hypers = [t for t in graph.nodes if t.prim.name == "leaf" and t.attrs["role"] == "hyper"]
-    dtypes = {n: np.float64 if t.dtype.is_float else np.int32 for n, t in graph.writes.items()}
-    states = {n: certain(np.zeros(t.shape, dtypes[n])) for n, t in graph.writes.items()}
-    flat = np.zeros(sum(x.size for x in held.values()))
-    for n, x in held.items():
-        flat[offsets[f"held.{n}"] :][: x.size] = double(x).reshape(-1)
-    states["params"] = certain(flat)
-    if "ema" in states:
-        states["ema"] = certain(flat)
-    names = [*graph.writes, "loss"]
-    roots = named_by_role([*graph.writes.values(), graph.outputs["loss"]])
-    found: dict[str, Exact] = {}
-    for step in range(program.train["steps"]):
-        env = {f"input.{n}": certain(double(x)) for n, x in inputs.items()}
-        env |= {f"state.{n}": x for n, x in states.items()} | _pieces(states["params"], held, offsets)
-        env |= {f"hyper.{t.name}": _hyper(t, step + 1, program, optimizer) for t in hypers}
-        results = dict(zip(names, analysed(roots, env)))
-        largest = max(float(np.sum(results["grads"].v ** 2)), abs(float(results["loss"].v)))
-        if np.any(results["halted"].v) or not largest < LARGEST:  # such a step fails: docs/numerics.md
-            raise UnstableError
-        found[f"loss{step}"] = Exact(results["loss"].v, allowed(results["loss"]))
-        states = {n: results[n] for n in graph.writes}
-    for n, k in _pieces(states["params"], held, offsets).items():
-        found[n.removeprefix("param.held.")] = Exact(k.v, allowed(k))
-    for n, k in _pieces(states["ema"], held, offsets).items() if "ema" in states else ():
-        found[f"{n.removeprefix('param.held.')}.ema"] = Exact(k.v, allowed(k))
-    for n in ("mean", "count") if program.train.get("state") else ():
-        found[n] = Exact(states[f"state/{n}"].v, allowed(states[f"state/{n}"]))
-    return found
-
-
-def _pieces(params: Known, held: Mapping[str, Array], offsets: Mapping[str, int]) -> dict[str, Known]:
-    """Each parameter, of the array that holds all."""
-    found: dict[str, Known] = {}
-    for n, x in held.items():
-        at = offsets[f"held.{n}"]
-        cut = (part[at : at + x.size].reshape(x.shape) for part in (params.v, params.e, params.w))
-        found[f"param.held.{n}"] = Known(*cut)
-    return found
-
-
-def _hyper(t: Tensor, step: int, program: Program, optimizer: optim.Optimizer) -> Known:
-    """A hyperparameter as f32; PyTorch keeps it whole, so its rounding counts."""
-    name = t.name
-    if name in ("step", "seed"):
-        return certain(np.uint32(step if name == "step" else 0))
-    known = {"lr": tg.lr.as_schedule(optimizer.lr).at(step), UNIT: NORMAL, **optimizer.hyper}
-    value = 1 - known[name.removeprefix("1-")] if name.startswith("1-") else known[name]
-    v = np.asarray(np.float64(np.float32(value)))
-    return Known(v, np.asarray(2 * U * abs(value)), certain(v).w)
-
-
 def trained_by_torch(program: Program) -> Outputs:
     """The same in PyTorch, in float64."""
     import torch
 
     how, lr = program.train["optimizer"], program.train["lr"]
-    if any(program.train.get(n) for n in ("options", "schedule", "state")):
-        raise NoCounterpartError("options, schedules and states")
+    if any(program.train.get(n) for n in ("options", "schedule", "state", "losses")):
+        raise NoCounterpartError("options, schedules, states and several losses")
     held, _ = parts(program)
     every = [torch.tensor(double(x)).requires_grad_(n in held) for n, x in program.arrays().items()]
     wanted = [x for x in every if x.requires_grad]
