@@ -23,6 +23,7 @@ def test_a_method_is_the_public_op_itself() -> None:
     assert [n for n in own if not vars(TensorMethods)[n] is METHODS[n] is getattr(tg.ops, n)] == []
     x = tg.tensor([1.0, -2.0])
     assert x.log1p is not None and x.abs().tolist() == [1.0, 2.0]
+    assert +x is x
 
 
 def test_an_op_that_is_no_method_is_no_attribute_of_tensors() -> None:

@@ -339,6 +339,9 @@ class TensorMethods(Spellings):
 
     __hash__ = object.__hash__
 
+    def __pos__(self) -> Self:
+        return self
+
     __mod__ = __rmod__ = __divmod__ = _without("tensors have no %: write a - tg.floor(a / b) * b")
     __floordiv__ = __rfloordiv__ = _without("tensors have no //: write tg.floor(a / b)")
     __contains__ = _without("a value is not looked up with in: write tg.any(x == value)")

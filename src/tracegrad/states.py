@@ -52,6 +52,9 @@ class StateTensor(TensorMethods):
     def __int__(self) -> int:
         return int(self.now)
 
+    def __pos__(self) -> Any:
+        return self.now
+
     def __index__(self) -> int:
         return self.now.__index__()
 

@@ -363,7 +363,8 @@ LOGSUMEXP = composite(
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over `axis` (None: over all axes). The maximum is subtracted, so exp stays finite.
 
-    x: f32. Gradient: ct softmax(x). A row of -inf gives -inf with a NaN gradient, a row with inf gives inf.
+    x: f32. Gradient: ct softmax(x). A row of -inf gives -inf with a NaN gradient, a row with inf gives inf. A row
+    without elements gives -inf.
     As torch.logsumexp.
     Raises:   DTypeError if x is not f32, ShapeError if axis is out of range.
 
@@ -372,5 +373,6 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
-    _require_elements(x, axes)
+    if x.dtype.is_float and count(x, axes) == 0:
+        return sum(x, axes, keepdims) - math.inf
     return drop(bind(LOGSUMEXP, x, axes=axes), axes, keepdims)
