@@ -279,6 +279,8 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
             InputError, match=r"no\.html names a file, but export writes a folder; for one file pass single_file=True"
         ):
             train.export(tmp_path / "no.html", data={"x": x, "y": x})
+        with pytest.raises(InputError, match="export: the path is empty"):
+            train.export("")
         train.set_lr(Mine())
         with pytest.raises(InputError, match="unknown kind 'mine'"):
             train.export(tmp_path / "no")

@@ -152,6 +152,8 @@ def test_a_pipe_that_nobody_reads_is_an_error_not_a_hang(tmp_path: Path, monkeyp
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere"):
         replace_file(tmp_path / "nowhere/a", [b"x"])
+    with pytest.raises(InputError, match="the path is empty; name a file"):
+        replace_file("", [b""])
     with pytest.raises(IsADirectoryError, match="name a file in it"):
         replace_file(tmp_path, [b"x"])
 

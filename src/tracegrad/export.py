@@ -64,6 +64,8 @@ def export(
     """Write the site of a training. Returns its HTML file. snapshots, graphs: one for each loss.
 
     Raises InputError for contents that do not fit."""
+    if not os.fspath(path):
+        raise InputError.here("export: the path is empty; name a folder, such as 'site', or '.' for this one")
     if not single_file and Path(path).suffix in (".html", ".htm"):
         raise InputError.here(
             f"export: {os.fspath(path)} names a file, but export writes a folder; for one file pass single_file=True"

@@ -50,6 +50,8 @@ def replace_files(contents: Mapping[Path, Iterable[bytes]]) -> None:
     Raises: OSError naming the file. Then the old files are unchanged, and partial files are removed.
     """
     staged: list[tuple[str, str]] = []
+    if not all(os.fspath(path) for path in contents):
+        raise InputError.here("the path is empty; name a file")
     with contextlib.ExitStack() as held:
         try:
             for path, parts in contents.items():

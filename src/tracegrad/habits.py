@@ -446,7 +446,8 @@ METRICS = {
 WITHOUT = {
     "device": "the argument device of tg.compile says where a program runs",
     "dtype": "cast the result with tg.cast(x, dtype)",
-    "out inplace": "tensors never change: use the result",
+    "inplace": "tensors never change: use the result",
+    "out": "tensors never change: use the result. NumPy passes it too: for np.sum(x) write tg.sum(x)",
     "alpha": "multiply an operand, as in a + alpha * b",
     "activation": "apply it to the result, as in tg.relu(layer(x))",
     "weight": "use reduction='none', and return a weighted mean",

@@ -49,8 +49,8 @@ class Rows:
         held = round(self.count * share)
         if not 0 < held < self.count:
             raise InputError.here(
-                f"fit: validation={share:g} of {self.count} examples leaves one part empty; use more examples examples "
-                "examples examples"
+                f"fit: validation={share:g} of {self.count} examples leaves one part empty; use another fraction, or "
+                "more examples"
             )
         cut = self.count - held
         first = {name: x[:cut] for name, x in self.arrays.items()}
