@@ -36,17 +36,16 @@ def training(device: str) -> tg.CompiledTraining:
 def test_a_device_spells_its_own_language_alone(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spelled: set[str] = set()
 
-    def noted(language: str, render: Any) -> Any:
+    def noted(language: str) -> Any:
+        own = languages.LANGUAGES[language]
+
         def spell(launch: Any) -> Any:
             spelled.add(language)
-            return render(launch)
+            return own.spell(launch)
 
-        return spell
+        return SimpleNamespace(spell=spell, sized=own.sized)
 
-    monkeypatch.setattr(
-        "tracegrad.compiler.assemble.LANGUAGES",
-        {k: x._replace(spell=noted(k, x.spell)) for k, x in languages.LANGUAGES.items()},
-    )
+    monkeypatch.setattr("tracegrad.compiler.assemble.LANGUAGES", {k: noted(k) for k in languages.LANGUAGES})
     with training(device_name) as train:
         assert np.isfinite(train.step(x=X).loss)
         software, in_c = train.device.software, "C, compiled" in train.device.description
@@ -59,7 +58,9 @@ def test_a_device_spells_its_own_language_alone(device_name: str, monkeypatch: p
 
 
 def test_a_language_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels = languages.Language(lambda launch: [k.label for k in launch.kernels])
+    module = SimpleNamespace(render=lambda launch: [k.label for k in launch.kernels])
+    monkeypatch.setitem(sys.modules, "tracegrad.render.labels", module)
+    labels = languages.Language("labels", "render")
     monkeypatch.setattr("tracegrad.compiler.assemble.LANGUAGES", {"labels": labels})
     with training("cpu") as train:
         program = train.program

@@ -62,6 +62,19 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("entrypoints", "tracegrad.compiler.several"),
     ("training.between", "tracegrad.compiler.several"),
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
+    ("training.compiled", "tracegrad.export"),  # likewise, what writes pages, and what explains programs
+    ("training.compiled", "tracegrad.introspection.explain"),
+    ("training.compiled", "tracegrad.introspection.memory"),
+    ("training.compiled", "tracegrad.introspection.why"),
+    ("training.between", "tracegrad.introspection.profile"),
+    ("engine.forward", "tracegrad.introspection.explain"),
+    ("engine.forward", "tracegrad.introspection.profile"),
+    ("engine.worker", "tracegrad.introspection.limits"),
+    ("engine.reference", "tracegrad.runtime.inexact"),
+    ("engine.forward", "tracegrad.safetensors"),
+    ("training.training", "tracegrad.checkpoints"),
+    ("training.training", "tracegrad.safetensors"),
+    ("runtime.tab", "tracegrad.runtime.javascript"),  # reads the files of tracegrad/js
     ("engine.programs", "tracegrad.compiler.sized"),  # what most processes do without, as above
     ("training.training", "tracegrad.sharded"),  # needs JAX and Orbax
     ("training.data", "tracegrad.sharded"),
@@ -220,7 +233,7 @@ def test_everything_imports_and_compiles_without_numpy():
 # Python's and C's calls of `import tracegrad`, and of loading what compiles and runs programs besides; and how many of
 # them stay free: whoever adds an op, an optimizer or a layer shall not have to make room first. By CPython 3.11 the
 # second is 0.15 s beyond NumPy on a slow two-core machine (bench/cpu.py --cold).
-LOADED = {"tracegrad": (82_000, 27_334), "tracegrad.entrypoints": (125_000, 12_000)}
+LOADED = {"tracegrad": (82_000, 27_334), "tracegrad.entrypoints": (125_000, 38_000)}
 
 
 @pytest.mark.parametrize("module", LOADED)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracegrad.dtypes import STORED, TensorType
 from tracegrad.optim.guard import PARAMS
@@ -88,8 +88,7 @@ class Lifetime:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(NamedTuple):
     """Which temporaries launches touch together.
 
     read:    key -> the values that some launch reads while it writes the key's value, or the other way round.

@@ -8,9 +8,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tracegrad import safetensors
 from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.signatures import check_function, check_signature
@@ -26,13 +25,15 @@ from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
 from tracegrad.habits import FORWARDS
 from tracegrad.hypers import whole
-from tracegrad.introspection.explain import Explanation, explained
-from tracegrad.introspection.profile import Profile, checked_steps, profiled
-from tracegrad.introspection.why import Why
 from tracegrad.ir import Graph, Tensor
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo
+
+if TYPE_CHECKING:
+    from tracegrad.introspection.explain import Explanation
+    from tracegrad.introspection.profile import Profile
+    from tracegrad.introspection.why import Why
 
 Array = Any
 UNSET = (
@@ -159,6 +160,8 @@ class CompiledForward(HasStates):
         True
         """
         program, _ = self._looked_at(merge(mapping, inputs, "explain"), "explain")
+        from tracegrad.introspection.explain import explained
+
         return explained(program.built, self.store.worker.info, self._programs.note, verbose)
 
     @helpful
@@ -176,6 +179,8 @@ class CompiledForward(HasStates):
         >>> "dispatch" in str(infer.profile(steps=1, x=x))
         True
         """
+        from tracegrad.introspection.profile import checked_steps, profiled
+
         steps, worker = checked_steps(steps), self.store.worker
         program, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
         arrays |= self._programs.hyper(program)
@@ -224,6 +229,8 @@ class CompiledForward(HasStates):
         >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
         >>> own.load("checkpoint.safetensors")
         """
+        from tracegrad import safetensors
+
         tensors = safetensors.read(path).tensors
         states = params.declared_states(self.store.model)
         own, found = params.of_file(tensors, self.store.fields, states)

@@ -23,7 +23,6 @@ from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.place import COMPUTING
 from tracegrad.program import Program
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.inexact import wrong
 from tracegrad.runtime.storage import from_storage
 
 Array = Any
@@ -58,6 +57,8 @@ def compare(
     parts: of the arrays with one element for each element of all parameters: each part is measured by its own size.
     halved: the same nodes rounded as the device rounds them, if it does not compute in f32 only.
     """
+    from tracegrad.runtime.inexact import wrong
+
     roots = named_by_role(list(nodes.values()))
     double = {n: np.asarray(x, np.float64) if np.asarray(x).dtype == np.float32 else x for n, x in env.items()}
     with np.errstate(all="ignore"):

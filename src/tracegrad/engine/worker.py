@@ -7,18 +7,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracegrad.engine.batches import Run, Task, UnderWay, queued, waited
 from tracegrad.engine.drives import TabDrive, ThreadDrive
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import Aborted, Failed, failure
 from tracegrad.errors import AbortedError, DeviceError
-from tracegrad.introspection.limits import Limits, measure_limits
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.forks import Generation, forked_error
 from tracegrad.tuning import MAX_IN_FLIGHT
+
+if TYPE_CHECKING:
+    from tracegrad.introspection.limits import Limits
 
 T = TypeVar("T")
 AnyLock = TypeVar("AnyLock")
@@ -85,6 +87,8 @@ class Worker:
 
     def limits(self) -> Limits:
         """Return the device's limits, measured at the first call. On the worker's thread."""
+        from tracegrad.introspection.limits import measure_limits
+
         if self._limits is None:
             self._limits = measure_limits(self._session)
         return self._limits

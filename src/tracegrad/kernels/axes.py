@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.expr import Index, Quotient, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Store
 
-
-@dataclass(frozen=True, slots=True)
-class Domain:
-    """The axes of a kernel in groups: parts of k, batch, m, n, k for products; outer and inner for all others."""
-
-    groups: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # name -> factors of each natural axis
+# The axes of a kernel in groups, each with the factors of its natural axes: parts of k, batch, m, n, k for products;
+# outer and inner for all others.
+Domain = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 
 
 def natural_domain(c: Cluster) -> Domain:
@@ -29,20 +25,20 @@ def natural_domain(c: Cluster) -> Domain:
         m, n = t.shape[-2:]
         first = t.ndim - t.inputs[0].ndim  # after the axis of parts
         groups = (("part", t.shape[:first]), ("b", t.shape[first:-2]), ("m", (m,)), ("n", (n,)), ("k", (k,)))
-        return Domain(tuple([(g, axes(n)) for g, n in groups]))
+        return tuple([(g, axes(n)) for g, n in groups])
     if c.kind == "scatter":
         a = t.axis
         groups = (("b", t.shape[:a]), ("m", t.shape[a : a + 1]), ("n", t.shape[a + 1 :]))
-        return Domain((*((g, axes(n)) for g, n in groups), ("k", axes((t.inputs[0].shape[a],)))))
+        return (*((g, axes(n)) for g, n in groups), ("k", axes((t.inputs[0].shape[a],))))
     if c.kind == "points":
         folded = next((s.inputs[0].shape for s in c.scalars if s.prim.family == "fold"), ())
-        return Domain((("i", axes(t.shape)), ("j", axes(folded))))
+        return ("i", axes(t.shape)), ("j", axes(folded))
     shape, folded = t.inputs[0].shape, t.axes
     if c.kind == "rows":
         first = min((d for d in folded if shape[d] > 1), default=len(shape))
-        return Domain((("i", axes(shape[:first])), ("j", axes(shape[first:]))))
+        return ("i", axes(shape[:first])), ("j", axes(shape[first:]))
     kept = [n for d, n in enumerate(shape) if d not in folded]
-    return Domain((("i", axes(kept)), ("j", axes([shape[d] for d in sorted(folded)]))))
+    return ("i", axes(kept)), ("j", axes([shape[d] for d in sorted(folded)]))
 
 
 def all_indices(kernel: Kernel) -> list[Index]:
@@ -87,7 +83,7 @@ def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
             out.append(tuple(new))
         return tuple(out)
 
-    return Domain(tuple((group, cut(group, factors)) for group, factors in domain.groups))
+    return tuple((group, cut(group, factors)) for group, factors in domain)
 
 
 def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
@@ -97,7 +93,7 @@ def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
     coefficients = [{a.name: c for a, c in x.terms if isinstance(a, Var)} for x in (*indices, *nested)]
     changed = False
     groups: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
-    for group, factors in domain.groups:
+    for group, factors in domain:
         flat = [n for natural in factors for n in natural]
         merged: list[int] = []
         names: list[str] = []
@@ -115,4 +111,4 @@ def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
                 merged.append(n)
                 names.append(name)
         groups.append((group, (tuple(merged),) if factors else ()))
-    return Domain(tuple(groups)) if changed else None
+    return tuple(groups) if changed else None

@@ -143,7 +143,7 @@ class _Lowering:
         self.locals: dict[int, Value] = {}
         self.axes: dict[str, list[Axis]] = {}
         self.natural: dict[str, list[tuple[Index, int]]] = {}  # coordinates and sizes of the natural axes
-        for group, factors in domain.groups:
+        for group, factors in domain:
             axes: list[Axis] = []
             natural: list[tuple[Index, int]] = []
             for sizes in factors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tracegrad.ir import Tensor, bind
 from tracegrad.prims.folds import MATMUL, SUM, scatter_add
@@ -13,8 +13,7 @@ from tracegrad.prims.views import PERMUTE, permute, reshape
 LINEAR = ("neg", "add", "sub")
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+class Outside(NamedTuple):
     """What is known of a loop's body outside of the loop.
 
     stacked: the values of a node in all iterations, along a new axis 0

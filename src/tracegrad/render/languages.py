@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from tracegrad.kernel_source import BoundLaunch
-from tracegrad.render.c_calls import render_c
-from tracegrad.render.numpy import render_numpy
-from tracegrad.render.wgsl import render_serial_wgsl, render_wgsl
 
 
 class Language(NamedTuple):
-    """One language."""
+    """One language. Its module is imported when a kernel is first spelled: most processes need one of several."""
 
-    spell: Callable[[BoundLaunch], Any]  # gives what a runtime reads
+    module: str  # in this folder
+    function: str  # gives what a runtime reads
     sized: bool = False  # does it spell extents that a run decides? Else only grids follow a run's size
+
+    def spell(self, launch: BoundLaunch) -> Any:
+        """Return the launch in this language."""
+        return getattr(import_module(f"tracegrad.render.{self.module}"), self.function)(launch)
 
 
 LANGUAGES: Mapping[str, Language] = {
-    "wgsl": Language(render_wgsl),
-    "serial_wgsl": Language(render_serial_wgsl),
-    "numpy": Language(render_numpy, sized=True),
-    "c": Language(render_c, sized=True),
+    "wgsl": Language("wgsl", "render_wgsl"),
+    "serial_wgsl": Language("wgsl", "render_serial_wgsl"),
+    "numpy": Language("numpy", "render_numpy", sized=True),
+    "c": Language("c_calls", "render_c", sized=True),
 }

@@ -1,7 +1,8 @@
-"""Run one call on its own thread."""
+"""Threads: how many there can be, and one call on its own."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -26,3 +27,8 @@ def in_background(fn: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name="tracegrad aside", daemon=True).start()
     return result
+
+
+def processors() -> int:
+    """Return how many processors this process can use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import np
 from tracegrad.render.c_calls import Spread
 from tracegrad.render.gathered import Lay
+from tracegrad.runtime.background import processors
 from tracegrad.tuning import LANES, LYING, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
 
 Array = Any
@@ -156,8 +156,3 @@ def runs_of(neighbours: Array, lanes: int) -> Array:
     """Return for each run of neighbours the number of vectors that cover it."""
     first = np.append(True, neighbours[:-1] == 1)
     return -(-neighbours[first] // lanes)
-
-
-def processors() -> int:
-    """Return how many processors this process can use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -28,9 +28,10 @@ from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
+from tracegrad.runtime.background import processors
 from tracegrad.runtime.base import DeviceInfo, Done, Timings
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import BoundCalls, Call, CallList, processors
+from tracegrad.runtime.calls import BoundCalls, Call, CallList
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tracegrad.arrays import np
@@ -85,12 +84,16 @@ def host_memory() -> int | None:
     except (AttributeError, ValueError, OSError):  # Windows
         return None
     try:
-        swap = re.search(r"^SwapTotal: *(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+        swap = re.search(r"^SwapTotal: *(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
         found += int(swap[1]) * 1024 if swap else 0
     except (OSError, ValueError):
         pass
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")
-        return min(found, int(limit))
+        return min(found, int(_text("/sys/fs/cgroup/memory.max")))
     except (OSError, ValueError):  # no control group, or one without a limit, which has the text "max"
         return found
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="ascii") as f:
+        return f.read()

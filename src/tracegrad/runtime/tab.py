@@ -9,7 +9,6 @@ from collections.abc import Awaitable
 from typing import Any, cast
 
 from tracegrad.errors import DeviceError
-from tracegrad.runtime.javascript import CHECKS, joined
 
 IN_TAB = sys.platform == "emscripten"  # one thread, whose event loop is the browser's
 
@@ -60,5 +59,7 @@ async def resolved(pending: Any) -> None:
 @functools.cache
 def javascript() -> Any:
     """Return the exports of js/pyodide.js. The runtime is evaluated once, in the thread that Python runs in."""
+    from tracegrad.runtime.javascript import CHECKS, joined  # reads files, which only a tab and an export need
+
     text = joined((*CHECKS, "session", "pyodide"))
     return pyodide("code").run_js(f'(() => {{ "use strict";\n{text}\nreturn {{ Tab, drawn, support }};\n}})()')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad.arrays import checked_seed
 from tracegrad.compiler.build import StepSource
@@ -13,12 +13,14 @@ from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
-from tracegrad.introspection.profile import Profile, profiled
 from tracegrad.lr import Plateau
 from tracegrad.patterns import Selection, chosen
 from tracegrad.refusals import shown
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.jax import function_of
+
+if TYPE_CHECKING:
+    from tracegrad.introspection.profile import Profile
 
 
 def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]) -> None:
@@ -52,6 +54,9 @@ def profile(
     store: TrainedParameters, stepper: Stepper, program: RunProgram, steps: int, arrays: Mapping[str, Any]
 ) -> Profile:
     """Time every dispatch; see `CompiledTraining.profile`."""
+    from tracegrad.introspection.profile import checked_steps, profiled
+
+    steps = checked_steps(steps)
 
     def measure(session: Session, stepper: Stepper) -> Profile:
         timings = stepper.timings(session, program, arrays, stepper.knobs, steps)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.engine.forward import CompiledForward
@@ -12,17 +11,18 @@ from tracegrad.engine.inputs import Given, given_or_blank, merge
 from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.snapshots import take_all
 from tracegrad.errors import InputError
-from tracegrad.export import Contents, export, exportable
-from tracegrad.introspection.explain import Explanation, explained
-from tracegrad.introspection.memory import Memory
-from tracegrad.introspection.profile import Profile, checked_steps
-from tracegrad.introspection.why import Why, why
 from tracegrad.ir import Tensor
 from tracegrad.refusals import helpful
 from tracegrad.training.between import profile, to_jax, turns
 from tracegrad.training.training import Training
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tracegrad.introspection.explain import Explanation
+    from tracegrad.introspection.memory import Memory
+    from tracegrad.introspection.profile import Profile
+    from tracegrad.introspection.why import Why
     from tracegrad.training.history import History
 
 Array = Any
@@ -134,6 +134,8 @@ class CompiledTraining(Training):
         >>> train.export("site", forwards={"predict": infer}).name
         'index.html'
         """
+        from tracegrad.export import Contents, export, exportable
+
         title, losses = title or f"{type(self.model).__name__} training", self.store.stepper.together
         names = [name for name in self.store.steppers if name]
         shown = Contents(title, forwards, data, labels, vocabulary, turns(names, schedule or names or None, "export"))
@@ -151,6 +153,8 @@ class CompiledTraining(Training):
         >>> "dispatches" in str(train.explain())
         True
         """
+        from tracegrad.introspection.explain import explained
+
         sized = self.store.stepper_of(loss, "explain").sized
         return explained(self._looked_at(loss, "explain").built, self.device, sized.note if sized else "", verbose)
 
@@ -169,6 +173,8 @@ class CompiledTraining(Training):
         >>> "loss" in str(train.why("loss"))
         True
         """
+        from tracegrad.introspection.why import why
+
         built = self._looked_at(loss, "why").built
         return why(built.graph, built.program, name_or_node)
 
@@ -191,7 +197,7 @@ class CompiledTraining(Training):
         if given:
             program, given = self.store.program_for(stepper, given, "profile")
         arrays = given_or_blank(program.inputs, given, "profile")
-        return profile(self.store, stepper, program, checked_steps(steps), arrays)
+        return profile(self.store, stepper, program, steps, arrays)
 
     def to_jax(self, *, loss: str | None = None) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return the training step as a pure function of JAX, and its first state. Needs device="jax".
@@ -229,6 +235,8 @@ class CompiledTraining(Training):
     @property
     def memory(self) -> Memory:
         """Bytes on the device by role, and their "total"; prints as a table. Attached forwards add their own."""
+        from tracegrad.introspection.memory import Memory
+
         return Memory(*(stepper.latest.program for stepper in self.store.stepper.together))
 
     def __repr__(self) -> str:

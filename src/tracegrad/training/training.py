@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from tracegrad import checkpoints, safetensors
 from tracegrad.arrays import checked_seed, seed_or_new
 from tracegrad.compiler.build import StepSource
 from tracegrad.dtypes import InputType
@@ -209,6 +208,8 @@ class Training(HasStates):
 
     def _write_file(self, path: str | os.PathLike[str]) -> Callable[[], None]:
         """Copy the state, and return a function that writes it."""
+        from tracegrad import checkpoints
+
         snapshots = self.store.call(take_all)
         more, first = self._more(sum(s.step for s in snapshots)), self.worker.info.process == 0
 
@@ -245,6 +246,8 @@ class Training(HasStates):
         >>> len(train.digest())
         64
         """
+        from tracegrad import checkpoints
+
         return checkpoints.digest(self.store.call(take_all), losses)
 
     @helpful
@@ -260,6 +263,8 @@ class Training(HasStates):
         >>> train.save("checkpoint.safetensors")
         >>> train.load("checkpoint.safetensors")
         """
+        from tracegrad import checkpoints, safetensors
+
         if not os.path.isdir(path):
             checkpoints.load(path, safetensors.read(path), self.store)
             return
