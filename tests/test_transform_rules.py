@@ -85,6 +85,16 @@ def test_vmap_is_a_loop(case: Case):
     testing.check_vmap(case)
 
 
+def test_vmap_of_nothing_gives_nothing():
+    """Also of rows that merge the new axis with another: groups of a convolution, parts of a pack."""
+    for case in [c for c in ALL_CASES if c.name.startswith(("conv", "pack", "matmul", "cumsum", "sort", "scan"))]:
+        with ambient.tracing():
+            xs = [leaf("input", k, TensorType(DTYPES[v.dtype.kind], v.shape)) for k, v in arrays(case).items()]
+            none = [leaf("input", x.name, TensorType(x.dtype, (0, *x.shape))) for x in xs]
+            of_one, of_none = (transforms.tree_leaves(y) for y in (case.fn(*xs), transforms.vmap(case.fn)(*none)))
+            assert [(0, *y.shape) for y in of_one] == [y.shape for y in of_none], case.name
+
+
 @pytest.mark.parametrize(**by_name, argvalues=[c for c in DIFFERENTIABLE if c.name not in RANDOM])
 def test_gradients_under_vmap_are_a_loop(case: Case):
     """vmap(grad(f)), and grad of vmap(f), which is a sum where an input is the same for all."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad import ambient
 from tracegrad.ir import Tensor, rebind, toposort
+from tracegrad.prims.leaves import const
 from tracegrad.prims.rules import spread, zeros_like
 from tracegrad.prims.views import reshape
 
@@ -29,6 +30,8 @@ def batches(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor], n: int) -> lis
     many = {x.serial: values for x, values in given.items()}
 
     def rule(t: Tensor) -> Tensor:
+        if n == 0:  # rules divide by sizes, and merge the new axis with others
+            return const(0.0, t.dtype).broadcast_to((0, *t.shape))
         xs = [many[x.serial] if x.serial in many else reshape(x, (1, *x.shape)) for x in t.inputs]
         assert t.prim.batch is not None, f"{t.prim.name} has neither a batching rule nor an expansion"
         values = t.prim.batch(n, t, *xs, **t.attrs)
