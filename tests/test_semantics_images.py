@@ -12,7 +12,8 @@ from tracegrad import ambient, ops
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.errors import DTypeError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import toposort
+from tracegrad.ir import bind, toposort
+from tracegrad.ops.windows import OVERLAP_ADD, WINDOWS
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.grad import gradients
 
@@ -181,6 +182,23 @@ def test_im2col(how):
 
 
 # captures and patches
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [(7, 7, 3, 1), (2, 2, 1, 2), (2, 1, 0, 1)])
+def test_windows_add_up_where_they_were_read(kernel, stride, padding, dilation):
+    """Side by side, with more padding than a view of whole windows has; apart; and one element further each."""
+    how = {"stride": (stride,) * 2, "padding": (padding,) * 2, "dilation": (dilation,) * 2}
+    x = image("x", 2, 1, 9, 8)
+    windows = bind(WINDOWS, x, kernel=(kernel,) * 2, **how)
+    c = leaf("input", "c", windows.type)
+    back = bind(OVERLAP_ADD, c, size=(9, 8), **how)
+    env = {"x": rand(2, 1, 9, 8).astype(np.float64), "c": rand(*windows.shape).astype(np.float64)}
+    there, here = ((windows * c).sum(), (x * back).sum())
+    np.testing.assert_allclose(*evaluate([there, here], env, np), rtol=1e-12)
+    if dilation == 1:
+        columns = c.permute((0, 2, 3, 1, 4, 5)).reshape((2, -1, kernel**2))
+        folded = ops.col2im(columns, (2, 1, 9, 8), kernel, stride=stride, padding=padding)
+        np.testing.assert_array_equal(*evaluate([folded, back], env, np))
+
+
 def test_capture_records_and_returns():
     with ambient.tracing() as running:
         x = image("x", 2, 3)
