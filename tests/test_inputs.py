@@ -9,6 +9,8 @@ import threading
 import numpy as np
 import pytest
 
+import tracegrad as tg
+from tracegrad import nn
 from tracegrad.engine.copy_pool import ALONE, CopyPool
 from tracegrad.engine.inputs import check_inputs, merge
 from tracegrad.errors import InputError
@@ -149,6 +151,22 @@ def test_index_ranges_name_value_place_and_range():
     with pytest.raises(InputError, match=r"index -1 at \[0\]"):
         one([-1, 3], dtype="i32", range=[0, 9])
     assert one([0, 9], dtype="i32", range=[0, 9]).tolist() == [0, 9]
+
+
+@pytest.mark.parametrize("batch", [4, None])
+def test_columns_that_are_indices_into_tables_of_their_own(batch):
+    """The columns of a table of data: each has its own number of categories, and some are numbers."""
+    a, b = nn.Embedding(5, 3), nn.Embedding(100, 3)
+    forward = lambda m, x: m[0](x[:, 0]) + m[1](x[:, 2]) + tg.cast(x[:, 1:2], tg.f32)
+    x = np.array([[4, 1000, 99], [0, -5, 0]] * 3, np.int32)
+    with tg.compile_forward(model=[a, b], forward=forward, inputs={"x": tg.i32[batch, 3]}, seed=0, device="cpu") as f:
+        for n in (4,) if batch else (2, 6):
+            assert f.run(x=x[:n]).output.shape == (n, 3)
+            for k, most in ((0, 4), (2, 99)):
+                wrong = x[:n].copy()
+                wrong[-1, k] = most + 1
+                with pytest.raises(InputError, match=rf"index {most + 1} at \[{n - 1},{k}\] .* are 0 to {most}"):
+                    _ = f.run(x=wrong).output
 
 
 def test_a_leading_axis_of_run_steps():

@@ -28,6 +28,24 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], Found]] = {
     ),
     "a part": (lambda x, i, j: ops.embedding(x, i.reshape(2, 2)[1:].swapaxes(0, 1)), {"i": {"range": [0, 4]}}),
     "computed": (lambda x, i, j: ops.embedding(x, i + 1), {}),
+    "parts of several": (
+        lambda x, i, j: ops.take(x, i[:1], 0)[0, 0] + ops.take(x, i[1:2], 1)[0, 0] + ops.take(x, i[3:], 1)[0, 0],
+        {
+            "i": {
+                "range": [0, 4],
+                "box": [[0, 0]],
+                "others": [{"range": [0, 2], "box": [[1, 1]]}, {"range": [0, 2], "box": [[3, 3]]}],
+            }
+        },
+    ),
+    "parts side by side": (
+        lambda x, i, j: sum((ops.take(x, i[k], 1)[0] for k in range(3)), start=ops.take(x, i[0], 0)[0]),
+        {"i": {"range": [0, 2], "box": [[0, 2]]}},
+    ),
+    "a part that may be ignored": (
+        lambda x, i, j: ops.cross_entropy(x[:4], i, ignore_index=-7) + ops.take(x, i[:2], 1)[0, 0],
+        {"i": {"range": [0, 2], "exempt": -7, "others": [{"range": [0, 2], "box": [[0, 1]]}]}},
+    ),
     "classes": (lambda x, i, j: ops.cross_entropy(x[:4], i), {"i": {"range": [0, 2]}}),
     "ignored": (
         lambda x, i, j: ops.cross_entropy(x[:4], i, ignore_index=-7),

@@ -81,10 +81,16 @@ class Field:
         """Return the field for a run of `size`."""
         if not self.per:
             return self
-        n, spec, box = self.per * size, self.spec, self.spec.get("box")
-        if box and box[0] == [0, self.shape[0] - 1]:
-            spec = {**spec, "box": [[0, n - 1], *box[1:]]}
-        return replace(self, shape=(n, *self.shape[1:]), spec=spec)
+        n = self.per * size
+        return replace(self, shape=(n, *self.shape[1:]), spec=with_rows(self.spec, self.shape[0], n))
+
+
+def with_rows(spec: Mapping[str, Any], rows: int, n: int) -> Mapping[str, Any]:
+    """Return the range of an index for an input of `n` rows: a box that has all `rows` has all of them again."""
+    box, others = spec.get("box"), spec.get("others")
+    if box and box[0] == [0, rows - 1]:
+        spec = {**spec, "box": [[0, n - 1], *box[1:]]}
+    return {**spec, "others": [with_rows(other, rows, n) for other in others]} if others else spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,45 +6,69 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from tracegrad.dtypes import Shape
 from tracegrad.ir import Graph, Tensor, toposort
 from tracegrad.transforms.loops import Body
 
 Box = list[list[int]]
+Spec = dict[str, Any]
 
 
 def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
     """Return name -> {"range": [lo, hi]}, both included, for i32 inputs that reach an index unchanged.
 
     "exempt" is one more allowed value, such as the `ignore_index` of a loss. "box" is the part of the input that is
-    used, [first, last] on each axis; without "box", all of the input is used.
+    used, [first, last] on each axis; without "box", all of the input is used. "others" has the same of other parts,
+    such as columns that are indices into another table.
     """
-    found: dict[str, dict[str, Any]] = {}
-    _collect(graph.nodes, {}, found)
-    for spec in found.values():
-        if all(first == 0 and last == n - 1 for (first, last), n in zip(spec.get("box", ()), spec.pop("shape", ()))):
-            spec.pop("box", None)
-    return dict(found)
+    found: dict[str, list[Spec]] = {}
+    shapes: dict[str, Shape] = {}
+    _collect(graph.nodes, {}, found, shapes)
+    for name, specs in found.items():
+        for spec in specs:
+            if all(first == 0 and last == n - 1 for (first, last), n in zip(spec["box"], shapes[name])):
+                del spec["box"]
+    return {n: {**first, **({"others": others} if others else {})} for n, (first, *others) in found.items()}
 
 
-def _collect(nodes: Sequence[Tensor], outside: Mapping[int, Tensor], found: dict[str, dict[str, Any]]) -> None:
-    """Collect the ranges of some nodes. `outside`: serial of a body's leaf -> the value it is or iterates over."""
+def _collect(
+    nodes: Sequence[Tensor], outside: Mapping[int, Tensor], found: dict[str, list[Spec]], shapes: dict[str, Shape]
+) -> None:
+    """Collect the ranges of some nodes, and the shapes of the inputs.
+
+    outside: serial of a body's leaf -> the value it is or iterates over.
+    """
     for t in nodes:
         if t.prim.family == "scan":
             body: Body = t.attrs["body"]
             n = len(body.carries)
             inner = {leaf.serial: x for leaf, x in zip(body.leaves[n:], t.inputs[n:])}
-            _collect(toposort(body.roots), {**outside, **inner}, found)
+            _collect(toposort(body.roots), {**outside, **inner}, found, shapes)
         if t.prim.indexes is None:
             continue
         position, size, exempt = t.prim.indexes(*(x.type for x in t.inputs), **t.attrs)
         source, box = _origin(t.inputs[position], outside)
         if source is not None:
-            spec = found.setdefault(str(source.attrs["name"]), {})
-            spec["range"] = [0, min([size - 1, *spec.get("range", ())[1:]])]
-            spec["box"] = [[min(a[0], b[0]), max(a[1], b[1])] for a, b in zip(spec.get("box", box), box)]
-            spec["shape"] = source.shape
-            if exempt is not None:
-                spec["exempt"] = exempt
+            name = str(source.attrs["name"])
+            shapes[name] = source.shape
+            new: Spec = {"range": [0, size - 1], "box": box} | ({} if exempt is None else {"exempt": exempt})
+            if not any(_joined(old, new) for old in found.setdefault(name, [])):
+                found[name].append(new)
+
+
+def _joined(old: Spec, new: Spec) -> bool:
+    """Extend `old` to what `new` says, too, if one entry can say both: of the same part, or of parts side by side."""
+    if old.get("exempt") != new.get("exempt"):
+        return False
+    if old["box"] == new["box"]:
+        old["range"] = min(old["range"], new["range"])
+        return True
+    apart = [k for k, (a, b) in enumerate(zip(old["box"], new["box"])) if a != b]
+    (a, b), (c, d) = old["box"][apart[0]], new["box"][apart[0]]
+    if old["range"] != new["range"] or len(apart) > 1 or max(a, c) > min(b, d) + 1:
+        return False
+    old["box"] = [[min(a, c), max(b, d)] if k == apart[0] else x for k, x in enumerate(old["box"])]
+    return True
 
 
 def _origin(t: Tensor, outside: Mapping[int, Tensor]) -> tuple[Tensor | None, Box]:

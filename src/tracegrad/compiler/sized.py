@@ -19,7 +19,7 @@ from tracegrad.dtypes import TensorType
 from tracegrad.errors import CompileError, ShapeError, Site
 from tracegrad.ir import Graph
 from tracegrad.kernels.form import UnsizedError
-from tracegrad.program import Field, Program
+from tracegrad.program import Field, Program, with_rows
 from tracegrad.render.languages import LANGUAGES
 
 T = TypeVar("T")
@@ -190,12 +190,8 @@ def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pa
 
 
 def _narrow(specs: Mapping[str, Mapping[str, Any]], types: Mapping[str, TensorType]) -> Any:
-    """Return the ranges of indices without the used part of axis 0: `Program.at` adds that all of axis 0 is used."""
-
-    def part(name: str, box: list[list[int]]) -> list[list[int]]:
-        return [[0, 0], *box[1:]] if box[0] == [0, types[name].shape[0] - 1] else box
-
-    return {n: {**spec, "box": part(n, spec["box"])} if spec.get("box") else spec for n, spec in specs.items()}
+    """Return the ranges of indices as of one row: `Program.at` adds that all of axis 0 is used."""
+    return {n: with_rows(spec, types[n].shape[0] if types[n].shape else 0, 1) for n, spec in specs.items()}
 
 
 def _with_extents(

@@ -128,12 +128,9 @@ def fit_value(
             wanted = f" or {field.dtype}[{','.join(map(str, shapes[0]))}]" if lead is not None else ""
             raise InputError(f"expected {field.type}{wanted}, got {describe(x)}{_shape_hint(field, x, batch)}")
         out = copied(x) if x.dtype == dtype else cast_lossless(x, field.dtype)
-    valid = field.spec.get("range")
-    if valid is not None and out.size:
-        box = field.spec.get("box", ())
-        starts = (*(0 for _ in range(out.ndim - len(box))), *(int(first) for first, _ in box))
-        used = out[(..., *(slice(first, last + 1) for first, last in box))] if box else out
-        _check_range(used, int(valid[0]), int(valid[1]), field.spec.get("exempt"), starts)
+    if "range" in field.spec and out.size:
+        for spec in (field.spec, *field.spec.get("others", ())):
+            _check_part(out, spec)
     return out
 
 
@@ -145,6 +142,14 @@ def blank(fields: Sequence[Field]) -> dict[str, Array]:
 def given_or_blank(fields: Sequence[Field], given: Mapping[str, Any], what: str) -> dict[str, Array]:
     """Return the given values, checked; zeros if there are none."""
     return check_inputs(fields, given, what) if given else blank(fields)
+
+
+def _check_part(x: Array, spec: Mapping[str, Any]) -> None:
+    """Check the part of an input that is used as an index: see `input_ranges`."""
+    box, (low, high) = spec.get("box", ()), spec["range"]
+    starts = (*(0 for _ in range(x.ndim - len(box))), *(int(first) for first, _ in box))
+    used = x[(..., *(slice(first, last + 1) for first, last in box))] if box else x
+    _check_range(used, int(low), int(high), spec.get("exempt"), starts)
 
 
 def _check_range(x: Array, low: int, high: int, exempt: int | None, starts: Sequence[int]) -> None:

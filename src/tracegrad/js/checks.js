@@ -263,12 +263,14 @@ export function readHeader(text) {
   return { entries, metadata };
 }
 
-/** Check indices, because a device would clamp them silently. Where a field has a box, only elements in it are used. */
-export function checkRange(values, { shape, spec: { range: [low, high], exempt, box } }) {
-  const used = (k) => !box || shape.every((_, d) => {
-    const c = Math.floor(k / prod(shape.slice(d + 1))) % shape[d];
-    return c >= box[d][0] && c <= box[d][1];
-  });
-  const at = values.findIndex((x, k) => (x < low || x > high) && x !== exempt && used(k));
-  if (at >= 0) throw inputError(`index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
+/** Check indices, because a device would clamp them silently. Where a part has a box, only elements in it are used. */
+export function checkRange(values, { shape, spec }) {
+  for (const { range: [low, high], exempt, box } of [spec, ...(spec.others ?? [])]) {
+    const used = (k) => !box || shape.every((_, d) => {
+      const c = Math.floor(k / prod(shape.slice(d + 1))) % shape[d];
+      return c >= box[d][0] && c <= box[d][1];
+    });
+    const at = values.findIndex((x, k) => (x < low || x > high) && x !== exempt && used(k));
+    if (at >= 0) throw inputError(`index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
+  }
 }
