@@ -45,7 +45,7 @@ OUTSIDE = {
 }
 TAKING = [
     (optim.sgd, ("lr", "momentum", "weight_decay", "clip_grad_norm", "ema")),
-    (optim.adam, ("lr", "beta1", "beta2", "eps", "clip_grad_norm", "ema")),
+    (optim.adam, ("lr", "beta1", "beta2", "eps", "weight_decay", "clip_grad_norm", "ema")),
     (optim.adafactor, ("lr", "weight_decay")),
     (optim.adagrad, ("lr", "lr_decay", "eps", "weight_decay")),
     (optim.adadelta, ("lr", "rho", "eps", "weight_decay")),

@@ -126,6 +126,7 @@ AGAINST_PYTORCH = {
         optim.adam(0.01, beta1=0.5, beta2=0.9, eps=1e-3),
         all_of(T.Adam, lr=0.01, betas=(0.5, 0.9), eps=1e-3),
     ),
+    "adam weight decay": (optim.adam(0.01, weight_decay=0.2), decayed_only(T.Adam, 0.2, lr=0.01)),
     "adamw": (optim.adamw(0.01, weight_decay=0.2), decayed_only(T.AdamW, 0.2, lr=0.01)),
     "adafactor": (optim.adafactor(0.02), all_of(T.Adafactor, lr=0.02)),
     "adafactor settings": (

@@ -86,9 +86,9 @@ def adam_with_betas():
     optim.adam(lr=0.01, betas=(0.9, 0.999))
 
 
-@program("adam", "weight_decay", "adamw", raises=TypeError)
-def adam_with_weight_decay():
-    optim.adam(lr=0.01, weight_decay=0.1)
+@program("adam", "amsgrad", "plain Adam", raises=TypeError)
+def amsgrad():
+    optim.adam(lr=0.01, amsgrad=True)
 
 
 @program("lr", "tg.compile(model=")

@@ -253,17 +253,23 @@ def sgd(
     return [*decoupled(weight_decay, options), *moving]
 
 
-@recipe()
+@recipe("weight_decay")
 def adam(
-    lr: LR = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **options: Unpack[Options]
+    lr: LR = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    **options: Unpack[Options],
 ) -> Chain:
     """Make an Adam optimizer: p <- p - lr * m_hat / (sqrt(v_hat) + eps), see `scale_by_adam`.
 
-    options: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
+    weight_decay: an L2 penalty; `adamw` decays the parameters apart from the gradient. options: see `Options`.
+    As torch.optim.Adam (Kingma and Ba 2015).
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
     """
-    return [scale_by_adam(beta1, beta2, eps)]
+    return with_decay(scale_by_adam(beta1, beta2, eps), weight_decay, options, apart=False)
 
 
 @recipe()
