@@ -5,7 +5,7 @@ Tensors:  param/<name>            a parameter
           opt/<state>             a state of another shape
           state/<name>            a state of the model
 Metadata are JSON texts: tracegrad (version of this layout), step, seed, lr, lr_start (the step at which lr began),
-hyper, optimizer, and frozen if `train.freeze` named parameters. With several losses, "losses" has these entries for
+hyper, optimizer, and frozen once `train.freeze` was called. With several losses, "losses" has these entries for
 each loss by name, and optimizer arrays are opt/<loss>/<state>. Python's JSON writes floats exactly.
 
 U32 and booleans are stored as I32: other safetensors readers support F32 and I32 best.
@@ -33,6 +33,7 @@ from tracegrad.errors import InputError
 from tracegrad.files import replace_file
 from tracegrad.hypers import UNIT, checked_all, ranges_of, settable
 from tracegrad.jsontext import cut, dumped, parse, printable, shown
+from tracegrad.optim.freezing import MISSED
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage, to_storage
@@ -91,7 +92,9 @@ def loadings_of(path: str | os.PathLike[str], whole: safetensors.File, store: Tr
     for name, stepper in store.steppers.items():
         file = of_loss(path, whole, name, store.steppers) if name else whole
         source = stepper.source.switched_on(hyper_of(file))
-        if file.metadata.get("frozen") is not None and not source.freezable:
+        missed = f"opt/{name}/{MISSED}" if name else f"opt/{MISSED}"
+        froze = file.metadata.get("frozen") is not None or any(x.startswith(missed) for x in file.tensors)
+        if froze and not source.freezable:
             source = source._replace(freezable=True)
         built = stepper.built if source is stepper.source else source.main()
         loadings.append(Loading(stepper, source, built, file))
@@ -161,7 +164,7 @@ def metadata_of(snapshot: Snapshot) -> dict[str, str]:
         "hyper": dumped(_without_unit(snapshot.knobs.values)),
         "optimizer": dumped(snapshot.optimizer),
     }
-    if snapshot.frozen:
+    if snapshot.frozen or any(f.name.endswith(MISSED) for f in snapshot.program.states):
         metadata["frozen"] = dumped(snapshot.frozen)
     return metadata
 
@@ -253,7 +256,10 @@ def _arrays(
     states: dict[str, Array] = {}
     for f in states_of(program):
         whole = np.zeros(f.shape, DTYPES[f.dtype].numpy)
-        for name, part in split_state(program, f):
+        places = split_state(program, f)
+        if f.name.endswith(MISSED) and not any(name in rest for name, _ in places):
+            places = []  # written before anything was frozen: no step was missed
+        for name, part in places:
             x = _taken(rest, name, part or f, problems)
             if part is None:
                 whole = x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tracegrad.compiler.layout import Filling, Persistent, Place
@@ -72,7 +72,7 @@ def persistent_of(
     )
 
 
-def _state(part: Part, transform: Transform, precision: str, masks: Iterable[freezing.Mask]) -> list[Buffer]:
+def _state(part: Part, transform: Transform, precision: str, masks: Collection[freezing.Mask]) -> list[Buffer]:
     """Return the arrays of an optimizer's state, and those by which a step decides what it changes."""
     at, sizes = part.at, transform.sizes(part.own)
     buffers = [Buffer(at + n, "f32", sizes[n], "state", fill) for n, fill in transform.fills.items()]
@@ -84,6 +84,8 @@ def _state(part: Part, transform: Transform, precision: str, masks: Iterable[fre
         buffers += [Buffer(at + n, "f32", 1, "state", fill) for n, fill in SCALE_STATE.items()]
     buffers.append(Buffer(HALTED, "i32", 1, "state"))
     buffers += [Buffer(mask.name, "f32", mask.size, "state") for mask in masks]
+    if masks and transform.counts:
+        buffers.append(Buffer(at + freezing.MISSED, "f32", part.own.size, "state"))
     if bounded := bounded_arrays(transform):
         buffers.append(Buffer(at + array_name(bounded), "f32", len(bounded), "state"))
     return buffers

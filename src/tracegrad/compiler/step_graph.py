@@ -45,7 +45,8 @@ def training_graph(
     free = {name: mask.free() for name, mask in freeze.items()}
     if free:
         g = where(free[freezing.PARAMS], g, 0.0)  # clipping must measure trained parameters only
-    before, new, guard, host, halted = _updated(g, part, optimizer, scaling)
+    missed = freezing.missed_of(part.own, optimizer.transform, freeze, at)
+    before, new, guard, host, halted = _updated(g, part, optimizer, scaling, missed)
     states = NewStates({n: (t.leaves[n], x) for n, x in t.trace.writes.items()})
     hopeless = nonfinite(y) | (halted.reshape(()) != 0)
     hopeless = hopeless if states.odd is None else hopeless | states.odd
@@ -54,6 +55,8 @@ def training_graph(
     bad = nonfinite(sum_of_squares(g, host.unit) + poison.reshape(()))
     bad = bad if guard else bad | any_nonfinite(new)
     writes = ({at + "grads": g} if grads else {}) | _unless(bad, before, new, free, at)
+    if missed is not None:
+        writes[at + freezing.MISSED] = where(free[freezing.PARAMS] | bad, missed, missed + 1.0)
     writes |= guard.writes if guard else {}
     writes |= states.unless(bad)
     outputs, halt = {"loss": y}, bad
@@ -90,13 +93,13 @@ class _Update(NamedTuple):
     halted: Tensor
 
 
-def _updated(g: Tensor, part: Part, optimizer: Optimizer, scaling: LossScale | None) -> _Update:
+def _updated(g: Tensor, part: Part, optimizer: Optimizer, scaling: LossScale | None, missed: Tensor | None) -> _Update:
     arena, at = part.own, part.at
     sizes = optimizer.transform.sizes(arena)
     state = {name: leaf("state", at + name, TensorType(f32, (size,))) for name, size in sizes.items()}
     p = leaf("state", PARAMS, TensorType(f32, (arena.size,)))
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
-    host = Host(arena, scaling and scaling.updates(), g, optimizer.groups)
+    host = Host(arena, scaling and scaling.updates(), g, optimizer.groups, missed=missed)
     updates, new = optimizer.transform.update(g, p, state, host)
     new = {**new, PARAMS: p + updates}
     return _Update({**state, PARAMS: p}, new, Guard.traced(optimizer.transform, host, at), host, halted)

@@ -2,7 +2,7 @@
 // tracegrad/checkpoints.py is the Python version.
 
 import { checkInputs } from "./arrays.js";
-import { checkFinite, inputError, isRecord, mapped, need, parsed, readFacts, shown, within } from "./checks.js";
+import { checkFinite, inputError, isRecord, mapped, need, parsed, readFacts, shown, withMissed, within } from "./checks.js";
 import { readSafetensors } from "./safetensors.js";
 import { toStorage } from "./session.js";
 import { UNIT } from "./trial.js";
@@ -28,7 +28,7 @@ export function readCheckpoint(bytes, losses, what) {
     const { tensors, metadata } = readSafetensors(bytes);
     if (metadata.tracegrad !== LAYOUT) throw inputError("this is not a checkpoint of tracegrad");
     const fields = new Map(losses.flatMap((x) => x.checkpoint.map((f) => [f.name, f])));
-    const values = checkInputs([...fields.values()], Object.fromEntries(tensors), "the file");
+    const values = checkInputs([...fields.values()], withMissed(fields, tensors), "the file");
     checkFinite(losses[0].program.params, values, "param/");
     const texts = losses[0].name ? textsOf(metadata, losses) : [metadata];
     return { values, facts: losses.map(({ program }, k) => factsOf(texts[k], program)) };

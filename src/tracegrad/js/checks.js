@@ -218,6 +218,13 @@ export function checkFinite(params, values, prefix = "") {
   }
 }
 
+/** Return the tensors by name. Files written before anything was frozen lack the arrays of missed steps: add zeros. */
+export function withMissed(fields, tensors) {
+  const given = Object.fromEntries(tensors);
+  for (const { name, shape } of fields.values()) if (name.includes("/freeze-missed")) given[name] ??= new Float32Array(prod(shape));
+  return given;
+}
+
 /** Return {step, seed, lr, lr_start, hyper} from a checkpoint's metadata. */
 export function readFacts(metadata, ranges) {
   const facts = {};

@@ -46,9 +46,11 @@ def scale_by_adafactor(
         arena = host.arena
         layouts = {name: kept.layout(arena) for name, kept in kinds.items()}
         new = {name: layout.views(state[name]) for name, layout in layouts.items()}
-        share, eps = pow(host.step, host.hyper("beta2_decay")), host.hyper("eps1")
+        eps = host.hyper("eps1")
         directions: dict[str, Tensor] = {}
         for slot in arena.slots:
+            step = host.steps_of(slot)
+            share = pow(step, host.hyper("beta2_decay"))
             x = arena.view(g, slot)
             for name, axis in (("rows", -1), ("columns", -2), ("vectors", None)):
                 if slot.name in new[name]:
@@ -61,13 +63,13 @@ def scale_by_adafactor(
                 v = new["vectors"][slot.name]
             u = x * rsqrt(maximum(v, eps * eps))
             scale = maximum(_rms(arena.view(p, slot)), host.hyper("eps2"))
-            directions[slot.name] = u * (scale / maximum(_rms(u) / host.hyper("d"), 1.0))
-        rate = minimum(1.0 / (sqrt(host.step) * maximum(host.hyper("lr"), 1e-20)), 1.0)
-        return arena.pack(directions) * rate, {name: layouts[name].pack(new[name]) for name in kinds}
+            rate = minimum(1.0 / (sqrt(step) * maximum(host.hyper("lr"), 1e-20)), 1.0)
+            directions[slot.name] = u * (scale / maximum(_rms(u) / host.hyper("d"), 1.0)) * rate
+        return arena.pack(directions), {name: layouts[name].pack(new[name]) for name in kinds}
 
     kinds = {"rows": ROWS, "columns": COLUMNS, "vectors": VECTORS}
     given = {"beta2_decay": beta2_decay, "eps1": eps1, "eps2": eps2, "d": d}
-    return Transform(kinds, update, {n: checked(n, x, RANGES[n]) for n, x in given.items()}, RANGES)
+    return Transform(kinds, update, {n: checked(n, x, RANGES[n]) for n, x in given.items()}, RANGES, counts=True)
 
 
 @recipe("weight_decay", flat=False)

@@ -22,12 +22,12 @@ def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         total = state["sum"] + square(g)
-        later = 1.0 + (host.step - 1.0) * host.hyper("lr_decay")
+        later = 1.0 + (host.steps - 1.0) * host.hyper("lr_decay")
         return g / (sqrt(total) + host.hyper("eps")) / later, {"sum": total}
 
     fill = checked("initial_accumulator_value", initial_accumulator_value, AT_LEAST_0, "adagrad")
     given = {"lr_decay": lr_decay, "eps": eps}
-    return Transform({"sum": fill}, update, checked_all(given, RANGES, "adagrad"), RANGES)
+    return Transform({"sum": fill}, update, checked_all(given, RANGES, "adagrad"), RANGES, counts=True)
 
 
 @recipe("weight_decay")

@@ -3,6 +3,10 @@
 A mask is an array on the device, written by the host: 1 where a step changes nothing, else 0. Parameters, and states in
 the layout of the parameters, share one mask. A state of another layout (`PerParameter`) has its own. Programs have
 masks from the first `train.freeze` on. The update reads one more array for each mask.
+
+Optimizers with bias corrections count updates per parameter, as PyTorch does: a parameter that is thawed later starts
+or goes on with its own count. The step counter is common to all parameters, so an array on the device counts the steps
+that each element missed while it was frozen. The array begins at 0 in any program, whatever its step is.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from tracegrad.prims.leaves import leaf
 
 PREFIX = "freeze-mask"  # of the arrays' names
 PARAMS = PREFIX
+MISSED = "freeze-missed"  # the name of the array of missed steps
 
 
 class Mask(NamedTuple):
@@ -43,6 +48,11 @@ def masks(arena: Arena, transform: Transform, at: str = "") -> dict[str, Mask]:
         if isinstance(kept, PerParameter):
             layouts[f"{PREFIX}.{name}"] = kept.layout(arena)
     return {n: Mask(at + n, a.size, tuple((s.name, s.offset, s.size) for s in a.slots)) for n, a in layouts.items()}
+
+
+def missed_of(arena: Arena, transform: Transform, freeze: Mapping[str, Mask], at: str = "") -> Tensor | None:
+    """Return the array of missed steps; None if the optimizer does not read it, or the program freezes nothing."""
+    return leaf("state", at + MISSED, TensorType(f32, (arena.size,))) if freeze and transform.counts else None
 
 
 def mask_of(array: str, found: Container[str]) -> str:

@@ -105,8 +105,9 @@ def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
     return Transform({}, update, bounds=bounds)
 
 
-def _at(host: Host, update: Tensor) -> Host:
-    return host._replace(updates=maximum(update, 1.0), guarded=None)
+def _at(host: Host, update: Tensor, every: int) -> Host:
+    missed = None if host.missed is None else round(host.missed / float(every))
+    return host._replace(updates=maximum(update, 1.0), guarded=None, missed=missed)
 
 
 def accumulate(every: int, inner: Transform) -> Transform:
@@ -132,7 +133,7 @@ def accumulate(every: int, inner: Transform) -> Transform:
         total = state["accumulated"] + g
         old = {name: state[name] for name in inner.state}
         # The first steps round to update 0, where the bias correction would divide by 0
-        updates, new = inner.update(total / float(every), p, old, _at(host, count))
+        updates, new = inner.update(total / float(every), p, old, _at(host, count, every))
         kept = {name: where(applies, value, old[name]) for name, value in new.items()}
         return where(applies, updates, 0.0), {"accumulated": where(applies, 0.0, total), **kept}
 
@@ -142,8 +143,8 @@ def accumulate(every: int, inner: Transform) -> Transform:
         largest = g * float(every)
         total = where(state["accumulated"] <= 1.5 * largest, largest, inf)
         old = {name: state[name] for name in inner.state}
-        step, new = inner.bounds(g * 3.0, p, old, _at(host, updates_at(host)))
+        step, new = inner.bounds(g * 3.0, p, old, _at(host, updates_at(host), every))
         return step, {"accumulated": total, **new}
 
     rule = bounds if inner.bounds is not None else None
-    return Transform({"accumulated": 0.0, **inner.state}, update, inner.hyper, inner.ranges, rule)
+    return Transform({"accumulated": 0.0, **inner.state}, update, inner.hyper, inner.ranges, rule, inner.counts)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from tracegrad.dtypes import f32
 from tracegrad.hypers import COMPLEMENT, GROUP, UNIT, scalar
 from tracegrad.ir import Tensor
-from tracegrad.optim.arena import Arena
+from tracegrad.optim.arena import Arena, Slot
 from tracegrad.optim.groups import NO_GROUPS, Groups
 from tracegrad.prims.elementwise import cast, expm1, log1p, maximum, where
-from tracegrad.prims.leaves import counter, iota
-from tracegrad.prims.views import broadcast_to
+from tracegrad.prims.leaves import as_tensor, counter, iota
+from tracegrad.prims.views import broadcast_to, reshape, slice_
 
 NO_VALUES: Mapping[str, Tensor] = MappingProxyType({})
 
@@ -32,6 +32,7 @@ class Host(NamedTuple):
     guarded: Tensor | None = None  # the gradient whose squares the guard sums, in `unit`
     groups: Groups = NO_GROUPS
     largest: bool = False  # if groups override a value, give the largest: for `Transform.bounds`
+    missed: Tensor | None = None  # f32[n]: for each element, the updates that it missed while it was frozen
     own: Mapping[str, Tensor] = NO_VALUES  # values of one member of a sweep, which replace those of all members
 
     def hyper(self, name: str) -> Tensor:
@@ -77,9 +78,26 @@ class Host(NamedTuple):
         """The number of this update, 1 at the first. Exact up to 2^24."""
         return cast(counter("step"), f32) if self.updates is None else self.updates
 
+    @property
+    def steps(self) -> Tensor:
+        """The number of this update for each parameter, 1 at its first: `step` less the updates while it was frozen.
+
+        f32[]; or f32[n] in programs that can freeze. A transform that reads it says so by `counts`.
+        """
+        if self.missed is None:
+            return self.step
+        # The first update has the largest correction, which bounds those of all parameters
+        return as_tensor(1.0) if self.largest else maximum(self.step - self.missed, 1.0)
+
+    def steps_of(self, slot: Slot) -> Tensor:
+        """Return `steps` of one parameter, f32[]."""
+        if self.missed is None:
+            return self.step
+        return reshape(slice_(self.steps, 0, slot.offset, 1), ()) if slot.size else self.step
+
     def bias_correction(self, name: str) -> Tensor:
-        """Return 1 - b^step for a running mean with factor b = hyper(name), also exact while the result is small.
+        """Return 1 - b^steps for a running mean with factor b = hyper(name), also exact while the result is small.
 
         Kingma and Ba 2015, section 3.
         """
-        return -expm1(self.step * log1p(-self.complement(name)))
+        return -expm1(self.steps * log1p(-self.complement(name)))

@@ -90,6 +90,6 @@ def scale_by_muon(
         return arena.pack(directions), {"m": arena.pack(means), "v": v}
 
     return Transform.made(
-        {"m": 0.0, "v": 0.0}, update, None, momentum=momentum, eps=eps, adam_lr_scale=adam_lr_scale,
+        {"m": 0.0, "v": 0.0}, update, None, counts=True, momentum=momentum, eps=eps, adam_lr_scale=adam_lr_scale,
         beta1=beta1, beta2=beta2, adam_eps=adam_eps,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Unpack
 
 from tracegrad.hypers import AT_LEAST_0, SHARE, checked_all
@@ -17,6 +18,7 @@ from tracegrad.prims.views import broadcast_to, reshape
 
 RANGES = {"beta1": SHARE, "beta2": SHARE, "eps": AT_LEAST_0, "momentum_decay": AT_LEAST_0}
 LOG_096 = math.log(0.96)
+PRODUCT = PerParameter(lambda _: (1,), 1.0)  # one number per parameter, so that freezing keeps it
 
 
 def scale_by_nadam(
@@ -35,17 +37,32 @@ def scale_by_nadam(
         m = running_mean(state["m"], g, share)
         v = running_mean(state["v"], square(g), host.complement("beta2"))
         rate = host.hyper("momentum_decay") * LOG_096
-        mu, ahead = ((1.0 - share) * (1.0 - 0.5 * exp(s * rate)) for s in (host.step, host.step + 1.0))
-        # One number per parameter, so that freezing keeps it. The number of the trained parameters is the smallest
-        product = reshape(bind(MIN, state["product"], axes=(0,)), ()) * mu
+
+        def factor(step: Tensor) -> Tensor:
+            return (1.0 - share) * (1.0 - 0.5 * exp(step * rate))
+
+        mu, ahead = factor(host.steps), factor(host.steps + 1.0)
+        product, kept = _products(state["product"], host, factor)
         ahead_share, own_share = ahead / (1.0 - product * ahead), (1.0 - mu) / (1.0 - product)
         v_hat = v * (1 / host.bias_correction("beta2"))
         direction = (m * ahead_share + g * own_share) / (sqrt(v_hat) + host.hyper("eps"))
-        return direction, {"m": m, "v": v, "product": broadcast_to(product, state["product"].shape)}
+        return direction, {"m": m, "v": v, "product": kept}
 
     given = {"beta1": beta1, "beta2": beta2, "eps": eps, "momentum_decay": momentum_decay}
-    states = {"m": 0.0, "v": 0.0, "product": PerParameter(lambda _: (1,), 1.0)}
-    return Transform(states, update, checked_all(given, RANGES, "nadam"), RANGES)
+    states = {"m": 0.0, "v": 0.0, "product": PRODUCT}
+    return Transform(states, update, checked_all(given, RANGES, "nadam"), RANGES, counts=True)
+
+
+def _products(old: Tensor, host: Host, factor: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return M after this step, f32[] or, if parameters count their own steps, f32[n]; and the new state."""
+    if host.missed is None:  # all numbers are equal but those of holes, which stay 1
+        product = reshape(bind(MIN, old, axes=(0,)), ()) * factor(host.step)
+        return product, broadcast_to(product, old.shape)
+    layout, slots = PRODUCT.layout(host.arena), host.arena.slots
+    parts = layout.views(old)
+    new = {slot.name: parts[slot.name] * factor(host.steps_of(slot)) for slot in slots}
+    spread = {s.name: broadcast_to(reshape(new[s.name], (1,) * len(s.shape)), s.shape) for s in slots}
+    return host.arena.pack(spread), layout.pack(new)
 
 
 @recipe("weight_decay", flat=False, shaping=("decoupled_weight_decay",))

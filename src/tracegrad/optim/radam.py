@@ -56,7 +56,7 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
         v = running_mean(state["v"], square(g), host.complement("beta2"))
         c = host.complement("beta2")
         # A length above 5 implies a limit above 5. Otherwise the factor is not used, so its value does not matter
-        rho, limit = average_length(host.step, c), maximum(2.0 / c - 1.0, CERTAIN)
+        rho, limit = average_length(host.steps, c), maximum(2.0 / c - 1.0, CERTAIN)
         sure = maximum(rho, CERTAIN)
         rectified = sqrt((sure - 4.0) * (sure - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * sure))
         adam = _stored(rectified * sqrt(host.bias_correction("beta2")))
@@ -64,7 +64,7 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
         m_hat = m * (1 / host.bias_correction("beta1"))
         return where(certain, m_hat * adam / (sqrt(v) + host.hyper("eps")), m_hat), {"m": m, "v": v}
 
-    return Transform.made({"m": 0.0, "v": 0.0}, update, None, beta1=beta1, beta2=beta2, eps=eps)
+    return Transform.made({"m": 0.0, "v": 0.0}, update, None, counts=True, beta1=beta1, beta2=beta2, eps=eps)
 
 
 def _stored(x: Tensor) -> Tensor:

@@ -99,7 +99,8 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
         v = running_mean(state["v"], square(g), host.complement("beta2"))
         return m * (1 / host.bias_correction("beta1")) / host.hyper("eps"), {"m": m, "v": v}
 
-    return Transform.made({"m": 0.0, "v": 0.0}, update, bounds, beta1=beta1, beta2=beta2, eps=eps)
+    states: dict[str, Kept] = {"m": 0.0, "v": 0.0}
+    return Transform.made(states, update, bounds, counts=True, beta1=beta1, beta2=beta2, eps=eps)
 
 
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:

@@ -53,6 +53,8 @@ class Transform:
             `update` gets and returns exactly these arrays, flat.
     hyper:  first values of the hyperparameters that `update` reads by `host.hyper` or `host.complement`.
     ranges: ranges of hyperparameters, by name. A name without a range takes any number that is finite in f32.
+    counts: True if `update` reads the number of updates of each parameter: `host.steps`, `host.bias_correction`. From
+            the first `train.freeze` on, these are f32[n]. False: both go by `host.step`.
     bounds: `update` on magnitudes, f32[] each. It gets numbers that no |element| of g, p and the state exceeds, and
             returns such numbers for the results of `update`. They can be far too large, even infinite. While they are
             finite, the device checks no elements. None: each step checks all new values, in one more dispatch.
@@ -73,6 +75,7 @@ class Transform:
     hyper: Mapping[str, float] = field(default_factory=dict[str, float])
     ranges: Mapping[str, Range] = field(default_factory=dict[str, Range])
     bounds: Update | None = None
+    counts: bool = False
 
     @property
     def fills(self) -> dict[str, Fill]:
@@ -87,14 +90,16 @@ class Transform:
         }
 
     @staticmethod
-    def made(state: Mapping[str, Kept], update: Update, bounds: Update | None, **hyper: float) -> Transform:
+    def made(
+        state: Mapping[str, Kept], update: Update, bounds: Update | None, *, counts: bool = False, **hyper: float
+    ) -> Transform:
         """Make a transform with the hyperparameters `hyper`, in the ranges of `RANGES`; others take any finite number.
 
         Raises InputError for a value outside of its range.
         """
         ranges = {name: RANGES[name] for name in hyper if name in RANGES}
         return Transform(
-            state, update, {n: checked(n, x, ranges.get(n, ANY)) for n, x in hyper.items()}, ranges, bounds
+            state, update, {n: checked(n, x, ranges.get(n, ANY)) for n, x in hyper.items()}, ranges, bounds, counts
         )
 
 
@@ -144,7 +149,8 @@ def chain(*transforms: Transform) -> Transform:
 
     bounds = [t.bounds for t in transforms if t.bounds is not None]
     bounded = through(bounds) if len(bounds) == len(transforms) else None
-    return Transform(state, through([t.update for t in transforms]), hyper, ranges, bounded)
+    counts = any(t.counts for t in transforms)
+    return Transform(state, through([t.update for t in transforms]), hyper, ranges, bounded, counts)
 
 
 def _unused(name: str, taken: Mapping[str, Kept]) -> str:
