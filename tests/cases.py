@@ -26,9 +26,11 @@ except ImportError:  # the rows still need names to refer to; test_ops.py skips 
 def _unary() -> list[Case]:
     """Functions of one tensor whose name PyTorch shares."""
     everywhere = "neg abs sign exp expm1 sin cos tanh square sigmoid relu silu elu softplus leaky_relu floor ceil round"
+    everywhere += " log_sigmoid"
     positive = "sqrt rsqrt log reciprocal"
     flat = ("sign", "floor", "ceil", "round")
     spelled = {n: getattr(F, n, None) for n in ("relu", "silu", "elu", "softplus", "leaky_relu")}
+    spelled["log_sigmoid"] = getattr(F, "logsigmoid", None)
     rows = [
         Case(n, getattr(tg, n), ((3, 4),), grad=n not in flat, torch=spelled.get(n) or getattr(torch, n, None))
         for n in everywhere.split()
@@ -193,6 +195,10 @@ CORE_CASES: list[Case] = [
     Case("embedding", tg.embedding, ((6, 4),), ints=(((2, 5), 6),), torch=lambda w, i: F.embedding(i.long(), w)),
     Case("take", lambda x, i: tg.take(x, i, 1), ((3, 4, 2),), ints=(((5,), 4),), torch=lambda x, i: x[:, i.long()]),
     Case("take_flat", tg.take, ((3, 4),), ints=(((5,), 12),), torch=lambda x, i: torch.take(x, i.long())),
+    Case("index_by_arrays", lambda x, i, j: x[i, j], ((3, 4, 2),), ints=(((2, 5), 3), ((5,), 4)),
+         torch=lambda x, i, j: x[i.long(), j.long()]),
+    Case("index_by_arrays_apart", lambda x, i, j: x[i, :, j], ((3, 4, 2),), ints=(((5,), 3), ((5,), 2)),
+         torch=lambda x, i, j: x[i.long(), :, j.long()]),
     Case("take_along_axis", lambda x, i: tg.take_along_axis(x, i, 1), ((3, 4),), ints=(((3, 2), 4),),
          torch=lambda x, i: torch.take_along_dim(x, i.long(), 1)),
     Case("take_along_axis_broadcast", lambda x, i: tg.take_along_axis(x, i, -1), ((3, 4, 5),), ints=(((3, 1, 2), 5),),

@@ -196,11 +196,6 @@ def index_by_a_mask(m, x, y):
     return tg.mean(x[x > 0]) + tg.mean(m(x) - y)
 
 
-@loss("getitem", "take_along_axis")
-def index_by_two_arrays(m, x, y):
-    return tg.mean(m(x)[tg.arange(8), tg.argmax(y, axis=1)])
-
-
 @loss("narrow", "f32[8,3]", "axis 1")
 def narrow_past_the_end(m, x, y):
     return tg.mean(x.narrow(1, 2, 5)) + tg.mean(m(x) - y)

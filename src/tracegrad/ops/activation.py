@@ -16,7 +16,7 @@ from tracegrad.prims.rules import alike, symmetric
 if TYPE_CHECKING:
     from tracegrad.prims.composites import Expansion, Vjp
 
-__all__ = ["elu", "gelu", "hardtanh", "leaky_relu", "relu", "sigmoid", "silu", "softplus", "tanhshrink"]
+__all__ = ["elu", "gelu", "hardtanh", "leaky_relu", "log_sigmoid", "relu", "sigmoid", "silu", "softplus", "tanhshrink"]
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_EIGHT_OVER_PI = math.sqrt(8.0 / math.pi)
@@ -152,6 +152,18 @@ def softplus(x: Operand) -> Tensor:
     tensor([3.783506e-44, 6.931472e-01, 1.000000e+02])
     """
     return bind(SOFTPLUS, as_tensor(x))
+
+
+@method
+def log_sigmoid(x: Operand) -> Tensor:
+    """Return log(sigmoid(x)), computed as -softplus(-x): finite for all finite x. f32, any shape; gradient sigmoid(-x).
+
+    Raises:   DTypeError if x is not f32. As torch.nn.functional.logsigmoid.
+
+    >>> tg.log_sigmoid([-100.0, 0.0])
+    tensor([-100.       ,   -0.6931472])
+    """
+    return -softplus(-as_tensor(x))
 
 
 @method

@@ -16,7 +16,21 @@ from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer
 from tracegrad.states import StateTensor
 
-__all__ = ["asarray", "diag", "eye", "full", "linspace", "meshgrid", "ones", "tril", "triu", "zeros"]
+__all__ = [
+    "asarray",
+    "diag",
+    "eye",
+    "full",
+    "full_like",
+    "linspace",
+    "meshgrid",
+    "ones",
+    "ones_like",
+    "tril",
+    "triu",
+    "zeros",
+    "zeros_like",
+]
 
 
 @op
@@ -73,6 +87,43 @@ def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
     tensor([1., 1.])
     """
     return full(shape, 1, dtype)
+
+
+@op
+def full_like(x: Operand, value: bool | int | float, dtype: DType | None = None) -> Tensor:
+    """Return an array of the shape of `x`, filled with `value`; in the dtype of `x` unless `dtype` gives another.
+
+    Any shape. No gradient. Raises DTypeError for a value that the dtype cannot hold. As torch.full_like.
+
+    >>> tg.full_like(tg.tensor([1.0, 2.0]), 7)
+    tensor([7., 7.])
+    """
+    x = as_tensor(x)
+    return full(x.shape, value, x.dtype if dtype is None else dtype)
+
+
+@op
+def zeros_like(x: Operand, dtype: DType | None = None) -> Tensor:
+    """Return zeros in the shape of `x`, and in its dtype unless `dtype` gives another.
+
+    Any shape. No gradient. Raises DTypeError for an unknown dtype. As numpy.zeros_like and torch.zeros_like.
+
+    >>> tg.zeros_like(tg.tensor([1.0, 2.0]))
+    tensor([0., 0.])
+    """
+    return full_like(x, 0, dtype)
+
+
+@op
+def ones_like(x: Operand, dtype: DType | None = None) -> Tensor:
+    """Return ones in the shape of `x`, and in its dtype unless `dtype` gives another.
+
+    Any shape. No gradient. Raises DTypeError for an unknown dtype. As numpy.ones_like and torch.ones_like.
+
+    >>> tg.ones_like(tg.tensor([1.0, 2.0]))
+    tensor([1., 1.])
+    """
+    return full_like(x, 1, dtype)
 
 
 @op

@@ -23,9 +23,11 @@ __all__ = ["arange", "embedding", "one_hot", "scatter_add", "segment_sum", "take
 
 @entered
 def getitem(x: Operand, key: Any) -> Tensor:
-    """Return `x[key]`: integers, slices with any step, None, Ellipsis, and at most one tensor or array of i32 indices.
+    """Return `x[key]`: integers, slices with any step, None, Ellipsis, and tensors or arrays of i32 indices.
 
-    An array of indices selects along its axis; the axes of the array replace that axis, as in NumPy.
+    An array of indices selects along its axis; the axes of the array replace that axis. Several arrays broadcast
+    against each other and select elements together: x[i, j][k] = x[i[k], j[k]]. Their axes replace those of `x`, or
+    come first if other axes lie between, as in PyTorch.
     Any dtype. Gradient: the cotangent at the elements read, summed where an index repeats, and 0 elsewhere.
     Raises an error that is both a ShapeError and an IndexError if an integer is out of range, and ShapeError for more
     indices than axes.
@@ -33,7 +35,7 @@ def getitem(x: Operand, key: Any) -> Tensor:
     x = as_tensor(x)
     keys = _explicit(x, cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,))
     shape: list[int] = []
-    arrays: list[tuple[int, Any]] = []
+    arrays: list[tuple[int, Any]] = []  # (axis of the result before they select, indices)
     axis = 0
     for k in keys:
         if k is None:
@@ -56,9 +58,7 @@ def getitem(x: Operand, key: Any) -> Tensor:
             shape.append(n)
         axis += 1
     x = views.reshape(x, shape)
-    if len(arrays) > 1:
-        raise ShapeError(f"only one array of indices at a time, got {len(arrays)}; use take_along_axis or reshape")
-    return take(x, arrays[0][1], arrays[0][0]) if arrays else x
+    return _together(x, *zip(*arrays)) if len(arrays) > 1 else take(x, arrays[0][1], arrays[0][0]) if arrays else x
 
 
 def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
@@ -182,6 +182,22 @@ def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     column = views.reshape(indices, (*(1 for _ in before), indices.type.size, *(1 for _ in after)))
     picked = bind(GATHER, x, views.broadcast_to(column, (*before, indices.type.size, *after)), axis=axis)
     return views.reshape(picked, (*before, *indices.shape, *after))
+
+
+def _together(x: Tensor, axes: tuple[int, ...], arrays: tuple[Any, ...]) -> Tensor:
+    """Return `x` at several arrays of indices, one for each of these axes, broadcast against each other."""
+    indices = rows.broadcast(*[indices_for(k, x.shape[axis]) for axis, k in zip(axes, arrays, strict=True)])
+    at, shape = axes[0], indices[0].shape
+    if axes[-1] - at >= len(axes):
+        x, at = views.permute(x, (*axes, *(d for d in range(x.ndim) if d not in axes))), 0
+    count = indices[0].type.size
+    x = _pick(x, views.reshape(indices[0], (count,)), at)
+    for k in indices[1:]:  # the positions are along `at` now, the next axis is behind it
+        before, after = x.shape[:at], x.shape[at + 2 :]
+        column = views.reshape(k, (*(1 for _ in before), count, 1, *(1 for _ in after)))
+        x = bind(GATHER, x, views.broadcast_to(column, (*before, count, 1, *after)), axis=at + 1)
+        x = views.reshape(x, (*before, count, *after))
+    return views.reshape(x, (*x.shape[:at], *shape, *x.shape[at + 1 :]))
 
 
 @method
