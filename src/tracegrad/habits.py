@@ -455,7 +455,7 @@ WITHOUT = {
     "batch_size": "inputs= has the batch size; train.fit(x=..., y=..., batch_size=...) cuts arrays",
     "shuffle": "train.fit(x=..., y=...) shuffles whole arrays",
     "weight_decay": "the optimizer has it, as optim.adamw(lr=..., weight_decay=0.01)",
-    "amsgrad": "optim.adam computes plain Adam",
+    "amsgrad": "leave it out: optim.adam computes plain Adam",
     "sample_weight class_weight": "make the weights an input, and return tg.mean(weights * loss) of a loss with "
     "reduction='none'",
     "save_best_only": "leave it out: best=None saves after each epoch, and a metric the best",
