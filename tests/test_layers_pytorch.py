@@ -68,7 +68,7 @@ def test_a_sequence_passes_training_on_and_takes_functions() -> None:
     x = RNG.standard_normal((6, 3)).astype(np.float32)
 
     def forward(m: Any, x: Any) -> Any:
-        return m(x), m.layers[4](tg.relu(m.layers[1](m.layers[0](x)))), m(x, training=True)
+        return m(x), m[4](tg.relu(m[:2](x))), m(x, training=True)
 
     with tg.compile_forward(model=net, forward=forward, inputs={"x": (6, 3)}, seed=0, device="cpu", writes=True) as f:
         first, by_hand, training = f.run(x=x).output
@@ -77,6 +77,7 @@ def test_a_sequence_passes_training_on_and_takes_functions() -> None:
         assert np.abs(f.states()["layers.1.mean"]).max() > 0
     m = tg.instantiate(net, seed=0)
     np.testing.assert_allclose(m(x).numpy(), first, rtol=1e-5, atol=1e-6)
+    assert [*net] == net.layers and len(net[1:]) == 4 and net[:0]
 
 
 def test_what_does_not_fit_is_an_error() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, overload
 
 from tracegrad import init as inits
 from tracegrad.errors import ShapeError, TraceError
@@ -139,7 +139,8 @@ class Sequential(Module):
         net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
         y = net(x, training=True)
 
-    Layers that have an argument `training` get it. Parameters are named `layers.0.W` and so on.
+    Layers that have an argument `training` get it. Parameters are named `layers.0.W` and so on. `net[0]` is a layer,
+    and `net[:-1]` a chain of the same layers: all but the last.
     Raises: TraceError for an entry that cannot be called.
 
     >>> net = nn.Sequential(nn.Linear(3, 4), tg.relu, nn.Linear(4, 1))
@@ -153,6 +154,22 @@ class Sequential(Module):
                 hint = ": make one of it, as in nn.Linear(3, 4)" if isinstance(layer, type) else ""
                 raise TraceError.here(f"Sequential: entry {k} must be a layer or a function, got {shown(layer)}{hint}")
         self.layers = list(layers)
+
+    @overload
+    def __getitem__(self, k: int) -> Any: ...
+    @overload
+    def __getitem__(self, k: slice) -> Sequential: ...
+    def __getitem__(self, k: int | slice) -> Any:
+        return Sequential(*self.layers[k]) if isinstance(k, slice) else self.layers[k]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __call__(self, x: Any, training: bool = False) -> Any:
         """Apply all layers in order, each to the result of the one before."""
