@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, cast
 
 from tracegrad.arrays import Array, as_array, cast_lossless, describe, new_copy, np
@@ -118,7 +119,7 @@ def fit_value(
 
     batch: `value` is a batch.
     """
-    dtype = np.dtype(DTYPES[field.dtype].numpy)
+    dtype = _numpy_dtype(field.dtype)
     if type(value) is np.ndarray and value.shape == field.shape and value.dtype == dtype:
         out = copied(value)
     else:
@@ -132,6 +133,11 @@ def fit_value(
         for spec in (field.spec, *field.spec.get("others", ())):
             _check_part(out, spec)
     return out
+
+
+@cache
+def _numpy_dtype(name: str) -> Any:
+    return np.dtype(DTYPES[name].numpy)
 
 
 def blank(fields: Sequence[Field]) -> dict[str, Array]:
