@@ -21,10 +21,10 @@
                   GradTensor  <------------+     and, if x wants a gradient, a Record                   tensors, tape
                       .backward() ->  the pullback of each Record, the latest first                     tape
 
-A *key* holds what the computation depends on: of a tensor its `Spec`, one object for each type with or without
-gradient; of an array dtype and shape; of a setting its value. The text of the key is part of the public function.
-`calls.part` computes the parts that this text has no shortcut for. Beside a tensor of floats a number is a value like
-any other and its part is `NUMBER`; elsewhere the key holds it.
+A *key* holds what the computation depends on. For a tensor that is its `Spec`, one object for each type with or without
+gradient. For an array it is dtype and shape, and for a setting its value. The text of the key is part of the public
+function. `calls.part` computes the parts that this text has no shortcut for. Beside a tensor of floats a number is an
+operand, and its part is `NUMBER`; elsewhere the key holds the number itself.
 
 A *plan* is the graph that the op gives for such arguments. `Plan.function` writes it as Python over NumPy: array rules
 as calls, constants computed, checks of indices, the making of the result. No type rule and no broadcast is left in it.

@@ -1,7 +1,7 @@
 """Find which stored values a stored node reads, and whether at its own point.
 
-Along a chain of elementwise ops, reshapes and trailing broadcasts, the flat index `e` of the reader becomes `e // q` of
-the value read. q = 1 is "at its own point", and q = length of a row is "at its own row". Anything else is q = None.
+Along a chain of elementwise ops, reshapes and trailing broadcasts, the reader's flat index `e` becomes `e // q` of the
+value. With q = 1 a point reads "at its own point", and with q = length of a row "at its own row". Otherwise q is None.
 """
 
 from __future__ import annotations

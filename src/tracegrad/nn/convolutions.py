@@ -123,8 +123,9 @@ class Conv2d(_Convolution):
     x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'],
        H' = floor((H + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
-    kernel_size, stride, padding and dilation are an integer or one for each of the two axes.
-    padding="same" keeps height and width, with stride 1 and odd kernels.
+
+    kernel_size, stride, padding and dilation are an integer or one for each of the two axes. padding="same" keeps
+    height and width, with stride 1 and odd kernels.
     As torch.nn.Conv2d.
 
     >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9, 9), np.float32)).shape

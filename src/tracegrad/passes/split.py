@@ -1,8 +1,8 @@
 """Split long, narrow folds and products in two, so that more than a few workgroups have work.
 
 Occupancy decides the speed of small reductions: without this pass the CNN of bench/steps.py was three times slower. If
-the length of a fold has no divisor of a fitting size, the remainder is folded separately: the norm of 1 860 847
-gradients, a prime, took an H200 3.7 ms in one step. The last part of a product may be shorter than the others.
+the length of a fold has no divisor of a fitting size, the remainder is folded separately. Unsplit, the norm of 1860847
+gradients, a prime number, took an H200 3.7 ms. The last part of a product can be shorter than the others.
 """
 
 from __future__ import annotations

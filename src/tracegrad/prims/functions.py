@@ -1,9 +1,9 @@
 """WGSL code of functions whose precision WGSL leaves to the driver.
 
-WGSL promises little: exp within 3 + 2|x| ulp, log within 2^-21 near 1, sin and cos within 2^-11 and only on [-pi, pi],
-pow as exp2(b log2(a)), and no NaN or infinity anywhere. These are short polynomials after Cephes (Moshier), with the
-arguments reduced by exact products; docs/numerics.md has the errors. Code tests special values by their bits, because
-a compiler can assume that comparisons never see such values. Functions that need each
+WGSL promises little: exp within 3 + 2|x| ulp, log within 2^-21 near 1, pow as exp2(b log2(a)). sin and cos are within
+2^-11, and only on [-pi, pi]. NaN and infinity are undefined everywhere. These functions are short polynomials after
+Cephes (Moshier), with the arguments reduced by exact products; docs/numerics.md has the errors. Code tests special
+values by their bits, because a compiler can assume that comparisons never see such values. Functions that need each
 other are parts of one text, separated by a blank line: a shader holds each part once.
 """
 
@@ -129,9 +129,9 @@ fn expm1_(x: f32) -> f32 {{
   return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
 }}"""
 
-# log(x) = e log(2) + log(1 + f) where x = 2^e (1 + f). Without a branch, like the functions below, because a branch
-# prevents vector code on a CPU. log_(x) and log1p_(x) share these parts. log1p_(x) has a better f where 1 + x rounds:
-# Kahan's correction of that rounding is lost if a compiler reassociates.
+# log(x) = e log(2) + log(1 + f) where x = 2^e (1 + f). The code has no branch, like the functions below: a branch
+# prevents vector code on a CPU. log_(x) and log1p_(x) share these parts. log1p_(x) computes a better f where 1 + x
+# rounds, because a compiler that reassociates removes Kahan's correction of that rounding.
 LOG_PARTS = f"""fn log_sum_(f: f32, e: f32) -> f32 {{
   let z = f * f;
   let y = {horner(LOG_P, "f")} * f * z + e * ({LN2[1]}) - 0.5 * z;

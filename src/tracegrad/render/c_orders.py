@@ -1,10 +1,11 @@
 """Loops of C kernels in other orders than that of the points: folds that run along an axis, and tiles that are turned.
 
-A fold runs if each point folds what its predecessor folds, and one element more: `sum over j of where(j <= i, x[j], 0)`
-costs n^2 steps for n points if each folds alone, and n in their order. Running sums and products have this form.
+A fold is a running fold if each point folds the elements of its predecessor and one more, as in running sums and
+products. `sum over j of where(j <= i, x[j], 0)` costs n^2 steps for n points if each point folds alone, and n steps in
+order.
 
-The loads of a transpose run across the rows of memory. A tile of them is turned first, four by four in vectors, into a
-local array. The loops over a tile then read and write neighbours. Otherwise each element would be moved alone.
+The loads of a transpose run across the rows of memory. So the code first transposes a tile, four by four in vectors,
+into a local array. The loops over the tile then read and write adjacent elements, which a compiler vectorizes.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _long(a: Axis) -> bool:
 
 
 def _bare(roots: list[Value]) -> list[Value]:
-    """Return the loads that are in bounds at every point: not those that only guards keep there."""
+    """Return the loads that are in bounds at every point, without the loads that need a guard for that."""
     used = list(roots)
     for v in walk(roots):
         used += v.args if v.op != "inside" else ()

@@ -1,7 +1,7 @@
 """Kernels as WGSL. Each kernel of a launch is a function; `main` assigns every workgroup to one of them.
 
-There are four skeletons: a thread for each point, one or a few threads for each row, a workgroup for each tile of a
-product, and a thread for each square of a product.
+There are four skeletons. They have a thread for each point, one or a few threads for each row, a workgroup for each
+tile of a product, or a thread for each square of a product.
 """
 
 from __future__ import annotations

@@ -126,9 +126,8 @@ class Rows:
     def parts(self, folds: Sequence[Fold], loop: Sequence[Statement]) -> list[Statement]:
         """Return the loop in which one thread computes every part in turn, combined in the order of `tree`.
 
-        Parts come in the order of their number's reversed bits: two parts whose turns differ in the last bit are those
-        that `tree` combines first. A part that waits for its other half at level b is in a variable, like a digit of a
-        counter.
+        Parts come in the order of their number's reversed bits, so `tree` combines first two parts that follow each
+        other. A part that waits for its other half at level b is in a variable, like a digit of a binary counter.
         """
         levels = range(self.tiling.parts.bit_length() - 1)
         merge: list[str] = []

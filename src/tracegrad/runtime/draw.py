@@ -1,8 +1,8 @@
 """Draw the first values of parameters: Mulberry32 and Box-Muller, the same numbers in Python, C and the browser.
 
-The versions in C and JavaScript repeat this recipe bit for bit. All arithmetic is float64, one rounding an
-operation, in the order written here; only `+ - * /`, `sqrt`, `rint` and exact scaling by powers of two are used,
-because the platforms' own `log` and `cos` differ in the last bit. The result is rounded to float32 at the end.
+The versions in C and JavaScript repeat this recipe bit for bit. All arithmetic is float64, one rounding an operation,
+in the order written here. The recipe uses only `+ - * /`, `sqrt`, `rint` and exact scaling by powers of two, because
+the platforms' own `log` and `cos` differ in the last bit. The result is rounded to float32 at the end.
 
 1. Draw n (from 0) of the stream: a = (seed + (n + 1) * 0x6D2B79F5) mod 2^32, then in 32-bit arithmetic
    t = imul(a ^ a>>>15, a | 1);  t ^= t + imul(t ^ t>>>7, t | 61);  k = t ^ t>>>14;  uniform u = k / 2^32.

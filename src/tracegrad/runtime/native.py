@@ -10,10 +10,10 @@ former: it needs one object.
 A batch may be encoded and sent by another thread (wgpu_compiled.py) while the caller stages the next and reads the
 outputs of the one before. All other calls to the device wait until that thread is idle.
 
-Errors that would abort the process inside wgpu (a mapped or destroyed buffer in a submission, a mapped range of an
-unmapped buffer) cannot be reached: memory is free only if it never was mapped or was unmapped since, arrays are
-destroyed only with the program that submits them, and an ended session or lost device refuses every call in Python.
-The only remaining case is a device that is lost between finishing a command buffer and submitting it, or during a wait.
+Some errors abort the process inside wgpu: a mapped or destroyed buffer in a submission, or a mapped range of an
+unmapped buffer. Three rules prevent them. Memory is free only if it never was mapped or was unmapped since. Arrays are
+destroyed only with the program that submits them. An ended session or lost device rejects every call in Python. The
+only remaining case is a device that is lost between finishing a command buffer and submitting it, or during a wait.
 """
 
 from __future__ import annotations

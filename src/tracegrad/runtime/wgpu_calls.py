@@ -4,9 +4,9 @@ Encoding a step is most of what the host does, so `DirectCalls` issues prepared 
 They are private to wgpu-py: pinned to 0.32, tried on a small program when a session opens (native.py), and replaced
 by `PublicCalls` if anything is off.
 
-An error inside `wgpuQueueSubmit` or `wgpuBufferGetConstMappedRange` aborts the process, so neither is reached with
-anything that could be wrong: a command buffer lives inside one call of `submit`, and is submitted only if finishing
-it reported no error (a lost device shows there, too); a mapped range is requested only after a successful map.
+An error inside `wgpuQueueSubmit` or `wgpuBufferGetConstMappedRange` aborts the process, so both get only valid
+arguments. A command buffer lives inside one call of `submit`, which submits it only if finishing it reported no error;
+a lost device shows there too. A mapped range is requested only after a successful map.
 """
 
 from __future__ import annotations

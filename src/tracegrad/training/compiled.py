@@ -86,8 +86,8 @@ class CompiledTraining(Training):
         callbacks:  objects with some of these functions as methods, such as `tg.EarlyStopping("val_loss")`; further
                     methods are `on_begin()`, `on_end()` and `on_log(record)`. A plain function is called after each
                     step.
-        log:        path of a file that gets one line of JSON per step and evaluation (scalars beside the loss, too), a
-                    function of such a dict, or an object with `log(dict)` or `add_scalar(name, value, step)`.
+        log:        path of a file that gets one line of JSON per step and evaluation, a function of such a dict, or an
+                    object with `log(dict)` or `add_scalar(name, value, step)`. A line also has scalars beside the loss.
         resume:     path of a file saved while `fit` ran or after an interrupt. `fit` loads it and continues at its
                     epoch and batch. Pass the same arguments as before; callbacks start from 0.
         schedule:   with several losses, their turns: ("d", "d", "g"). Each step takes the next batch, and from it the
@@ -162,8 +162,9 @@ class CompiledTraining(Training):
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
         """Explain why a value of the step is stored or inlined, which rules formed its kernels, and where it is.
 
-        name_or_node: a result such as "loss", a capture, a parameter, an input, an optimizer state, "grads.NAME" for a
-                      parameter's gradient, a number such as "%12" in `print(train.graph)`, or a node of `train.graph`.
+        name_or_node: the name of a result such as "loss", a capture, a parameter, an input or an optimizer state;
+                      "grads.NAME" for a parameter's gradient; a number such as "%12" in `print(train.graph)`; or a node
+                      of `train.graph`.
         loss:         with several losses, the name of one.
         Returns:      text to print. `.values` has an entry for each value that the node was compiled to: its rule, its
                       dispatches, the values of the same kernel, its place and lifetime, and your source line. For each

@@ -154,8 +154,8 @@ def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Funct
     J[i..., j...] = d out[i...] / d x[j...]
 
     argnums: as in `grad`. The result of `fn` can have any shape, or be a tree.
-    Returns: a tree like the result, with a tree like the argument (for several, a tuple) in place of each leaf; a leaf
-             has the shape of the result followed by that of the argument. (Jacobian, aux) with `has_aux`.
+    Returns: a tree like the result, with a tree like the argument (for several, a tuple) in place of each leaf. The
+             shape of a leaf is that of the result followed by that of the argument. (Jacobian, aux) with `has_aux`.
     Raises:  as `grad`.
 
     Forward mode if the arguments have no more elements than the results, else reverse mode; batching computes all
