@@ -25,7 +25,7 @@ class Number(NamedTuple):
 
 
 def expanded(graph: Graph) -> Graph:
-    """Return the graph without composites, which can hide numbers: a variance divides by one."""
+    """Return the graph without composites, which can hide such numbers: a variance divides by the batch's size."""
     return graph.with_roots(expand_composites(graph.roots))
 
 

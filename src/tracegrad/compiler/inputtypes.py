@@ -1,4 +1,4 @@
-"""What `inputs=` may say about an input. A size that is None or a name is chosen by each call."""
+"""Read the types in `inputs=`. Each call chooses the sizes that are None or a name."""
 
 from __future__ import annotations
 

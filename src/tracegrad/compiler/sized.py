@@ -1,4 +1,4 @@
-"""Compile one program for every batch size up to a capacity, if two sizes provably give the same program."""
+"""Compile one program for every batch size up to a capacity, if plans at two sizes prove that it serves all sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tracegrad.render.languages import LANGUAGES
 T = TypeVar("T")
 
 SourceAt = Callable[[int], ProgramSource]  # the source of a step or forward, at a size
-LEAST = 17  # the least capacity: more than any axis that is unrolled, and no common size of anything else
+LEAST = 17  # the least capacity: larger than any axis that is unrolled, and rarely the size of another axis
 
 
 class Numbered(NamedTuple):

@@ -20,7 +20,7 @@ _number = itertools.count()
 class Watched(int):
     """An int that appends to `seen` where code outside of tracegrad compares, converts or prints it.
 
-    text: how it was computed. Sizes with one text are equal in every run, so comparing them decides nothing.
+    text: how it was computed. Sizes with equal text are equal in every run, so a comparison of them needs no record.
     """
 
     text: str

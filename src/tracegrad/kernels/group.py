@@ -90,8 +90,7 @@ def group_launches(
         earliest = max((position[id(launch)] + 1 for launch in needed), default=0)
         kernel, tiling = formed.get(id(c), (None, None))
         own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
-        # Joining a later launch must not keep large inputs alive longer; `postpone` counts which of them live on
-        # anyway.
+        # Joining a later launch would keep large inputs alive longer; only `postpone` knows which live on anyway.
         reads_much = sum([schedule.storage.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT_ALIVE
         near = launches[earliest : earliest + 1 if reads_much else None] if not apart else []
         launch = next((x for x in near if x.takes(own)), None)

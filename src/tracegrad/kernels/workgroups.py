@@ -1,4 +1,4 @@
-"""Which workgroup computes a point, where threads share no memory: some are launched without the others."""
+"""Find the workgroup that computes a point. A check of kernels on a software adapter launches only these workgroups."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SAMPLED_FROM = 32  # workgroups of a launch
 
 
 def takes_first(tilings: Sequence[Tiling]) -> bool:
-    """Does the text of a launch say at which of its workgroups to begin? Only what software adapters run does."""
+    """Return whether a software adapter can run parts of a launch: it is large, and its threads share no memory."""
     return sum(t.workgroups for t in tilings) >= SAMPLED_FROM and not workgroup_arrays(tilings)
 
 
 def group_of(kernel: Kernel, tiling: Tiling, point: Any) -> Any:
-    """The number of the workgroup that computes an outer point; an array of those of several.
+    """Return the number of the workgroup that computes an outer point; for an array of points, an array of numbers.
 
-    None for a kernel whose workgroups share out all of its points.
+    None for a uniform kernel, whose points are spread over all workgroups.
     """
     if kernel.uniform:
         return None

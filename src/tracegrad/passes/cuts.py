@@ -1,4 +1,4 @@
-"""Find nodes in a loop's body at which to cut off values, which are then computed outside from what the loop stores."""
+"""Find where to cut a loop's body: values after the cut are computed outside the loop, from values that it stores."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tracegrad.inlining import computed_once
 from tracegrad.ir import Tensor, toposort
 
 PRODUCTS = ("product", "scatter")  # families worth moving: many small products become a large one
-INSIDE = ("scan", "item")  # a loop in the loop: running all its iterations at once would take the memory of all
+INSIDE = ("scan", "item")  # an inner loop stays: outside, the values of all outer iterations would need memory at once
 NOTHING = frozenset[int]()
 
 
 class Cut(NamedTuple):
-    """Serials of the nodes `at` which values are cut off; `new` of them are not stored yet.
+    """Serials of nodes. The loop stores the values `at` the cut; those in `new` are not stored yet.
 
-    `products` are the products between cut and value; `inner` ones have other readers.
+    `products` lie between the cut and the value that moves out; those in `inner` have other readers too.
     """
 
     at: frozenset[int] = NOTHING
@@ -57,7 +57,7 @@ class Cuts:
         self.stored |= {t.serial: t for t in values}
 
     def of(self, roots: Sequence[Tensor]) -> Cut:
-        """Return where to cut off the inputs of `roots`."""
+        """Return the cut before the inputs of `roots`."""
         found: dict[int, Cut] = {}
         for t in toposort(roots):
             found[t.serial] = self._of(t, _union([found[x.serial] for x in t.inputs]))

@@ -16,9 +16,9 @@ POINTWISE = ("map", "view", "formula")
 def recompute(storage: Storage) -> Storage:
     """Let the backward pass recompute y = f(x) if it reads x too, so that y lives in the forward pass only.
 
-    So a normed input is kept only as it is before gain and offset, and of a gelu only its input. The forward pass is
-    the nodes that the loss depends on. A recomputed value waits for the gradient that it meets: otherwise it would be
-    scheduled as early as the first time.
+    For example, a layer norm keeps its normalised input without gain and offset, and a gelu keeps its input only. The
+    forward pass is the nodes that the loss depends on. A recomputed value waits for the gradient that it is combined
+    with: otherwise it would be scheduled early, and its memory would not be saved.
     """
     graph, order = storage.graph, storage.order
     loss = graph.outputs.get("loss")

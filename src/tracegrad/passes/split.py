@@ -44,10 +44,10 @@ def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def split_fixed(open_size: int) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """`split_long` for a batch of `open_size` that calls choose: what does not grow with it is split as ever.
+    """Return `split_long` for a batch of `open_size` that calls choose; what does not grow with it is split as usual.
 
-    Of a sum over the batch and over more, the latter comes first, and is a sum for each of the batch. A product does so
-    where its results are few: they are written and read once for each of the batch.
+    A sum over the batch and other axes becomes two: over the other axes for each example, then over the batch. A
+    product is split like this only if its results are few, because they are written and read once for each example.
     """
 
     def grows(*shapes: Sequence[int]) -> bool:
@@ -77,7 +77,7 @@ def _split(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _each_first(t: Tensor, x: Tensor, n: int) -> Tensor | None:
-    """A fold over `n` of a batch and over more as two: the latter is folded for each."""
+    """Return a fold over a batch of `n` and other axes as two: the other axes for each example, then the batch."""
     axes = [d for d in t.axes if x.shape[d] > 1]
     first = next(d for d in axes if x.shape[d] % n == 0)
     if math.prod(x.shape[d] for d in axes) < EACH_FROM * n or first != axes[0]:

@@ -33,7 +33,8 @@ def library_source(texts: Iterable[str]) -> str:
 class _Expressions(Emitter):
     """Writes values in C, with wide indices. A guarded value is always loaded, then cleared by its bits.
 
-    sizes: of each slot. last: the axis of the innermost loop. near: no argument lies where functions need another form.
+    sizes: the elements of each slot. last: the axis of the innermost loop. near: all arguments are in the range of the
+    short forms of functions.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class Function:
         )
 
     def body(self) -> list[Statement]:
-        """Return the loops, twice where functions have a form for arguments near 0: a part looks at these first."""
+        """Return the loops; if functions have a short form for arguments near 0, both versions and the choice."""
         arguments = self.with_near_forms()
         if not arguments:
             return self.loops()
@@ -173,7 +174,7 @@ class Function:
         return ["int far = 0;", Block("", check), when("far", far), Block("else", self.loops())]
 
     def with_near_forms(self) -> list[Value]:
-        """Return the arguments of functions with such a form; none if a fold must be known first."""
+        """Return the arguments of functions with a short form; none if one depends on a fold."""
         kernel, folds = self.kernel, [s for s in self.kernel.body if isinstance(s, Fold)]
         if kernel.uniform or (folds and column_wise(kernel)) or any(f.product or f.scatter for f in folds):
             return []
@@ -184,7 +185,7 @@ class Function:
         return found if known else []
 
     def checks(self, arguments: Sequence[Value]) -> list[Statement]:
-        """Return loops that set `far` if an argument of this part lies beyond."""
+        """Return loops that set `far` if an argument of this part is out of the range of the short form."""
         self.emit = self.expressions()
         found = self.emit.values(arguments, loop=False)
         lines = [*self.read(), *self.emit.flush(), *(f"far |= {beyond(x)};" for x in found)]
@@ -213,13 +214,13 @@ class Function:
         return list(lines)
 
     def split(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
-        """Return the same loops, with only this part's share of the outermost one."""
+        """Return the same loops, with only this part's iterations of the outermost loop."""
         if not axes:
             return list(lines)
         return self.share(axes[0].name, axes[0].size, 1, self.nest(axes[1:], lines))
 
     def share(self, name: str, size: int, step: int, lines: Sequence[Statement]) -> list[Statement]:
-        """Return the outermost loop over this part's share of its turns."""
+        """Return the outermost loop over this part's iterations."""
         turns = -(-int(size) // step)
         self.parts = max(1, min(turns, int(self.kernel.work) // C_GRAIN, C_PARTS))
         if isinstance(size, Extent):

@@ -128,7 +128,7 @@ def _step(f: Function, r: Running, folds: Sequence[Fold], at: str) -> list[str]:
 
 
 def turned(f: Function) -> Turned | None:
-    """Return the loads of a pointwise kernel that are worth turning."""
+    """Return the loads of a pointwise kernel that are worth transposing."""
     last, stores = f.outer[-1] if f.outer else None, f.stores_of()
     if last is None or not _long(last) or any(_stride(s.index, last.name) != 1 for s in stores):
         return None

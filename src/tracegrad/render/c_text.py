@@ -100,8 +100,8 @@ HIDDEN = """
 static inline int hidden(int x) { __asm__("" : "+r"(x)); return x; }
 """
 
-# Clamps to bounds that GCC must not know: of constant ones it makes a path each, with what follows computed again, in
-# place of two instructions. A library that defines `nothing_` otherwise could replace this one, so it is loaded.
+# Clamps to bounds that GCC must not know: for constant bounds it generates a branch each and repeats the code after it,
+# where two instructions suffice. GCC must load `nothing_`, because another library could define a symbol of that name.
 CLAMP = """
 __attribute__((weak)) float nothing_ = 0.0f;
 static inline float clamp_float(float x, float lo, float hi) { return min(max(x, lo + nothing_), hi + nothing_); }

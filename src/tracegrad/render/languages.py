@@ -14,7 +14,7 @@ class Language(NamedTuple):
 
     module: str  # in this folder
     function: str  # gives what a runtime reads
-    sized: bool = False  # does it spell extents that a run decides? Else only grids follow a run's size
+    sized: bool = False  # whether its code reads a run's size; else only the number of workgroups depends on it
 
     def spell(self, launch: BoundLaunch) -> Any:
         """Return the launch in this language."""
