@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -79,6 +80,13 @@ def test_agrees_with_the_reference_implementation(tmp_path):
     assert file.metadata == {"k": "v"}
     for name, got in file.tensors.items():
         np.testing.assert_array_equal(got, x[name])
+
+
+def test_a_file_of_torch_save_is_named(tmp_path) -> None:
+    with zipfile.ZipFile(tmp_path / "w.pt", "w") as f:
+        f.writestr("data.pkl", b"")
+    with pytest.raises(InputError, match=r"w\.pt .* ZIP archive, as torch\.save writes; write tg\.from_torch"):
+        safetensors.read(tmp_path / "w.pt")
 
 
 BAD = [

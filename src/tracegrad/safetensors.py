@@ -120,7 +120,10 @@ def _header(f: BufferedReader, size: int) -> tuple[list[Entry], dict[str, str], 
     """Return the validated entries, the metadata, and the offset of the data."""
     if size < 8:
         raise InputError(f"{size} bytes are too short for the header's length")
-    length = int.from_bytes(f.read(8), "little")
+    head = f.read(8)
+    if head.startswith(b"PK\x03\x04"):
+        raise InputError("it is a ZIP archive, as torch.save writes; write tg.from_torch(torch.load(path), train)")
+    length = int.from_bytes(head, "little")
     if length > min(MAX_HEADER, size - 8):
         raise InputError(f"the header claims {length} bytes, the file has {size}; the limit is {MAX_HEADER}")
     text = f.read(length)

@@ -165,7 +165,9 @@ def checked_init(init: Initializer | None, shape: Shape, dtype: DType) -> Initia
     if not isinstance(init, Initializer):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = ": call it" if isinstance(init, type) else "; values go in as tg.init.literal(array)"
         hint = f"; write tg.init.{init}()" if isinstance(init, str) else hint
-        hint = f"; write tg.init.literal(array), or tg.init.randn({init})" if isinstance(init, float) else hint
+        if isinstance(init, (int, float)):
+            filled = {0: "zeros()", 1: "ones()"}.get(init, f"literal(np.full({shape}, {init}))")
+            hint = f"; write tg.init.{filled}, or tg.init.randn({init}) for random values"
         raise DTypeError.here(f"init must come from tg.init, got {shown(init)}{hint}")
     if isinstance(init, Literal):
         if init.shape != shape:
