@@ -258,6 +258,7 @@ def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ())
     """Return every node that `roots` reach, inputs before their readers.
 
     since, known: skip nodes with serials below `since` or in `known`, and nodes that only these reach.
+    As the order of nodes in torch.fx.Graph.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> len(extend.toposort(graph.outputs.values())) >= 4
@@ -333,7 +334,7 @@ class Graph:
 
     @property
     def roots(self) -> list[Tensor]:
-        """Everything the program must compute."""
+        """Everything the program must compute. As the outvars of a jaxpr of JAX."""
         return [*self.outputs.values(), *self.captures.values(), *self.writes.values()]
 
     @property
@@ -360,12 +361,12 @@ class Graph:
 
     @property
     def params(self) -> list[Tensor]:
-        """All parameters, trained or not, in order of first use."""
+        """All parameters, trained or not, in order of first use. As torch.nn.Module.parameters."""
         return self.leaves("param", "frozen")
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The named inputs of a call."""
+        """The named inputs of a call. As the placeholders of torch.fx.Graph."""
         return self.leaves("input")
 
     def __repr__(self) -> str:

@@ -42,7 +42,10 @@ class Schedule(Protocol):
         return self.value(max(1, step - (self.start or 1) + 1))
 
     def spec(self) -> dict[str, Any]:
-        """Return the schedule as plain data, which `from_spec` and the browser read."""
+        """Return the schedule as plain data, which `from_spec` and the browser read.
+
+        As the state_dict of PyTorch's schedulers.
+        """
         out: dict[str, Any] = {"kind": kind_of(type(self))}
         for f in fields(cast("Any", self)):
             value = getattr(self, f.name)

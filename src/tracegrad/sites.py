@@ -113,5 +113,8 @@ def is_rewriting() -> bool:
 
 
 def building() -> bool:
-    """Return whether ops build nodes, as inside a trace or a rewrite. Elsewhere they run at once."""
+    """Return whether ops build nodes, as inside a trace or a rewrite. Elsewhere they run at once.
+
+    As torch.compiler.is_compiling.
+    """
     return STATE() is not None

@@ -85,7 +85,7 @@ class Case:
 
     @property
     def differentiable(self) -> bool:
-        """Whether finite differences can check the op."""
+        """Whether finite differences can check the op, as torch.autograd.gradcheck does."""
         return self.grad and bool(self.shapes) and math.isfinite(self.tol)
 
     def arrays(self, seed: int = 0, dtype: str = "float64") -> Arrays:

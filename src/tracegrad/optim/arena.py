@@ -29,7 +29,7 @@ class Slot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements. As numpy.ndarray.size."""
         return math.prod(self.shape)
 
 
@@ -84,11 +84,11 @@ class Arena(NamedTuple):
         return reshape(slice_(flat, 0, slot.offset, slot.size), slot.shape)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return the part of `flat` for every parameter, in the parameter's shape, by name."""
+        """Return the part of `flat` for every parameter, by name. As torch.nn.utils.vector_to_parameters."""
         return {slot.name: self.view(flat, slot) for slot in self.slots}
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Join one tensor for each parameter into a flat array: the inverse of `views`."""
+        """Join one tensor for each parameter into a flat array. As torch.nn.utils.parameters_to_vector."""
         if not self.slots:
             return reshape(const(0.0), (1,))
         return pack([reshape(parts[slot.name], (slot.size,)) for slot in self.slots])
@@ -98,7 +98,7 @@ class Arena(NamedTuple):
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 
     def decayed(self) -> Tensor:
-        """Return bool[size], True where weight decay applies."""
+        """Return bool[size], True where weight decay applies. As the mask of optax.add_decayed_weights of Optax."""
         ends = [0, *(a.offset + a.size for a, b in pairwise(self.slots) if a.decay != b.decay), self.size]
         runs = list(pairwise(ends))[0 if self.slots[0].decay else 1 :: 2]
         at = iota((self.size,), 0)

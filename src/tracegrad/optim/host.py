@@ -36,7 +36,7 @@ class Host(NamedTuple):
     own: Mapping[str, Tensor] = NO_VALUES  # values of one member of a sweep, which replace those of all members
 
     def hyper(self, name: str) -> Tensor:
-        """Return the hyperparameter `name`. Its first value is in the transform's `hyper`.
+        """Return the hyperparameter `name`. Its first value is in the transform's `hyper`. As optax.inject_hyperparams.
 
         f32[]; or f32[n] if groups override the name: for each element the value of its group.
         """
@@ -75,7 +75,7 @@ class Host(NamedTuple):
 
     @property
     def step(self) -> Tensor:
-        """The number of this update, 1 at the first. Exact up to 2^24."""
+        """The number of this update, 1 at the first. Exact up to 2^24. As state["step"] of torch.optim.Adam."""
         return cast(counter("step"), f32) if self.updates is None else self.updates
 
     @property

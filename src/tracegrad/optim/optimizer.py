@@ -120,7 +120,10 @@ class Optimizer:
         return self.again(**wanted) if wanted and self.again is not None else self
 
     def spec(self) -> dict[str, Any]:
-        """Return plain data about the optimizer, without the update rule, which the program has as kernels."""
+        """Return plain data about the optimizer, without the update rule, which the program has as kernels.
+
+        As `defaults` of torch.optim.Optimizer.
+        """
         return {
             "kind": self.name,
             "lr": as_schedule(self.lr).spec(),

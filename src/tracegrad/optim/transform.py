@@ -79,7 +79,7 @@ class Transform:
 
     @property
     def fills(self) -> dict[str, Fill]:
-        """The value that a reset writes to each state."""
+        """The value that a reset writes to each state. As init of optax.GradientTransformation."""
         return {name: kept.fill if isinstance(kept, PerParameter) else kept for name, kept in self.state.items()}
 
     def sizes(self, arena: Arena) -> dict[str, int]:

@@ -21,6 +21,7 @@ def symmetric(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | No
     """Apply the row's own VJP to tangents: for each input the Jacobian equals its transpose.
 
     This holds for every elementwise row, whose Jacobians are diagonal, and for some others, such as softmax.
+    As JAX's JVP rules of elementwise primitives.
     """
     assert y.prim.vjp is not None
     parts = [y.prim.vjp(t, y, *xs, **attrs)[k] for k, t in enumerate(ts) if t is not None]
@@ -82,6 +83,7 @@ def merged(n: int, y: Tensor, x: Tensor, *shared: Tensor, **attrs: Any) -> Tenso
     """Apply the row itself with the new axis merged into axis 0: the row treats the elements of axis 0 separately.
 
     shared: further inputs, equal for all elements, without the new axis.
+    As JAX's batcher of convolutions, which merges the batch into one axis.
     """
     z = bind(y.prim, x.reshape((n * x.shape[1], *x.shape[2:])), *shared, **attrs)
     return z.reshape((n, *y.shape))
