@@ -1,11 +1,10 @@
 """Loops of C kernels in other orders than that of the points: folds that run along an axis, and tiles that are turned.
 
-A fold is a running fold if each point folds the elements of its predecessor and one more, as in running sums and
-products. `sum over j of where(j <= i, x[j], 0)` costs n^2 steps for n points if each point folds alone, and n steps in
-order.
+A fold runs if each point folds what its predecessor folds, and one element more: `sum over j of where(j <= i, x[j], 0)`
+costs n^2 steps for n points if each folds alone, and n in their order. Running sums and products have this form.
 
-The loads of a transpose run across the rows of memory. So the code first transposes a tile, four by four in vectors,
-into a local array. The loops over the tile then read and write adjacent elements, which a compiler vectorizes.
+The loads of a transpose run across the rows of memory. A tile of them is turned first, four by four in vectors, into a
+local array. The loops over a tile then read and write neighbours. Otherwise each element would be moved alone.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def _step(f: Function, r: Running, folds: Sequence[Fold], at: str) -> list[str]:
 
 
 def turned(f: Function) -> Turned | None:
-    """Return the loads of a pointwise kernel that are worth transposing."""
+    """Return the loads of a pointwise kernel that are worth turning."""
     last, stores = f.outer[-1] if f.outer else None, f.stores_of()
     if last is None or not _long(last) or any(_stride(s.index, last.name) != 1 for s in stores):
         return None
@@ -149,7 +148,7 @@ def _long(a: Axis) -> bool:
 
 
 def _bare(roots: list[Value]) -> list[Value]:
-    """Return the loads that are in bounds at every point, without the loads that need a guard for that."""
+    """Return the loads that are in bounds at every point: not those that only guards keep there."""
     used = list(roots)
     for v in walk(roots):
         used += v.args if v.op != "inside" else ()
