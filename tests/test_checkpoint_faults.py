@@ -152,6 +152,7 @@ def test_parameters_that_are_not_finite_and_odd_names_change_nothing(
 ) -> None:
     for name, value, message in (
         ("param/W", np.full((3, 2), np.nan, np.float32), r"param/W: 6 NaN of 6 values"),
+        ("opt/v/b", np.float32([np.nan, 1]), r"opt/v/b: 1 NaN of 2 values"),
         ("param/W", np.zeros((3, 2), np.int32), r"param/W: expected f32\[3,2\], got i32\[3,2\]"),
         ("\x1b[2J" + "x" * 500, np.zeros(1, np.float32), r"\\x1b\[2Jxxx.*\.\.\.: not in this training"),
     ):

@@ -266,6 +266,8 @@ def _arrays(
                 if reason := params.not_finite(f, whole) if f.name == name else "":
                     problems.append(f"{name}: {reason}")
             else:
+                if nan := int((x != x).sum()):
+                    problems.append(f"{name}: {nan} NaN of {x.size} values: every step from them on would fail")
                 whole.reshape(-1)[part.offset : part.offset + x.size] = x.reshape(-1)
         states[f.name] = whole
     problems += [f"{cut(printable(name))}: not in this training" for name in rest]
