@@ -50,6 +50,7 @@ def test_sorting_integers_at_the_ends_of_their_range_and_nothing() -> None:
 
 
 def test_gradients_of_a_norm_and_a_deviation_are_0_where_they_have_none() -> None:
+    assert tg.std([3.0, 3.0]).item() == tg.norm([0.0, 0.0]).item() == tg.norm([0.0, 0.0], ord=3).item() == 0.0
     for f in (tg.norm, tg.std):
         np.testing.assert_array_equal(tg.grad(lambda x, f=f: tg.sum(f(x, 1)))(np.zeros((2, 3), np.float32)), 0)
 

@@ -22,6 +22,7 @@ from tracegrad.evaluate import evaluate
 from tracegrad.ir import Primitive, Tensor, bind, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims import views
+from tracegrad.prims.elementwise import typed
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.grad import gradients
 
@@ -219,8 +220,30 @@ def test_variance_without_degrees_of_freedom_is_nan_as_in_pytorch() -> None:
 def test_ranges_of_numbers_may_be_empty() -> None:
     with tracing():
         assert tg.arange(0).shape == (0,)
+        assert tg.arange(3, 1).shape == tg.arange(1, 3, -2).shape == (0,)
         with pytest.raises(ShapeError, match="negative"):
             tg.arange(-1)
+        for begin, end, by in ((2**31 - 3, 2**31 + 2, 1), (3 - 2**31, -2 - 2**31, -1)):
+            with pytest.raises(DTypeError, match="does not fit i32"):
+                tg.arange(begin, end, by)
+
+
+@pytest.mark.parametrize("spec", ["...ij,...jk->...ik", "...i,i...->...", "...,...", "...a,...a->a..."])
+def test_dots_of_einsum_stand_for_the_last_axes(spec: str) -> None:
+    """Of operands of different ranks, as in NumPy."""
+    x, y = np.random.default_rng(0).standard_normal((2, 3, 3, 3)), np.random.default_rng(1).standard_normal((3, 3, 3))
+    with tracing():
+        result = tg.einsum(spec, *(leaf("input", n, TensorType(f32, a.shape)) for n, a in (("x", x), ("y", y))))
+    (got,) = evaluate([result], {"x": x, "y": y}, np)
+    np.testing.assert_allclose(got, np.einsum(spec, x, y), rtol=1e-12)
+
+
+def test_a_type_rule_says_what_differs() -> None:
+    rule = typed((f32, i32))
+    with pytest.raises(DTypeError, match="dtypes differ: f32"):
+        rule(TensorType(f32, (2,)), TensorType(i32, (2,)))
+    with pytest.raises(ShapeError, match="shapes differ: f32"):
+        rule(TensorType(f32, (2,)), TensorType(f32, (3,)))
 
 
 def test_argmax_takes_the_first_of_ties_and_nan_wins() -> None:
