@@ -55,6 +55,29 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], Found]] = {
         lambda x, i, j: tg.scan(lambda c, k: (c + ops.take(x, k, 0), None), ops.zeros(3), i)[0],
         {"i": {"range": [0, 4]}},
     ),
+    "parts of an iteration": (
+        lambda x, i, j: tg.scan(
+            lambda c, k: (c + ops.take(x, k[0], 0) + ops.take(x, k[1], 1)[0] + ops.take(x, j[3], 1)[0], None),
+            ops.zeros(3),
+            leaf("input", "t", TensorType(i32, (6, 2))),
+        )[0],
+        {
+            "t": {"range": [0, 4], "box": [[0, 5], [0, 0]], "others": [{"range": [0, 2], "box": [[0, 5], [1, 1]]}]},
+            "j": {"range": [0, 2], "box": [[3, 3]]},
+        },
+    ),
+    "parts behind a reshape": (
+        lambda x, i, j: (
+            ops.take(x, leaf("input", "t", TensorType(i32, (2, 3, 2))).reshape(-1, 2)[:, 1], 1)[0, 0]
+            + ops.take(x, leaf("input", "u", TensorType(i32, (3, 2, 2)))[0].reshape(4)[:2], 0)[0, 0]
+            + ops.take(x, leaf("input", "v", TensorType(i32, (3, 2))).reshape(3, 1, 2, 1)[1:, 0, 0, 0], 0)[0, 0]
+        ),
+        {
+            "t": {"range": [0, 2], "box": [[0, 1], [0, 2], [1, 1]]},
+            "u": {"range": [0, 4], "box": [[0, 0], [0, 1], [0, 1]]},
+            "v": {"range": [0, 4], "box": [[1, 2], [0, 1]]},
+        },
+    ),
     "around a scan": (
         lambda x, i, j: tg.scan(lambda c, k: (c + ops.sum(ops.take(x, j, 1)) + x[0], k), ops.zeros(3), i)[0],
         {"j": {"range": [0, 2]}},

@@ -76,7 +76,10 @@ def _origin(t: Tensor, outside: Mapping[int, Tensor]) -> tuple[Tensor | None, Bo
     box = _whole(t)
     while t.prim.family == "view" or t.prim.passes or t.serial in outside:
         x = outside[t.serial] if t.serial in outside else t.inputs[0]
-        box = _read(t, x, box) if t.prim.family == "view" and t.serial not in outside else _whole(x)
+        if t.prim.family == "view":
+            box = _read(t, x, box)
+        else:  # of all iterations: a scan's body has an element of axis 0, or the whole value
+            box = [*_whole(x)[: x.ndim - t.ndim], *box]
         t = x
     is_input = t.prim.name == "leaf" and t.attrs["role"] == "input" and t.dtype.name == "i32"
     return (t if is_input else None), box
@@ -88,8 +91,19 @@ def _whole(t: Tensor) -> Box:
 
 def _read(view: Tensor, x: Tensor, box: Box) -> Box:
     """Return the part of `x` that a part of its view reads: coordinates are extreme at the corners of a box."""
-    if view.prim.index is None or not view.size:
+    if not view.size:
         return _whole(x)
+    if view.prim.index is None:  # a reshape
+        return _regrouped(view, x, box)
     corners = [view.prim.index(corner, x.type, **view.attrs)[0] for corner in product(*box)]
     limits = [(max(0, min(at)), min(n - 1, max(at))) for at, n in zip(zip(*corners), x.shape)]
     return [[first, last] for first, last in limits]
+
+
+def _regrouped(view: Tensor, x: Tensor, box: Box) -> Box:
+    """Return the part of `x` that a part of its reshape reads: axes that both begin or end with keep theirs."""
+    most = min(x.ndim, view.ndim)
+    first = next((k for k in range(most) if x.shape[k] != view.shape[k]), most)
+    last = next((k for k in range(most - first) if x.shape[~k] != view.shape[~k]), most - first)
+    middle = _whole(x)[first : x.ndim - last]
+    return [*box[:first], *middle, *box[view.ndim - last :]]
