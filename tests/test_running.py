@@ -97,6 +97,34 @@ def test_running_products_are_exact_along_every_axis(shape: tuple[int, ...]) -> 
         )
 
 
+def slopes_of_products(x: Any, weights: Any) -> Any:
+    """The gradient of sum(weights * cumprod(x)) along the last axis, by all products of all but one element."""
+    n = x.shape[-1]
+    others = np.where(np.arange(n)[:, None] == np.arange(n), 1.0, x[..., None, :])  # in row k, all but element k
+    first = np.arange(n)[:, None] <= np.arange(n)
+    return (np.where(first, np.cumprod(others, -1), 0.0) * weights[..., None, :]).sum(-1)
+
+
+@pytest.mark.parametrize("n", (2, 3, 5, 8, 31, 33, 70))
+def test_slopes_of_running_products_are_exact_at_zeros(n: int) -> None:
+    rng = np.random.default_rng(n)
+    x = rng.choice(np.array([1, -1, 2, 0.5]), (6, n))
+    for row, zeros in enumerate(([], [0], [n - 1], [n // 2], [0, n - 1], range(n))):
+        x[row, list(zeros)] = 0.0
+    weights = np.arange(x.size).reshape(x.shape)
+    expected = slopes_of_products(x, weights)
+    for axis, given, wanted in ((1, x, expected), (0, x.T, expected.T)):
+        by = np.ascontiguousarray(weights if axis else weights.T).astype(np.float32)
+        slope = lambda x, axis=axis, by=by: tg.vjp(lambda x: tg.cumprod(x, axis), x)[1](tg.tensor(by))[0]
+        np.testing.assert_allclose(computed(slope, np.ascontiguousarray(given, np.float32)), wanted, 1e-6, 0)
+
+
+def test_second_slopes_of_running_products_are_right_at_zeros() -> None:
+    x = tg.tensor([2.0, 0.0, 3.0, 0.0, 5.0])
+    second = tg.jacobian(tg.grad(lambda x: tg.cumprod(x)[3]))(x)
+    np.testing.assert_array_equal(second[1], [0.0, 0.0, 0.0, 6.0, 0.0])
+
+
 def test_what_is_no_number_reaches_only_the_points_after_it() -> None:
     x = np.ones((3, 70), np.float32)
     x[0, 35], x[1, 0], x[2, 69] = np.nan, np.inf, -np.inf

@@ -5,12 +5,13 @@ from __future__ import annotations
 from tracegrad.dtypes import TensorType
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import METHODS, Operand, method
+from tracegrad.ops.joining import stack
 from tracegrad.ops.reduction import folded, number
 from tracegrad.prims import views
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import PROD, SUM
-from tracegrad.prims.leaves import iota
+from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.rules import multilinear, shifted
 from tracegrad.shapes import normalize_axis
 from tracegrad.tuning import SCAN_BLOCK
@@ -89,6 +90,46 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
     return x if x.shape[axis] <= 1 else bind(CUMSUM, x, axis=axis, reverse=False)
 
 
+def _cumprod(x: Tensor, *, axis: int) -> Tensor:
+    return _scan(x, axis, reverse=False, fold=PROD)
+
+
+def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return, for each k, x[0] ... x[k - 1], and y[k + 1] of y[k] = d[k] + x[k] y[k + 1].
+
+    Both follow from those of pairs: y[k] = d[k] + x[k] d[k + 1] + x[k] x[k + 1] y[k + 2].
+    """
+    before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    if n == 1:
+        return tuple([views.broadcast_to(const(v), x.shape) for v in (1.0, 0.0)])
+    pairs = -(-n // 2)
+    paired = (*before, pairs, 2, *after)
+
+    def sides(t: Tensor, neutral: int) -> list[Tensor]:
+        whole = views.reshape(_placed(t, axis, 0, 2 * pairs, neutral), paired)
+        return [views.reshape(views.slice_(whole, axis + 1, k, 1), (*before, pairs, *after)) for k in (0, 1)]
+
+    (x0, x1), (d0, d1) = sides(x, 1), sides(d, 0)
+    product, later = _around(x0 * x1, d0 + x0 * d1, axis)
+    products, laters = stack([product, product * x0], axis + 1), stack([d1 + x1 * later, later], axis + 1)
+    first, second = (
+        views.slice_(views.reshape(t, (*before, 2 * pairs, *after)), axis, 0, n) for t in (products, laters)
+    )
+    return first, second
+
+
+def _cumprod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
+    """Return, for each k, x[0] ... x[k - 1] times the sum over i >= k of ct[i] x[k + 1] ... x[i].
+
+    Nothing is divided, so zeros are right, in derivatives of every order.
+    """
+    product, later = _around(x, ct * x, axis)
+    return (product * (ct + later),)
+
+
+CUMPROD = composite("cumprod", type=lambda x, *, axis: x, expand=_cumprod, vjp=_cumprod_vjp, batch=shifted)
+
+
 @method
 def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     """Return running products along `axis` (None: of the flattened `x`): out[k] = x[0] * ... * x[k].
@@ -106,4 +147,4 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     if axis is None:
         x, axis = views.reshape(x, (x.type.size,)), 0
     axis = normalize_axis(axis, x.ndim)
-    return x if x.shape[axis] <= 1 else _scan(x, axis, reverse=False, fold=PROD)
+    return x if x.shape[axis] <= 1 else bind(CUMPROD, x, axis=axis)
