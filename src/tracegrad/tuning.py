@@ -80,7 +80,10 @@ SMALL_PRODUCT = 2**20  # terms | up to which a product is small: under a millise
 
 LANES = 16  # elements | partial results of a row: one or two vectors, which hide the latency of an addition | ?
 FEW_LANES = 8  # elements | the same where the innermost axis is shorter than LANES | ?
-COLUMNS = 64  # elements | results of a block of columns: their partial results stay in the nearest cache | ?
+MANY_LANES = 64  # elements | the same where combining takes instructions that wait for each other | 2 cores
+COLUMNS = 1024  # elements | partial results of a block of columns: they stay in the nearest cache | 2 cores
+FEWEST_COLUMNS = 64  # columns | of a block, where several threads share the columns | ?
+COLUMNS_GRAIN = 2**19  # points | of a block of columns worth a thread of its own | 2 cores
 C_GRAIN = 32768  # points | worth a thread of their own: a few microseconds | ?
 C_PARTS = 64  # parts | of one call: more than there are threads, so that none waits long for the last | ?
 SHORT_COLUMNS = 8  # columns | from which a loop over columns pays | ?

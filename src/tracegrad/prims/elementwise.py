@@ -350,7 +350,7 @@ half_exp = elementwise(  # e^x / 2, the building block of hyperbolic functions
 expm1 = elementwise(
     "expm1", array="expm1", wgsl="expm1_({0})", vjp=lambda ct, y, x: (ct * (y + 1.0),), cost=12, helper=EXPM1
 )
-log = elementwise("log", array="log", wgsl="log_({0})", vjp=lambda ct, y, x: (ct / x,), cost=8, helper=LOG)
+log = elementwise("log", array="log", wgsl="log_({0})", vjp=lambda ct, y, x: (ct / x,), cost=12, helper=LOG)
 log1p = elementwise(
     "log1p", array="log1p", wgsl="log1p_({0})", vjp=lambda ct, y, x: (ct / (x + 1.0),), cost=12, helper=LOG1P
 )

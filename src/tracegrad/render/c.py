@@ -18,7 +18,17 @@ from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, as_c, beyond, help
 from tracegrad.render.emit import Emitter
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.shapes import strides_of
-from tracegrad.tuning import C_GRAIN, C_PARTS, COLUMNS, FEW_LANES, LANES, SHORT_COLUMNS
+from tracegrad.tuning import (
+    C_GRAIN,
+    C_PARTS,
+    COLUMNS,
+    COLUMNS_GRAIN,
+    FEW_LANES,
+    FEWEST_COLUMNS,
+    LANES,
+    MANY_LANES,
+    SHORT_COLUMNS,
+)
 
 # GCC 11 and 12 unroll a short loop and vectorize the sum around it. If the short loop reads backwards, or in any other
 # order than that of memory, they add the wrong elements.
@@ -258,9 +268,18 @@ class Function:
             values = self.emit.values([f.value for f in folds], loop=True)
             lets = list(self.emit.inner)
             lines += self.emit.flush()
-            lanes = next((n for n in (LANES, FEW_LANES) if self.kernel.length >= LANES and self.inner[-1].size >= n), 0)
+            lanes = self.lanes_of(folds)
             lines += self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
         return lines
+
+    def lanes_of(self, folds: Sequence[Fold]) -> int:
+        """Return the number of partial results, 0 for rows that are too short for several."""
+        if self.kernel.length < LANES:
+            return 0
+        last = int(self.inner[-1].size)
+        if last >= 2 * MANY_LANES and all(PRIMITIVES[f.prim.combine].helper for f in folds):
+            return MANY_LANES
+        return next((n for n in (LANES, FEW_LANES) if last >= n), 0)
 
     def serial(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """Fold into one partial result, for rows that are too short for more."""
@@ -302,7 +321,7 @@ class Function:
     # column by column
     def columns(self) -> list[Statement]:
         *others, last = self.outer
-        width = min(int(last.size), COLUMNS)
+        width = self.width(last, others)
         self.emit = self.expressions()
         done: list[Fold] = []
         body: list[Statement] = []
@@ -321,6 +340,15 @@ class Function:
                 body += self.nest(self.inner if inside else [], [self.column(last, done, written)])
                 self.emit = self.expressions()
         return self.blocks(others, last, width, body)
+
+    def width(self, last: Axis, others: Sequence[Axis]) -> int:
+        """Return the columns of a block: many are contiguous in memory, but some blocks are left for threads."""
+        size, results = int(last.size), sum(isinstance(s, Fold) for s in self.kernel.body)
+        width = COLUMNS // max(results, 1)
+        if not others:
+            parts = -(-int(self.kernel.work) // COLUMNS_GRAIN)
+            width = min(width, -(-size // parts))
+        return min(size, max(FEWEST_COLUMNS, -(-width // LANES) * LANES))
 
     def blocks(self, others: Sequence[Axis], last: Axis, width: int, body: Sequence[Statement]) -> list[Statement]:
         """Return loops over blocks of columns, of which `body` computes one."""

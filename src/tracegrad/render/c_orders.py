@@ -18,7 +18,6 @@ from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.loops import Block, Loop, Statement, when
-from tracegrad.tuning import COLUMNS
 
 TILE = 16  # elements of a tile's side: a line of the cache
 
@@ -100,7 +99,7 @@ def running_loops(f: Function, r: Running) -> list[Statement]:
         start = [f"{C_TYPE[x.value.dtype.name]} t{x.local} = {f.emit.identity(x)};" for x in folds]
         return f.split(others, [Block("", [*start, _along(f, r, _step(f, r, folds, ""))])])
     last = others.pop()
-    width = min(int(last.size), COLUMNS)
+    width = f.width(last, others)
     start = [f"{C_TYPE[x.value.dtype.name]} t{x.local}[{width}] {ALIGNED};" for x in folds]
     identities = [f"t{x.local}[l] = {f.emit.identity(x)};" for x in folds]
     step = f.column(last, [], _step(f, r, folds, "[l]"))
