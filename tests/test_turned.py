@@ -25,7 +25,7 @@ SHAPES = (
     (20, 3, 18),
     (2, 17, 2, 35),
 )
-TURN = "turn_tile(&"  # its call
+TURN = "turn(&"  # its call
 
 # of x, of rank 2, in tracegrad and in NumPy, and whether C turns tiles of x of shape (40, 36)
 FUSED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any], bool]] = {
@@ -100,3 +100,45 @@ def test_special_values_keep_their_bits() -> None:
 def test_whole_tiles_are_turned_where_loads_are_in_bounds(name: str) -> None:
     fn, _, turns = FUSED[name]
     assert (TURN in text(fn, (40, 36))) == turns
+
+
+# of rows of x, exact in every order of computing, and whether C turns 16 rows of 7
+ROWS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Any], bool]] = {
+    "a row for a row": (lambda x: x - tg.max(x, 1, keepdims=True), lambda x: x - x.max(1, keepdims=True), True),
+    "plain arithmetic": (lambda x: x * tg.sum(x, 1, keepdims=True), lambda x: x * x.sum(1, keepdims=True), True),
+    "one of a row": (lambda x: tg.max(x, 1), lambda x: x.max(1), True),
+    "a sum of a row": (lambda x: tg.sum(x, 1), lambda x: x.sum(1), False),
+    "where it is": (lambda x: tg.argmax(x, 1), lambda x: x.argmax(1), True),
+    "booleans": (lambda x: x == tg.max(x, 1, keepdims=True), lambda x: x == x.max(1, keepdims=True), True),
+    "several": (
+        lambda x: (tg.maximum(x, tg.sum(x, 1, keepdims=True)), tg.max(x, 1), tg.sum(x[:, :2], 1)),
+        lambda x: (np.maximum(x, x.sum(1, keepdims=True)), x.max(1), x[:, :2].sum(1)),
+        True,
+    ),
+    "other rows, too": (
+        lambda x: x[:, 1:] * tg.max(x[:, 1:], 1, keepdims=True) + x[:, :1],
+        lambda x: x[:, 1:] * x[:, 1:].max(1, keepdims=True) + x[:, :1],
+        True,
+    ),
+    "before it": (
+        lambda x: tg.max(tg.pad(x, ((1, 0), (0, 0)))[:-1], 1),
+        lambda x: np.pad(x, ((1, 0), (0, 0)))[:-1].max(1),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("width", (5, 6, 7, 8, 11, 16))
+@pytest.mark.parametrize("name", ROWS)
+def test_short_rows_side_by_side_keep_their_bits(name: str, width: int) -> None:
+    fn, exact, _ = ROWS[name]
+    for more in (0, 1, 15):
+        x = np.random.default_rng(0).integers(-9, 10, (64 * width + more, width)).astype(np.float32)
+        for found, wanted in zip(tg.tree_leaves(computed(fn, x)), tg.tree_leaves(exact(x)), strict=True):
+            np.testing.assert_array_equal(found, wanted, str(more))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_short_rows_are_turned_where_compilers_would_make_no_vectors(name: str) -> None:
+    fn, _, turns = ROWS[name]
+    assert (TURN in text(fn, (1000, 7))) == turns

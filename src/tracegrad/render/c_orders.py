@@ -1,31 +1,23 @@
-"""Loops of C kernels in other orders than that of the points: folds that run along an axis, and tiles that are turned.
+"""Loops of C kernels in other orders than that of the points, above all those of folds that run along an axis.
 
 A fold runs if each point folds what its predecessor folds, and one element more: `sum over j of where(j <= i, x[j], 0)`
 costs n^2 steps for n points if each folds alone, and n in their order. Running sums and products have this form.
-
-The loads of a transpose run across the rows of memory. A tile of them is turned first, four by four in vectors, into a
-local array. The loops over a tile then read and write neighbours. Otherwise each element would be moved alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracegrad.dtypes import f32, i32
-from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Index, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function
 from tracegrad.render.c_text import ALIGNED, C_TYPE
-from tracegrad.render.loops import Block, Loop, Statement, when
-
-TILE = 16  # elements of a tile's side: a line of the cache
+from tracegrad.render.c_tiles import short_loops, turned, turned_loops
+from tracegrad.render.loops import Block, Loop, Statement
 
 # The axis along which folds run, whether its last point is the first to fold, and what each fold folds
 Running = tuple[Axis, bool, tuple[Value, ...]]
-
-# The axis of neighbours in memory, and the loads to turn with their strides along the last axis
-Turned = tuple[Axis, dict[Value, int]]
 
 
 class OrderedFunction(Function):
@@ -35,9 +27,12 @@ class OrderedFunction(Function):
         """Return the loops once."""
         pointwise = all(isinstance(s, Store) and not s.inner for s in self.kernel.body)
         tiles = turned(self) if pointwise else None
-        order = running(self.kernel)
         if tiles:
             return turned_loops(self, tiles)
+        rows = short_loops(self)
+        if rows:
+            return rows
+        order = running(self.kernel)
         return running_loops(self, order) if order else super().loops()
 
 
@@ -123,76 +118,3 @@ def _step(f: Function, r: Running, folds: Sequence[Fold], at: str) -> list[str]:
     known = [emit.let(x.local, f"t{x.local}{at}") for x in folds]
     lines = [*f.read(), *emit.flush(), *added, *known]
     return [*lines, *f.stores(emit, f.stores_of(), loop=False)]
-
-
-def turned(f: Function) -> Turned | None:
-    """Return the loads of a pointwise kernel that are worth turning."""
-    last, stores = f.outer[-1] if f.outer else None, f.stores_of()
-    if last is None or not _long(last) or any(_stride(s.index, last.name) != 1 for s in stores):
-        return None
-    replaced = {s.replaces for s in f.kernel.slots}
-    found = [
-        v for v in _bare([s.value for s in stores]) if v.arg[0] not in replaced and f.kernel.loaded(v) in (f32, i32)
-    ]
-    for axis in f.outer[:-1]:
-        steps = {v: _stride(v.arg[1], last.name) for v in found if _stride(v.arg[1], axis.name) == 1}
-        known = {v: c for v, c in steps.items() if c is not None and c not in (0, 1)}
-        if known and _long(axis):
-            return axis, known
-    return None
-
-
-def _long(a: Axis) -> bool:
-    return not isinstance(a.size, Extent) and a.size >= TILE
-
-
-def _bare(roots: list[Value]) -> list[Value]:
-    """Return the loads that are in bounds at every point: not those that only guards keep there."""
-    used = list(roots)
-    for v in walk(roots):
-        used += v.args if v.op != "inside" else ()
-        used += [a.value for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Dynamic)]
-    return [v for v in dict.fromkeys(used) if v.op == "load"]
-
-
-def _stride(index: Index, axis: str) -> int | None:
-    """Return how far an index moves along an axis; None if it does so unevenly."""
-    stride = 0
-    for atom, c in index.terms:
-        if isinstance(atom, Var):
-            stride += c if atom.name == axis else 0
-        elif isinstance(atom, Dynamic) or any(isinstance(a, Var) and a.name == axis for a in atoms_of(atom.index)):
-            return None
-    return stride
-
-
-def turned_loops(f: Function, t: Turned) -> list[Statement]:
-    """Return the loops of a kernel by tiles of the two axes; tiles at the edges are computed point by point."""
-    across, last = t[0], f.outer[-1]
-    others = [a for a in f.outer if a not in (across, last)]
-    tile = _tile(f, t)
-    if across.size % TILE or last.size % TILE:
-        ends = [f"min({start} + {TILE}L, {a.size}L)" for start, a in (("rt", across), ("ct", last))]
-        rows = Loop(last.name, ends[1], f.points(f.expressions()), "ct")
-        inside = when(f"rt + {TILE} <= {across.size} && ct + {TILE} <= {last.size}", tile)
-        tile = [inside, Block("else", [Loop(across.name, ends[0], [rows], "rt")])]
-    columns = Loop("ct", last.size, tile, step=TILE)
-    if not others:
-        return f.share("rt", across.size, TILE, [columns])
-    return f.split(others, [Loop("rt", across.size, [columns], step=TILE)])
-
-
-def _tile(f: Function, t: Turned) -> list[Statement]:
-    """Return the statements of a whole tile, which begins at (rt, ct)."""
-    (axis, loads), emit = t, f.expressions()
-    across, last = axis.name, f.outer[-1].name
-    arrays = [f"{C_TYPE[f.kernel.loaded(v).name]} u{k}[{TILE * TILE}] {ALIGNED};" for k, v in enumerate(loads)]
-    turns = [
-        f"turn_tile(&{f.element(v.arg[0], emit.index(v.arg[1], False))}, {stride}, u{k});"
-        for k, (v, stride) in enumerate(loads.items())
-    ]
-    start = Block("", [f"const long {across} = rt, {last} = ct;", *f.read(), *emit.flush(), *turns])
-    emit = f.expressions()
-    emit.loaded = {v: f"u{k}[lr * {TILE} + lc]" for k, v in enumerate(loads)}
-    point = [f"const long {across} = rt + lr, {last} = ct + lc;", *f.points(emit)]
-    return [*arrays, start, Loop("lr", TILE, [Loop("lc", TILE, point)])]

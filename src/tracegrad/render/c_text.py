@@ -128,7 +128,8 @@ static inline unsigned short f16_of_f32(float x) {
 }
 """
 
-# Turns a tile of 16 rows and columns, `stride` elements from row to row, into one without gaps.
+# Turns a matrix, with steps from row to row of both. Rows and columns count by four: what lies behind is read, and
+# written behind each column of the result and behind its end, before a later column begins there.
 TURN = """
 typedef int four_ __attribute__((vector_size(16), aligned(4), may_alias));
 #if defined(__clang__)
@@ -136,17 +137,16 @@ typedef int four_ __attribute__((vector_size(16), aligned(4), may_alias));
 #else
 #define PICK(x, y, ...) __builtin_shuffle(x, y, (four_){__VA_ARGS__})
 #endif
-static OPAQUE void turn_tile(const void *from, long stride, void *to) {
-  for (long row = 0; row < 16; row += 4)
-    for (long column = 0; column < 16; column += 4) {
-      const int *p = (const int *)from + row * stride + column;
-      int *q = (int *)to + column * 16 + row;
-      const four_ a = *(four_ *)p, b = *(four_ *)(p + stride), c = *(four_ *)(p + 2 * stride),
-                  d = *(four_ *)(p + 3 * stride);
+static OPAQUE void turn(const void *from, long step, long rows, long columns, void *to, long to_step) {
+  for (long column = 0; column < columns; column += 4)
+    for (long row = (rows - 1) / 4 * 4; row >= 0; row -= 4) {
+      const int *p = (const int *)from + row * step + column;
+      int *q = (int *)to + column * to_step + row;
+      const four_ a = *(four_ *)p, b = *(four_ *)(p + step), c = *(four_ *)(p + 2 * step), d = *(four_ *)(p + 3 * step);
       const four_ e = PICK(a, b, 0, 4, 1, 5), f = PICK(a, b, 2, 6, 3, 7);
       const four_ g = PICK(c, d, 0, 4, 1, 5), h = PICK(c, d, 2, 6, 3, 7);
-      *(four_ *)q = PICK(e, g, 0, 1, 4, 5), *(four_ *)(q + 16) = PICK(e, g, 2, 3, 6, 7);
-      *(four_ *)(q + 32) = PICK(f, h, 0, 1, 4, 5), *(four_ *)(q + 48) = PICK(f, h, 2, 3, 6, 7);
+      *(four_ *)q = PICK(e, g, 0, 1, 4, 5), *(four_ *)(q + to_step) = PICK(e, g, 2, 3, 6, 7);
+      *(four_ *)(q + 2 * to_step) = PICK(f, h, 0, 1, 4, 5), *(four_ *)(q + 3 * to_step) = PICK(f, h, 2, 3, 6, 7);
     }
 }
 """

@@ -1,0 +1,223 @@
+"""Loops of C kernels by tiles of memory that are turned, so that neighbours are computed together in vectors.
+
+The loads of a transpose run across the rows of memory. A tile of them is turned first, four by four in vectors, into a
+local array. The loops over a tile then read and write neighbours. Otherwise each element would be moved alone.
+
+The elements of short rows, which are written out, are read at steps of 5 or 7. Compilers make no vectors of such loads.
+So 16 rows are turned: their first elements are neighbours then, and so are the others. Results are turned back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tracegrad.dtypes import f32, i32
+from tracegrad.ir import PRIMITIVES
+from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.form import Axis, Extent, Fold, Store
+from tracegrad.render.c import Function, at_once
+from tracegrad.render.c_text import ALIGNED, C_TYPE
+from tracegrad.render.emit import Emitter
+from tracegrad.render.loops import Block, Loop, Statement, when
+from tracegrad.tuning import LONG_ROWS, PLAIN_ROWS, SHORT_ROWS
+
+TILE = 16  # elements of a tile's side: a line of the cache
+
+# The axis of neighbours in memory, and the loads to turn with their strides along the last axis
+Turned = tuple[Axis, dict[Value, int]]
+
+
+def turned(f: Function) -> Turned | None:
+    """Return the loads of a pointwise kernel that are worth turning."""
+    last, stores = f.outer[-1] if f.outer else None, f.stores_of()
+    if last is None or not _long(last) or any(_stride(s.index, last.name) != 1 for s in stores):
+        return None
+    replaced = {s.replaces for s in f.kernel.slots}
+    found = [
+        v for v in _bare([s.value for s in stores]) if v.arg[0] not in replaced and f.kernel.loaded(v) in (f32, i32)
+    ]
+    for axis in f.outer[:-1]:
+        steps = {v: _stride(v.arg[1], last.name) for v in found if _stride(v.arg[1], axis.name) == 1}
+        known = {v: c for v, c in steps.items() if c is not None and c not in (0, 1)}
+        if known and _long(axis):
+            return axis, known
+    return None
+
+
+def _long(a: Axis) -> bool:
+    return not isinstance(a.size, Extent) and a.size >= TILE
+
+
+def _bare(roots: list[Value]) -> list[Value]:
+    """Return the loads that are in bounds at every point: not those that only guards keep there."""
+    used = list(roots)
+    for v in walk(roots):
+        used += v.args if v.op != "inside" else ()
+        used += [a.value for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Dynamic)]
+    return [v for v in dict.fromkeys(used) if v.op == "load"]
+
+
+def _stride(index: Index, axis: str) -> int | None:
+    """Return how far an index moves along an axis; None if it does so unevenly."""
+    stride = 0
+    for atom, c in index.terms:
+        if isinstance(atom, Var):
+            stride += c if atom.name == axis else 0
+        elif isinstance(atom, Dynamic) or any(isinstance(a, Var) and a.name == axis for a in atoms_of(atom.index)):
+            return None
+    return stride
+
+
+def turned_loops(f: Function, t: Turned) -> list[Statement]:
+    """Return the loops of a kernel by tiles of the two axes; tiles at the edges are computed point by point."""
+    across, last = t[0], f.outer[-1]
+    others = [a for a in f.outer if a not in (across, last)]
+    tile = _tile(f, t)
+    if across.size % TILE or last.size % TILE:
+        ends = [f"min({start} + {TILE}L, {a.size}L)" for start, a in (("rt", across), ("ct", last))]
+        rows = Loop(last.name, ends[1], f.points(f.expressions()), "ct")
+        inside = when(f"rt + {TILE} <= {across.size} && ct + {TILE} <= {last.size}", tile)
+        tile = [inside, Block("else", [Loop(across.name, ends[0], [rows], "rt")])]
+    columns = Loop("ct", last.size, tile, step=TILE)
+    if not others:
+        return f.share("rt", across.size, TILE, [columns])
+    return f.split(others, [Loop("rt", across.size, [columns], step=TILE)])
+
+
+def _tile(f: Function, t: Turned) -> list[Statement]:
+    """Return the statements of a whole tile, which begins at (rt, ct)."""
+    (axis, loads), emit = t, f.expressions()
+    across, last = axis.name, f.outer[-1].name
+    arrays = [f"{C_TYPE[f.kernel.loaded(v).name]} u{k}[{TILE * TILE}] {ALIGNED};" for k, v in enumerate(loads)]
+    turns = [
+        f"turn(&{f.element(v.arg[0], emit.index(v.arg[1], False))}, {stride}, {TILE}, {TILE}, u{k}, {TILE});"
+        for k, (v, stride) in enumerate(loads.items())
+    ]
+    start = Block("", [f"const long {across} = rt, {last} = ct;", *f.read(), *emit.flush(), *turns])
+    emit = f.expressions()
+    emit.loaded = {v: f"u{k}[lr * {TILE} + lc]" for k, v in enumerate(loads)}
+    point = [f"const long {across} = rt + lr, {last} = ct + lc;", *f.points(emit)]
+    return [*arrays, start, Loop("lr", TILE, [Loop("lc", TILE, point)])]
+
+
+class Group(NamedTuple):
+    """Elements of one row in memory: a slot, the index of the first, offsets from there, and the step to other rows."""
+
+    slot: int
+    first: Index
+    offsets: tuple[int, ...]
+    step: int
+
+
+def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[Group, tuple[Store, ...]]]] | None:
+    """Return the loads of a kernel of short rows, and its stores, by groups; None if turning them is of no use.
+
+    A load is known by its group and its number there.
+    """
+    last, stores = f.outer[-1] if f.outer else None, f.stores_of()
+    written_out = not (f.loaded or f.inner or any(isinstance(s, Fold) for s in f.kernel.body))
+    if last is None or not _long(last) or not written_out:
+        return None
+    values = [s.value for s in stores]
+    loads = [v for v in dict.fromkeys(walk(values)) if v.op == "load"]
+    indices = [*(v.arg[1] for v in loads), *(s.index for s in stores)]
+    steps = [_stride(i, last.name) for i in indices]
+    if set(loads) != set(_bare(values)) or any(c is None or not 0 <= c <= LONG_ROWS for c in steps):
+        return None
+    read: dict[Value, tuple[Group, int]] = {}
+    for group, members in _groups([(v.arg[0], v.arg[1]) for v in loads], last.name):
+        if _worth_turning(f, group):
+            read |= {loads[k]: (group, loads[k].arg[1].const - group.first.const) for k in members}
+    places = _groups([(s.slot, s.index) for s in stores], last.name)
+    calls = any(v.op == "map" and PRIMITIVES[v.arg[0]].helper for v in walk(values))
+    if not _unlike_vectors([g for g, _ in read.values()], [g for g, _ in places if _whole(f, g)], calls):
+        return None
+    return read, [(group, tuple([stores[k] for k in at])) for group, at in places]
+
+
+def _unlike_vectors(read: Sequence[Group], whole: Sequence[Group], calls: bool) -> bool:
+    """Return whether compilers would make no vectors of these groups: GCC loads steps of powers of two alone.
+
+    Of plain arithmetic they do make vectors, if short ones: only long rows of results are worth more then.
+    """
+    if calls:
+        return bool(whole) or any(g.step & (g.step - 1) for g in read)
+    return any(g.step >= PLAIN_ROWS for g in whole)
+
+
+def _groups(places: Sequence[tuple[int, Index]], axis: str) -> list[tuple[Group, list[int]]]:
+    """Group places by all but the constants of their indices, and give the numbers of the places of each group."""
+    alike: dict[tuple[int, Index], list[int]] = {}
+    for k, (slot, index) in enumerate(places):
+        alike.setdefault((slot, index + -index.const), []).append(k)
+    groups: list[tuple[Group, list[int]]] = []
+    for (slot, rest), members in alike.items():
+        members.sort(key=lambda k: places[k][1].const)
+        first = places[members[0]][1]
+        offsets = tuple([places[k][1].const - first.const for k in members])
+        groups.append((Group(slot, first, offsets, _stride(rest, axis) or 0), members))
+    return groups
+
+
+def _worth_turning(f: Function, g: Group) -> bool:
+    """Return whether a group has most elements of a row that is long enough."""
+    wide = f.kernel.slots[g.slot].dtype.storage in (f32.storage, i32.storage)
+    return wide and SHORT_ROWS <= g.step < 2 * len(g.offsets) and g.offsets[-1] < g.step
+
+
+def _whole(f: Function, g: Group) -> bool:
+    """Return whether stores cover all elements of a row."""
+    return _worth_turning(f, g) and len(set(g.offsets)) == len(g.offsets) == g.step
+
+
+def short_loops(f: Function) -> list[Statement] | None:
+    """Return the loops of a kernel of short rows, 16 rows at a time; None if it is no such kernel."""
+    found = short_rows(f)
+    if found is None:
+        return None
+    (read, written), (*others, last) = found, f.outer
+    groups = list(dict.fromkeys([g for g, _ in read.values()]))
+    emit = f.expressions()
+    arrays = [_array(f, f"u{k}", g, -(-(g.offsets[-1] + 1) // 4) * 4) for k, g in enumerate(groups)]
+    turns = [
+        f"turn(&{_at(f, emit, g)}, {g.step}, {TILE}, {g.offsets[-1] + 1}, u{k}, {TILE});" for k, g in enumerate(groups)
+    ]
+    start = Block("", [f"const long {last.name} = rt;", *f.read(), *emit.flush(), *turns])
+    emit = f.expressions()
+    emit.loaded = {v: f"u{groups.index(g)}[{offset * TILE} + l]" for v, (g, offset) in read.items()}
+    held = {s: f"w{k}[{n * TILE} + l]" for k, (_, stores) in enumerate(written) for n, s in enumerate(stores)}
+    values = emit.values([s.value for s in held], loop=False)
+    named = [emit.let(f"s{k}", v) for k, v in enumerate(values)]
+    kept = [
+        f"{w} = {emit.stored(f.kernel.slots[s.slot].dtype.name, f's{k}')};" for k, (s, w) in enumerate(held.items())
+    ]
+    point = [f"const long {last.name} = rt + l;", *f.read(), *emit.flush(), *named, *kept]
+    emit = f.expressions()
+    ends = [line for k, (g, _) in enumerate(written) for line in _written(f, emit, f"w{k}", g)]
+    results = [_array(f, f"w{k}", g, -(-len(g.offsets) // 4) * 4) for k, (g, _) in enumerate(written)]
+    end = Block("", [f"const long {last.name} = rt, rows = min({last.size}L - rt, {TILE}L);", *emit.flush(), *ends])
+    body = [*arrays, *results, start, at_once(TILE, point), end]
+    if not others:
+        return f.share("rt", last.size, TILE, body)
+    return f.split(others, [Loop("rt", last.size, body, step=TILE)])
+
+
+def _at(f: Function, emit: Emitter, g: Group) -> str:
+    """Return the first element of a group."""
+    return f.element(g.slot, emit.index(g.first, False))
+
+
+def _array(f: Function, name: str, g: Group, columns: int) -> str:
+    """Return the declaration of the elements of 16 rows."""
+    return f"{C_TYPE[f.kernel.slots[g.slot].dtype.storage]} {name}[{columns * TILE}] {ALIGNED};"
+
+
+def _written(f: Function, emit: Emitter, name: str, g: Group) -> list[Statement]:
+    """Return the statements that write the results of a group: whole rows together, else each column alone."""
+    if _whole(f, g):
+        turned = f"int rows_[{g.step * TILE + 4}] {ALIGNED};"
+        back = f"turn({name}, {TILE}, {g.step}, {TILE}, rows_, {g.step});"
+        return [Block("", [turned, back, f"__builtin_memcpy(&{_at(f, emit, g)}, rows_, rows * {4 * g.step});"])]
+    columns = [f"(&{_at(f, emit, g)})[l * {g.step} + {o}] = {name}[{n * TILE} + l];" for n, o in enumerate(g.offsets)]
+    return [Loop("l", "rows", columns)]
