@@ -101,7 +101,7 @@ def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     if n == 1:
-        return tuple([views.broadcast_to(const(v), x.shape) for v in (1.0, 0.0)])
+        return views.broadcast_to(const(1.0), x.shape), views.broadcast_to(const(0.0), x.shape)
     pairs = -(-n // 2)
     paired = (*before, pairs, 2, *after)
 
