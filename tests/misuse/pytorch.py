@@ -161,7 +161,7 @@ def masked_fill_of_a_tensor(m, x, y):
     return tg.mean(m(x).masked_fill(y > 0, 0.0))
 
 
-@loss("'add_'", "x.add")
+@loss("'add_'", "write x + y")
 def method_in_place(m, x, y):
     return tg.mean(m(x).add_(y))
 
