@@ -111,6 +111,7 @@ def test_no_call_lets_data_choose_code() -> None:
                         "tracegrad.{module}",
                         "tracegrad.{name}",
                         "tracegrad.nn.{module}",
+                        "tracegrad.render.{self.module}",
                         "tracegrad.runtime.{name}",
                     )
                 )
