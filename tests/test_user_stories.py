@@ -313,6 +313,7 @@ NAMELESS: Any = object()  # and others that type checkers would refuse
 WRONG_METRICS: Any = lambda train: 3
 NOT_DATA: Any = 3
 NOT_A_NUMBER: Any = 2.5
+OWN_ADAM = optim.custom(optim.scale_by_adam(), lr=0.1)
 NOT_A_LIST: Any = print
 NOT_A_FILTER: Any = "W"
 NO_SHAPE: Any = (None, 2)
@@ -361,7 +362,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "array": (lambda: line(inputs={"x": X, "y": (8, 2)}), tg.InputError, r"shape \(8, 3\); pass values to step"),
     "attach": (lambda: line().attach(forward=lambda m, z: z, inputs={"x": (8, 3)}), tg.InputError, "'z', which is not"),
     "set": (lambda: line().set(learning_rate=0.01), tg.InputError, r"learning_rate is not .*; write lr=0\.01; .*: lr"),
-    "decay": (lambda: line(optimizer=optim.adam(0.1)).set(weight_decay=0.1), tg.InputError, "not .*: use optim.adamw"),
+    "decay": (lambda: line(optimizer=OWN_ADAM).set(weight_decay=0.1), tg.InputError, r"not .* as optim\.adamw\(lr="),
     "in place": (traced(lambda m, x, y: PYTORCH.relu(x, inplace=True)), CallError, "'inplace': .* use the result"),
     "module": (lambda: line().upload_params(NAMELESS), tg.InputError, "a dict of arrays by name; got object"),
     "steps": (lambda: line().run_steps(NOT_A_NUMBER, x=X, y=Y).loss, tg.InputError, r"an integer .* got 2\.5"),
