@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,14 @@ def started(n: int, folder: Path, what: str) -> list[subprocess.Popen[str]]:
 
 def ended(processes: list[subprocess.Popen[str]], folder: Path, what: str) -> list[Any]:
     """What each of them found."""
-    try:
-        errors = [p.communicate(timeout=PATIENCE)[1] for p in processes]
-    finally:
-        for p in processes:
-            p.kill()
-            p.wait()
-    assert all(p.returncode == 0 for p in processes), "\n".join(errors)
+    late = time.monotonic() + PATIENCE
+    while any(p.poll() is None for p in processes) and time.monotonic() < late:
+        time.sleep(0.1)
+    codes = [p.poll() for p in processes]  # None: it hangs, perhaps because another has failed
+    for p in processes:
+        p.kill()
+    errors = [p.communicate()[1] for p in processes]
+    assert codes == [0] * len(codes), f"{codes}\n" + "\n".join(errors)
     return [json.loads((folder / f"{what}-{k}.json").read_text()) for k in range(len(processes))]
 
 
@@ -79,7 +81,10 @@ def test_processes_train_as_one_device_does(n: int, tmp_path: Path, single: dict
 def test_one_of_them_is_killed_and_the_job_goes_on_from_the_last_checkpoint(
     how: str, tmp_path: Path, single: dict[str, Any]
 ) -> None:
-    """A folder is written while the steps go on. If its last checkpoint is incomplete, the one before it counts."""
+    """A folder is written while the steps go on. If its last checkpoint is incomplete, the one before it counts.
+
+    The interpreter waits for a folder that is still being written when the program ends.
+    """
     first = started(2, tmp_path, f"die{how}")
     try:
         assert first[1].wait(timeout=PATIENCE) == -9
@@ -92,6 +97,10 @@ def test_one_of_them_is_killed_and_the_job_goes_on_from_the_last_checkpoint(
         done = min(losses) - 1
         assert done == 4 or (how and done == 2), "it goes on behind step 4, whose checkpoint was the last"
         np.testing.assert_allclose([losses[k + 1] for k in range(done, STEPS)], single["losses"][done:], rtol=NEAR)
+    if how:
+        with compiled() as train:
+            train.load(tmp_path / "resume")
+            assert train.store.call(lambda _, stepper: stepper.counter) == 4
 
 
 SAID = {

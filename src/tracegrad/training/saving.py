@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -10,6 +11,23 @@ from typing import Any
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import Failed
 from tracegrad.runtime import tab
+
+_writing: set[threading.Thread] = set()
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    """Let the interpreter wait for the writes before executors refuse work, because Orbax writes with executors.
+
+    Python joins threads only after that. Hooks are called in reverse order, so the one of executors comes first here.
+    """
+    from concurrent.futures import thread as _  # noqa: F401
+
+    def wait() -> None:
+        for thread in list(_writing):
+            thread.join()
+
+    threading._register_atexit(wait)  # pyright: ignore  # the standard library's executors use it too
 
 
 class Saving:
@@ -33,12 +51,16 @@ class Saving:
                 pending.resolve(Failed(e))
             else:
                 pending.resolve(os.fspath(path))
+            _writing.discard(threading.current_thread())
 
         done = threading.Event()
         if tab.IN_TAB:  # there are no threads
             run()
         else:
-            threading.Thread(target=run, name="tracegrad saves").start()
+            thread = threading.Thread(target=run, name="tracegrad saves")
+            _writing.add(thread)
+            _wait_at_exit()
+            thread.start()
         return pending
 
     def finish(self) -> None:
