@@ -35,6 +35,7 @@ def demo(which: str, folder: Path, *args: str) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.usefixtures("c_compiler")
 @pytest.mark.parametrize("which", FILES)
 def test_demo_writes_its_folder(which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     result = demo(which, tmp_path / "out", "--device", "cpu", "--steps", "12")
@@ -50,6 +51,7 @@ def test_demo_writes_its_folder(which: str, tmp_path: Path, capsys: pytest.Captu
     assert "steps/s" in said.err, "the progress bar shows loss and speed"
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_demo_is_the_same_for_the_same_seed(tmp_path: Path):
     runs = [demo("digits", tmp_path / str(k), "--device", "cpu", "--steps", "8", "--seed", "3") for k in range(2)]
     other = demo("digits", tmp_path / "other", "--device", "cpu", "--steps", "8", "--seed", "4")
@@ -108,11 +110,13 @@ def test_the_digest_tells_runs_apart(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"Digest: {result['digest']}\n" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_digits_demo_reaches_97_percent(tmp_path: Path):
     result = demo("digits", tmp_path, "--device", "cpu")
     assert result["accuracy"] >= 0.97
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_sine_demo_learns_the_curve(tmp_path: Path):
     assert demo("sine", tmp_path, "--device", "cpu")["largest_error"] < 0.05
 
@@ -183,8 +187,9 @@ def test_python_m_tracegrad_is_the_command():
     assert "demo" in done.stdout and "doctor" in done.stdout
 
 
+@pytest.mark.usefixtures("c_compiler")
 def test_examples_run(tmp_path: Path):
-    """Each as a user runs it, shortened."""
+    """Each as a user runs it, with fewer steps."""
     folder = Path(__file__).parents[1] / "examples"
     code = "import sine, cnn, gpt, resume, rnn; sine.main(20, 'cpu'); cnn.main(4, 'cpu'); gpt.main(2, 'cpu')"
     code += "; rnn.main(2, 'cpu'); import ensemble, maml, ode, hessian"

@@ -31,7 +31,7 @@ BATCH = 20
 SIZED = 40  # seeds: each is a program of its own, which runs at several sizes
 PARTS = 10  # of the table
 QUICK = ("passes", "eager", "numpy", "c", "torch")
-JAX, JAX_BATCH = 1000, 100  # seeds: 40 s of the processor, nearly all in JAX's compiler
+JAX, JAX_BATCH = 500, 100  # seeds: 20 s of the processor, nearly all in JAX's compiler
 pytestmark = pytest.mark.filterwarnings("ignore")
 CORPUS = dict(kept())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,22 +98,40 @@ def is_subject(case: Case) -> bool:
 CASES = [case for case in ALL_CASES if is_subject(case)]
 
 
-@pytest.fixture(autouse=True)
-def everything_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def everything_stored() -> Iterator[None]:
     """No kernel computes more than one value, so that all that may be stored in half precision is."""
-    monkeypatch.setattr("tracegrad.kernels.stored.worth_storing", lambda *_: stored.SHARED)
-    monkeypatch.setattr(fuse.Schedule, "_merge", lambda *_: fuse.ELSEWHERE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracegrad.kernels.stored.worth_storing", lambda *_: stored.SHARED)
+        patch.setattr(fuse.Schedule, "_merge", lambda *_: fuse.ELSEWHERE)
+        yield
 
 
-def assert_within_the_bound(case: Case, session: Any) -> None:
+@dataclass(frozen=True)
+class Expected:
+    """A subject, and how far each of its results may be from that of f32."""
+
+    subject: Subject
+    results: dict[str, tuple[float, float]]  # the result of f32, and the distance
+
+    def check(self, session: Any) -> None:
+        got = run(session, self.subject.program, self.subject.env)
+        for name, (want, far) in self.results.items():
+            assert abs(float(got[name]) - want) <= far, (name, float(got[name]), want, far)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda c: c.name)
+def expected(request: pytest.FixtureRequest, everything_stored: None) -> Expected:
+    """Calculated once for all runtimes, because pytest runs the tests of one row one after another."""
+    case: Case = request.param
     subject = Subject.of(case)
     assert subject.program.needs_f16 == bool(subject.halves())
     want = run(CpuSession(), make_program(replace(subject.graph, precision="f32"), NOTHING, {}, {}), subject.env)
-    got = run(session, subject.program, subject.env)
+    found: dict[str, tuple[float, float]] = {}
     for name, bound in subject.bounds().items():
         w = float(want[name])
-        rounding = case.f32_tol * max(1.0, abs(w)) * subject.graph.outputs[name].size
-        assert abs(float(got[name]) - w) <= bound + rounding, (name, float(got[name]), w, bound)
+        found[name] = w, bound + case.f32_tol * max(1.0, abs(w)) * subject.graph.outputs[name].size
+    return Expected(subject, found)
 
 
 def through_memory(session: Any) -> tuple[Any, Any]:
@@ -146,17 +165,14 @@ def test_memory_rounds_to_nearest_in_wgsl(device: Any) -> None:
     assert_rounded_to_nearest(device)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_numpy(case: Case) -> None:
-    assert_within_the_bound(case, CpuSession())
+def test_numpy(expected: Expected) -> None:
+    expected.check(CpuSession())
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # where C fails, NumPy would do instead
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_c(case: Case, c_session: CpuSession) -> None:
-    assert_within_the_bound(case, c_session)
+def test_c(expected: Expected, c_session: CpuSession) -> None:
+    expected.check(c_session)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_wgsl(case: Case, device: Any) -> None:
-    assert_within_the_bound(case, device)
+def test_wgsl(expected: Expected, device: Any) -> None:
+    expected.check(device)

@@ -161,7 +161,8 @@ def test_without_barriers_the_bits_are_the_same(name: str, device: Any) -> None:
     rng = np.random.default_rng(0)
     env = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in leaves}
     program = make_program(graph, NOTHING, {}, {})
-    assert device.info.software, "this test wants an adapter that takes the kernels without barriers"
+    if not device.info.software:
+        pytest.skip("only software adapters take the kernels without barriers")
     assert name == "short" or any(k.serial_wgsl for k in program.kernels)
     assert "workgroup>" not in "".join(k.wgsl for k in program.without_barriers().kernels)
     got, wanted = (run(device, p, env)["output"] for p in (program, with_barriers(program)))

@@ -538,7 +538,7 @@ def test_counters_are_u32() -> None:
     np.testing.assert_array_equal(got["ys"], ~env["b"])
 
 
-def test_the_example_learns_to_repeat_what_it_heard() -> None:
+def test_the_example_learns_to_repeat_what_it_heard(c_compiler: None) -> None:
     """Half of the default steps: the loss is below 0.05 after 150 on the CPU, a guess being 0.693."""
     spec = importlib.util.spec_from_file_location("rnn_example", HERE.parents[1] / "examples" / "rnn.py")
     assert spec is not None and spec.loader is not None
