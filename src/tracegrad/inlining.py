@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from tracegrad.dtypes import bool_
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir import Tensor, reached, toposort
 
 INLINED = ("map", "view", "gather")  # families that readers compute unless the value is stored
 
@@ -38,14 +38,11 @@ def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> 
 
 def inlined(roots: Sequence[Tensor], until: Set[int] = frozenset()) -> Iterator[Tensor]:
     """Yield `roots` and all values that are inlined into them, not going beyond the serials `until`."""
-    stack, seen = list(roots), set[int]()
-    while stack:
-        x = stack.pop()
-        if x.prim.family in INLINED and x.serial not in seen:
-            seen.add(x.serial)
-            yield x
-            if x.serial not in until:
-                stack.extend(x.operands)
+
+    def inside(values: Iterable[Tensor]) -> list[Tensor]:
+        return [x for x in values if x.prim.family in INLINED]
+
+    return reached(inside(roots), lambda x: () if x.serial in until else inside(x.operands))
 
 
 def _moved(t: Tensor) -> Tensor:

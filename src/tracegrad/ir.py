@@ -283,6 +283,18 @@ def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ())
     return nodes
 
 
+def reached(roots: Iterable[Tensor], beyond: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[Tensor]:
+    """Yield every node from `roots` on, each once, readers first. `beyond(t)` gives the nodes to go on to from `t`."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        t = stack.pop()
+        if t.serial not in seen:
+            seen.add(t.serial)
+            yield t
+            stack.extend(beyond(t))
+
+
 Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.compiler.plan import ScanPlan
-from tracegrad.ir import Graph, Tensor, bind, graft, toposort
+from tracegrad.ir import Graph, Tensor, bind, graft, reached, toposort
 from tracegrad.kernels.reads import base, reads_of
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.kernels.stored import COMPUTED
@@ -49,15 +49,9 @@ def in_place(body: Body, carry: int) -> bool:
     leaf, new = body.carries[carry], base(body.new[carry])
     if new.prim.family not in COMPUTING or any(base(t) is new for k, t in enumerate(body.roots) if k != carry):
         return False
-    stack = [t for k, t in enumerate(body.roots) if k != carry]
-    seen: set[int] = {new.serial}
-    while stack:  # does anything except the new value need the old one?
-        t = stack.pop()
-        if t is leaf:
-            return False
-        if t.serial not in seen:
-            seen.add(t.serial)
-            stack.extend(t.inputs)
+    others = [t for k, t in enumerate(body.roots) if k != carry]
+    if any(t is leaf for t in reached(others, lambda t: () if t is new else t.inputs)):
+        return False  # something besides the new value needs the old one
     stored = {t.serial for t in toposort([new]) if t.prim.family in COMPUTED}
     reads: dict[int, Any] = reads_of(new, stored).leaves
     return leaf.serial not in reads or (leaf.size == new.size and reads[leaf.serial][1] == {1})

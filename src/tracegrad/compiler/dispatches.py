@@ -21,7 +21,7 @@ from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.plan import Plan
 from tracegrad.errors import CompileError, Site
-from tracegrad.ir import Graph, Tensor
+from tracegrad.ir import Graph, Tensor, reached
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
 from tracegrad.kernels.form import Kernel, sized
@@ -169,13 +169,5 @@ def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:
 
 def computed_by(c: Cluster, externals: Iterable[Tensor]) -> list[Tensor]:
     """Return all nodes that a cluster computes, inlined nodes included."""
-    seen = {t.serial for t in externals}
-    found: list[Tensor] = []
-    stack = list(c.computes)
-    while stack:
-        t = stack.pop()
-        if t.serial not in seen:
-            seen.add(t.serial)
-            found.append(t)
-            stack.extend(t.inputs)
-    return found
+    loaded = {t.serial for t in externals}
+    return list(reached(c.computes, lambda t: [x for x in t.inputs if x.serial not in loaded]))

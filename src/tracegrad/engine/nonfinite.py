@@ -9,7 +9,7 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.compiler.rounding import rounded
 from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, iterations, named_by_role, run
-from tracegrad.ir import Graph, Tensor
+from tracegrad.ir import Graph, Tensor, reached
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.elementwise import HALF
 
@@ -86,11 +86,8 @@ def _judge(t: Tensor, x: Any, state: Mapping[int, int]) -> int:
 
 def _not_finite_paths(roots: Sequence[Tensor], state: Mapping[int, int]) -> set[int]:
     """Return nodes whose non-finite value reaches a root through non-finite values, or through a test of them."""
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        t = stack.pop()
-        if t.serial not in seen and not (t.dtype.is_float and state[t.serial] == FINITE):
-            seen.add(t.serial)
-            stack.extend(t.inputs)
-    return seen
+
+    def odd(nodes: Sequence[Tensor]) -> list[Tensor]:
+        return [t for t in nodes if not (t.dtype.is_float and state[t.serial] == FINITE)]
+
+    return {t.serial for t in reached(odd(roots), lambda t: odd(t.inputs))}

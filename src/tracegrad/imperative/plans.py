@@ -10,9 +10,10 @@ no check, because equal types have passed them already.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
@@ -24,7 +25,7 @@ from tracegrad.imperative.peephole import shorten
 from tracegrad.imperative.spell import Writer, constant, reach
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir import Tensor, reached, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.leaves import leaf
@@ -181,19 +182,15 @@ def _passed_on(t: Tensor) -> bool:
 
 def _saved(grads: Sequence[Tensor], forward: set[int], ct: Tensor) -> list[Tensor]:
     """Return the values of the forward pass that the backward pass reads; it recomputes views of them."""
-    found: dict[int, Tensor] = {}
-    seen: set[int] = set()
-    stack = list(grads)
-    while stack:
-        t = stack.pop()
-        if t.serial in seen or t is ct or constant(t):
-            continue
-        seen.add(t.serial)
-        if t.serial in forward and t.prim.family != "view":
-            found[t.serial] = t
-        else:
-            stack.extend(t.inputs)
-    return [found[serial] for serial in sorted(found)]
+
+    def saved(t: Tensor) -> bool:
+        return t.serial in forward and t.prim.family != "view"
+
+    def computed(nodes: Iterable[Tensor]) -> list[Tensor]:
+        return [t for t in nodes if t is not ct and not constant(t)]
+
+    nodes = reached(computed(grads), lambda t: () if saved(t) else computed(t.inputs))
+    return sorted(filter(saved, nodes), key=attrgetter("serial"))
 
 
 def _limits(roots: Sequence[Tensor]) -> dict[int, tuple[int, int | None, int]]:

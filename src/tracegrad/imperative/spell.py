@@ -18,7 +18,7 @@ from tracegrad.dtypes import f32
 from tracegrad.errors import ShapeError
 from tracegrad.evaluate import array_rule, spelled
 from tracegrad.imperative.values import f64
-from tracegrad.ir import Tensor
+from tracegrad.ir import Tensor, reached
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.rules import Indexed
 from tracegrad.prims.views import BROADCAST, RESHAPE
@@ -31,14 +31,11 @@ FUNCTION = re.compile(r"\bxp\.([\w.]+)")
 
 def reach(roots: Iterable[Tensor], known: Collection[int]) -> list[Tensor]:
     """Return the nodes to compute for `roots` if the nodes of serial `known` are given; inputs before their readers."""
-    seen: dict[int, Tensor] = {}
-    stack = list(roots)
-    while stack:
-        t = stack.pop()
-        if t.serial not in seen and t.serial not in known:
-            seen[t.serial] = t
-            stack.extend(read_by(t))
-    return [seen[serial] for serial in sorted(seen)]
+
+    def new(nodes: Iterable[Tensor]) -> list[Tensor]:
+        return [t for t in nodes if t.serial not in known]
+
+    return sorted(reached(new(roots), lambda t: new(read_by(t))), key=attrgetter("serial"))
 
 
 def read_by(t: Tensor) -> Sequence[Tensor]:

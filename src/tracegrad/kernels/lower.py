@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.errors import ShapeError, placed
-from tracegrad.ir import Tensor
+from tracegrad.ir import Tensor, reached
 from tracegrad.kernels.axes import Domain, merge_axes, natural_domain, split_axes
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.expr import (
@@ -116,14 +116,7 @@ def largest_number(kernel: Kernel) -> int:
 
 def _too_large(c: Cluster) -> ShapeError:
     """Return the error, with the largest tensor of a cluster and its line."""
-    found: dict[int, Tensor] = {}
-    stack = list(c.computes)
-    while stack:
-        t = stack.pop()
-        if t.serial not in found:
-            found[t.serial] = t
-            stack.extend(t.operands)
-    t = max(found.values(), key=lambda t: (t.size, t.serial))
+    t = max(reached(c.computes, lambda t: t.operands), key=lambda t: (t.size, t.serial))
     rule = f"{t.type} has {t.size} elements; kernels count in 32 bits, to {LARGEST}. Compute it in parts, as in tg.scan"
     return placed(ShapeError(rule), t.prim.name, t.site)
 

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.dtypes import DType
-from tracegrad.ir import Tensor
+from tracegrad.ir import Tensor, reached
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.states import STATE, states_array
 
@@ -53,29 +53,16 @@ def reads_of(t: Tensor, stored: Container[int]) -> Reads:
 
 def read_by(roots: Iterable[Tensor]) -> set[int]:
     """Return the serials of all nodes that `roots` are computed from, without nodes that they only wait for."""
-    found: set[int] = set()
-    stack = list(roots)
-    while stack:
-        t = stack.pop()
-        if t.serial not in found:
-            found.add(t.serial)
-            stack.extend(t.operands)
-    return found
+    return {t.serial for t in reached(roots, lambda t: t.operands)}
 
 
 def _stored_behind(ts: Iterable[Tensor], stored: Container[int]) -> set[int]:
     """Return the stored values that `ts` are, or are computed from."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    stack = list(ts)
-    while stack:
-        x = stack.pop()
-        if x.serial in stored or x.prim.family in IN_MEMORY:
-            found.add(x.serial)
-        elif x.serial not in seen:
-            seen.add(x.serial)
-            stack.extend(x.inputs)
-    return found
+
+    def held(x: Tensor) -> bool:
+        return x.serial in stored or x.prim.family in IN_MEMORY
+
+    return {x.serial for x in reached(ts, lambda x: () if held(x) else x.inputs) if held(x)}
 
 
 def _first(t: Tensor) -> list[int | None]:

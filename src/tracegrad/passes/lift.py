@@ -26,7 +26,7 @@ from tracegrad.passes.sums import Outside, summed
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.views import PERMUTE, broadcast_to
 from tracegrad.transforms.forwards import batches
-from tracegrad.transforms.loops import SCAN, Body, inner_leaf, item
+from tracegrad.transforms.loops import SCAN, Body, beside, inner_leaf, item
 from tracegrad.tuning import LIFTED_BYTES, LIFTED_TIMES
 
 WORD = 4  # bytes of a value
@@ -107,19 +107,14 @@ class _Loop:
     def hoist_shared(self) -> None:
         """Compute values that depend on no iteration once, unless they are views or made of constants."""
         varying, shared = self.behind([*self.carries, *self.xs]), self.behind(self.consts)
+
+        def own(t: Tensor) -> bool:
+            return t.serial in varying or t.serial not in shared or t.prim.family in ("leaf", "view", "scan")
+
         new: dict[int, Tensor] = {}
-        seen: set[int] = set()
-        stack = list(self.roots)
-        while stack:
-            t = stack.pop()
-            if t.serial in seen:
-                continue
-            seen.add(t.serial)
-            if t.serial in varying or t.serial not in shared or t.prim.family in ("leaf", "view", "scan"):
-                stack.extend(t.inputs)
-            else:
-                leaf = new[t.serial] = inner_leaf("const", t.type)
-                self.consts[leaf] = self.around(t)
+        for t in beside(self.roots, own):
+            leaf = new[t.serial] = inner_leaf("const", t.type)
+            self.consts[leaf] = self.around(t)
         self.roots = graft(self.roots, new)
 
     def hoist_transposed(self) -> None:

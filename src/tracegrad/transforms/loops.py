@@ -11,13 +11,14 @@ a carry, or the values of a node of the body in all iterations. Values that no I
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.inlining import computed_once
-from tracegrad.ir import Graph, Primitive, Tensor, bind, graft, register, toposort
+from tracegrad.ir import Graph, Primitive, Tensor, bind, graft, reached, register, toposort
 from tracegrad.prims.leaves import LEAF, const
 from tracegrad.prims.rules import spread
 from tracegrad.prims.views import broadcast_to, reshape
@@ -234,19 +235,12 @@ def _saved(roots: Sequence[Tensor], body: Body) -> list[Tensor]:
     at_hand = {t.serial for t in (*body.carries, *body.new)}
     at_hand |= computed_once(toposort(roots))  # else the backward pass would compare another value with the chosen one
     plain = {t.serial for t in (*body.xs, *body.consts)}
-    saved: dict[int, Tensor] = {}
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        t = stack.pop()
-        if t.serial in seen:
-            continue
-        seen.add(t.serial)
-        if t.serial in forward and (t.serial in at_hand or t.prim.family in COSTLY):
-            saved[t.serial] = t
-        elif t.serial not in plain:
-            stack.extend(t.inputs)
-    return _finished([saved[serial] for serial in sorted(saved)], roots, forward - at_hand)
+
+    def kept(t: Tensor) -> bool:
+        return t.serial in forward and (t.serial in at_hand or t.prim.family in COSTLY)
+
+    nodes = reached(roots, lambda t: () if kept(t) or t.serial in plain else t.inputs)
+    return _finished(sorted(filter(kept, nodes), key=attrgetter("serial")), roots, forward - at_hand)
 
 
 def _finished(saved: Sequence[Tensor], roots: Sequence[Tensor], forward: set[int]) -> list[Tensor]:
@@ -347,18 +341,12 @@ def _closed(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Ten
             inside.add(t.serial)
         elif t.prim.family in FREE and all(x.serial in bare for x in t.inputs):
             bare.add(t.serial)
-    new: dict[int, Tensor] = {}
-    outer: list[tuple[Tensor, Tensor]] = []
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        t = stack.pop()
-        if t.serial in seen or t.serial in bare:
-            continue
-        seen.add(t.serial)
-        if t.serial in inside or t.prim.family == "view":
-            stack.extend(t.inputs)
-        else:
-            leaf = new[t.serial] = inner_leaf("const", t.type)
-            outer.append((leaf, t))
-    return graft(roots, new), outer
+    own = inside | bare
+    outside = beside(roots, lambda t: t.serial in own or t.prim.family == "view")
+    outer = [(inner_leaf("const", t.type), t) for t in outside]
+    return graft(roots, {t.serial: leaf for leaf, t in outer}), outer
+
+
+def beside(roots: Sequence[Tensor], own: Callable[[Tensor], bool]) -> list[Tensor]:
+    """Return the first nodes on the way from `roots` that are not an iteration's `own`."""
+    return [t for t in reached(roots, lambda t: t.inputs if own(t) else ()) if not own(t)]
