@@ -9,14 +9,14 @@ must find exactly the labels of the value it wants, whoever decided on the place
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.layout import Persistent
+from tracegrad.compiler.layout import Lifetime, Persistent, Place
 from tracegrad.compiler.persistent import arena_of, persistent_of
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
@@ -339,6 +339,19 @@ class Simulator:
                     if buffer == k:
                         wanted[at : at + t.size] = self.wanted(t)
                 assert np.array_equal(self.memory[k], wanted), f"array {b.name} ends with {owners(self.memory[k])}"
+
+
+def overlaps(places: Mapping[int, Place], lifetimes: Iterable[Lifetime]) -> list[tuple[int, int]]:
+    """Return pairs of temporaries that live at the same time in the same memory: there must be none."""
+    known = list(lifetimes)
+    out: list[tuple[int, int]] = []
+    for k, a in enumerate(known):
+        for b in known[k + 1 :]:
+            p, q = places[a.key], places[b.key]
+            alive = a.first <= b.last and b.first <= a.last
+            if alive and p.array == q.array and p.offset < q.offset + b.size and q.offset < p.offset + a.size:
+                out.append((a.key, b.key))
+    return out
 
 
 def leaves_of_pack(t: Tensor) -> Iterator[Tensor]:

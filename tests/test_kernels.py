@@ -11,8 +11,9 @@ import pytest
 import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
+from memory_check import overlaps
 from tracegrad.ambient import tracing
-from tracegrad.compiler.layout import Persistent, overlaps
+from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from memory_check import overlaps
 from tracegrad.compiler import layout
-from tracegrad.compiler.layout import Beside, Lifetime, most_alive, overlaps, share_memory
+from tracegrad.compiler.layout import Beside, Lifetime, most_alive, share_memory
 from tracegrad.dtypes import TensorType, f32, i32
 
 NOTHING = Beside({}, {}, set())

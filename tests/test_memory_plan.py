@@ -11,7 +11,7 @@ import pytest
 import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
-from memory_check import Planned, check_memory, planned, planned_training, slots_of, with_offset
+from memory_check import Planned, check_memory, overlaps, planned, planned_training, slots_of, with_offset
 from models import BUDGET, SMALL, Training, build_training, gpt
 from test_kernels import graph_of
 from tracegrad import optim
@@ -262,5 +262,5 @@ def test_values_larger_than_an_array_may_be_share_memory(most_arrays: int, monke
     monkeypatch.setattr(layout, "CHUNK", 4 * 64)
     values = [layout.Lifetime(k, 1000, 2 * k, 2 * k + 1) for k in range(5)] + [layout.Lifetime(9, 10, 0, 9)]
     places, sizes = layout.share_memory(values, "temp.f32", layout.Beside({}, {}, set()), most_arrays)
-    assert not layout.overlaps(places, values)
+    assert not overlaps(places, values)
     assert sorted(sizes.values()) in ([10, 1000], [1010], [1042])

@@ -123,7 +123,7 @@ def test_programs_share_persistent_buffers_by_name(session: NativeSession) -> No
     session.unload(first)
     np.testing.assert_array_equal(run(session, second, x=x)["y"], [0, 8, 10, 9])
     session.unload(second)
-    with pytest.raises(DeviceError, match="no persistent buffer 'total'"):
+    with pytest.raises(DeviceError, match="no persistent array 'total'"):
         session.read("total")
 
 
@@ -295,7 +295,7 @@ def test_a_kernel_that_does_not_compile_is_named(
     p = program([bad], [Buffer("leftover", "f32", 1, "param")], [Dispatch(0, (0,), (), (1, 1))])
     with pytest.raises(CompileError, match=r"(?s)'broken_kernel'.*nonsense"):
         session.load(p)
-    with pytest.raises(DeviceError, match="no persistent buffer"):  # nothing of it stays
+    with pytest.raises(DeviceError, match="no persistent array"):  # nothing of it stays
         session.read("leftover")
     assert capfd.readouterr().err == ""
 

@@ -63,19 +63,9 @@ def export(
 ) -> Path:  # fmt: skip
     """Write the site of a training. Returns its HTML file. snapshots, graphs: one for each loss.
 
-    Raises InputError for contents that do not fit."""
-    if not os.fspath(path):
-        raise InputError.here("export: the path is empty; name a folder, such as 'site', or '.' for this one")
-    if not single_file and Path(path).suffix in (".html", ".htm"):
-        raise InputError.here(
-            f"export: {os.fspath(path)} names a file, but export writes a folder; for one file pass single_file=True"
-        )
-    for name, example in (("forwards", '{"predict": infer}'), ("data", '{"x": xs, "y": ys}')):
-        given: object = getattr(contents, name)
-        if not isinstance(given, Mapping | None):
-            raise InputError.here(
-                f"export: pass {name} as a dict by name, such as {example}; got {type(given).__name__}"
-            )
+    Raises InputError for contents that do not fit.
+    """
+    check_contents(path, contents, single_file)
     first = snapshots[0].program
     fields = {f.name: f for s in snapshots for f in s.program.inputs if not f.name.startswith(PREFIX)}
     rows = checked_data(list(fields.values()), contents.data or {})
@@ -89,20 +79,8 @@ def export(
     }
     manifest["labels"] = [str(x) for x in contents.labels or ()]
     manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
-    manifest |= {"losses": [], "schedule": list(contents.schedule)}  # the first loss is at the manifest's top
-    checked: dict[str, Recorded | None] = {}
-    drawn = [f.name for f in fields.values() if f.name in rows and rows[f.name].shape != f.shape]
-    for k, (snapshot, graph) in enumerate(zip(snapshots, graphs, strict=True)):
-        own = loss_of(snapshot)
-        at = f"{snapshot.program.part}." if k else ""
-        checked[f"{at}train"] = check_of(snapshot.program, graph)
-        if rows:
-            feed = make_feed(snapshot.program, [n for n in drawn if n in {f.name for f in snapshot.program.inputs}])
-            own["feed"], checked[f"{at}feed"] = feed.to_data(), check_of(feed)
-        if k:
-            manifest["losses"].append(own)
-        else:
-            manifest |= own
+    own, checked = losses_of(snapshots, graphs, rows)
+    manifest |= {"losses": own[1:], "schedule": list(contents.schedule), **own[0]}
     checked |= {f"forwards.{name}": check_of(b.program, b.graph) for name, b in built.items()}
     weights, data = b"".join(checkpoints.parts(*snapshots)), b"".join(safetensors.parts(rows))
     checks = checks_of({name: check for name, check in checked.items() if check})
@@ -111,6 +89,40 @@ def export(
     if single_file:
         return write_file(path, contents.title, parts)
     return write_site(Path(path), contents.title, parts)
+
+
+def check_contents(path: str | os.PathLike[str], contents: Contents, single_file: bool) -> None:
+    """Raise InputError for a path or for contents that do not fit."""
+    if not os.fspath(path):
+        raise InputError.here("export: the path is empty; name a folder, such as 'site', or '.' for this one")
+    if not single_file and Path(path).suffix in (".html", ".htm"):
+        raise InputError.here(
+            f"export: {os.fspath(path)} names a file, but export writes a folder; for one file pass single_file=True"
+        )
+    for name, example in (("forwards", '{"predict": infer}'), ("data", '{"x": xs, "y": ys}')):
+        given: object = getattr(contents, name)
+        if not isinstance(given, Mapping | None):
+            raise InputError.here(
+                f"export: pass {name} as a dict by name, such as {example}; got {type(given).__name__}"
+            )
+
+
+def losses_of(
+    snapshots: Sequence[Snapshot], graphs: Sequence[Graph], rows: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Recorded | None]]:
+    """Return the program of each loss as plain data, and the checks. The first loss is at the top of the manifest."""
+    found: list[dict[str, Any]] = []
+    checked: dict[str, Recorded | None] = {}
+    for k, (snapshot, graph) in enumerate(zip(snapshots, graphs, strict=True)):
+        program, own = snapshot.program, loss_of(snapshot)
+        at = f"{program.part}." if k else ""
+        checked[f"{at}train"] = check_of(program, graph)
+        if rows:
+            given = [f for f in program.inputs if f.name in rows]
+            feed = make_feed(program, [f.name for f in given if rows[f.name].shape != f.shape])
+            own["feed"], checked[f"{at}feed"] = feed.to_data(), check_of(feed)
+        found.append(own)
+    return found, checked
 
 
 def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:

@@ -246,16 +246,3 @@ def _lowest_gap(chunk: Chunk, t: Lifetime) -> int:
             if end > at:
                 at = -(-end // TEMP_ALIGN) * TEMP_ALIGN
     return at
-
-
-def overlaps(places: Mapping[int, Place], lifetimes: Iterable[Lifetime]) -> list[tuple[int, int]]:
-    """Return pairs of temporaries that live at the same time in the same memory: there must be none."""
-    known = list(lifetimes)
-    out: list[tuple[int, int]] = []
-    for k, a in enumerate(known):
-        for b in known[k + 1 :]:
-            p, q = places[a.key], places[b.key]
-            alive = a.first <= b.last and b.first <= a.last
-            if alive and p.array == q.array and p.offset < q.offset + b.size and q.offset < p.offset + a.size:
-                out.append((a.key, b.key))
-    return out

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tracegrad.dtypes import f16, nearest_f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.storage import postorder
 from tracegrad.render.numpy_arrays import Arrays, Shape
 
 
@@ -64,18 +65,11 @@ class Values:
 
     def pending(self, root: Value) -> list[Value]:
         """Return the values that `root` needs and that have no name yet, operands first."""
-        found: list[Value] = []
-        seen: set[Value] = set()
-        stack = [(x, False) for x in reversed(operands(root))]
-        while stack:
-            v, ready = stack.pop()
-            if ready:
-                found.append(v)
-            elif v not in seen and v not in self.names and v.op not in ("const", "local"):
-                seen.add(v)
-                stack.append((v, True))
-                stack.extend((x, False) for x in reversed(operands(v)))
-        return found
+
+        def unnamed(v: Value) -> list[Value]:
+            return [x for x in operands(v) if x not in self.names and x.op not in ("const", "local")]
+
+        return postorder(unnamed(root), unnamed) or []
 
     def name_of(self, v: Value) -> str:
         """Return the name or literal of a computed value."""

@@ -36,6 +36,19 @@ def as_run(program: Program, info: DeviceInfo) -> Program:
     return program.without_barriers() if info.software else program
 
 
+def persistent(arrays: Mapping[str, Any], name: str) -> Any:
+    """Return one of a session's persistent arrays. Raise DeviceError if there is none of that name."""
+    if name not in arrays:
+        raise DeviceError(f"no persistent array {name!r}; there are {', '.join(arrays) or 'none'}")
+    return arrays[name]
+
+
+def check_within(name: str, first: int, size: int, whole: int) -> None:
+    """Raise DeviceError unless a persistent array of `whole` elements has those from `first` on."""
+    if first < 0 or first + size > whole:
+        raise DeviceError(f"elements {first} to {first + size} are outside {name!r}, which has {whole}")
+
+
 def load_on(session: Session, program: Program) -> int:
     """Load a program and return its handle. Raise DeviceError for a precision that the device lacks."""
     precision = program.graph.precision if program.graph else "f32"

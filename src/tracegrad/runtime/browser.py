@@ -14,7 +14,7 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError, TracegradError
 from tracegrad.program import Buffer, Program
-from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.base import DeviceInfo, Timings, check_within, persistent
 from tracegrad.runtime.storage import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 from tracegrad.tuning import TAB_BYTES, TAB_RUNS, TAB_SECONDS
@@ -117,16 +117,15 @@ class BrowserSession:
 
     def read(self, name: str) -> Any:
         """Return a persistent buffer, flat."""
-        b = self._persistent(name)
+        b: Buffer = persistent(self._buffers, name)
         answer = wait(self._tab.read(name), f"reading {name!r}")
         return np.frombuffer(value_of(answer).to_bytes(), dtype=DTYPES[b.dtype].numpy, count=b.size)
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent buffer, after everything submitted so far."""
-        b = self._persistent(name)
+        b: Buffer = persistent(self._buffers, name)
         flat = np.ascontiguousarray(values, dtype=DTYPES[b.dtype].numpy).reshape(-1)
-        if offset < 0 or offset + flat.size > b.size:
-            raise DeviceError(f"elements {offset} to {offset + flat.size} are outside {name!r}, which has {b.size}")
+        check_within(name, offset, flat.size, b.size)
         self._tab.write(name, sent(flat.tobytes()), offset)
 
     def interrupt(self) -> None:
@@ -137,11 +136,6 @@ class BrowserSession:
         if not self._closed:
             self._closed = True
             self._tab.destroy()
-
-    def _persistent(self, name: str) -> Buffer:
-        if name not in self._buffers:
-            raise DeviceError(f"no persistent buffer {name!r}; there are {', '.join(self._buffers) or 'none'}")
-        return self._buffers[name]
 
     def _check_open(self) -> None:
         if self._closed:

@@ -29,7 +29,7 @@ from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place,
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
 from tracegrad.runtime.background import processors
-from tracegrad.runtime.base import DeviceInfo, Done, Timings
+from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
 from tracegrad.runtime.calls import BoundCalls, Call, CallList
 from tracegrad.runtime.children import Children
@@ -335,21 +335,15 @@ class CpuSession:
     def read(self, name: str) -> Array:
         """Return a copy of a persistent array."""
         self._check_open()
-        return self._named(name)[:-1].copy()
+        return persistent(self._persistent, name)[:-1].copy()
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent array."""
         self._check_open()
         flat = np.asarray(values).reshape(-1)
-        target = self._named(name)[:-1]
-        if offset < 0 or offset + flat.size > target.size:
-            raise DeviceError(f"{name} has {target.size} elements; {flat.size} do not fit at {offset}")
+        target = persistent(self._persistent, name)[:-1]
+        check_within(name, offset, flat.size, target.size)
         target[offset : offset + flat.size] = flat
-
-    def _named(self, name: str) -> Array:
-        if name not in self._persistent:
-            raise DeviceError(f"no persistent array {name!r}; there are {', '.join(self._persistent) or 'none'}")
-        return self._persistent[name]
 
     def _check_open(self) -> None:
         if self._closed:

@@ -13,6 +13,7 @@ from tracegrad.errors import DeviceError
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece
 from tracegrad.program import DRAWN, PERSISTENT, Buffer, Field, Program
+from tracegrad.runtime.base import check_within, persistent
 from tracegrad.runtime.storage import from_storage, to_storage
 
 jax: Any = importlib.import_module("jax")  # to a type checker, `import jax` would mean the module beside this one
@@ -135,15 +136,16 @@ class Memory:
 
     def read(self, name: str) -> Array:
         """Return a buffer, flat, in the form in which it is stored."""
-        return np.concatenate([to_storage(self._fetch(self.arrays[p.key]), p.dtype) for p in self._named(name)])
+        return np.concatenate(
+            [to_storage(self._fetch(self.arrays[p.key]), p.dtype) for p in persistent(self.parts, name)]
+        )
 
     def write(self, name: str, values: Array, offset: int) -> None:
         """Overwrite some elements of a buffer."""
         flat = np.asarray(values).reshape(-1)
-        parts, end = self._named(name), offset + flat.size
-        whole = parts[-1].offset + parts[-1].size
-        if offset < 0 or end > whole:
-            raise DeviceError(f"{name} has {whole} elements; {flat.size} do not fit at {offset}")
+        parts: tuple[Part, ...] = persistent(self.parts, name)
+        end = offset + flat.size
+        check_within(name, offset, flat.size, parts[-1].offset + parts[-1].size)
         for p in parts:
             low, high = max(offset, p.offset), min(end, p.offset + p.size)
             if low >= high:
@@ -157,11 +159,6 @@ class Memory:
 
     def _put(self, part: Part, x: Array) -> None:
         self.arrays[part.key] = self._to_device(part, x)
-
-    def _named(self, name: str) -> tuple[Part, ...]:
-        if name not in self.parts:
-            raise DeviceError(f"no persistent array {name!r}; there are {', '.join(self.parts) or 'none'}")
-        return self.parts[name]
 
 
 def leaf_keys(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
-from tracegrad.runtime.base import DeviceInfo, Timings, as_run
+from tracegrad.runtime.base import DeviceInfo, Timings, as_run, check_within, persistent
 from tracegrad.runtime.c_compiler import begin_library
 from tracegrad.runtime.storage import check_memory
 from tracegrad.runtime.verdicts import Verdicts
@@ -215,7 +215,8 @@ class NativeSession:
     def read(self, name: str) -> Any:
         """Return a persistent buffer, flat, after everything queued so far."""
         self._settle()
-        array = self._persistent(name)
+        self._check_open()
+        array: Array = persistent(self._shared, name)
         result = np.empty(array.size, stored_dtype(array.dtype))
         flat = result.view(np.uint8)
         with self._using_device(f"reading {name!r}"):
@@ -234,10 +235,10 @@ class NativeSession:
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite a persistent buffer from element `offset` on, after everything queued so far."""
         self._settle()
-        array = self._persistent(name)
+        self._check_open()
+        array: Array = persistent(self._shared, name)
         flat = np.ascontiguousarray(values, dtype=stored_dtype(array.dtype)).reshape(-1)
-        if offset < 0 or offset + flat.size > array.size:
-            raise DeviceError(f"elements {offset} to {offset + flat.size} are outside {name!r}, which has {array.size}")
+        check_within(name, offset, flat.size, array.size)
         if flat.size:
             with self._using_device(f"writing {name!r}"):
                 self.calls.write(array.buffer, 4 * offset, flat)
@@ -278,12 +279,6 @@ class NativeSession:
         if not loaded.alive:
             raise DeviceError("the program whose memory this one uses was unloaded")
         return loaded
-
-    def _persistent(self, name: str) -> Array:
-        self._check_open()
-        if name not in self._shared:
-            raise DeviceError(f"no persistent buffer {name!r}; there are {', '.join(self._shared) or 'none'}")
-        return self._shared[name]
 
     @contextlib.contextmanager
     def _using_device(self, doing: str) -> Generator[None, None, None]:

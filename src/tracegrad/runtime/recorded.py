@@ -6,7 +6,7 @@ The record is the bench that `wgpu_verify` runs natively, with the expected resu
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
@@ -33,6 +33,9 @@ ROWS, LEAST = 2, 1.5  # examples; the second one is drawn if the count is above 
 ANY = 0x7FC00000  # the bits of a NaN, in elements that are not compared
 
 
+Placed = tuple[KernelSource, Layout]
+
+
 class Recorded(NamedTuple):
     """A check in the form for a file: plain data, and arrays by name."""
 
@@ -56,28 +59,17 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     """
     numbers = {k.wgsl: n for n, k in enumerate(program.kernels)}  # kernels of equal text count as one
     firsts = {d.kernel: d for d in reversed(program.dispatches)}
-    examples = {n: _examples(program, firsts[n]) for n in numbers.values() if n in firsts and program.kernels[n].forms}
-    few = {n: _with_few_examples(program.kernels[n], found) for n, found in examples.items()}
-    kernels = {str(n): (kernel, layout_of(kernel, firsts[n].offsets)) for n, kernel in few.items()}
+    kernels, drawing = _checkable(program, numbers.values(), firsts)
     if not kernels:
         return None
-    drawing = [kernels[str(n)] for n, found in examples.items() if found]
     seeds = list(islice(filter(partial(_draws, drawing), count(SEED)), 2))
     tries = [[(trial, list(map(_expected, trial.checks))) for _, trial in trials_of(kernels, s)] for s in seeds]
-    bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
-    for n, (trial, expected) in zip(map(int, kernels), tries[0]):
-        bench.add(_looking_at(trial, expected), firsts[n].grid, constant=True)
-        kinds = ["bool" if c.slot.dtype.name == "bool" else c.array[1] for c in trial.checks]
-        checks += [[n, *row] for row in zip(kinds, bench.places[-1], [e.at.size for e in expected])]
+    bench, checks = _on_bench(kernels, [firsts[int(n)].grid for n in kernels], tries[0])
     sizes = {"table": sum(x.size for x in bench.table), "picks": sum(x.size for x in bench.picks)}
     data = bench.program(sizes).to_data()
     data["kernels"] = [numbers.get(k["wgsl"], k) for k in data["kernels"]]
     values = [[e for _, expected in those for e in expected] for those in tries]
-    found = [np.full(bench.found, ANY, np.int32) for _ in tries]
-    for bits, those in zip(found, values):
-        for (*_, begin, size), first, e in zip(checks, values[0], those):
-            if np.array_equal(e.at, first.at):  # else the place depends on values read, and nothing is known of it
-                bits[begin : begin + size] = e.bits
+    found = [_bits(bench.found, checks, values[0], those) for those in values]
     groups = {n: some_groups(kernel) for n, (kernel, _) in zip(bench.launches, kernels.values())}
     facts = {
         "program": data,
@@ -89,6 +81,37 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
         "lines": {n: list(lines.get(int(n), ())) for n in kernels},
     }
     return Recorded(facts, {"picks": np.concatenate(bench.picks), **{f"found.{k}": x for k, x in enumerate(found)}})
+
+
+def _checkable(
+    program: Program, numbers: Iterable[int], firsts: Mapping[int, Dispatch]
+) -> tuple[dict[str, Placed], list[Placed]]:
+    """Return the kernels to check, by number, and those of them that draw from examples."""
+    examples = {n: _examples(program, firsts[n]) for n in numbers if n in firsts and program.kernels[n].forms}
+    few = {n: _with_few_examples(program.kernels[n], found) for n, found in examples.items()}
+    kernels = {str(n): (kernel, layout_of(kernel, firsts[n].offsets)) for n, kernel in few.items()}
+    return kernels, [kernels[str(n)] for n, found in examples.items() if found]
+
+
+def _on_bench(
+    kernels: Mapping[str, Placed], grids: Sequence[tuple[int, int]], tries: Sequence[tuple[Trial, Sequence[Expected]]]
+) -> tuple[Bench, list[list[Any]]]:
+    """Return the bench that runs the kernels, and its checks: kernel, kind, place and size of what was found."""
+    bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
+    for n, grid, (trial, expected) in zip(map(int, kernels), grids, tries):
+        bench.add(_looking_at(trial, expected), grid, constant=True)
+        kinds = ["bool" if c.slot.dtype.name == "bool" else c.array[1] for c in trial.checks]
+        checks += [[n, *row] for row in zip(kinds, bench.places[-1], [e.at.size for e in expected])]
+    return bench, checks
+
+
+def _bits(size: int, checks: Sequence[list[Any]], first: Sequence[Expected], those: Sequence[Expected]) -> Array:
+    """Return the bits that one try expects on the bench, where `first` has the places of the checks."""
+    bits = np.full(size, ANY, np.int32)
+    for (*_, begin, n), f, e in zip(checks, first, those):
+        if np.array_equal(e.at, f.at):  # else the place depends on values read, and nothing is known of it
+            bits[begin : begin + n] = e.bits
+    return bits
 
 
 def _examples(program: Program, d: Dispatch) -> list[int]:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from tracegrad.arrays import np
+from tracegrad.dtypes import InputType
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import CompletedStep, StepResult
 from tracegrad.errors import InputError
@@ -172,8 +173,13 @@ def _sources(
         raise InputError.here(
             "fit: batch_size is for whole arrays, fit(x=..., y=...); leave it out for an iterable of batches"
         )
-    if validation is None:
-        return source, None
+    return (source, None) if validation is None else _split(source, validation, types, batch_size)
+
+
+def _split(
+    source: Any, validation: Any, types: Mapping[str, InputType], batch_size: int | None
+) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any]]:
+    """Return the data to train on and the data to validate on: a share of `source`, or data of their own."""
     if isinstance(validation, (int, float)):
         if not isinstance(source, Rows) or not 0 < validation < 1:
             raise InputError.here(

@@ -99,36 +99,51 @@ def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reve
     values.
     """
     given = cast("Results", ct).items
-    n = len(body.new)
-    ct_xs = [(inner_leaf("x", body.each[k - n].type), ct, body.each[k - n]) for k, ct in given.items() if k >= n]
-    wrt = [t for t in body.leaves if t.dtype.is_float]
-    floats = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
-    while True:
-        ct_leaves = [inner_leaf("carry", body.carries[k].type) for k in floats]
-        seeds = [*((body.new[k], leaf) for k, leaf in zip(floats, ct_leaves)), *((t, leaf) for leaf, _, t in ct_xs)]
-        found = {t.serial: ct for t, ct in zip(wrt, arriving([t for t, _ in seeds], [ct for _, ct in seeds], wrt))}
-        cts = {k: (leaf, found[body.carries[k].serial]) for k, leaf in zip(floats, ct_leaves)}
-        left = _nonzero(cts, {*given}, [leaf for leaf, _, _ in ct_xs])
-        if left == floats:
-            break
-        floats = left  # the cotangent of the others is 0, and 0 times an infinite derivative would be NaN
-    reached = [t for t in (*body.xs, *body.consts) if found.get(t.serial) is not None]
-    shared = {t.serial for t in body.consts}
-    sums = [(t, inner_leaf("carry", t.type)) for t in reached if t.serial in shared]
-    parts = [t for t in reached if t.serial not in shared]
-    roots = [_or_zeros(found[body.carries[k].serial], body.carries[k].type) for k in floats]
-    roots += [leaf + cast("Tensor", found[t.serial]) for t, leaf in sums]
-    roots += [cast("Tensor", found[t.serial]) for t in parts]
+    n, shared = len(body.new), {t.serial for t in body.consts}
+    ct_each = [(body.each[k - n], inner_leaf("x", body.each[k - n].type), ct) for k, ct in given.items() if k >= n]
+    back = _backward(body, {*given}, [(t, leaf) for t, leaf, _ in ct_each])
+    carries = [body.carries[k] for k in back.carries]
+    met = [t for t in (*body.xs, *body.consts) if back.found.get(t.serial) is not None]
+    sums = [(t, inner_leaf("carry", t.type)) for t in met if t.serial in shared]
+    parts = [t for t in met if t.serial not in shared]
+    roots = [*map(back.of, carries), *(leaf + back.of(t) for t, leaf in sums), *map(back.of, parts)]
     roots, elements = _from_the_forward(roots, y, inputs)
-    elements += [(leaf, ct) for leaf, ct, _ in ct_xs]
-    starts = [_or_zeros(given.get(k), body.carries[k].type) for k in floats]
+    elements += [(leaf, ct) for _, leaf, ct in ct_each]
+    starts = [_or_zeros(given.get(k), t.type) for k, t in zip(back.carries, carries)]
     starts += [_or_zeros(None, t.type) for t, _ in sums]
-    leaves = [*ct_leaves, *(leaf for _, leaf in sums)]
     consts = list(zip(body.consts, inputs[n + len(body.xs) :]))
-    back = scanned(leaves, elements, consts, starts, roots, length, not reverse)
-    owners = [*(body.carries[k] for k in floats), *(t for t, _ in sums), *parts]
-    results = {t.serial: ct for t, ct in zip(owners, (*back.last, *back.each))}
+    leaves = [*back.leaves, *(leaf for _, leaf in sums)]
+    made = scanned(leaves, elements, consts, starts, roots, length, not reverse)
+    owners = [*carries, *(t for t, _ in sums), *parts]
+    results = {t.serial: ct for t, ct in zip(owners, (*made.last, *made.each))}
     return tuple([results.get(t.serial) for t in body.leaves])
+
+
+class _Backward(NamedTuple):
+    """One iteration of a backward scan, before it is a body."""
+
+    carries: list[int]  # of the forward scan, those with a cotangent in some iteration
+    leaves: list[Tensor]  # of each of these, the cotangent that comes from the later iteration
+    found: dict[int, Tensor | None]  # serial of a leaf of the forward body -> its cotangent
+
+    def of(self, t: Tensor) -> Tensor:
+        """Return the cotangent of a leaf."""
+        return _or_zeros(self.found[t.serial], t.type)
+
+
+def _backward(body: Body, given: set[int], each: Sequence[tuple[Tensor, Tensor]]) -> _Backward:
+    """Differentiate one iteration. given: results with a cotangent; each: nodes among them, and their cotangents."""
+    wrt = [t for t in body.leaves if t.dtype.is_float]
+    carries = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
+    while True:
+        leaves = [inner_leaf("carry", body.carries[k].type) for k in carries]
+        seeds = [*zip([body.new[k] for k in carries], leaves), *each]
+        found = dict(zip([t.serial for t in wrt], arriving([t for t, _ in seeds], [ct for _, ct in seeds], wrt)))
+        cts = {k: (leaf, found[body.carries[k].serial]) for k, leaf in zip(carries, leaves)}
+        left = _nonzero(cts, given, [leaf for _, leaf in each])
+        if left == carries:
+            return _Backward(carries, leaves, found)
+        carries = left  # the cotangent of the others is 0, and 0 times an infinite derivative would be NaN
 
 
 def _nonzero(cts: Mapping[int, tuple[Tensor, Tensor | None]], given: set[int], xs: Iterable[Tensor]) -> list[int]:
@@ -188,16 +203,7 @@ def _scan_jvp(
 def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool) -> Results:
     """Return a scan whose body computes `n` values of each node that differs; other values stay single."""
     c, m = len(body.new), len(body.new) + len(body.xs)
-    one = [k for k, x in enumerate(inputs) if x.shape[0] == 1 and n > 1]  # the same for all, unless fn changes one
-    while True:
-        types = [t.type if k in one else TensorType(t.dtype, (n, *t.shape)) for k, t in enumerate(body.leaves)]
-        leaves = [t if k in one else inner_leaf("x", types[k]) for k, t in enumerate(body.leaves)]
-        given = {t: leaf for k, (t, leaf) in enumerate(zip(body.leaves, leaves)) if k not in one}
-        many = batches(body.roots, given, n)
-        grown = [k for k in one if k < c and many[k] is not None]
-        if not grown:
-            break
-        one = [k for k in one if k not in grown]
+    one, leaves, many = _mapped(body, n, [k for k, x in enumerate(inputs) if x.shape[0] == 1 and n > 1])
     roots = [t if x is None else x for t, x in zip(body.roots, many)]
     roots[:c] = [repeated(many[k], t, n) if k not in one else t for k, t in enumerate(body.new)]
     outer = [reshape(x, x.shape[1:]) if k in one else spread(n, x) for k, x in enumerate(inputs)]
@@ -208,6 +214,22 @@ def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, rev
     for k, t in enumerate(made.each, c):
         items[k] = spread(n, reshape(t, (1, *t.shape))) if many[k] is None else t.swapaxes(0, 1)
     return Results(items, (n,))
+
+
+def _mapped(body: Body, n: int, one: list[int]) -> tuple[list[int], list[Tensor], list[Tensor | None]]:
+    """Map one iteration. one: leaves that are the same for all; a carry among them is not if an iteration changes it.
+
+    Returns the leaves that stay so, the leaves of the mapped body, and the `n` values of each root, or None.
+    """
+    while True:
+        types = [t.type if k in one else TensorType(t.dtype, (n, *t.shape)) for k, t in enumerate(body.leaves)]
+        leaves = [t if k in one else inner_leaf("x", types[k]) for k, t in enumerate(body.leaves)]
+        given = {t: leaf for k, (t, leaf) in enumerate(zip(body.leaves, leaves)) if k not in one}
+        many = batches(body.roots, given, n)
+        grown = [k for k in one if k < len(body.new) and many[k] is not None]
+        if not grown:
+            return one, leaves, many
+        one = [k for k in one if k not in grown]
 
 
 def _from_the_forward(
