@@ -179,6 +179,7 @@ class CompiledForward(HasStates):
         >>> "dispatch" in str(infer.profile(steps=1, x=x))
         True
         """
+        from tracegrad.introspection.limits import limits_of
         from tracegrad.introspection.profile import checked_steps, profiled
 
         steps, worker = checked_steps(steps), self.store.worker
@@ -187,7 +188,7 @@ class CompiledForward(HasStates):
 
         def measure(session: Session) -> Profile:
             timings = session.timings(program.load(session, self.store), arrays, steps)
-            return profiled(program.built, timings, session.info, worker.limits())
+            return profiled(program.built, timings, session.info, limits_of(worker, session))
 
         return worker.call(measure)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tracegrad.engine.batches import Run, Task, UnderWay, queued, waited
 from tracegrad.engine.drives import TabDrive, ThreadDrive
@@ -18,9 +18,6 @@ from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.forks import Generation, forked_error
 from tracegrad.tuning import MAX_IN_FLIGHT
-
-if TYPE_CHECKING:
-    from tracegrad.introspection.limits import Limits
 
 T = TypeVar("T")
 AnyLock = TypeVar("AnyLock")
@@ -47,7 +44,7 @@ class Worker:
         self._held: Run | Task | None = None  # the thread's current item, so that none is lost if the thread is killed
         self._closed: str | None = None
         self._cause: BaseException | None = None  # the error that ended the thread, unless `close` ended it
-        self._limits: Limits | None = None
+        self.limits: Any = None  # of the device, once a profile has measured them
         self._started: Pending[Any] = Pending("opening the device")
         drive = TabDrive if tab.IN_TAB else ThreadDrive
         self._drive = drive(self._main(), self._lock, self._rests, self._died)
@@ -84,14 +81,6 @@ class Worker:
     def info(self) -> Any:
         """The session's DeviceInfo."""
         return self.opened()._session.info
-
-    def limits(self) -> Limits:
-        """Return the device's limits, measured at the first call. On the worker's thread."""
-        from tracegrad.introspection.limits import measure_limits
-
-        if self._limits is None:
-            self._limits = measure_limits(self._session)
-        return self._limits
 
     def enqueue(self, runs: Sequence[Run], pending: Pending[Any]) -> None:
         """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""

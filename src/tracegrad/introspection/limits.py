@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tracegrad.arrays import np
 from tracegrad.compiler.layout import Persistent
@@ -40,6 +40,19 @@ class Limits(NamedTuple):
             f"limits, measured here: {amount(self.flops, 'FLOP/s')} (a product of {side} matrices), "
             f"{amount(self.bytes, 'B/s')} (a copy, {copied} read and written)"
         )
+
+
+class Holder(Protocol):
+    """The owner of a session, who keeps the limits of its device."""
+
+    limits: Limits | None
+
+
+def limits_of(holder: Holder, session: Session) -> Limits:
+    """Return the limits of the session's device, measured at the first call. On the worker's thread."""
+    if holder.limits is None:
+        holder.limits = measure_limits(session)
+    return holder.limits
 
 
 def measure_limits(session: Session) -> Limits:

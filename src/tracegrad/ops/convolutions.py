@@ -17,17 +17,7 @@ from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.joining import concat
 from tracegrad.ops.phases import Phases, by_phases, geometry
-from tracegrad.ops.windows import (
-    KINDS,
-    WINDOWS,
-    IntOrPair,
-    Sizes,
-    by,
-    check_images,
-    int_each,
-    int_pair,
-    window_counts,
-)
+from tracegrad.ops.windows import KINDS, WINDOWS, IntOrPair, Sizes, by, check_images, int_each, window_counts
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import float_type
 from tracegrad.prims.folds import MATMUL
@@ -322,7 +312,7 @@ def conv_transpose2d(
     (1, 3, 5, 5)
     """
     how = _geometry(stride, padding, dilation, groups)
-    return _transposed(as_tensor(x), as_tensor(w), int_pair("output_padding", output_padding, 0), how)
+    return _transposed(as_tensor(x), as_tensor(w), output_padding, how)
 
 
 @op
@@ -348,7 +338,7 @@ def conv_transpose1d(
         raise ShapeError(f"x must be [B,O,l] and w [O,C/groups,k], got {x.type} and {w.type}")
     how = _geometry((1, stride), (0, padding), (1, dilation), groups)
     x, w = (reshape(t, (*t.shape[:2], 1, t.shape[2])) for t in (x, w))
-    y = _transposed(x, w, int_pair("output_padding", (0, output_padding), 0), how)
+    y = _transposed(x, w, (0, output_padding), how)
     return reshape(y, (*y.shape[:2], y.shape[3]))
 
 
@@ -377,11 +367,12 @@ def conv_transpose3d(
     (1, 3, 5, 5, 5)
     """
     how = _geometry(stride, padding, dilation, groups, 3)
-    return _transposed(as_tensor(x), as_tensor(w), int_each("output_padding", output_padding, 0, 3), how)
+    return _transposed(as_tensor(x), as_tensor(w), output_padding, how)
 
 
-def _transposed(x: Tensor, w: Tensor, extra: Sizes, how: dict[str, Any]) -> Tensor:
-    axes = len(extra)
+def _transposed(x: Tensor, w: Tensor, output_padding: IntOrPair, how: dict[str, Any]) -> Tensor:
+    axes = len(how["stride"])
+    extra = int_each("output_padding", output_padding, 0, axes)
     if x.ndim != axes + 2 or w.ndim != axes + 2:
         raise ShapeError(f"x and w must have rank {axes + 2}, got {x.type} and {w.type}")
     strides, pads, dilations = how["stride"], how["padding"], how["dilation"]

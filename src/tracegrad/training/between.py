@@ -54,13 +54,14 @@ def profile(
     store: TrainedParameters, stepper: Stepper, program: RunProgram, steps: int, arrays: Mapping[str, Any]
 ) -> Profile:
     """Time every dispatch; see `CompiledTraining.profile`."""
+    from tracegrad.introspection.limits import limits_of
     from tracegrad.introspection.profile import checked_steps, profiled
 
     steps = checked_steps(steps)
 
     def measure(session: Session, stepper: Stepper) -> Profile:
         timings = stepper.timings(session, program, arrays, stepper.knobs, steps)
-        return profiled(program.built, timings, session.info, store.worker.limits())
+        return profiled(program.built, timings, session.info, limits_of(store.worker, session))
 
     return store.call(measure, stepper)
 
