@@ -60,6 +60,7 @@ def power(b: float, *apart: tuple[int, float, float]) -> Row:
 
 FLAT = 1.3e-7  # of 1 - y, two ulp of 1
 FAR = tuple((2, -x, 0.0) for x in (1e4, 1e10, 1e19, 1e20, 3e38, INF))
+NEAR = tuple((order, -x, y) for order, x, y in FAR)
 ROWS = [
     *map(same, ("exp", "log", "log1p", "sqrt", "reciprocal", "square", "neg", "cos", "sin", "floor")),
     same("erf", slack=3e-7),
@@ -72,7 +73,7 @@ ROWS = [
     same("elu", slack=FLAT, apart=((2, 0.0, 1.0), (2, -0.0, 1.0), (1, NAN, NAN), (2, NAN, NAN))),
     same("sigmoid", slack=FLAT),
     Row("softplus", tg.softplus, lambda x: torch.logaddexp(x, torch.tensor(0.0)), FLAT, FAR),
-    Row("log_sigmoid", tg.log_sigmoid, lambda x: -torch.logaddexp(-x, torch.tensor(0.0)), FLAT),
+    Row("log_sigmoid", tg.log_sigmoid, lambda x: -torch.logaddexp(-x, torch.tensor(0.0)), FLAT, NEAR),
     same("silu", slack=1e-6),
     same("hardtanh"),
     same("tanhshrink", slack=1e-7),
