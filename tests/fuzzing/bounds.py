@@ -152,8 +152,8 @@ def not_monotone(name: str, brought: Array, xs: Sequence[Known]) -> Array:
     if name == "div":
         return np.where((xs[1].e > 0) & (np.abs(xs[1].v) <= xs[1].e), np.inf, brought)
     if name == "atan2":  # between the corners it jumps by 2 pi, across 0 on the negative side
-        y, x = xs
-        return np.where((y.e > 0) & (np.abs(y.v) <= y.e) & (x.v - x.e <= 0), np.inf, brought)
+        y, x = xs  # also where y is 0, because a GPU may ignore the sign of a zero
+        return np.where((np.abs(y.v) <= y.e) & (x.v - x.e <= 0), np.inf, brought)
     if name == "pow":
         base, exponent = xs
         near_0 = (base.e > 0) & (np.abs(base.v) <= base.e)
