@@ -13,7 +13,7 @@ import pytest
 from test_layers import MODULES
 from tracegrad import bare
 from tracegrad.arrays import handed_out
-from tracegrad.engine import inputs
+from tracegrad.engine import inputs, params
 from tracegrad.engine.results import Captures
 from tracegrad.errors import InputError
 from tracegrad.program import Field
@@ -80,6 +80,16 @@ def test_masks_broadcast_as_numpys() -> None:
         np.testing.assert_array_equal(np.asarray(got), np.broadcast_to(x, (2, 3)))
     with pytest.raises(ValueError, match="does not broadcast"):
         bare.broadcast_to(bare.zeros((2,), "bool"), (2, 3))
+
+
+FLOATS = [[1.0, -0.0, 2.5], [math.nan, 1.0, math.nan], [math.inf, 0.0, 1.0], [math.nan, math.inf, -math.inf]]
+
+
+@pytest.mark.parametrize("values", FLOATS, ids=str)
+def test_numbers_that_are_not_finite_are_counted_as_with_numpy(values: list[float]) -> None:
+    field = Field("a", 0, 0, "f32", (3,))
+    x = np.array(values, np.float32)
+    assert params.not_finite(field, bare.asarray(x), bare) == params.not_finite(field, x)
 
 
 def test_halves_are_read_as_numpy_reads_them() -> None:

@@ -213,7 +213,7 @@ def test_a_softmax_cross_entropy(classifier: Any) -> None:
   {LOSS}
 
 %0 sub f32[5,1]
-  inlined: to store and load it would cost more (an element costs 17, a load 4; read once)
+  inlined: to store and load it would cost more (an element costs 21, a load 4; read once)
   computed by {mean}
   {LOSS}"""
     )

@@ -120,6 +120,10 @@ class Array:
         """Return the greatest element."""
         return max(self.flat)
 
+    def sum(self) -> Any:
+        """Return the sum of all elements."""
+        return sum(self.flat)
+
     def all(self) -> bool:
         """Return True if no element is 0."""
         return 0 not in self.flat
