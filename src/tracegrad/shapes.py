@@ -70,11 +70,16 @@ def normalize_axis(axis: int, ndim: int) -> int:
 
 def normalize_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
     """Return sorted axes, counted from the front; None means all. Raises ShapeError for a bad or repeated axis."""
+    return tuple(sorted(ordered_axes(axis, ndim)))
+
+
+def ordered_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
+    """Return axes in the order given, for what pairs each with a value of its own; else as `normalize_axes`."""
     if axis is None:
         return tuple(range(ndim))
     if isinstance(axis, bool):
         normalize_axis(axis, ndim)
-    out = tuple(sorted(normalize_axis(a, ndim) for a in integers(axis, "axis")))
+    out = tuple([normalize_axis(a, ndim) for a in integers(axis, "axis")])
     if len(set(out)) != len(out):
         raise ShapeError(f"axis {axis} names the same dimension twice; leave one out")
     return out

@@ -101,11 +101,12 @@ def _resampled_torch(torch: Any, x: Any, size: Any, mode: str, align_corners: bo
 
 
 def _rolled(pool: Pool) -> Drawn:
-    """By more than the size of the axis, too, and along several axes."""
+    """By more than the size of the axis, too, and along several axes, in either order."""
     x = any_dtype(pool)
     rank = len(pool.of(x))
     axes = [a for a in range(rank) if pool.chance(2)] or [rank - 1]
-    return (x,), {"shift": [pool.between(-9, 9) for _ in axes], "axis": axes}
+    shift = [pool.between(-9, 9) for _ in axes]
+    return (x,), {"shift": shift, "axis": axes[::-1] if shift[0] % 2 else axes}
 
 
 def _alignment(pool: Pool) -> Drawn:

@@ -16,7 +16,7 @@ from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import offsets
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.rules import linear, shifted
-from tracegrad.shapes import Axes, integer, integers, normalize_axes, normalize_axis, whole
+from tracegrad.shapes import Axes, integer, integers, normalize_axis, ordered_axes, whole
 
 __all__ = ["concat", "roll", "split", "stack"]
 
@@ -139,7 +139,7 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
 
     out[..., k, ...] = x[..., (k - shift) mod n, ...]
 
-    x:        any dtype. shift: an integer for all axes, or one for each.
+    x:        any dtype. shift: an integer for all axes, or one for each, in the order of `axis`.
     axis:     None rolls the flattened `x`, and restores its shape.
     Gradient: the cotangent, moved back. Raises ShapeError unless there is one shift for each axis.
 
@@ -152,7 +152,7 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
     x = as_tensor(x)
     if axis is None:
         return views.reshape(_rolled(views.reshape(x, (x.type.size,)), integer(shift, "shift"), 0), x.shape)
-    axes, count = normalize_axes(axis, x.ndim), whole(shift)
+    axes, count = ordered_axes(axis, x.ndim), whole(shift)
     shifts = (count,) * len(axes) if count is not None else integers(shift, "shift")
     if len(shifts) != len(axes):
         raise ShapeError(f"{len(shifts)} shifts for {len(axes)} axes of {x.type}; give one for each, or one for all")
