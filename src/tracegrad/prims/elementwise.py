@@ -22,7 +22,6 @@ from tracegrad.prims.examples import EXAMPLES, MEANINGS
 from tracegrad.prims.functions import (
     AT_MOST_HELPER,
     ATAN2,
-    COS,
     DIV,
     ERF,
     ERF_ARRAY,
@@ -40,11 +39,11 @@ from tracegrad.prims.functions import (
     MIN_HELPER,
     POW,
     SIGN,
-    SIN,
     TANH,
 )
 from tracegrad.prims.leaves import as_tensor, as_tensors
 from tracegrad.prims.rules import alike, symmetric
+from tracegrad.prims.turns import COS, SIN
 from tracegrad.prims.views import broadcast_to
 from tracegrad.shapes import broadcast_shapes
 

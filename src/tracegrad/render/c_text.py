@@ -9,15 +9,8 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
-from tracegrad.prims.functions import (
-    EXP_AS_WRITTEN,
-    EXPM1_AS_WRITTEN,
-    NEAR_EXP_AS_WRITTEN,
-    NEAR_TURN,
-    NEAR_TURNS,
-    OF_TURNS,
-    TURN_IN_DOUBLES,
-)  # fmt: skip
+from tracegrad.prims.functions import EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, NEAR_EXP_AS_WRITTEN
+from tracegrad.prims.turns import NEAR_TURN, NEAR_TURNS, OF_TURNS, TURN_IN_DOUBLES
 
 C_TYPE = {
     "f32": "float",
