@@ -12,7 +12,7 @@ import pytest
 
 from tracegrad.dtypes import bool_, f32, i32, u32
 from tracegrad.kernels.expr import Guard, Index, Space, evaluate_index
-from tracegrad.render import c
+from tracegrad.render import c_values
 from tracegrad.render.emit import Emitter, literal
 
 SIZES = {"i": 4, "j": 3, "k": 5}
@@ -123,7 +123,7 @@ def test_guards_hold_where_they_should(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_no_address_strays(seed: int, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the guards hold it is the index; elsewhere it lies in the array, or in the memory around it."""
-    monkeypatch.setattr(c, "MARGIN", 4)
+    monkeypatch.setattr(c_values, "MARGIN", 4)
     rng, space = random.Random(seed), Space()
     for _ in range(6):
         x = drawn(rng, space)
@@ -132,14 +132,14 @@ def test_no_address_strays(seed: int, last: str, monkeypatch: pytest.MonkeyPatch
         guard = space.guard(x, 0, size, 1)
         if not isinstance(guard, Guard):
             continue
-        fixed = x - space.index({a: k for a, k in x.terms if c._moves(a, last)}, 0)
+        fixed = x - space.index({a: k for a, k in x.terms if c_values.moves(a, last)}, 0)
         other = space.guard(fixed, rng.randint(-9, 0), rng.randint(1, 9), 1)
         guards = [guard, *([other] if isinstance(other, Guard) else [])]
         if rng.random() < 0.5:  # where only what is fixed is guarded, and so tightly that all stays inside
             moving = x - fixed
             tight = space.guard(fixed, -moving.lo, size - moving.hi, 1)
             guards = [tight] if isinstance(tight, Guard) else guards
-        writer = c._Expressions(lambda slot, at: at, (), [size], last, near=False)
+        writer = c_values.CEmitter(lambda slot, at: at, (), [size], last, near=False)
         text = writer.address(guards, "held", space.load(0, x, f32), False)
         code = compiled(text)
         for point, value in zip(points(), values, strict=True):
@@ -157,7 +157,7 @@ def test_addresses_are_chosen_outside_the_innermost_loop() -> None:
 
     def text(size: int, guard: Guard | bool) -> str:
         assert isinstance(guard, Guard)
-        return c._Expressions(lambda slot, at: at, (), [size], "k", near=False).address(
+        return c_values.CEmitter(lambda slot, at: at, (), [size], "k", near=False).address(
             [guard], "held", space.load(0, x, f32), False
         )
 
@@ -166,7 +166,7 @@ def test_addresses_are_chosen_outside_the_innermost_loop() -> None:
     assert text(5, space.guard(x, 0, 5, 1)).startswith("min(")
     assert "held" not in text(404 + 4096, space.guard(x, 0, 5, 1))
     near = i - 4096
-    writer = c._Expressions(lambda slot, at: at, (), [9000 - 2 * 4096], "k", near=False)
+    writer = c_values.CEmitter(lambda slot, at: at, (), [9000 - 2 * 4096], "k", near=False)
     assert writer.address([], "held", space.load(0, near, f32), False) == writer.index(near, False)
 
 
@@ -183,7 +183,7 @@ def test_what_is_divided_is_moved_up_no_further_than_needed() -> None:
 def test_comparisons_are_of_32_bits_where_these_are_enough() -> None:
     space = Space()
     i = space.var("i", 9)
-    writer = c._Expressions(lambda slot, at: at, (), [], "i", near=False)
+    writer = c_values.CEmitter(lambda slot, at: at, (), [], "i", near=False)
     for edge, x in ((2**31 - 9, i + (2**31 - 9)), (-(2**31), i - 2**31)):
         assert writer.compared(x, False) == f"(int)({writer.index(x, False)})", edge
     for edge, x in ((2**31 - 8, i + (2**31 - 8)), (-(2**31) - 1, i - (2**31 + 1))):

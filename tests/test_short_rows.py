@@ -22,7 +22,7 @@ from tracegrad.dtypes import DType, TensorType, f32, i32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Graph, Tensor
 from tracegrad.prims.leaves import leaf
-from tracegrad.render import c
+from tracegrad.render import c_values
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.grad import gradients
 
@@ -147,7 +147,7 @@ def test_choices_in_rows_of_any_length(width: int, of: str, c_session: CpuSessio
 @pytest.mark.parametrize("margin", [0, 1, 40])
 def test_no_load_strays_past_the_margin(margin: int, c_session: CpuSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """With little memory around arrays, addresses are chosen before the innermost loop, or clamped."""
-    monkeypatch.setattr(c, "MARGIN", margin)
+    monkeypatch.setattr(c_values, "MARGIN", margin)
     compare(c_session, [*VIEWS, *GRADIENTS], f32, [(7, 5), (33, 6), (3, 40)])
 
 

@@ -1,0 +1,89 @@
+"""Values in C: expressions whose loads are always safe to do, so that no choice needs a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
+from tracegrad.program import MARGIN
+from tracegrad.render.c_text import as_c, near
+from tracegrad.render.emit import Emitter
+
+
+class CEmitter(Emitter):
+    """Writes values in C, with wide indices. A guarded value is always loaded, then cleared by its bits.
+
+    sizes: the elements of each slot. last: the axis of the innermost loop. near: all arguments are in the range of the
+    short forms of functions.
+    """
+
+    def __init__(
+        self, load: Callable[[int, str], str], inner: Sequence[str], sizes: Sequence[int], last: str, near: bool
+    ) -> None:
+        super().__init__(load, inner)
+        self.sizes, self.last, self.near = sizes, last, near
+
+    def spelled(self, notation: str) -> str:
+        return as_c(notation)
+
+    def let(self, name: str, value: str) -> str:
+        return f"const __auto_type {name} = {value};"
+
+    def named(self, v: Value) -> bool:
+        return v.op == "load" or super().named(v)  # a load on only one side of a choice would be a branch
+
+    def _text(self, v: Value, loop: bool) -> str:
+        text = f"(int)({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
+        return near(text) if self.near else text
+
+    def need(self, helper: str) -> None:
+        super().need(near(helper) if self.near else helper)
+
+    def _term(self, atom: object, loop: bool, c: int) -> str:
+        """Hide an index that a boolean decides: GCC treats it as a signed offset of one bit, so 1 becomes -1."""
+        text = super()._term(atom, loop, c)
+        decided = isinstance(atom, Dynamic) and any(v.dtype.name == "bool" for v in walk([atom.value]))
+        return f"hidden({text})" if decided else text
+
+    def compared(self, x: Index, loop: bool) -> str:
+        """Compare in 32 bits: GCC 12 mixes up halves when two vectors of longs choose between floats."""
+        text = self.index(x, loop)
+        return f"(int)({text})" if x.lo >= -(2**31) and x.hi < 2**31 else text
+
+    def _inside(self, v: Value, loop: bool) -> str:
+        (x,) = v.args
+        name = f"g{self._count}{self.copy}"
+        self._count += 1
+        (self.inner if loop and self.varies(v) else self.outer).append(self.let(name, self._guards(v.arg, loop)))
+        value = self._load(x, self.address(v.arg, name, x, loop)) if x.op == "load" else self._value(x, loop)
+        return self.chosen(v, value, name)
+
+    def address(self, guards: Sequence[Guard], held: str, load: Value, loop: bool) -> str:
+        """Return an index that is safe to read at any time, and is the load's index where the guards hold.
+
+        An index that stays within the margin around every array is used unchanged. If the guards are constant in the
+        innermost loop, the constant part of the index is chosen before the loop. Any other index is clamped.
+        """
+        slot, index = cast("tuple[int, Index]", load.arg)
+        if index.lo >= -MARGIN and index.hi < self.sizes[slot] + MARGIN:
+            return self.index(index, loop)
+        moving = index.space.index({a: c for a, c in index.terms if moves(a, self.last)}, 0)
+        whole = moving.hi - moving.lo < self.sizes[slot]
+        if whole and not any(moves(a, self.last) for g in guards for a, _ in g.index.terms):
+            fixed = self.index(index - moving, loop)
+            return f"({held} ? {fixed} : {-moving.lo}) + {self.index(moving, loop)}"
+        return f"min(max((long)({self.index(index, loop)}), 0L), {self.sizes[slot] - 1}L)"
+
+
+def moves(a: Atom, axis: str) -> bool:
+    """Return whether an atom changes along an axis. An atom read from memory counts as changing."""
+    if isinstance(a, Var):
+        return a.name == axis
+    return isinstance(a, Dynamic) or any(moves(x, axis) for x, _ in a.index.terms)
+
+
+def reorders(v: Value, axis: str) -> bool:
+    """Return whether a value can read memory in another order than its coordinate's, as a choice by it can."""
+    moving = [(a, c) for x in indices_of(v) for a, c in x.terms if moves(a, axis)]
+    return any(v.op != "load" or c < 0 or not isinstance(a, Var) for a, c in moving)
