@@ -22,8 +22,8 @@ from tracegrad.evaluate import evaluate
 from tracegrad.ir import Primitive, Tensor, bind, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims import views
-from tracegrad.prims.elementwise import typed
 from tracegrad.prims.leaves import leaf
+from tracegrad.prims.maps import typed
 from tracegrad.transforms.grad import gradients
 
 INF, NAN = math.inf, math.nan

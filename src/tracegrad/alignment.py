@@ -11,8 +11,9 @@ from tracegrad.methods import op
 from tracegrad.ops.indexing import indices_for, take_along_axis
 from tracegrad.ops.joining import concat, stack
 from tracegrad.ops.losses import reduced
-from tracegrad.prims.elementwise import cast, exp, float_type, log, maximum, stop_gradient, where
+from tracegrad.prims.elementwise import cast, exp, log, maximum, stop_gradient, where
 from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import broadcast_to, reshape, slice_
 from tracegrad.shapes import integer
 from tracegrad.transforms.recurrence import scan

@@ -19,8 +19,9 @@ from tracegrad.methods import op
 from tracegrad.ops.indexing import indices_for, segment_sum
 from tracegrad.ops.losses import cross_entropy, pair
 from tracegrad.ops.reduction import argmax, mean, sum
-from tracegrad.prims.elementwise import cast, exp, float_type, square, where
+from tracegrad.prims.elementwise import cast, exp, square, where
 from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import broadcast_to, reshape
 from tracegrad.shapes import integer
 

@@ -9,8 +9,9 @@ from tracegrad.errors import InputError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import abs, erf, exp, expm1, float_type, log1p, logistic, square, tanh, where
+from tracegrad.prims.elementwise import abs, erf, exp, expm1, log1p, logistic, square, tanh, where
 from tracegrad.prims.leaves import as_tensor
+from tracegrad.prims.maps import float_type
 from tracegrad.prims.rules import alike, symmetric
 
 if TYPE_CHECKING:

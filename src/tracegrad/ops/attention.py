@@ -14,8 +14,9 @@ from tracegrad.methods import entered, op
 from tracegrad.ops import random
 from tracegrad.ops.norm import softmax, softmax_causal
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import float_type, where
+from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import LITERAL, as_tensor
+from tracegrad.prims.maps import float_type
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import slice_
 

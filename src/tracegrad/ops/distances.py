@@ -9,7 +9,8 @@ from tracegrad.ir import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.losses import pair, reduced
 from tracegrad.ops.reduction import norm, sum
-from tracegrad.prims.elementwise import abs, broadcast, exp, float_type, log, maximum, square, where
+from tracegrad.prims.elementwise import abs, exp, log, maximum, square, where
+from tracegrad.prims.maps import broadcast, float_type
 
 __all__ = ["cosine_similarity", "hinge_loss", "huber_loss", "kl_div", "l1_loss", "normalize", "smooth_l1_loss"]
 

@@ -10,11 +10,12 @@ from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32
 from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, entered, method, op
-from tracegrad.prims import elementwise as rows
 from tracegrad.prims import views
 from tracegrad.prims.composites import composite
+from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
 from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, const, fitting, iota, literal, unboxed
+from tracegrad.prims.maps import broadcast
 from tracegrad.prims.rules import alike
 from tracegrad.shapes import integer, normalize_axis, whole
 
@@ -118,7 +119,7 @@ def _one_hot_type(indices: TensorType, *, n: int, dtype: DType) -> TensorType:
 def _one_hot(indices: Tensor, *, n: int, dtype: DType) -> Tensor:
     shape = (*indices.shape, n)
     column = views.broadcast_to(views.reshape(indices, (*indices.shape, 1)), shape)
-    return rows.cast(column == iota(shape, indices.ndim), dtype)
+    return cast_(column == iota(shape, indices.ndim), dtype)
 
 
 # one_hot is a node of its own, so that the compiler knows that an input has the range [0, n).
@@ -164,7 +165,7 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
         n = integer(start, "n")
         if n < 0:
             raise ShapeError(f"n must not be negative, got {n}; arange(start, stop) may begin below 0")
-        return rows.cast(iota((n,), 0), i32 if dtype is None else dtype)
+        return cast_(iota((n,), 0), i32 if dtype is None else dtype)
     begin, end, by = (unboxed(v) for v in ((0, start, step) if stop is None else (start, stop, step)))
     if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in (begin, end, by)) or by == 0:
         raise InputError(f"start, stop and step must be finite numbers, and step not 0; got {begin!r}, {end!r}, {by!r}")
@@ -172,8 +173,8 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
     if all(isinstance(v, int) for v in (begin, end, by)):
         for v in (begin, begin + by * max(n - 1, 0)):
             fitting(v, i32)
-        return rows.cast(iota((n,), 0) * by + begin, i32 if dtype is None else dtype)
-    return rows.cast(literal([begin + by * k for k in range(n)], f32), f32 if dtype is None else dtype)
+        return cast_(iota((n,), 0) * by + begin, i32 if dtype is None else dtype)
+    return cast_(literal([begin + by * k for k in range(n)], f32), f32 if dtype is None else dtype)
 
 
 def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
@@ -186,7 +187,7 @@ def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 def _together(x: Tensor, axes: tuple[int, ...], arrays: tuple[Any, ...]) -> Tensor:
     """Return `x` at several arrays of indices, one for each of these axes, broadcast against each other."""
-    indices = rows.broadcast(*[indices_for(k, x.shape[axis]) for axis, k in zip(axes, arrays, strict=True)])
+    indices = broadcast(*[indices_for(k, x.shape[axis]) for axis, k in zip(axes, arrays, strict=True)])
     at, shape = axes[0], indices[0].shape
     if axes[-1] - at >= len(axes):
         x, at = views.permute(x, (*axes, *(d for d in range(x.ndim) if d not in axes))), 0

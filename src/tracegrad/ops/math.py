@@ -8,14 +8,15 @@ from tracegrad.methods import Operand, entered, method, op
 from tracegrad.prims import elementwise as rows
 from tracegrad.prims.elementwise import div, isnan, less, less_equal, logical_not, nonfinite, sqrt, square, where
 from tracegrad.prims.leaves import as_tensor, unboxed
+from tracegrad.prims.maps import NUMBER, broadcast, typed
 
 __all__ = ["clamp", "clip", "greater", "greater_equal", "isfinite", "isinf", "nan_to_num", "pow", "reciprocal"]
 
 
 def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Broadcast two operands of one type. The check keeps the user's order, for the error message."""
-    x, y = rows.broadcast(a, b)
-    rows.typed(rows.NUMBER)(x.type, y.type)
+    x, y = broadcast(a, b)
+    typed(NUMBER)(x.type, y.type)
     return x, y
 
 

@@ -27,7 +27,6 @@ from tracegrad.prims.elementwise import (
     bit_xor,
     cast,
     cos,
-    float_type,
     floor,
     log,
     log1p,
@@ -38,6 +37,7 @@ from tracegrad.prims.elementwise import (
     where,
 )
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
+from tracegrad.prims.maps import float_type
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
 from tracegrad.refusals import shown

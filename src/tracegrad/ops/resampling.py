@@ -14,8 +14,8 @@ from tracegrad.ops.images import avg_pool2d, max_pool2d
 from tracegrad.ops.indexing import take
 from tracegrad.ops.linalg import matmul
 from tracegrad.ops.windows import IntOrPair, int_pair, windows_of
-from tracegrad.prims.elementwise import float_type
 from tracegrad.prims.leaves import as_tensor, literal
+from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import permute, reshape
 from tracegrad.shapes import integer, integers, whole
 

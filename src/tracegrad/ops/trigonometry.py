@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import abs, atan2, cos, expm1, float_type, half_exp, rsqrt, sin, sqrt, where
+from tracegrad.prims.elementwise import abs, atan2, cos, expm1, half_exp, rsqrt, sin, sqrt, where
 from tracegrad.prims.leaves import as_tensor
+from tracegrad.prims.maps import float_type
 from tracegrad.prims.rules import alike, symmetric
 
 if TYPE_CHECKING:

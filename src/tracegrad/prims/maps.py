@@ -1,0 +1,145 @@
+"""How an elementwise row is made: its type rule, its public function, which broadcasts, and the docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tracegrad.dtypes import DType, TensorType, bool_, f32, i32, u32
+from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.methods import entered, method
+from tracegrad.prims.examples import EXAMPLES, MEANINGS
+from tracegrad.prims.leaves import as_tensor, as_tensors
+from tracegrad.prims.rules import alike, symmetric
+from tracegrad.prims.views import broadcast_to
+from tracegrad.shapes import broadcast_shapes
+
+FLOAT = (f32,)
+NUMBER = (f32, i32, u32)
+INT = (i32, u32)
+BOOL = (bool_,)
+ANY = (f32, i32, u32, bool_)
+
+
+def broadcast(*values: Any) -> tuple[Tensor, ...]:
+    """Convert numbers, arrays and tensors to tensors of one shape. A number takes the dtype of the first tensor."""
+    xs = as_tensors(*values)
+    shape = xs[0].shape
+    if all(x.shape == shape for x in xs):
+        return xs
+    if len({x.dtype for x in xs if x.dtype != bool_}) > 1:  # raised here, while the types are still the caller's
+        raise DTypeError(f"dtypes differ: {_shown([x.type for x in xs])}; cast one with tg.cast(x, dtype)")
+    try:
+        shape = broadcast_shapes(*(x.shape for x in xs))
+    except ShapeError:
+        raise ShapeError(
+            f"shapes do not broadcast: {_shown([x.type for x in xs])}; "
+            "matched from the last axis, sizes must be equal or 1"
+        ) from None
+    return tuple([broadcast_to(x, shape) for x in xs])
+
+
+def _shown(types: Sequence[TensorType]) -> str:
+    return " and ".join(map(str, types))
+
+
+def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
+    """Return a type rule: one shape, and after the first `skip` one dtype of `accepts`, also the result's unless `out`.
+
+    The rule raises DTypeError and ShapeError.
+
+    >>> rule = extend.typed((tg.f32,))
+    >>> str(rule(tg.TensorType(tg.f32, (2,))))
+    'f32[2]'
+    """
+
+    def rule(*types: TensorType, **_: Any) -> TensorType:
+        first, alike = types[skip], types[skip:]
+        if first.dtype not in accepts or alike.count(first) < len(alike) or types[0].shape != first.shape:
+            raise _refusal(accepts, alike, types)
+        return TensorType(out or first.dtype, first.shape)
+
+    return rule
+
+
+def _refusal(
+    accepts: tuple[DType, ...], alike: Sequence[TensorType], types: Sequence[TensorType]
+) -> DTypeError | ShapeError:
+    """Return the error for the operands of a row."""
+    if any(t.dtype not in accepts for t in alike):
+        takes, other = " or ".join([d.name for d in accepts]), accepts[0].name.replace("bool", "bool_")
+        return DTypeError(f"takes {takes}, got {_shown(alike)}; cast with tg.cast(x, tg.{other})")
+    if any(t.dtype != alike[0].dtype for t in alike):
+        return DTypeError(f"dtypes differ: {_shown(alike)}; cast one with tg.cast(x, dtype)")
+    return ShapeError(f"shapes differ: {_shown(types)}")
+
+
+def map_row(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: str = "", cost: int = 1) -> Primitive:
+    """Register a row of the family: all rows share the forward-mode and batching rules."""
+    jvp = symmetric if vjp is not None else None
+    return register(Primitive(name, "map", type, array, vjp, jvp, alike, wgsl, helper, cost=cost))
+
+
+def elementwise(
+    name: str,
+    *,
+    array: Any,
+    wgsl: str,
+    vjp: Callable[..., Any] | None = None,
+    accepts: tuple[DType, ...] = FLOAT,
+    out: DType | None = None,
+    cost: int = 1,
+    helper: str = "",
+    spelled: bool = True,
+) -> Callable[..., Tensor]:
+    """Register one elementwise primitive and return its public, broadcasting function; a method too if `spelled`.
+
+    As a primitive of JAX with its rules.
+
+    >>> halve = extend.elementwise("doc_halve", array=lambda xp, x: x * xp.float32(0.5), wgsl="({0} * 0.5)",
+    ...                            vjp=lambda ct, y, x: (ct * 0.5,))
+    >>> halve([3.0])
+    tensor([1.5])
+    """
+    p = map_row(name, typed(accepts, out), array, vjp, wgsl, helper=helper, cost=cost)
+
+    def unary(x: Any) -> Tensor:
+        return bind(p, as_tensor(x))
+
+    def binary(a: Any, b: Any) -> Tensor:
+        return bind(p, *broadcast(a, b))
+
+    f: Any = binary if "{1}" in wgsl else unary
+    if f is binary:
+        f.rowwise = True  # a number is a value like any other and does not select a plan: see imperative.calls
+    f.__name__ = f.__qualname__ = name
+    f.__doc__ = _document(name, f is binary, accepts, out, array, differentiable=vjp is not None)
+    return method(f) if spelled else entered(f)
+
+
+def _document(
+    name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, array: Any, *, differentiable: bool
+) -> str:
+    """Write the docstring of a row, whose meaning is NumPy's function of that name."""
+    meaning = MEANINGS.get(name) or f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
+    return (
+        f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
+        f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays or numbers, any shape.\n"
+        f"Returns {out.name if out else 'the same dtype'}. {'Differentiable.' if differentiable else 'No gradient.'}\n"
+        f"Raises DTypeError for other or differing dtypes{', ShapeError if shapes do not broadcast' if two else ''}.\n"
+        f"As {f'numpy.{array} and ' if isinstance(array, str) else ''}torch.{TORCH.get(name, name)}."
+        f"{_example(name)}"
+    )
+
+
+TORCH = {"equal": "eq"}  # names that differ in PyTorch
+
+
+def _example(name: str) -> str:
+    """Return the example of a row, as a doctest."""
+    line = EXAMPLES.get(name, "")
+    return line and f"\n\n>>> tg.{name}({line.replace(' -> ', chr(10))}"
+
+
+float_type = typed(FLOAT)  # f32 only
