@@ -112,7 +112,7 @@ def reciprocal(x: Operand) -> Tensor:
 def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
     """Limit `x` to [lo, hi]. None leaves a side open.
 
-    x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN.
+    x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN. hi where lo > hi.
     Gradient: to `x` where lo <= x <= hi; elsewhere to the limit that replaced it.
     Raises InputError for numbers with lo > hi.
     As numpy.clip and torch.clamp.
@@ -126,7 +126,7 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
     if lo is not None:
         y = where(less(x, lo), lo, y)
     if hi is not None:
-        y = where(greater(x, hi), hi, y)
+        y = where(greater(y, hi), hi, y)
     return y
 
 
