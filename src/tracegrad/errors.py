@@ -6,6 +6,7 @@ import contextlib
 import linecache
 import os
 import sys
+from types import FrameType
 from typing import NamedTuple, Self, TypeVar
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -147,12 +148,16 @@ def call_site(past: str | None = None) -> Site | None:
     others = NOT_THE_USER if past is None else (*NOT_THE_USER, past + os.sep)
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
-        file = frame.f_code.co_filename
-        generated = file == "<string>" and str(frame.f_globals.get("__name__")).startswith("tracegrad.")
-        if not file.startswith(others) and not generated:  # such as the __init__ of a dataclass
-            return Site(file, frame.f_lineno)
+        if not frame.f_code.co_filename.startswith(others) and not is_generated(frame):
+            return Site(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def is_generated(frame: FrameType) -> bool:
+    """Return whether the frame runs generated code of this package, such as the __init__ of a dataclass."""
+    name = str(frame.f_globals.get("__name__"))
+    return frame.f_code.co_filename == "<string>" and name.startswith(("tracegrad.", "namedtuple_"))
 
 
 def located(message: str, site: Site | None) -> str:

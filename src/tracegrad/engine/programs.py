@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
-from tracegrad.compiler.build import Built, ProgramSource, at_sizes
+from tracegrad.compiler.build import Built, ForwardSource, ProgramSource, at_sizes
 from tracegrad.compiler.dispatches import blamed_lines
+from tracegrad.compiler.draws import noticed
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.engine import indexcheck
 from tracegrad.engine.inputs import blank
@@ -197,7 +198,10 @@ class SizedPrograms:
 
     def built(self, source: ProgramSource, sizes: Sizes) -> RunProgram:
         """Return a program compiled for some sizes."""
-        return RunProgram(at_sizes(source, sizes).traced().compiled(), source, sizes, version=self.version)
+        at = at_sizes(source, sizes)
+        first = isinstance(at, ForwardSource) and len(self.seen) == 1  # a step was traced when it was compiled
+        traced = noticed(at) if first else at.traced()
+        return RunProgram(traced.compiled(), source, sizes, version=self.version)
 
 
 def family_of(source: ProgramSource, most: int, extents: bool = True) -> Family:
