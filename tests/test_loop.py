@@ -223,6 +223,88 @@ def test_plateau_and_loggers():
     assert ("loss", 15) in writer.seen and ("val_loss", 15) in writer.seen
 
 
+# each metric after the first one is no improvement of such a threshold
+STUCK = {"patience": 0, "threshold": 10.0, "threshold_mode": "abs"}
+
+
+def test_a_plateau_gets_the_training_loss_without_validation():
+    with compiled(rate=lr.plateau(0.05, **STUCK)) as train:
+        train.fit(x=X, y=Y, epochs=3, progress=False)
+        assert train.lr == pytest.approx(0.0005)
+    with compiled(rate=lr.plateau(0.05, patience=0)) as train:  # the loss falls, the rate does not
+        h = train.fit(x=X, y=Y, epochs=3, progress=False)
+        assert train.lr == 0.05
+        assert train.store.knobs.rate.schedule.best == pytest.approx(np.mean(h.loss[-5:]))
+
+
+def test_a_plateau_after_a_warmup_gets_it_too(tmp_path):
+    with compiled(rate=lr.warmup(0.05, 3, lr.plateau(0.05, **STUCK))) as train:
+        train.fit(x=X, y=Y, epochs=3, progress=False)
+        assert train.lr == pytest.approx(0.0005)
+        train.save(tmp_path / "t")
+        train.reset()
+        assert train.lr == pytest.approx(0.05 / 3)
+        train.load(tmp_path / "t")
+        assert train.lr == pytest.approx(0.0005)
+        train.lr_metric(100.0)
+        assert train.lr == pytest.approx(0.00005)
+
+
+def test_a_metric_of_a_hook_takes_the_place_of_fits_own():
+    for hooks in ({"on_epoch": lambda s: s.train.lr_metric(7.0)}, {"on_evaluate": lambda s: s.train.lr_metric(7.0)}):
+        with compiled(rate=lr.plateau(0.05, **STUCK)) as train:
+            train.fit(x=X, y=Y, epochs=3, validation=(X, Y), progress=False, **hooks)
+            assert train.lr == pytest.approx(0.0005)
+            assert train.store.knobs.rate.schedule.best == 7.0
+
+
+def test_a_plateau_maximizes_metrics_or_what_evaluate_returns():
+    worst = {**STUCK, "mode": "max"}
+    metrics = {"score": lambda m, x, y: tg.mean(m(x)) * 0.0 + 3.0}
+    with compiled(rate=lr.plateau(0.05, **worst)) as train:
+        train.fit(x=X, y=Y, epochs=2, validation=(X, Y), metrics=metrics, progress=False)
+        assert train.lr == pytest.approx(0.005) and train.store.knobs.rate.schedule.best == 3.0
+        train.reset()
+        train.fit(x=X, y=Y, epochs=2, evaluate=lambda train: {"score": 4.0}, progress=False)
+        assert train.lr == pytest.approx(0.005) and train.store.knobs.rate.schedule.best == 4.0
+        for more in ({}, {"validation": (X, Y)}):
+            with pytest.raises(tg.InputError, match=r'lr.plateau\(mode="max"\) is to maximize; pass validation='):
+                train.fit(x=X, y=Y, progress=False, **more)
+
+
+def test_each_loss_has_a_plateau_of_its_own():
+    def loss(m, x, y):
+        return tg.mse_loss(m(x), y)
+
+    rates = {"a": optim.sgd(lr.plateau(0.05, **STUCK)), "b": optim.sgd(lr.plateau(0.05, patience=5))}
+    with tg.compile(
+        model=nn.Linear(3, 1),
+        losses={"a": loss, "b": loss},
+        inputs={"x": (8, 3), "y": (8, 1)},
+        optimizer=rates,
+        seed=0,
+        device="cpu",
+    ) as train:
+        h = train.fit(x=X, y=Y, epochs=3, schedule=("a", "b"), progress=False)
+        rate = {name: s.knobs.rate.schedule for name, s in train.store.steppers.items()}
+        assert rate["a"].now == pytest.approx(0.0005) and rate["b"].now == 0.05
+        assert rate["b"].best == pytest.approx(np.mean([x for x, t in zip(h.loss[-5:], h.turn[-5:]) if t == "b"]))
+
+
+def test_a_plateau_goes_on_with_a_resumed_fit(tmp_path):
+    for at in (10, 12):
+        with compiled(rate=lr.plateau(0.05, **STUCK)) as train:
+            save = {"on_step": lambda s, at=at, train=train: s.step == at and train.save(tmp_path / "t")}
+            whole = train.fit(x=X, y=Y, epochs=4, validation=(X, Y), progress=False, **save)
+            again = train.fit(x=X, y=Y, epochs=4, validation=(X, Y), progress=False, resume=tmp_path / "t")
+            assert again.loss == whole.loss[at:]
+    with compiled(rate=lr.plateau(0.05, **STUCK)) as train:
+        save = {"on_epoch": lambda s: s.epoch == 2 and s.train.save(tmp_path / "t")}
+        whole = train.fit(x=X, y=Y, epochs=4, progress=False, **save)
+        again = train.fit(x=X, y=Y, epochs=4, progress=False, resume=tmp_path / "t")
+        assert again.loss == whole.loss[10:]
+
+
 def test_what_it_goes_on_with_must_be_what_was_saved(train, tmp_path):
     path = tmp_path / "t"
     train.fit(x=X, y=Y, steps=7, progress=False)

@@ -280,7 +280,7 @@ SCHEDULES = {
     "warmup_cosine cosine_with_warmup warmup_cosine_decay get_cosine_schedule_with_warmup": "write "
     "lr.warmup(peak, 100, after=lr.cosine_annealing(peak, final, steps))",
     "step StepLR step_lr": "write lr.staircase(peak, every, gamma)",
-    "ReduceLROnPlateau reduce_on_plateau": "write lr.plateau(peak), and tell it by train.lr_metric(value)",
+    "ReduceLROnPlateau reduce_on_plateau": "write lr.plateau(peak); fit tells it the loss, your loop lr_metric(x)",
     "LambdaLR lambda_lr piecewise piecewise_constant polynomial PolynomialLR noam inverse_sqrt "
     "CosineAnnealingWarmRestarts cosine_annealing_warm_restarts CyclicLR cyclic": "derive tg.lr.Schedule: a "
     "frozen dataclass with start: int | None = None and value(self, s), or call train.set_lr(rate) between steps",

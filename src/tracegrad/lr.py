@@ -237,6 +237,10 @@ class Plateau(Schedule):
     threshold_mode="abs", the margin is the threshold itself. After a reduction, `cooldown` calls do not count. The rate
     stays at or above `min_lr`, and does not change by less than `eps`. As torch.optim's ReduceLROnPlateau (PyTorch).
 
+    `train.fit` tells it a metric after each evaluation: `val_loss`, or without validation the mean training loss of the
+    epoch; with mode="max", the first of `metrics=` or of what `evaluate=` returns. Your call of `train.lr_metric` takes
+    the place of the last that `fit` told it. It can be the `after` of `lr.warmup`.
+
     now, best, bad and cooling are the schedule's state: leave them out.
 
     >>> schedule = lr.plateau(1e-3, factor=0.5, patience=5)
@@ -360,10 +364,23 @@ def from_spec(spec: Mapping[str, Any] | float) -> Schedule:
     return cls(**values)
 
 
+def plateau_of(schedule: Schedule | float) -> Plateau | None:
+    """Return the plateau that takes metrics: the schedule itself, or the one after a warmup; else None."""
+    if isinstance(schedule, Warmup):
+        return plateau_of(schedule.after)
+    return schedule if isinstance(schedule, Plateau) else None
+
+
+def with_plateau(schedule: Schedule | float, new: Plateau) -> Schedule:
+    """Return `schedule` with `new` in place of its plateau."""
+    return replace(schedule, after=with_plateau(schedule.after, new)) if isinstance(schedule, Warmup) else new
+
+
 def restarted(schedule: Schedule) -> Schedule:
     """Return `schedule` in its first state, before any metric."""
-    told = isinstance(schedule, Plateau)
-    return replace(schedule, now=None, best=None, bad=0, cooling=0) if told else schedule
+    told = plateau_of(schedule)
+    first = replace(told, now=None, best=None, bad=0, cooling=0) if told else None
+    return with_plateau(schedule, first) if first else schedule
 
 
 S = TypeVar("S", bound=Schedule)

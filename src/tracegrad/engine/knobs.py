@@ -24,6 +24,7 @@ class Rate:
     schedule: Schedule
     start: int | None = None  # used by the worker only: set at that step, and reset when the step is replayed
     begun: tuple[int, Schedule] | None = None  # the schedule shifted to that start
+    untold: Schedule | None = None  # the schedule before the metric that `fit` told it, if that was the last one
 
     def at(self, step: int) -> float:
         """Return the rate at `step`. The first call sets the start; so does an earlier step, in a replay."""

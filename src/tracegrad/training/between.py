@@ -14,7 +14,7 @@ from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
-from tracegrad.lr import Plateau
+from tracegrad.lr import plateau_of, with_plateau
 from tracegrad.patterns import Selection, chosen
 from tracegrad.refusals import shown
 from tracegrad.runtime.base import Session
@@ -38,15 +38,20 @@ def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]
     stepper.knobs = knobs.with_values(of_groups)
 
 
-def lr_metric(store: TrainedParameters, stepper: Stepper, value: float) -> None:
-    """Tell the schedule a metric; see `CompiledTraining.lr_metric`. Raises InputError unless it is `lr.plateau`."""
-    schedule = stepper.knobs.rate.schedule
-    if not isinstance(schedule, Plateau):
+def lr_metric(store: TrainedParameters, stepper: Stepper, value: float, of_fit: bool = False) -> None:
+    """Tell the schedule a metric; see `CompiledTraining.lr_metric`. Raises InputError unless it is `lr.plateau`.
+
+    of_fit: `fit` chose the metric. A later metric of the user takes its place."""
+    rate = stepper.knobs.rate
+    schedule = rate.schedule if rate.untold is None or of_fit else rate.untold
+    plateau = plateau_of(schedule)
+    if plateau is None:
         raise InputError.here(f"lr_metric: the schedule {schedule!r} takes no metric; use lr.plateau(peak)")
-    new = schedule.after(value)
+    new = with_plateau(schedule, plateau.after(value))
 
     def tell(session: Session, stepper: Stepper) -> None:
-        stepper.knobs = Knobs(Rate(new, stepper.knobs.rate.start), stepper.knobs.values)
+        start = stepper.knobs.rate.start
+        stepper.knobs = Knobs(Rate(new, start, untold=schedule if of_fit else None), stepper.knobs.values)
 
     store.call(tell, stepper)
 

@@ -74,9 +74,8 @@ class CompiledTraining(Training):
         steps:      run exactly this number of steps instead, over as many passes as needed.
         shuffle:    shuffle whole arrays in each epoch, by the seed. Iterables keep their order.
         validation: a share of the whole arrays (their last examples), arrays as for `data`, or batches. The results are
-                    `val_loss`, and `val_<name>` for each scalar that the loss also returns. `lr.plateau` gets
-                    `val_loss`, or with mode="max" the first metric. A loss that takes `training` gets False. States
-                    that the loss writes are restored.
+                    `val_loss`, and `val_<name>` for each scalar that the loss also returns. A loss that takes
+                    `training` gets False. States that the loss writes are restored. `lr.plateau` gets `val_loss`.
         metrics:    {"name": function of the model and of the inputs that it names}, traced, for `val_<name>`. Functions
                     of `tg.metrics` are computed over the whole set; any other is averaged over the examples.
         evaluate:   function of the training that returns metrics by name. It is called, as the validation is, after

@@ -165,7 +165,10 @@ class Position:
     """The position of a `fit`, for checkpoints: the current epoch, the steps before it, and its finished batches.
 
     key: seed of shuffling. size: numbers of examples and batches in the data, if known.
+    told: whether `lr.plateau` was told the metric of the last step.
     """
+
+    told = False
 
     def __init__(self, epoch: int, first: int, key: tuple[int, int], size: list[int] | None = None, done: int = 0):
         self.epoch, self.first, self.key, self.size, self.done = epoch, first, key, size, done
@@ -177,8 +180,8 @@ class Position:
 
     def at(self, steps: int) -> str | None:
         """Return text for a checkpoint after `steps` steps; None if other steps were done, or after a load or reset."""
-        text = json.dumps({"epoch": self.epoch, "batch": self.done, "key": self.key, "size": self.size})
-        return text if steps == self.steps else None
+        place = {"epoch": self.epoch, "batch": self.done, "key": self.key, "size": self.size}
+        return json.dumps(place | ({"told": True} if self.told else {})) if steps == self.steps else None
 
     @staticmethod
     def read(path: Any) -> Position:
@@ -196,7 +199,9 @@ class Position:
                 raise ValueError
         except (ValueError, KeyError, TypeError):
             raise InputError.here(f"fit: {path} is damaged: 'fit' in its metadata is {shown(text)}") from None
-        return Position(d["epoch"], 0, (d["key"][0], d["key"][1]), d["size"], d["batch"])
+        where = Position(d["epoch"], 0, (d["key"][0], d["key"][1]), d["size"], d["batch"])
+        where.told = bool(d.get("told"))
+        return where
 
 
 def _metadata(path: Any) -> Mapping[str, str]:

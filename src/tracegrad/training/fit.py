@@ -13,9 +13,9 @@ from tracegrad.dtypes import InputType
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import CompletedStep, StepResult
 from tracegrad.errors import InputError
-from tracegrad.lr import Plateau
+from tracegrad.lr import plateau_of
 from tracegrad.refusals import shown
-from tracegrad.training.between import turns
+from tracegrad.training.between import lr_metric, turns
 from tracegrad.training.callbacks import EVENTS
 from tracegrad.training.data import Position, Rows, as_inputs, checked_count, from_arguments, rows, whole_arrays
 from tracegrad.training.history import FitState, History, Stop
@@ -111,6 +111,13 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
     if options.evaluate is not None and not callable(options.evaluate):
         given = shown(options.evaluate)
         raise InputError.here(f"fit: evaluate must be a function of the training, got {given}; define one")
+    plateaus = [plateau_of(s.knobs.rate.schedule) for s in train.store.steppers.values()]
+    told = options.evaluate is not None or metrics or any(options.hooks.values())
+    if not told and any(p is not None and p.mode == "max" for p in plateaus):
+        raise InputError.here(
+            'fit: nothing measures what lr.plateau(mode="max") is to maximize; pass validation= and metrics=, or '
+            'evaluate=, or write mode="min" for the loss'
+        )
     if options.schedule and validation is not None:
         raise InputError.here("fit: validation= works with one loss only; with several, use evaluate=")
     if metrics is None:
@@ -256,7 +263,7 @@ class _Loop:
             self.latest = self.train.step(given)
         self.turn = loss
         self.waiting.append((loss, self.latest))
-        self.queued, self.where.done = self.queued + 1, self.where.done + 1
+        self.queued, self.where.done, self.where.told = self.queued + 1, self.where.done + 1, False
         self._call("on_step")
         while self.waiting and self._enough():
             self._take()
@@ -309,15 +316,33 @@ class _Loop:
         self.since, self.evaluated = max(self.evaluated, 0), done
         if measured:
             self._measure()
+        if not self.where.told:  # else before a checkpoint that this run goes on from
+            self._tell()
+            self.where.told = True
         if measured or (self.options.watched and done):
             self._call("on_evaluate")
 
+    def _tell(self) -> None:
+        """Tell each `lr.plateau` its metric: one to maximize, or the loss, held out if it is measured."""
+        found = {name: x for name, x in self.metrics.items() if np.ndim(x) == 0}
+        own = [f"val_{name}" for name in self.validate.metrics] if self.validate is not None else []
+        high = [found[name] for name in (*own, *found) if name in found and name != "val_loss"]
+        for name, stepper in self.train.store.steppers.items():
+            plateau = plateau_of(stepper.knobs.rate.schedule)
+            if plateau is None:
+                continue
+            if plateau.mode == "max":
+                values = high
+            elif "val_loss" in found and not name:
+                values = [found["val_loss"]]
+            else:
+                means = self.history.means(self.since)
+                values = [x for n, x in means.items() if n == (f"{name}/loss" if name else "loss")]
+            if values:
+                lr_metric(self.train.store, stepper, values[0], of_fit=True)
+
     def _measure(self) -> None:
         found = dict(self.validate()) if self.validate is not None else {}
-        schedule = self.train.store.stepper.knobs.rate.schedule
-        if isinstance(schedule, Plateau) and found:
-            more = [v for name, v in found.items() if name != "val_loss"]
-            self.train.lr_metric(more[0] if schedule.mode == "max" and more else found["val_loss"])
         if self.options.evaluate is not None:
             metrics = self.options.evaluate(self.train)
             if not isinstance(metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
