@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from tracegrad import ambient
+from tracegrad.compiler.draws import noticed
 from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, Sizes, input_types
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.persistent import HALTED, arena_of, persistent_of
@@ -223,6 +224,12 @@ class ForwardSource(NamedTuple):
 
 ProgramSource = StepSource | ForwardSource
 AnySource = TypeVar("AnySource", bound=ProgramSource)
+
+
+def traced_first(source: ProgramSource) -> TracedProgram:
+    """Return `source.traced()`. Warn where the user's function draws numbers that are not of tracegrad."""
+    fn = source.forward if isinstance(source, ForwardSource) else source.loss
+    return noticed(source.traced, fn, source.model)
 
 
 def at_sizes(source: AnySource, sizes: Sizes) -> AnySource:

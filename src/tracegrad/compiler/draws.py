@@ -11,11 +11,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-from tracegrad.compiler.build import ForwardSource, ProgramSource, TracedProgram
-from tracegrad.errors import NOT_THE_USER, Site, is_generated
+from tracegrad import errors
 
+T = TypeVar("T")
 REMEDY = (
     "A trace runs your function once, so these numbers are the same in every step. For new ones in each step, write "
     "tg.randn(shape), tg.uniform(shape), tg.bernoulli(shape, p) or tg.randint, or pass them as an input. Draw numbers "
@@ -23,12 +23,11 @@ REMEDY = (
 )
 
 
-class _Generator(NamedTuple):
+class _Generator:
     """One generator: its name, and functions that return and restore its state."""
 
-    name: str
-    state: Callable[[], Any]
-    restore: Callable[[Any], object]
+    def __init__(self, name: str, state: Callable[[], Any], restore: Callable[[Any], object]) -> None:
+        self.name, self.state, self.restore = name, state, restore
 
     def mark(self) -> bytes:
         """Return the state as bytes, for comparisons."""
@@ -36,41 +35,37 @@ class _Generator(NamedTuple):
         return marshal.dumps(state.numpy() if hasattr(state, "numpy") else state)
 
 
-class _Line(NamedTuple):
-    file: str
-    line: int
-    registry: dict[Any, Any]  # of the warnings that this module of the user has given
+_Line = tuple[str, int, dict[Any, Any]]  # file, line, and the registry of warnings of the user's module
 
 
-def noticed(source: ProgramSource) -> TracedProgram:
-    """Trace `source`, and warn at the user's line where its function draws numbers that are not of tracegrad."""
-    fn = source.forward if isinstance(source, ForwardSource) else source.loss
-    before = [(g, g.state(), g.mark()) for g in _generators(fn, source.model)]
+def noticed(traced: Callable[[], T], fn: Callable[..., Any], model: Any) -> T:
+    """Return `traced()`, a trace of `fn`. Warn at the user's line where it draws numbers that are not of tracegrad."""
+    before = [(g, g.state(), g.mark()) for g in _generators(fn, model)]
     known = {g.name for g, *_ in before}
-    found = source.traced()
+    found = traced()
     for g, state, mark in before:
         if g.mark() != mark:
-            _warn(g, state, source)
+            _warn(g, state, traced)
     for g in _of_libraries():
         if g.name not in known:  # the function was the first to use the library
-            _warn(g, g.state(), source)
+            _warn(g, g.state(), traced)
     return found
 
 
-def _warn(g: _Generator, state: Any, source: ProgramSource) -> None:
+def _warn(g: _Generator, state: Any, traced: Callable[[], object]) -> None:
     """Trace once more from `state`, and warn at the line that changes it. The generator stays as the first left it."""
     after = g.state()
     g.restore(state)
     lines, tracer = _Lines(g), sys.gettrace()
     sys.settrace(lines)
     try:
-        source.traced()
+        traced()
     finally:
         sys.settrace(tracer)
         g.restore(after)
     if lines.found is not None:
         file, line, registry = lines.found
-        text = f"{g.name} drew numbers while this function was traced. {REMEDY}\n{Site(file, line).describe()}"
+        text = f"{g.name} drew numbers while this function was traced. {REMEDY}\n{errors.Site(file, line).describe()}"
         warnings.warn_explicit(text, UserWarning, file, line, registry=registry)
 
 
@@ -92,14 +87,15 @@ class _Lines:
             here = here.f_back
         if here is not None:
             registry = here.f_globals.setdefault("__warningregistry__", {})
-            self.at = _Line(here.f_code.co_filename, here.f_lineno, registry)
+            self.at = here.f_code.co_filename, here.f_lineno, registry
         return self
 
 
 def _is_users(frame: FrameType) -> bool:
     plain = sys.modules.get("random")  # written in Python
     file = frame.f_code.co_filename
-    return not (file.startswith(NOT_THE_USER) or is_generated(frame) or (plain is not None and file == plain.__file__))
+    others = file.startswith(errors.NOT_THE_USER) or errors.is_generated(frame)
+    return not (others or (plain is not None and file == plain.__file__))
 
 
 def _of_libraries() -> Iterator[_Generator]:

@@ -17,14 +17,18 @@ from tracegrad.schedule import Schedule
 STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
 
 
-@dataclass(slots=True, eq=False)
 class Rate:
-    """A learning rate, and the training step that is the schedule's step 1: the first step submitted under it."""
+    """A learning rate, and the training step that is the schedule's step 1: the first step submitted under it.
 
-    schedule: Schedule
-    start: int | None = None  # used by the worker only: set at that step, and reset when the step is replayed
-    begun: tuple[int, Schedule] | None = None  # the schedule shifted to that start
-    untold: Schedule | None = None  # the schedule before the metric that `fit` told it, if that was the last one
+    untold: the schedule before the metric that `fit` told it, if that was the last one.
+    """
+
+    __slots__ = ("begun", "schedule", "start", "untold")
+
+    def __init__(self, schedule: Schedule, start: int | None = None, untold: Schedule | None = None) -> None:
+        self.schedule, self.untold = schedule, untold
+        self.start = start  # used by the worker only: set at that step, and reset when the step is replayed
+        self.begun: tuple[int, Schedule] | None = None  # the schedule shifted to that start
 
     def at(self, step: int) -> float:
         """Return the rate at `step`. The first call sets the start; so does an earlier step, in a replay."""

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
-from tracegrad.compiler.build import Built, ForwardSource, ProgramSource, at_sizes
+from tracegrad.compiler.build import Built, ForwardSource, ProgramSource, at_sizes, traced_first
 from tracegrad.compiler.dispatches import blamed_lines
-from tracegrad.compiler.draws import noticed
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.engine import indexcheck
 from tracegrad.engine.inputs import blank
@@ -200,7 +199,7 @@ class SizedPrograms:
         """Return a program compiled for some sizes."""
         at = at_sizes(source, sizes)
         first = isinstance(at, ForwardSource) and len(self.seen) == 1  # a step was traced when it was compiled
-        traced = noticed(at) if first else at.traced()
+        traced = traced_first(at) if first else at.traced()
         return RunProgram(traced.compiled(), source, sizes, version=self.version)
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad.arrays import checked_seed
-from tracegrad.compiler.build import StepSource
-from tracegrad.compiler.draws import noticed
+from tracegrad.compiler.build import StepSource, traced_first
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.stepper import Stepper
@@ -101,7 +100,7 @@ def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimi
         from tracegrad.compiler.several import shared
 
         sources = shared(sources, *old.source.chosen)
-    traced = [(source, noticed(source)) for source in sources.values()]
+    traced = [(source, traced_first(source)) for source in sources.values()]
     steppers = Stepper.all_of(traced, seed, old.sized.capacity if old.sized else 1)
     for name, before, new in zip(sources, old.together, steppers, strict=True):
         for text in new.built.warnings:

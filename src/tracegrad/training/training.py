@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from tracegrad.arrays import checked_seed, seed_or_new
-from tracegrad.compiler.build import StepSource
-from tracegrad.compiler.draws import noticed
+from tracegrad.compiler.build import StepSource, traced_first
 from tracegrad.dtypes import InputType
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
@@ -69,7 +68,7 @@ class Training(HasStates):
         self._saving = Saving()
         seed = seed_or_new(seed)
         most_sizes = whole("max_cached_shapes", max_cached_shapes)
-        traced = [(source, noticed(source)) for source in sources]
+        traced = [(source, traced_first(source)) for source in sources]
         self.worker = Worker(session_factory())
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter ends
         try:
