@@ -342,8 +342,16 @@ class TensorMethods(Spellings):
     def __pos__(self) -> Self:
         return self
 
-    __mod__ = __rmod__ = __divmod__ = _without("tensors have no %: write a - tg.floor(a / b) * b")
-    __floordiv__ = __rfloordiv__ = _without("tensors have no //: write tg.floor(a / b)")
+    __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _without(
+        "tensors have no %: write a - tg.floor(a / b) * b, and cast integers with tg.cast(a, tg.f32) first"
+    )
+    __floordiv__ = __rfloordiv__ = _without(
+        "tensors have no //: write tg.floor(a / b), and cast integers with tg.cast(a, tg.f32) first"
+    )
+    __xor__ = __rxor__ = _without("tensors have no ^: write a ** b for a power, a != b where just one of two is true")
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _without(
+        "tensors have no << and >>: write x * 2**k, or tg.floor(x / 2**k) of an f32"
+    )
     __contains__ = _without("a value is not looked up with in: write tg.any(x == value)")
     __delitem__ = _without("tensors never change: make a new one, with slices and tg.concat")
 

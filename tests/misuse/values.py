@@ -176,3 +176,13 @@ def remainder_of_a_tensor(m, x, y):
 @loss("f32[8,2]", "//", "tg.floor")
 def floor_division_of_a_tensor(m, x, y):
     return tg.mean(m(x) // 2)
+
+
+@loss("f32[8,2]", "^", "**")
+def caret_for_a_power(m, x, y):
+    return tg.mean((m(x) - y) ^ 2)
+
+
+@loss("<<", "2**k")
+def shift_of_a_tensor(m, x, y):
+    return tg.mean(y << 1)
