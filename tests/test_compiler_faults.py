@@ -98,10 +98,23 @@ def test_a_compiler_that_hangs_is_given_up_and_numpy_trains(
             started.append(len(log.read_text().split()))
     assert started[0] == started[1]  # the second does not try again
     assert len(said) == 1 and issubclass(said[0].category, RuntimeWarning), [str(w.message) for w in said]
-    if text is HANGS:
-        assert f"did not end within 0.2 s, which {LIMIT} sets" in str(said[0].message)
+    wanted = f"did not end within 0.2 s, which {LIMIT} sets" if text is HANGS else "--version did not end within 0.2 s"
+    assert wanted in str(said[0].message)
     assert log.read_text() and eventually(lambda: not alive(log))
     assert not [p for p in cache_folder().iterdir() if p.name.startswith("new-")]
+
+
+def test_a_compiler_that_does_not_say_its_version_costs_seconds(
+    fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt waits for the answer, so the limit is not that of compiling."""
+    fake(HANGS_AT_ONCE)
+    monkeypatch.setenv(LIMIT, "600")
+    monkeypatch.setattr(module, "ANSWERS", 0.2)
+    begun = time.monotonic()
+    with pytest.warns(RuntimeWarning, match=r"--version did not end within 0.2 s"):
+        assert compiler_named(os.environ[VARIABLE]) is None
+    assert time.monotonic() - begun < 20
 
 
 def test_a_compiler_that_fails_is_told_of_once_and_the_device_says_numpy(fake: Callable[[str], Path]) -> None:

@@ -56,6 +56,7 @@ OTHERWISE = {"-O3": "-O1"}
 SECONDS = 30.0  # a compiler that takes longer than this, or than LIMIT, has failed; long texts get more time
 CHARACTERS = 1000  # each as many characters of text add a second: more than ten times what compilers take
 LIMIT = "TRACEGRAD_CC_SECONDS"
+ANSWERS = 10.0  # seconds for `--version`, which takes milliseconds; an interrupt (Ctrl-C) has to wait for its end
 FORGOTTEN_AFTER = 60 * 86400  # seconds without use
 MOST_BYTES = 256 << 20  # of all libraries together: twelve thousand of the usual size
 
@@ -246,17 +247,28 @@ def begin_library(source: str, otherwise: str) -> Future[ctypes.CDLL | None]:
 
 @functools.cache
 def compiler_named(asked: str) -> Compiler | None:
-    """Return the compiler for one value of TRACEGRAD_CC."""
+    """Return the compiler for one value of TRACEGRAD_CC. Warns of one that hangs when asked for its version."""
     if asked.lower() in ("off", "0", "no") or os.name != "posix" or sys.platform == "emscripten":
         return None
+    limit = min(seconds(), ANSWERS)
     for name in [asked] if asked else [os.environ.get("CC", ""), *CANDIDATES]:
         path = shutil.which(name) if name else None
         if path:
             try:
-                said = Children().run([path, "--version"], "", seconds())
+                said = Children().run([path, "--version"], "", limit)
+            except subprocess.TimeoutExpired:
+                warnings.warn(
+                    f"{path} --version did not end within {limit:g} s, so this compiler is not used; "
+                    f"{VARIABLE} names another, and {VARIABLE}=off chooses NumPy",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                if asked:
+                    return None
             except (OSError, subprocess.SubprocessError):
                 continue
-            return Compiler(path, said.splitlines()[0] if said else "unknown version")
+            else:
+                return Compiler(path, said.splitlines()[0] if said else "unknown version")
     if asked:
         warnings.warn(
             f"{VARIABLE}={asked!r} is not a C compiler on this machine; Python is used instead",
