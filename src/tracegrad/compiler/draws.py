@@ -6,12 +6,11 @@ The generators' states are compared before and after a trace. If one changed, a 
 from __future__ import annotations
 
 import inspect
-import marshal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tracegrad import errors
 
@@ -29,10 +28,18 @@ class _Generator:
     def __init__(self, name: str, state: Callable[[], Any], restore: Callable[[Any], object]) -> None:
         self.name, self.state, self.restore = name, state, restore
 
-    def mark(self) -> bytes:
-        """Return the state as bytes, for comparisons."""
-        state = self.state()
-        return marshal.dumps(state.numpy() if hasattr(state, "numpy") else state)
+    def mark(self) -> Any:
+        """Return the state, with bytes in place of arrays, for comparisons."""
+        return _comparable(self.state())
+
+
+def _comparable(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {k: _comparable(v) for k, v in cast("dict[Any, Any]", x).items()}
+    if isinstance(x, tuple):
+        return [_comparable(v) for v in cast("tuple[Any, ...]", x)]
+    x = x.numpy() if hasattr(x, "numpy") else x
+    return x.tobytes() if hasattr(x, "tobytes") else x
 
 
 _Line = tuple[str, int, dict[Any, Any]]  # file, line, and the registry of warnings of the user's module
