@@ -125,6 +125,12 @@ LOSS_CASES: list[Case] = [
     Case("hinge_loss", lambda x, t: tg.hinge_loss(x, t), ((3, 4), (3, 4)),
          torch=lambda x, t: torch.relu(1 - x * t).mean()),
     *[
+        Case(f"triplet_margin_loss_{how}", lambda a, p, n, h=how: tg.triplet_margin_loss(a, p, n, 0.4, reduction=h),
+             ((5, 4), (5, 4), (5, 4)),
+             torch=lambda a, p, n, h=how: F.triplet_margin_loss(a, p, n, margin=0.4, reduction=h))
+        for how in ("mean", "sum", "none")
+    ],
+    *[
         Case(f"kl_div_{how}", lambda x, t, h=how: tg.kl_div(x, t, h), ((3, 4), (3, 4)), low=0.1,
              torch=lambda x, t, h=how: F.kl_div(x, t, reduction=h))
         for how in ("mean", "batchmean", "none")

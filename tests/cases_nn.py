@@ -100,6 +100,49 @@ def _class_losses() -> list[Case]:
                     torch=lambda x, t, n=name, r=reduction: getattr(F, n)(x, t, reduction=r),
                 )
             )
+    weights = (0.5, 2.0, 1.0, 0.0, 3.0)
+    for reduction in ("mean", "sum", "none"):
+        for smoothing, ignore in ((0.0, None), (0.2, 1)):
+            rows.append(
+                Case(
+                    f"cross_entropy_weight_{reduction}_{smoothing}_{ignore}",
+                    lambda x, t, r=reduction, s=smoothing, i=ignore: tg.cross_entropy(x, t, r, s, i, weight=weights),
+                    ((3, 2, 5),),
+                    ints=(((3, 2), 5),),
+                    torch=lambda x, t, r=reduction, s=smoothing, i=ignore: _last(
+                        F.cross_entropy, x, t, reduction=r, label_smoothing=s, ignore_index=-100 if i is None else i,
+                        weight=torch.tensor(weights, dtype=x.dtype),
+                    ),
+                )
+            )  # fmt: skip
+        rows.append(
+            Case(
+                f"binary_cross_entropy_pos_weight_{reduction}",
+                lambda x, t, r=reduction: tg.binary_cross_entropy_with_logits(x, t, r, pos_weight=weights),
+                ((3, 5), (3, 5)),
+                torch=lambda x, t, r=reduction: F.binary_cross_entropy_with_logits(
+                    x, t, reduction=r, pos_weight=torch.tensor(weights, dtype=x.dtype)
+                ),
+            )
+        )  # fmt: skip
+    for smoothing in (0.0, 0.3):
+        rows.append(
+            Case(
+                f"cross_entropy_probabilities_{smoothing}",
+                lambda x, q, w, s=smoothing: tg.cross_entropy(x, q, label_smoothing=s, weight=w),
+                ((4, 5), (4, 5), (5,)),
+                low=0.1,
+                torch=lambda x, q, w, s=smoothing: F.cross_entropy(x, q, label_smoothing=s, weight=w),
+            )
+        )
+    rows.append(
+        Case(
+            "cross_entropy_probabilities_none",
+            lambda x, q: tg.cross_entropy(x, q, "none"),
+            ((2, 3, 5), (2, 3, 5)),
+            torch=lambda x, q: F.cross_entropy(x.permute(0, 2, 1), q.permute(0, 2, 1), reduction="none"),
+        )
+    )
     return rows
 
 

@@ -331,3 +331,18 @@ def test_attention_errors():
             )
         with pytest.raises(ShapeError, match="leading axes"):
             ops.attention(q, leaf("input", "b", TensorType(f32, (3, 4, 8))), q)
+
+
+def test_probabilities_are_targets_and_one_may_be_zero_where_a_logit_is_masked():
+    x, q = np.array([[-np.inf, 1, 2], [0, 1, 2]], np.float32), np.array([[0, 0.5, 0.5], [1, 0, 0]], np.float32)
+    np.testing.assert_allclose(ops.cross_entropy(x, q, "none").numpy(), [0.8132617, 2.407606], rtol=1e-6)
+    classes = ops.cross_entropy(x[1:], np.array([0]), label_smoothing=0.1)
+    assert ops.cross_entropy(x[1:], q[1:], label_smoothing=0.1).item() == pytest.approx(classes.item(), rel=1e-6)
+    with pytest.raises(InputError, match="targets of class numbers; these are probabilities: leave it out"):
+        ops.cross_entropy(x, q, ignore_index=0)
+
+
+@pytest.mark.parametrize("weight", [[1.0, 2.0], 2.0, [[1.0, 2.0, 3.0]], np.array([1, 2, 3])])
+def test_a_weight_is_one_number_for_each_class(weight):
+    with pytest.raises((ShapeError, DTypeError), match=r"weight must be f32\[3\]|takes f32"):
+        ops.cross_entropy(np.zeros((2, 3), np.float32), np.array([0, 1]), weight=weight)

@@ -162,7 +162,7 @@ NAMES = {
     "accuracy accuracy_score": "write tg.metrics.accuracy(logits, targets)",
     "roc_auc_score auc auroc": "write tg.metrics.auc(scores, targets)",
     "r2_score confusion_matrix perplexity top_k_accuracy": "it is in tg.metrics",
-    "hinge_embedding_loss margin_ranking_loss triplet_margin_loss": "write tg.mean(tg.relu(margin - difference))",
+    "hinge_embedding_loss margin_ranking_loss": "write tg.mean(tg.relu(margin - difference))",
     "DataLoader data": "train.fit takes any iterable of batches, a PyTorch DataLoader too",
     "TensorDataset Dataset random_split train_test_split": "pass arrays, as in train.fit(x=x, y=y, validation=0.1)",
     "SummaryWriter": "write train.fit(..., callbacks=[tg.TensorBoard(folder)])",

@@ -41,9 +41,14 @@ def cross_entropy_of_target(m, x, label):
     return tg.cross_entropy(input=m(x), target=label)
 
 
-@classes("cross_entropy", "'weight'", "weighted mean", raises=TypeError)
-def cross_entropy_with_class_weights(m, x, label):
-    return tg.cross_entropy(m(x), label, weight=tg.ones(5))
+@classes("nll_loss", "'weight'", "weighted mean", raises=TypeError)
+def nll_loss_with_class_weights(m, x, label):
+    return tg.nll_loss(tg.log_softmax(m(x)), label, weight=tg.ones(5))
+
+
+@classes("cross_entropy", "weight must be f32[5]", "f32[4]")
+def weights_of_fewer_classes(m, x, label):
+    return tg.cross_entropy(m(x), label, weight=tg.ones(4))
 
 
 @loss("relu", "'inplace'", "use the result", raises=TypeError)

@@ -12,7 +12,10 @@ from tracegrad.ops.reduction import norm, sum
 from tracegrad.prims.elementwise import abs, exp, log, maximum, square, where
 from tracegrad.prims.maps import broadcast, float_type
 
-__all__ = ["cosine_similarity", "hinge_loss", "huber_loss", "kl_div", "l1_loss", "normalize", "smooth_l1_loss"]
+__all__ = [
+    "cosine_similarity", "hinge_loss", "huber_loss", "kl_div", "l1_loss", "normalize", "smooth_l1_loss",
+    "triplet_margin_loss",
+]  # fmt: skip
 
 
 @op
@@ -113,6 +116,31 @@ def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor
     """
     x, t = pair(prediction, targets)
     lack = 1.0 - t * x
+    return reduced(where(lack <= 0.0, 0.0, lack), reduction)
+
+
+@op
+def triplet_margin_loss(
+    anchor: Any, positive: Any, negative: Any, margin: float = 1.0, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """Return how much closer than `negative` each `positive` must still come to its `anchor`.
+
+    loss = mean(max(0, |anchor - positive| - |anchor - negative| + margin)), of Euclidean lengths along the last axis
+
+    anchor, positive, negative: f32, equal shapes, (..., d).
+    eps:       is added to the differences.
+    reduction: "mean", "sum" or "none".
+    Returns:   f32, rank 0, or shape (...) for "none".
+    Gradient:  to all three where the loss is above 0, else 0.
+    Raises:    ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
+
+    As torch.nn.functional.triplet_margin_loss with p=2 (Schroff et al. 2015, with squared lengths).
+
+    >>> tg.triplet_margin_loss([[0.0, 0.0]], [[3.0, 4.0]], [[0.0, 5.5]])
+    tensor(0.49999952)
+    """
+    (a, p), (_, n) = pair(anchor, positive), pair(anchor, negative)
+    lack = norm(a - p + eps, -1) - norm(a - n + eps, -1) + margin
     return reduced(where(lack <= 0.0, 0.0, lack), reduction)
 
 

@@ -11,9 +11,9 @@ from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered
 from tracegrad.ops.activation import sigmoid
 from tracegrad.ops.indexing import constant_integers
-from tracegrad.ops.norm import peak, softmax
+from tracegrad.ops.norm import log_softmax, peak, softmax
 from tracegrad.prims.composites import composite
-from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, square, where
+from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.rules import Tangents, alike, multilinear, symmetric
@@ -144,21 +144,53 @@ def _classes(targets: Any, x: Tensor, ignore: int | None) -> Tensor:
     return t
 
 
+def _weights(weight: Any, x: Tensor) -> Tensor:
+    """Return the weights of the classes of `x`. Raises ShapeError or DTypeError if they are no f32[C]."""
+    w = as_tensor(weight)
+    if w.shape != x.shape[-1:]:
+        raise ShapeError(f"weight must be f32[{x.shape[-1]}], a number for each class, got {w.type}")
+    float_type(w.type)
+    return w
+
+
+def _soft(x: Tensor, q: Tensor, w: Tensor | None, smoothing: float) -> Tensor:
+    """Return -sum_c w[c] q[c] log_softmax(x)[c]: the cross entropy of probabilities `q`, smoothed."""
+    if smoothing > 0.0:
+        q = q * (1.0 - smoothing) + smoothing / max(x.shape[-1], 1)
+    logs = log_softmax(x)
+    logs = where((q == 0.0) & nonfinite(logs), 0.0, logs)  # a class of probability 0 can have a logit of -inf
+    return -(q * (logs if w is None else logs * w)).sum(-1)
+
+
+def _weighted(x: Tensor, t: Tensor, w: Tensor, smoothing: float, ignore: int | None, reduction: str) -> Tensor:
+    """Return the cross entropy of classes with weights. The mean is over the weights of the targets, as in PyTorch."""
+    own = _unless_ignored(where(_hit(x, t), w, 0.0).sum(-1), t, ignore)
+    values = bind(CROSS_ENTROPY, x, t, smoothing=0.0, ignore=ignore) * own
+    if smoothing > 0.0:
+        spread = -(log_softmax(x) * w).sum(-1) / max(x.shape[-1], 1)
+        values = values * (1.0 - smoothing) + _unless_ignored(spread, t, ignore) * smoothing
+    return reduced(values, reduction, own.sum())
+
+
 @entered
 def cross_entropy(
-    logits: Any, targets: Any, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int | None = None
-) -> Tensor:
+    logits: Any, targets: Any, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int | None = None,
+    weight: Any = None,
+) -> Tensor:  # fmt: skip
     """Return the negative log-likelihood of the target classes under softmax(logits).
 
     loss = logsumexp(x) - sum_c q[c] x[c],  q = (1 - s) onehot(target) + s / C
 
     logits:          f32, shape (..., C), raw.
-    targets:         i32, shape (...), classes in [0, C). The host checks inputs; computed targets are clamped.
+    targets:         i32, shape (...), classes in [0, C). The host checks inputs; computed targets are clamped. Or f32,
+                     the shape of `logits`: probabilities, in place of onehot(target).
     reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
     label_smoothing: s in [0, 1].
     ignore_index:    positions with this target cost 0, get no gradient and do not count. The mean of none is NaN.
-    Returns:         f32, rank 0, or the shape of `targets` for "none".
-    Gradient:        to `logits`, (softmax(x) - q) * ct.
+    weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. The mean of
+                     classes divides by the sum of the targets' weights, that of probabilities by their number.
+    Returns:         f32, rank 0, or the shape of `logits` without classes for "none".
+    Gradient:        to `logits`, (softmax(x) - q) * ct; to probabilities and `weight` too.
     Raises:          ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
 
     As torch.nn.functional.cross_entropy, with the classes on the last axis.
@@ -170,8 +202,17 @@ def cross_entropy(
         raise InputError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
     x = as_tensor(logits)
     _warn_of(x, "softmax", "cross_entropy takes raw logits and computes their softmax itself: leave softmax out")
-    t = _classes(targets, x, ignore_index)
-    values = bind(CROSS_ENTROPY, x, t, smoothing=float(label_smoothing), ignore=ignore_index)
+    w = None if weight is None else _weights(weight, x)
+    t, smoothing = as_tensor(targets), float(label_smoothing)
+    if x.dtype == t.dtype == f32 and x.shape == t.shape and x.ndim:
+        if ignore_index is not None:
+            raise InputError("ignore_index is for targets of class numbers; these are probabilities: leave it out")
+        return reduced(_soft(x, t, w, smoothing), reduction)
+    t = _classes(t, x, ignore_index)
+    if w is not None:
+        _rows(x.type, t.type)
+        return _weighted(x, t, w, smoothing, ignore_index, reduction)
+    values = bind(CROSS_ENTROPY, x, t, smoothing=smoothing, ignore=ignore_index)
     return reduced(values, reduction, _counted(t, ignore_index))
 
 
@@ -249,17 +290,21 @@ BCE = composite(
 
 
 @entered
-def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str = "mean") -> Tensor:
+def binary_cross_entropy_with_logits(
+    logits: Any, targets: Any, reduction: str = "mean", pos_weight: Any = None
+) -> Tensor:
     """Return the cross entropy of independent yes-or-no targets under sigmoid(logits), finite for every finite logit.
 
     loss = max(x, 0) - x t + log(1 + exp(-|x|)), which is 0 for x = inf, t = 1 and for x = -inf, t = 0
 
-    logits:    f32, raw.
-    targets:   f32, shape of `logits`, or a number: probabilities in [0, 1].
-    reduction: "mean", "sum" or "none".
-    Returns:   f32, rank 0, or the shape of `logits` for "none".
-    Gradient:  to `logits`, sigmoid(x) - t; to `targets`, -x.
-    Raises:    ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
+    logits:     f32, raw.
+    targets:    f32, shape of `logits`, or a number: probabilities in [0, 1].
+    reduction:  "mean", "sum" or "none".
+    pos_weight: f32, broadcastable to `logits`, or a number: a factor of the term of the yes,
+                loss = pos_weight t softplus(-x) + (1 - t) softplus(x).
+    Returns:    f32, rank 0, or the shape of `logits` for "none".
+    Gradient:   to `logits`, sigmoid(x) - t; to `targets`, -x.
+    Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
 
@@ -268,5 +313,10 @@ def binary_cross_entropy_with_logits(logits: Any, targets: Any, reduction: str =
     """
     x, t = pair(logits, targets)
     _warn_of(x, "sigmoid", "binary_cross_entropy_with_logits takes raw logits: leave sigmoid out, it computes its own")
-    values = bind(BCE, x, t)
-    return reduced(values, reduction)
+    if pos_weight is None:
+        return reduced(bind(BCE, x, t), reduction)
+    float_type(x.type, t.type)
+    w = as_tensor(pos_weight, f32 if isinstance(pos_weight, (bool, int, float)) else None).broadcast_to(x.shape)
+    yes, no = (bind(BCE, x, as_tensor(at).broadcast_to(x.shape)) for at in (1.0, 0.0))
+    # `where`, because 0 * inf is NaN
+    return reduced(where(t == 0.0, 0.0, w * t * yes) + where(t == 1.0, 0.0, (1.0 - t) * no), reduction)
