@@ -9,7 +9,7 @@ and its sum leaves most of a device idle. So the sums of several layers share a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.kernels.clusters import Cluster
@@ -111,35 +111,51 @@ def postpone(schedule: Schedule, launches: Sequence[Launch]) -> list[Launch]:
     without large kernels takes precedence. Products use so many registers that few other threads run beside them:
     beside one, a sum of 25 MB took an H200 32 us, twice as long as elsewhere.
     """
-    position = {id(c): k for k, launch in enumerate(launches) for c in launch.clusters}
-    waiting: dict[int, list[Cluster]] = {}  # id of a cluster -> the clusters that run after it
-    readers: dict[int, list[Cluster]] = {}  # serial of a temporary -> its readers
-    for c in schedule.clusters:
-        for d in schedule.before_cluster(c):
-            waiting.setdefault(id(d), []).append(c)
-        for s in temporaries_of(schedule, c):
-            readers.setdefault(s, []).append(c)
-    storage = schedule.storage
-    most = POSTPONED * max((t.size for t in storage.members if t.serial not in storage.array), default=0)
-    out = dict(enumerate(launches))
+    later, left = _Later(schedule, launches), dict(enumerate(launches))
     for k in reversed(range(len(launches))):
-        launch, beside = launches[k], -1
-        until = min((position[id(d)] for c in launch.clusters for d in waiting.get(id(c), ())), default=len(launches))
-        read = set[int]().union(*(temporaries_of(schedule, c) for c in launch.clusters))
-        ends = [(max(position[id(c)] for c in readers[s]), storage.nodes[s].size) for s in read]
-        made = sum(t.size for c in launch.clusters for t in c.outs if t.serial not in storage.array)
-        for j in range(k + 1, until):
-            if sum(size for last, size in ends if last < j) - made > most:
-                break
-            if j in out and (beside < 0 or not launches[j].large) and launches[j].takes(launch, beside=True):
-                beside = j
-                if launch.large or not launches[j].large:
-                    break
-        if beside >= 0:
-            position.update((id(c), beside) for c in launch.clusters)
-            launches[beside].add(launch)
-            del out[k]
-    return list(out.values())
+        j = later.place(k, left)
+        if j is not None:
+            later.position.update((id(c), j) for c in launches[k].clusters)
+            launches[j].add(left.pop(k))
+    return list(left.values())
+
+
+class _Later:
+    """The later launches that a launch can join, by what waits for its results and by how long its inputs live."""
+
+    def __init__(self, schedule: Schedule, launches: Sequence[Launch]) -> None:
+        self.schedule, self.launches = schedule, launches
+        self.position = {id(c): k for k, launch in enumerate(launches) for c in launch.clusters}
+        self.waiting: dict[int, list[Cluster]] = {}  # id of a cluster -> the clusters that run after it
+        self.readers: dict[int, list[Cluster]] = {}  # serial of a temporary -> its readers
+        for c in schedule.clusters:
+            for d in schedule.before_cluster(c):
+                self.waiting.setdefault(id(d), []).append(c)
+            for s in temporaries_of(schedule, c):
+                self.readers.setdefault(s, []).append(c)
+        storage = schedule.storage
+        self.most = POSTPONED * max((t.size for t in storage.members if t.serial not in storage.array), default=0)
+
+    def place(self, k: int, left: Mapping[int, Launch]) -> int | None:
+        """Return which of the launches that are `left` launch `k` joins; None if it stays."""
+        launch = self.launches[k]
+        able = (j for j in self._in_reach(k) if j in left and left[j].takes(launch, beside=True))
+        first = next(able, None)
+        if first is None or launch.large:
+            return first
+        return next((j for j in (first, *able) if not left[j].large), first)
+
+    def _in_reach(self, k: int) -> Iterator[int]:
+        """Yield the launches after `k`, until one needs its results, or too much memory would live longer."""
+        clusters, storage = self.launches[k].clusters, self.schedule.storage
+        after = [self.position[id(d)] for c in clusters for d in self.waiting.get(id(c), ())]
+        read = set[int]().union(*(temporaries_of(self.schedule, c) for c in clusters))
+        ends = [(max(self.position[id(c)] for c in self.readers[s]), storage.nodes[s].size) for s in read]
+        made = sum(t.size for c in clusters for t in c.outs if t.serial not in storage.array)
+        for j in range(k + 1, min(after, default=len(self.launches))):
+            if sum(size for last, size in ends if last < j) - made > self.most:
+                return
+            yield j
 
 
 def temporaries_of(schedule: Schedule, c: Cluster) -> set[int]:
