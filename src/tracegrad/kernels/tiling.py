@@ -206,39 +206,47 @@ def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
         return Reach(rows, tiling.threads * tiling.each)
     if tiling.kind == "rows":
         return Reach(rows, tiling.threads // tiling.lanes)
-    p, tile = kernel.product, tiling.tile
+    return _reach_of_product(kernel, tiling, extent)
+
+
+def _reach_of_product(kernel: Kernel, tiling: Tiling, extent: Extent) -> Reach | None:
+    """Return the reach of tiles or squares, which are in order batch by batch, in each the rows of tiles."""
+    p, tile, square = kernel.product, tiling.tile, tiling.kind == "square"
     assert p is not None and tile is not None
-    square = tiling.kind == "square"
     if not square and any(not x.of_results for x in tile.limits(kernel)):
         return None  # tiles are sorted by the length of their sums
     side = tile.square(kernel) if square else 0
     tall, wide, threads = (side, side, tiling.threads) if square else (tile.rows, tile.columns, 1)
-    # batch by batch, in each the rows of tiles
-    m, n, batch = (int(points(axes)) for axes in (p.m, p.n, p.batch))
     varying = next((a for a in (*p.batch, *p.m, *p.n) if a.size > 1), None)
     if varying is None or not isinstance(varying.size, Extent):
         return None
-    if varying in p.batch:
-        return Reach(batch // int(extent) * extent.per, 1, -(-m // tall) * -(-n // wide), threads)
-    if varying in p.m:
-        return Reach(m // int(extent) * extent.per, tall, -(-n // wide), threads)
-    return Reach(n // int(extent) * extent.per, wide, 1, threads)
+    m, n = int(points(p.m)), int(points(p.n))
+    high, across = -(-m // tall), -(-n // wide)
+    axes, unit, times = (
+        (p.batch, 1, high * across) if varying in p.batch else (p.m, tall, across) if varying in p.m else (p.n, wide, 1)
+    )
+    return Reach(int(points(axes)) // int(extent) * extent.per, unit, times, threads)
 
 
 def choose_tiling(kernel: Kernel) -> Tiling:
     """Return the tiling of a kernel."""
-    rows, length = kernel.rows, kernel.length
-    if kernel.uniform or not any(isinstance(s, Fold) for s in kernel.body):
-        if kernel.uniform:
-            lanes = WORKGROUP if length >= COOPERATE_FROM else 1
-            return Tiling("points", min(-(-rows // WORKGROUP), UNIFORM_GROUPS), lanes, parts=lanes)
+    if kernel.uniform:
+        lanes = WORKGROUP if kernel.length >= COOPERATE_FROM else 1
+        return Tiling("points", min(-(-kernel.rows // WORKGROUP), UNIFORM_GROUPS), lanes, parts=lanes)
+    if not any(isinstance(s, Fold) for s in kernel.body):
         each = _side_by_side(kernel)
-        return Tiling("points", -(-rows // (WORKGROUP * each)), each=each)
+        return Tiling("points", -(-kernel.rows // (WORKGROUP * each)), each=each)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         enough = min(m, n) >= HALF_TILE_FROM and _tiles(SMALLEST, batch, m, n) >= PROCESSORS
         if min(m, n) >= TILE_FROM or enough or kernel.product.part:
             return _tile(batch, m, n, kernel)
+    return _by_rows(kernel)
+
+
+def _by_rows(kernel: Kernel) -> Tiling:
+    """Return the tiling of a kernel whose rows are folded by one thread each, or by several."""
+    rows, length = kernel.rows, kernel.length
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
     if _columns(kernel):
