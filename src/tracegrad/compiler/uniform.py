@@ -6,7 +6,7 @@ factor that differs, a flip as an index, a Python loop over rows as more nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.plan import Plan
@@ -52,12 +52,7 @@ def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
     numbers: list[dict[int, int]] = [{}, {}]
     nodes = [_moving(g, seen, sizes, n) for g, seen, n in zip((one, other), numbers, sizes)]
     for x, y in zip(*nodes):
-        same = x.prim is y.prim and x.attrs.keys() == y.attrs.keys() and x.dtype is y.dtype
-        if x.prim is CONST and same and x.dtype.name != "bool":
-            continue
-        same = same and [numbers[0][i.serial] for i in x.inputs] == [numbers[1][i.serial] for i in y.inputs]
-        same = same and sizes.agree(x.shape, y.shape) and all(sizes.agree(v, y.attrs[k]) for k, v in x.attrs.items())
-        if not same:
+        if not _alike(x, y, numbers, sizes):
             where = f", {x.site.short}" if x.site else ""
             raise UnsizedError(f"{x.prim.name}{where}, is {x.type} at a batch of {sizes.a} and {y.type} at {sizes.b}")
     roots = [
@@ -66,6 +61,17 @@ def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
     ]
     if len(nodes[0]) != len(nodes[1]) or roots[0] != roots[1]:
         raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")
+
+
+def _alike(x: Tensor, y: Tensor, numbers: Sequence[Mapping[int, int]], sizes: Pair) -> bool:
+    """Return whether two nodes differ in nothing but the size of the batch. numbers: of serials, in each graph."""
+    if x.prim is not y.prim or x.attrs.keys() != y.attrs.keys() or x.dtype is not y.dtype:
+        return False
+    if x.prim is CONST and x.dtype.name != "bool":
+        return True
+    if [numbers[0][i.serial] for i in x.inputs] != [numbers[1][i.serial] for i in y.inputs]:
+        return False
+    return sizes.agree(x.shape, y.shape) and all(sizes.agree(v, y.attrs[k]) for k, v in x.attrs.items())
 
 
 def _moving(graph: Graph, numbers: dict[int, int], sizes: Pair, size: int) -> list[Tensor]:
@@ -160,10 +166,9 @@ def _with_extent(one: Kernel, other: Kernel, sizes: Pair, folds: bool) -> Kernel
             raise UnsizedError(f"{one.label} writes what another kernel would have to know the batch of")
     for v in walk(_roots(one)):
         slot: int = v.arg[0] if v.op == "load" else -1
-        if slot >= 0 and slots[slot]:
-            axes = grown or {"": 0}
-            if not any(_within(v.arg[1], axis, per, slots[slot], one, sizes.a) for axis, per in axes.items()):
-                raise UnsizedError(f"{one.label} reads other rows of the batch than its own")
+        of_slot, axes = slots[slot] if slot >= 0 else 0, grown or {"": 0}
+        if of_slot and not any(_within(v.arg[1], axis, per, of_slot, one, sizes.a) for axis, per in axes.items()):
+            raise UnsizedError(f"{one.label} reads other rows of the batch than its own")
     return sized(one, {axis: Extent.of(sizes.a, per) for axis, per in grown.items()}) if grown else one
 
 

@@ -28,7 +28,6 @@ NUMBERS = frozenset((int, float))
 TRUE, FALSE = object(), object()  # parts of a key, because Python's True equals 1
 
 # The part of an argument in the key of its plan, as code for most calls; `part` handles the other arguments.
-# {p} is the parameter
 # {p} is the parameter.
 ARRAY = "{p}._spec if _type({p}) is _tensor else ({p}.dtype, {p}.shape) if _type({p}) is _array and {p}.shape else "
 OPERAND = (
