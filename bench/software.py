@@ -24,7 +24,7 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program

@@ -21,7 +21,8 @@ from tracegrad.compiler.persistent import arena_of, persistent_of
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.plan import Plan
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import indices_of, walk
 from tracegrad.kernels.form import Kernel, Store

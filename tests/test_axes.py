@@ -11,7 +11,8 @@ from test_kernels import NOTHING
 from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Quotient, atoms_of
 from tracegrad.kernels.form import Kernel

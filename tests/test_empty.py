@@ -15,7 +15,8 @@ from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import ShapeError
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.grad import gradients

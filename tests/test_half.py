@@ -16,7 +16,8 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor, bind, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, bind, toposort
 from tracegrad.kernels import fuse, stored
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.storage import analyse

@@ -13,7 +13,8 @@ from tracegrad import ops
 from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, bool_, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor, bind, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, bind, toposort
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.triangles import Triangles
 from tracegrad.passes.expand import expand_composites

@@ -18,7 +18,8 @@ from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import toposort
 from tracegrad.kernel_source import Texts
 from tracegrad.kernels import tiling, unroll
 from tracegrad.kernels.tiling import TileShape

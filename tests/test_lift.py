@@ -15,7 +15,8 @@ from tracegrad.compiler import pipeline
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor, bind, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, bind, toposort
 from tracegrad.passes import lift
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.lift import out_of_loops

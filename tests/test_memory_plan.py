@@ -19,7 +19,7 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler import layout
 from tracegrad.compiler.layout import Persistent
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.kernels import group
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.prims.folds import pack

@@ -21,7 +21,8 @@ from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import plan_launches
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.bounds import array_of
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernel_source import Texts
 from tracegrad.optim import loss_scale
 from tracegrad.prims.leaves import leaf

@@ -16,8 +16,9 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import Persistent, make_program
 from tracegrad.dtypes import TensorType, as_dtype, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.imperative.tensors import parameter
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.graph import Graph
+from tracegrad.imperative.creation import parameter
+from tracegrad.ir import Tensor, toposort
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims import elementwise
 from tracegrad.prims.leaves import const, leaf

@@ -16,7 +16,7 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.kernels import tiling
 from tracegrad.kernels.costs import cost_of
 from tracegrad.kernels.fuse import Schedule

@@ -17,7 +17,7 @@ from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import DeviceError, InputError
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.adapters import check_webgpu

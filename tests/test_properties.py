@@ -24,7 +24,8 @@ from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.entrypoints import compile as tg_compile
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernels.expr import Index, Space, evaluate_index, ravel, regroup, unravel
 from tracegrad.prims import folds, views
 from tracegrad.prims.leaves import leaf

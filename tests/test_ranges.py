@@ -12,7 +12,8 @@ from tracegrad import ops
 from tracegrad.ambient import tracing
 from tracegrad.compiler.ranges import input_ranges
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 
 Found = dict[str, dict[str, Any]]

@@ -19,7 +19,8 @@ from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.rounding import rounded
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession

@@ -14,7 +14,8 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernels import tiling
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program

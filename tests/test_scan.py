@@ -24,7 +24,8 @@ from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32, i32, u32
 from tracegrad.engine.indexcheck import check_indices
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession

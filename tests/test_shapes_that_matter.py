@@ -21,7 +21,8 @@ from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import Shape, TensorType, bool_, f32, i32
 from tracegrad.errors import TracegradError
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.native import NativeSession

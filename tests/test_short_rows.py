@@ -20,7 +20,8 @@ from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import DType, TensorType, f32, i32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.render import c_values
 from tracegrad.runtime.cpu import CpuSession

@@ -15,7 +15,8 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernels import stored
 from tracegrad.kernels.storage import Storage, analyse, postorder
 from tracegrad.prims.leaves import leaf

@@ -20,7 +20,8 @@ from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import toposort
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.cpu import CpuSession

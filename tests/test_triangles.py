@@ -20,7 +20,8 @@ from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, toposort
 from tracegrad.kernels import tiling
 from tracegrad.kernels.costs import cost_of
 from tracegrad.kernels.form import Limit

@@ -20,7 +20,8 @@ from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, DeviceError, NonFiniteError
-from tracegrad.ir import Graph, bind
+from tracegrad.graph import Graph
+from tracegrad.ir import bind
 from tracegrad.prims.elementwise import log, mul
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf

@@ -24,12 +24,14 @@ from tracegrad.errors import (
     TracegradError,
 )
 from tracegrad.functional import *
+from tracegrad.graph import Graph
 from tracegrad.hypers import hyper
 from tracegrad.imperative.calls import install
+from tracegrad.imperative.creation import parameter, tensor
 from tracegrad.imperative.streams import manual_seed
 from tracegrad.imperative.tape import no_grad
-from tracegrad.imperative.tensors import GradTensor, parameter, tensor
-from tracegrad.ir import Graph, Tensor
+from tracegrad.imperative.tensors import GradTensor
+from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.nn.parameters import Parameter
 from tracegrad.ops import *

@@ -28,9 +28,9 @@ from tracegrad.engine.inputs import fit_value
 from tracegrad.engine.snapshots import Snapshot
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file, replace_files
+from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
 from tracegrad.introspection.tables import escape
-from tracegrad.ir import Graph
 from tracegrad.jsontext import dumped
 from tracegrad.program import VERSION, Field, Program
 from tracegrad.runtime.javascript import CHECKS, core, runtime, source, without_imports

@@ -10,7 +10,8 @@ A graph pass:   a function of roots that calls `rewrite`.
 """
 
 from tracegrad.dtypes import TensorType
-from tracegrad.ir import Graph, Primitive, Tensor, bind, register, rewrite, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Primitive, Tensor, bind, register, rewrite, toposort
 from tracegrad.methods import op
 from tracegrad.optim.host import Host
 from tracegrad.optim.transform import PerParameter, Transform, chain

@@ -28,7 +28,7 @@ from tracegrad.imperative.values import f64, nearest
 from tracegrad.ir import Tensor, toposort
 from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
-from tracegrad.refusals import check_call, shown
+from tracegrad.refusals import check_call, shown, wrapped
 from tracegrad.shapes import show
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
@@ -119,7 +119,6 @@ def _array(x: Any) -> Any:
 def _public(transform: F) -> F:
     """Wrap a transform, so that its results work inside and outside of a trace."""
 
-    @functools.wraps(transform)
     def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not callable(fn):
             raise TraceError.here(
@@ -129,7 +128,7 @@ def _public(transform: F) -> F:
         check_call(f"tg.{transform.__name__}", transform, (fn, *args), kwargs)
         return at_once(transform(fn, *args, **kwargs))
 
-    return cast("F", made)
+    return wrapped(made, transform)
 
 
 grad, value_and_grad = _public(transforms.grad), _public(transforms.value_and_grad)

@@ -9,7 +9,6 @@ T = TypeVar("T")
 
 NO_NUMBERS = "a traced tensor has no values; return it beside the loss as aux, or record it with tg.capture"
 CAST = "write tg.cast(x, tg.f32), or another dtype"
-STEP = "tg.compile(...) makes a training; its train.step(x=..., y=...) computes gradients and updates the parameters"
 WHERE = "leave it out: the argument device of tg.compile says where a program runs"
 MIDDLE = "write tg.sort(x, axis)[0], and take the element at the middle or at the quantile"
 SIZED = "the size of its result depends on values; compute it in NumPy, and pass the result as an input"
@@ -22,10 +21,6 @@ SOLVED = "tracegrad does not decompose or invert matrices; do that in NumPy, and
 SEGMENTS = "write tg.segment_sum(x, segments, n); of ones it counts, and the sum over the count is the mean"
 LOG_SUMS = "write tg.log(tg.cumsum(tg.exp(x - tg.max(x)), axis)) + tg.max(x)"
 SUBSET = "write tg.where(mask, x, 0), because the number of elements kept is not known while tracing"
-TRAINING = "pass a flag of your own to the forward, as in tg.dropout(x, 0.1, training)"
-WEIGHTS = (
-    "train.download_params() returns the trained values by name; nn.named_parameters(model) lists the declarations"
-)
 
 # Attributes of tensors
 TENSORS = {
@@ -313,154 +308,6 @@ FUNCTIONS = {
     "absolute": "write tg.abs",
 }  # fmt: skip
 
-# Attributes of models, layers and parameters of a model
-MODELS = {
-    "to cuda cpu device": WHERE,
-    "train eval training": TRAINING,
-    "parameters named_parameters state_dict get_weights weights": WEIGHTS,
-    "load_state_dict set_weights load_weights": "write train.upload_params(record)",
-    "zero_grad backward step": STEP,
-    "fit compile evaluate predict": "tg.compile(model=..., loss=...) makes a training",
-    "register_buffer": "write self.state(shape, init=tg.init.literal(array))",
-    "register_parameter": "write self.param(shape, init=tg.init.literal(array))",
-    "add_module add append register_module": "assign layers to attributes, or keep a list",
-    "forward apply": "call the model or layer itself, as in m(x), which runs __call__",
-    "modules children": "vars(model) has the attributes",
-    "summary": "write tg.summary(model)",
-    "weight kernel": "write layer.W",
-    "bias": "write layer.b",
-    "in_features out_features in_dim out_dim": "write layer.W.shape",
-    "reset_parameters init": "init= of the layer says how it begins; train.reset() draws the values again",
-    "freeze requires_grad trainable": "write train.freeze('layer.*'), or trainable=False where the layer is made",
-    "save": "write train.save(path)",
-    "requires_grad_": "make the parameter with trainable=False",
-}  # fmt: skip
-
-OPTIMIZERS = {
-    "step zero_grad backward update minimize apply_gradients": STEP,
-    "param_groups learning_rate": "train.set_lr(lr) changes the rate of a training",
-    "state_dict load_state_dict state": "train.save(path) and train.load(path) keep its state",
-    "init": "tg.compile makes its state",
-    "compute_gradients": "write tg.grad(function)",
-}
-
-RUN = "write train.attach(forward=..., inputs=...).run(x=x).output"
-TRAININGS = {
-    "parameters state_dict get_weights weights": "write train.params()",
-    "load_state_dict set_weights load_params": "write train.upload_params(record), or tg.from_torch(state_dict, train)",
-    "named_parameters": "write train.params().items()",
-    "buffers named_buffers": "write train.states()",
-    "save_weights save_model": "write train.save(path)",
-    "load_weights load_model": "write train.load(path), or tg.load_forward(path, ...) to run only",
-    "history metrics epoch": "train.fit(...) returns the history; hooks get a state with epoch and metrics",
-    "callbacks log logger": "write train.fit(..., callbacks=[...], log=...)",
-    "optimizer scheduler opt_state": "train.set_lr(lr) and train.set(...) change it, train.save(path) keeps its state",
-    "requires_grad_ requires_grad frozen trainable": "write train.freeze('pattern.*') and train.unfreeze('pattern.*')",
-    "init init_weights apply_init": "write train.reset(), or train.reset(seed=1)",
-    "compile": "it is compiled; tg.compile makes another",
-    "onnx to_onnx": "train.export(folder) writes a page; tg.to_torch(train) gives a state dict for PyTorch",
-    "to_torch": "write tg.to_torch(train)",
-    "from_torch": "write tg.from_torch(state_dict, train)",
-    "validate test score": "write train.fit(..., validation=(x, y)), or train.attach(forward=..., inputs=...).run(x=x)",
-    "stop_training": "write state.stop() in a hook of train.fit",
-    "num_params count_params": "write tg.summary(model)",
-    "ema": "write train.download_params(ema=True), of an optimizer made with ema=",
-    "steps step_count global_step": "train.step(x=..., y=...).step is the number of a step",
-    "grad": "write train.download_grads()",
-    "plot": "write train.fit(...).plot()",
-    "copy clone": "write train.save(path), and load it into another training; tg.sweep trains many at once",
-    "output": RUN,
-    "eval predict forward apply evaluate run __call__": RUN,
-    "zero_grad backward train_step train_on_batch update": STEP,
-    "param_groups learning_rate": "read train.lr, and write train.set_lr(lr)",
-    "train": "write train.step(x=..., y=...), or train.fit(batches)",
-    "to cuda cpu": WHERE,
-    "summary": "write tg.summary(model)",
-    "gradients grads": "write train.download_grads()",
-    "loss": "train.step(x=..., y=...).loss has the loss of a step",
-}
-
-RUNNING = "write .run(x=x).output"
-FORWARDS = {
-    "predict forward apply output numpy": RUNNING,
-    "eval train": f"leave it out, and {RUNNING}: a forward does not train",
-    "step fit": "a forward only runs; the training has step and fit",
-    "save": "write train.save(path); tg.load_forward(path, ...) reads it",
-    "export": "write train.export(folder, forwards={'predict': infer})",
-    "to cuda cpu": WHERE,
-    "parameters state_dict get_weights weights named_parameters": "write .params()",
-    "load_state_dict set_weights load_params": "write .upload_params(record), or tg.from_torch(state_dict, infer)",
-    "output_shape": "write .graph_for(x=x), or .run(x=x).output.shape",
-}
-
-RESULT = "read .loss of a step, or .output of a run, which is an array"
-PENDINGS = {
-    "item numpy detach cpu tolist data": RESULT,
-    "backward": STEP,
-    "metrics accuracy": "read .aux, which has what the loss returns beside itself, as r.aux['accuracy']",
-    "wait get": "write .result(), which waits",
-    "shape dtype ndim size argmax max min mean sum T reshape astype": RESULT,
-}
-
-# Keywords of calls, with their names in tracegrad. The first that the function has applies
-KEYWORDS: dict[str, tuple[str, ...]] = {
-    "dim dims": ("axis", "axes"),
-    "axis axes": ("axis", "axes", "start_axis"),
-    "keepdim keep_dims": ("keepdims",),
-    "input inputs a array tensor": ("x", "logits", "prediction", "log_probs", "indices"),
-    "target labels label y_true": ("targets", "target"),
-    "y_pred preds output": ("logits", "prediction", "log_probs"),
-    "size newshape new_shape": ("shape", "sizes"),
-    "unbiased correction": ("ddof", "correction"),
-    "min a_min low": ("lo", "low"),
-    "max a_max high": ("hi", "high"),
-    "num_layers n_layers depth": ("layers",),
-    "num_heads heads nhead": ("n_heads",),
-    "embed_dim d_model": ("dim",),
-    "monitor": ("metric", "best"),
-    "filepath": ("path",),
-    "log_dir logdir": ("folder",),
-    "num_epochs max_epochs n_epochs nb_epoch": ("epochs",),
-    "max_steps n_steps": ("steps",),
-    "eval_steps log_every eval_every": ("every",),
-    "logger loggers": ("log",),
-    "X": ("x",),
-    "batchsize bs": ("batch_size",),
-    "ckpt_path ckpt checkpoint resume_from_checkpoint": ("resume",),
-    "amp mixed_precision": ("precision",),
-    "random_state": ("seed",),
-    "restore_best_weights": ("restore",),
-    "in_features in_channels input_dim": ("in_dim", "in_ch"),
-    "out_features out_channels units filters": ("out_dim", "out_ch"),
-    "input_size": ("input_dim",),
-    "hidden_size": ("hidden_dim",),
-    "num_embeddings vocab_size": ("vocab",),
-    "embedding_dim normalized_shape features": ("dim",),
-    "use_bias": ("bias",),
-    "kernel_initializer initializer weight_init": ("init",),
-    "learning_rate rate": ("lr", "p"),
-    "epsilon": ("eps",),
-    "betas": ("beta1", "beta2"),
-    "decay wd l2": ("weight_decay",),
-    "clipnorm max_norm max_grad_norm global_clipnorm": ("clip_grad_norm",),
-    "rho": ("alpha",),
-    "train is_training": ("training",),
-    "std stddev sigma": ("scale",),
-    "end eta_min min_lr end_value": ("final",),
-    "lr max_lr start init_value base_lr value": ("peak", "rate"),
-    "T_max total_steps num_steps decay_steps total_iters": ("steps",),
-    "step_size": ("every",),
-    "loss_fn criterion loss_function": ("loss",),
-    "net network module": ("model",),
-    "function fn apply_fn predict": ("forward", "loss"),
-    "opt optim": ("optimizer",),
-    "input_shape shapes inputs_spec": ("inputs",),
-    "approx": ("approximate",),
-    "verbose progress_bar": ("progress",),
-    "dataset train_data dataloader train_loader train_dataloader train_dataloaders": ("data",),
-    "validation_data val_data eval_dataset val val_loader val_dataloader val_dataloaders": ("validation", "evaluate"),
-    "filename file f": ("path",),
-}
 # Functions of tg.metrics
 METRICS = {
     "f1 f1_score precision recall precision_score recall_score": (
@@ -471,48 +318,6 @@ METRICS = {
     "top_k topk": "write tg.metrics.top_k_accuracy(logits, targets, k)",
     "roc_auc roc_auc_score": "write tg.metrics.auc(scores, targets)",
     "r2": "write tg.metrics.r2_score(prediction, target)",
-}
-
-# Keywords that have no counterpart
-WITHOUT = {
-    "device": "the argument device of tg.compile says where a program runs",
-    "dtype": "cast the result with tg.cast(x, dtype)",
-    "inplace": "tensors never change: use the result",
-    "out": "tensors never change: use the result. NumPy passes it too: for np.sum(x) write tg.sum(x)",
-    "alpha": "multiply an operand, as in a + alpha * b",
-    "activation": "apply it to the result, as in tg.relu(layer(x))",
-    "weight": "use reduction='none', and return a weighted mean",
-    "requires_grad": "parameters get gradients unless they are made with trainable=False",
-    "metrics": "return them beside the loss, as in (loss, {'name': tensor}), or pass metrics= to train.fit",
-    "batch_size": "inputs= has the batch size; train.fit(x=..., y=..., batch_size=...) cuts arrays",
-    "shuffle": "train.fit(x=..., y=...) shuffles whole arrays",
-    "weight_decay": "the optimizer has it, as optim.adamw(lr=..., weight_decay=0.01)",
-    "amsgrad": "leave it out: optim.adam computes plain Adam",
-    "sample_weight class_weight": "make the weights an input, and return tg.mean(weights * loss) of a loss with "
-    "reduction='none'",
-    "save_best_only": "leave it out: best=None saves after each epoch, and a metric the best",
-    "num_workers collate_fn pin_memory sampler": "pass a DataLoader, as in train.fit(loader)",
-    "gradient_accumulation_steps accumulate_grad_batches": "write optim.adam(lr=..., accumulate=4)",
-    "scheduler lr_scheduler learning_rate lr optimizer": "the optimizer of tg.compile has the rate or schedule, as "
-    "optim.adam(lr=lr.linear(...)); train.set_lr(lr) changes it",
-    "clip_grad_norm gradient_clip_val max_grad_norm ema": "it belongs to the optimizer, as "
-    "optim.adam(lr=..., ema=0.99, clip_grad_norm=1.0)",
-    "loss": "tg.compile(loss=...) has it",
-    "steps_per_epoch validation_freq": "steps= is the number of all steps, every= that between evaluations",
-    "initial_epoch": "resume=path goes on at the epoch and batch at which the file was saved",
-    "patience early_stopping": "write callbacks=[tg.EarlyStopping('val_loss', patience=5)]",
-    "bias_init bias_initializer": "biases begin with zeros; write train.upload_params({'layer.b': values})",
-    "kernel_init": "write init=tg.init.kaiming(), or another of tg.init",
-    "params": "leave it out: the parameters are those of the model given to tg.compile",
-    "track_running_stats": "pass training=True in losses and leave it out elsewhere, as in norm(x, training)",
-    "jit": "leave it out: every training is compiled",
-    "append": "each fit rewrites the file; a path for log= is appended to",
-    "padding_mode": "convolutions pad with zeros; for other padding, use tg.pad or tg.concat before the layer",
-    "batch_first": "leave it out: sequences are always [B, T, features]",
-    "elementwise_affine": "write the formula with ops for a norm without parameters",
-    "padding_idx": "mask the result, as in tg.where(tokens == 0, 0.0, h)",
-    "key generator seed rng": "random ops draw from the seed of tg.compile",
-    "x y": "write train.fit(x=..., y=...)",
 }
 
 # Patterns of Python lines that branch on a value, and the remedy

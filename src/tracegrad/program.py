@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType
 from tracegrad.errors import InputError
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.jsontext import LOCAL, built, demand, distinct, dumped, index, natural, parse, plain, shown
 from tracegrad.kernel_source import Binding, KernelSource, check_grid, check_kernel
 from tracegrad.kernels.tiling import grid_of

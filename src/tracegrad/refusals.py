@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from difflib import get_close_matches
 from inspect import CO_VARARGS, CO_VARKEYWORDS
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tracegrad.errors import CallError, MissingNameError, call_site, located, placed
-from tracegrad.habits import BRANCHES, KEYWORDS, WITHOUT, found
+from tracegrad.habits import BRANCHES, found
 
 F = TypeVar("F", bound=Callable[..., Any])
 INNER = ("called", "fitted", "remedies", "source", "store", "worker")  # internal attributes, which other modules use
@@ -140,6 +140,8 @@ def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
 
 def remedy(word: str, value: Any, names: Sequence[str]) -> str:
     """Return a separator and the remedy for the unknown keyword `word`, or "". names: the existing keywords."""
+    from tracegrad.keywords import KEYWORDS, WITHOUT
+
     own = [name for name in (found(KEYWORDS, word) or ()) if name in names]
     if len(own) == 1:
         value = int(value) if own[0] == "ddof" and isinstance(value, bool) else value  # unbiased=True is ddof=1
@@ -197,10 +199,15 @@ def helpful(f: F) -> F:
         check_call(who, f, args[bound:], kwargs, bound)
         return f(*args, **kwargs)
 
-    made: Any = entry  # what functools.wraps does, which costs every import twenty calls a function
+    return wrapped(entry, f)
+
+
+def wrapped(made: Any, f: F) -> F:
+    """Return `made` with the name, docstring and signature of `f`; functools.wraps costs every import 20 calls more."""
     made.__name__, made.__qualname__, made.__module__ = f.__name__, f.__qualname__, f.__module__
-    made.__doc__, made.__wrapped__ = f.__doc__, f
-    return cast("F", made)
+    made.__doc__, made.__annotations__, made.__wrapped__ = f.__doc__, f.__annotations__, f
+    made.__dict__.update(f.__dict__)
+    return made
 
 
 def shown(value: Any) -> str:

@@ -17,7 +17,8 @@ from fuzzing.program import Array, Input, Program
 from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 
 Outputs = dict[str, Any]

@@ -34,7 +34,7 @@ from tracegrad.contents import contents
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.errors import InputError
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 

@@ -24,8 +24,9 @@ from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.persistent import arena_of
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.evaluate import named_by_role
+from tracegrad.graph import Graph
 from tracegrad.hypers import NORMAL, UNIT
-from tracegrad.ir import Graph, Tensor
+from tracegrad.ir import Tensor
 from tracegrad.nn.module import named_parameters
 
 STATES = ("state/mean", "state/count")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from counterparts import counterpart
 
 import tracegrad as tg
-from tracegrad import habits
+from tracegrad import attributes, habits
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ def index() -> str:
 TABLES = (
     ("Functions and modules", "torch.", habits.NAMES),
     ("Methods of tensors", "Tensor.", habits.TENSORS),
-    ("Models", "nn.Module.", habits.MODELS),
-    ("Optimizers", "torch.optim.", habits.OPTIMIZERS),
+    ("Models", "nn.Module.", attributes.MODELS),
+    ("Optimizers", "torch.optim.", attributes.OPTIMIZERS),
     ("Schedules", "lr_scheduler.", habits.SCHEDULES),
     ("Initialisers", "nn.init.", habits.INITS),
 )

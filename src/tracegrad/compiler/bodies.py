@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.compiler.plan import ScanPlan
-from tracegrad.ir import Graph, Tensor, bind, graft, reached, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, bind, graft, reached, toposort
 from tracegrad.kernels.reads import base, reads_of
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.kernels.stored import COMPUTED

@@ -20,8 +20,9 @@ from tracegrad.compiler.step_graph import training_graph
 from tracegrad.compiler.tracing import sites_of, traced
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError, TraceError, TracegradError, located
+from tracegrad.graph import Graph
 from tracegrad.hypers import NORMAL, PREFIX, UNIT
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.ir import Tensor, toposort
 from tracegrad.optim import freezing
 from tracegrad.optim.guard import PARAMS, bounded_arrays
 from tracegrad.optim.optimizer import Optimizer

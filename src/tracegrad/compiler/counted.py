@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.dtypes import DType, TensorType
+from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Graph, Tensor, rewrite
+from tracegrad.ir import Tensor, rewrite
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import CONST, leaf

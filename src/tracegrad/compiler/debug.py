@@ -8,9 +8,8 @@ import time
 from collections.abc import Sequence
 
 from tracegrad.errors import InputError
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.show import show_kernel
 from tracegrad.program import Program
 
 VARIABLE = "TRACEGRAD_DEBUG"
@@ -57,6 +56,8 @@ class Watch:
         form_of = {d.kernel: kernels for d, kernels in reversed(list(zip(program.dispatches, forms)))}
         for number, kernel in enumerate(program.kernels):
             if self.level >= FORMS:
+                from tracegrad.kernels.show import show_kernel
+
                 say("\n".join([f"form of kernel {number}", *map(show_kernel, form_of[number])]))
             if self.level >= SOURCES:
                 say(f"WGSL of kernel {number}, {kernel.label}\n{kernel.wgsl}")

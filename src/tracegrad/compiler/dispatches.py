@@ -21,7 +21,8 @@ from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.plan import Plan
 from tracegrad.errors import CompileError, Site
-from tracegrad.ir import Graph, Tensor, reached
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, reached
 from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
 from tracegrad.kernels.form import Kernel, sized

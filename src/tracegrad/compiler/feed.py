@@ -15,7 +15,8 @@ from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernels.lower import LARGEST
 from tracegrad.ops.indexing import take
 from tracegrad.ops.random import rows_at_random

@@ -13,7 +13,7 @@ from tracegrad.compiler.debug import Watch
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.lift import out_of_loops

@@ -9,8 +9,9 @@ from tracegrad.compiler.bodies import iteration
 from tracegrad.compiler.layout import Beside, Filling, Lifetime, Persistent, Place, share_memory
 from tracegrad.compiler.plan import Plan, ScanPlan, blocks_of
 from tracegrad.dtypes import TensorType, f16, f32
+from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Graph, Tensor
+from tracegrad.ir import Tensor
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
 from tracegrad.kernels.group import group_launches, postpone

@@ -7,7 +7,8 @@ from itertools import product
 from typing import Any
 
 from tracegrad.dtypes import Shape
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, toposort
 from tracegrad.transforms.loops import Body
 
 Box = list[list[int]]

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import plan_launches
-from tracegrad.ir import Graph, Tensor, bind, rewrite, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, bind, rewrite, toposort
 from tracegrad.kernels.storage import analyse
 from tracegrad.passes.scans import everywhere, in_bodies
 from tracegrad.prims.elementwise import HALF

@@ -17,7 +17,7 @@ from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leadi
 from tracegrad.compiler.watched import Watched
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import CompileError, ShapeError, Site
-from tracegrad.ir import Graph
+from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field, Program, with_rows
 from tracegrad.render.languages import LANGUAGES

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from tracegrad.compiler.persistent import HALTED
 from tracegrad.compiler.tracing import Traced
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, toposort
 from tracegrad.optim import freezing
 from tracegrad.optim.gradients import sum_of_squares
 from tracegrad.optim.guard import PARAMS, Guard, NewStates, any_nonfinite

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import TensorType
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
 from tracegrad.kernels.form import Extent, Fold, Kernel, Store, UnsizedError, sized
 from tracegrad.kernels.group import Launch

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tracegrad.attributes import FORWARDS
 from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.signatures import check_function, check_signature
@@ -23,9 +24,9 @@ from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, RunResult, failure
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
-from tracegrad.habits import FORWARDS
+from tracegrad.graph import Graph
 from tracegrad.hypers import whole
-from tracegrad.ir import Graph, Tensor
+from tracegrad.ir import Tensor
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.sites import SiteInfo

@@ -12,7 +12,8 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.errors import InputError, located
 from tracegrad.evaluate import evaluate, named_by_role
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, toposort
 from tracegrad.transforms.loops import Body, item
 
 SWITCH = "TRACEGRAD_CHECK"

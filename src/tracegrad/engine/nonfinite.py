@@ -9,7 +9,8 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.compiler.rounding import rounded
 from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, iterations, named_by_role, run
-from tracegrad.ir import Graph, Tensor, reached
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, reached
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.elementwise import HALF
 

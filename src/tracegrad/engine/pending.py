@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
+from tracegrad.attributes import PENDINGS
 from tracegrad.engine.results import Aborted, Captures, CompletedStep, Failed
 from tracegrad.errors import AbortedError, MissingNameError
-from tracegrad.habits import PENDINGS
 from tracegrad.refusals import NoArray, absent
 from tracegrad.runtime import tab
 from tracegrad.runtime.forks import Generation, forked_error

@@ -18,7 +18,8 @@ from tracegrad.compiler.rounding import rounded
 from tracegrad.engine.indexcheck import check_indices
 from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, named_by_role
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.place import COMPUTING
 from tracegrad.program import Program

@@ -11,7 +11,6 @@ from tracegrad.compiler.persistent import HALTED
 from tracegrad.compiler.step_graph import SKIPPED
 from tracegrad.engine import bounds, reference
 from tracegrad.engine.knobs import Knobs
-from tracegrad.engine.nonfinite import blame
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.programs import AUX, CAPTURE, RunProgram
 from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, StepResult, failure
@@ -109,6 +108,8 @@ class StepRun:
                 return
             overflows = tried
         try:
+            from tracegrad.engine.nonfinite import blame
+
             hyper = call.knobs.upload(self.of.hyper, self.step, call.stepper.stream)
             inputs = by_role("input", self.arrays)
             env = {**call.stepper.read(session), **inputs, **hyper}

@@ -1,4 +1,4 @@
-"""GradTensor: a tensor with values and a gradient; and the functions that make one."""
+"""GradTensor: a tensor with values and a gradient."""
 
 # The engine's modules share the slots of GradTensor, which users have no business with.
 # pyright: reportPrivateUsage=false
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from tracegrad import foreign
 from tracegrad.arrays import as_array, np
 from tracegrad.dtypes import DType, Shape, TensorType
-from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, placed
+from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.imperative import tape
-from tracegrad.imperative.values import Array, Spec, typed
+from tracegrad.imperative.values import Array, Spec, given
 from tracegrad.methods import METHODS, TensorMethods
 
 
@@ -64,8 +64,7 @@ class GradTensor(TensorMethods):
     def from_numpy(cls, array: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
         """Return a tensor with a copy of an array.
 
-        As torch.tensor(array); torch.from_numpy shares the memory. Raises DTypeError for a cast that loses
-        data.
+        As torch.tensor(array); torch.from_numpy shares the memory. Raises DTypeError for a cast that loses data.
         """
         return cls(as_array(array), requires_grad, dtype)
 
@@ -116,8 +115,7 @@ class GradTensor(TensorMethods):
     def data(self) -> Array:
         """The values, as a read-only array. To change those of a leaf, assign new ones: `w.data = w.data - g`.
 
-        As torch.Tensor.data. Setting raises InputError unless the tensor is a leaf, and ShapeError for
-        another type.
+        As torch.Tensor.data. Setting raises InputError unless the tensor is a leaf, and ShapeError for another type.
         """
         view = np.asarray(self._array).view()
         view.flags.writeable = False
@@ -244,9 +242,7 @@ class GradTensor(TensorMethods):
         return self._grad is not None
 
     def detach(self) -> GradTensor:
-        """Return a tensor with the same values and no history.
-
-        As torch.Tensor.detach.
+        """Return a tensor with the same values and no history. As torch.Tensor.detach.
 
         >>> tg.parameter([3.0]).detach().requires_grad
         False
@@ -324,10 +320,7 @@ class GradTensor(TensorMethods):
 
     # protocols of Python and NumPy
     def constant(self) -> Array:
-        """Return the array for use in a trace.
-
-        Raises TraceError if the tensor requires a gradient.
-        """
+        """Return the array for use in a trace. Raises TraceError if the tensor requires a gradient."""
         if self._spec.requires:
             raise TraceError(
                 f"the eager tensor {self.type} requires a gradient, which a trace cannot compute: make it a "
@@ -393,14 +386,6 @@ class GradTensor(TensorMethods):
         return GradTensor, (self.numpy(), self._spec.requires, self._spec.dtype.name)
 
 
-def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:
-    """Do the same as `typed`; errors name the purpose of the data and the line."""
-    try:
-        return typed(data, dtype)
-    except DTypeError as e:
-        raise placed(e, what, call_site()) from None
-
-
 _new = cast("Callable[[type[GradTensor]], GradTensor]", object.__new__)
 
 
@@ -412,36 +397,3 @@ def wrap(array: Array, spec: Any) -> GradTensor:
     t._record = None
     t._grad = None
     return t
-
-
-def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradTensor:
-    """Return an eager tensor that gets a gradient from `backward`.
-
-    data:          a number, nested lists, an array or a tensor; copied.
-    requires_grad: False for a tensor without a gradient.
-    dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64"; default f32, of integer and bool arrays their own.
-    Returns:       a leaf: its `grad` is None until a `backward` reaches it.
-    Raises:        DTypeError for a cast that loses data, and for an integer tensor that requires a gradient.
-
-    As torch.tensor(data, requires_grad=True).
-
-    >>> import tracegrad as tg
-    >>> x = tg.parameter([2, 3, 4])
-    >>> (x * x).sum().backward()
-    >>> x.grad
-    tensor([4., 6., 8.])
-    """
-    return GradTensor(data, requires_grad, dtype)
-
-
-def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
-    """Return an eager tensor of given values, without a gradient; otherwise as `tg.parameter`.
-
-    As torch.tensor. Raises DTypeError for a cast that loses data.
-
-    >>> import tracegrad as tg
-    >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]
-    tensor([[2.],
-            [5.]])
-    """
-    return GradTensor(data, requires_grad, dtype)

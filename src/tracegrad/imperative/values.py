@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from tracegrad.arrays import HAVE_NUMPY, as_array, cast_lossless, np
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
-from tracegrad.errors import DTypeError, InputError
+from tracegrad.errors import DTypeError, InputError, call_site, placed
 from tracegrad.methods import TensorMethods
 
 Array = Any
@@ -106,3 +106,11 @@ def nearest(x: Array) -> DType:
     if x.dtype.kind not in KINDS:
         raise InputError(f"{x.dtype.name} values are neither numbers nor truth values")
     return i32 if x.dtype.kind == "u" and x.dtype.itemsize != 4 else KINDS[x.dtype.kind]
+
+
+def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:
+    """Do the same as `typed`; errors name the purpose of the data and the line."""
+    try:
+        return typed(data, dtype)
+    except DTypeError as e:
+        raise placed(e, what, call_site()) from None

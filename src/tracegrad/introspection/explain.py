@@ -10,10 +10,11 @@ from pathlib import Path
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of
 from tracegrad.errors import Site
+from tracegrad.graph import Graph
 from tracegrad.introspection.memory import Memory
 from tracegrad.introspection.tables import Table, amount, escape, fragment, page, written
 from tracegrad.introspection.why import Answers, Why, why
-from tracegrad.ir import Graph, Tensor
+from tracegrad.ir import Tensor
 from tracegrad.kernels.costs import Cost
 from tracegrad.kernels.show import show_kernel
 from tracegrad.program import Program

@@ -8,8 +8,9 @@ from tracegrad.arrays import np
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
+from tracegrad.graph import Graph
 from tracegrad.introspection.tables import amount
-from tracegrad.ir import Graph, Tensor
+from tracegrad.ir import Tensor
 from tracegrad.ops.linalg import matmul
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program

@@ -8,7 +8,8 @@ from itertools import accumulate
 
 from tracegrad.compiler.dispatches import Planned
 from tracegrad.errors import MissingNameError, Site
-from tracegrad.ir import Graph, Tensor
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor
 from tracegrad.kernels.clusters import SCAN, Cluster
 from tracegrad.kernels.fuse import PACKED
 from tracegrad.kernels.reads import base

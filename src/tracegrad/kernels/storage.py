@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import TypeVar
 
 from tracegrad.dtypes import f16
+from tracegrad.graph import Graph
 from tracegrad.inlining import computed_once
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.ir import Tensor, toposort
 from tracegrad.kernels.halves import half_nodes
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of
 from tracegrad.kernels.stored import DELIVERED, PART, Rules, rules_of

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from tracegrad import init as inits
+from tracegrad.attributes import MODELS
 from tracegrad.dtypes import DType, f32
 from tracegrad.errors import DTypeError, TraceError, call_site
-from tracegrad.habits import MODELS
 from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 from tracegrad.nn.parameters import COPY, Parameter, State, checked_init, declared
-from tracegrad.refusals import NoNumber, absent, check_call, shown
+from tracegrad.refusals import NoNumber, absent, check_call, shown, wrapped
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
@@ -25,12 +24,11 @@ SHOWN = 4  # parameters in the repr of a module
 def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a layer's `__call__`, so that wrong arguments raise an error with a remedy."""
 
-    @wraps(apply)
     def call(self: Module, *args: Any, **given: Any) -> Any:
         check_call(type(self).__name__, apply, args, given, bound=1)
         return apply(self, *args, **given)
 
-    return call
+    return wrapped(call, apply)
 
 
 class Module(NoNumber):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 
+from tracegrad.attributes import OPTIMIZERS
 from tracegrad.errors import InputError, call_site, placed
-from tracegrad.habits import OPTIMIZERS
 from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
 from tracegrad.lr import as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
@@ -25,7 +25,7 @@ from tracegrad.optim.scaling import (
     track_ema,
 )
 from tracegrad.optim.transform import Transform, chain
-from tracegrad.refusals import absent, check_call, unexpected
+from tracegrad.refusals import absent, check_call, unexpected, wrapped
 from tracegrad.schedule import Schedule
 
 LR = Schedule | float
@@ -150,7 +150,6 @@ def recipe(
     """
 
     def make(core: Callable[P, Chain]) -> Callable[P, Optimizer]:
-        @wraps(core)
         def optimizer(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
             what = f"optim.{core.__name__}"
             check_call(what, core, args, kwargs)
@@ -178,7 +177,7 @@ def recipe(
                 groups=groups,
             )
 
-        return optimizer
+        return cast("Callable[P, Optimizer]", wrapped(optimizer, core))
 
     return make
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from tracegrad.ir import Graph, Tensor, bind, rebind, rewrite, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, bind, rebind, rewrite, toposort
 from tracegrad.kernels.reads import IN_MEMORY, base, region_of
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.kernels.stored import COMPUTED

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.evaluate import array_rule
-from tracegrad.ir import Graph, Tensor, toposort
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import LEAF
 from tracegrad.runtime.jax_memory import jax, jnp

@@ -10,8 +10,9 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
+from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Graph, Tensor
+from tracegrad.ir import Tensor
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Field, Program

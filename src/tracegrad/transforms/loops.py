@@ -17,8 +17,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 from tracegrad.dtypes import Shape, TensorType, f32
+from tracegrad.graph import Graph
 from tracegrad.inlining import computed_once
-from tracegrad.ir import Graph, Primitive, Tensor, bind, graft, reached, register, toposort
+from tracegrad.ir import Primitive, Tensor, bind, graft, reached, register, toposort
 from tracegrad.prims.leaves import LEAF, const
 from tracegrad.prims.rules import spread
 from tracegrad.prims.views import broadcast_to, reshape

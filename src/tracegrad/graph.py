@@ -1,0 +1,98 @@
+"""A graph: named outputs, captures and writes, and all nodes that they reach, which print one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracegrad.ir import Tensor, toposort
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A traced program: named outputs, captures, and new values of states.
+
+    precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision; see `kernels.halves`.
+
+    >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
+    >>> graph.outputs
+    {'output': <f32[4,1] add>}
+    """
+
+    outputs: dict[str, Tensor]
+    captures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # state name -> its new value
+    precision: str = "f32"
+
+    @property
+    def roots(self) -> list[Tensor]:
+        """Everything the program must compute. As the outvars of a jaxpr of JAX."""
+        return [*self.outputs.values(), *self.captures.values(), *self.writes.values()]
+
+    @property
+    def results(self) -> dict[str, Tensor]:
+        """The results of a run, by their names in the program."""
+        return {**self.outputs, **{f"capture.{name}": t for name, t in self.captures.items()}}
+
+    def with_roots(self, roots: Sequence[Tensor]) -> Graph:
+        """Return the graph with other values under the same names. roots: in the order of `self.roots`."""
+        it = iter(roots)
+        outputs, captures, writes = (
+            {name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)
+        )
+        return Graph(outputs, captures, writes, self.precision)
+
+    @property
+    def nodes(self) -> list[Tensor]:
+        """All nodes in order. As the equations of JAX's jaxprs."""
+        return toposort(self.roots)
+
+    def leaves(self, *roles: str) -> list[Tensor]:
+        """Return the leaves of some roles: "param", "frozen", "input", "patch", "state", "hyper"."""
+        return [t for t in self.nodes if t.prim.family == "leaf" and t.attrs.get("role") in roles]
+
+    @property
+    def params(self) -> list[Tensor]:
+        """All parameters, trained or not, in order of first use. As torch.nn.Module.parameters."""
+        return self.leaves("param", "frozen")
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The named inputs of a call. As the placeholders of torch.fx.Graph."""
+        return self.leaves("input")
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {t.type}" for name, t in self.outputs.items())
+        return f"<Graph of {len(self)} nodes: {shown}; print it for all of them>"
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __str__(self) -> str:
+        nodes = self.nodes
+        number = {t.serial: k for k, t in enumerate(nodes)}
+        lines: list[str] = []
+        for t in nodes:
+            lines.append(_line(t, number))
+            if "body" in t.attrs:
+                lines += [f"    {line}" for line in str(t.attrs["body"]).splitlines()]
+        for kind, part in (("return", self.outputs), ("capture", self.captures), ("write", self.writes)):
+            lines += [f"{kind} {name} = %{number[t.serial]}" for name, t in part.items()]
+        return "\n".join(lines)
+
+
+def _line(t: Tensor, number: Mapping[int, int]) -> str:
+    """Return a node as text, such as `%12 f32[256,64] = matmul(%3, %7)  # model.py:14`."""
+    shown = [f"%{number[x.serial]}" for x in t.inputs]
+    shown += [f"{k}={_show(v)}" for k, v in t.attrs.items() if k != "body"]
+    where = f"  # {t.site.short}" if t.site else ""
+    return f"%{number[t.serial]} {t.type} = {t.prim.name}({', '.join(shown)}){where}"
+
+
+def _show(value: Any) -> str:
+    text = str(value) if not isinstance(value, bytes) else f"<{len(value)} bytes>"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,40 @@
+"""The functions that make an eager tensor of given values: `tg.parameter` and `tg.tensor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracegrad.imperative.tensors import GradTensor
+
+
+def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradTensor:
+    """Return an eager tensor that gets a gradient from `backward`.
+
+    data:          a number, nested lists, an array or a tensor; copied.
+    requires_grad: False for a tensor without a gradient.
+    dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64"; default f32, of integer and bool arrays their own.
+    Returns:       a leaf: its `grad` is None until a `backward` reaches it.
+    Raises:        DTypeError for a cast that loses data, and for an integer tensor that requires a gradient.
+
+    As torch.tensor(data, requires_grad=True).
+
+    >>> import tracegrad as tg
+    >>> x = tg.parameter([2, 3, 4])
+    >>> (x * x).sum().backward()
+    >>> x.grad
+    tensor([4., 6., 8.])
+    """
+    return GradTensor(data, requires_grad, dtype)
+
+
+def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
+    """Return an eager tensor of given values, without a gradient; otherwise as `tg.parameter`.
+
+    As torch.tensor. Raises DTypeError for a cast that loses data.
+
+    >>> import tracegrad as tg
+    >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]
+    tensor([[2.],
+            [5.]])
+    """
+    return GradTensor(data, requires_grad, dtype)
