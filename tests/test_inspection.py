@@ -37,6 +37,12 @@ def compiled(**more: Any) -> Any:
 # --- members ---
 
 
+@pytest.mark.parametrize("wrong, right", [("stepp", "step"), ("uplod_params", "upload_params"), ("fitt", "fit")])
+def test_a_misspelled_method_is_named_whichever_base_class_has_it(wrong: str, right: str):
+    with compiled() as train, pytest.raises(AttributeError, match=f"has no '{wrong}': did you mean '{right}'"):
+        getattr(train, wrong)
+
+
 def test_memory_is_told_by_role():
     with compiled() as t:
         weights = 4 * (2 * 8 + 8 + 8 + 1)

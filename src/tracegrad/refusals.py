@@ -91,7 +91,8 @@ class Helped:
             cls = type(self)
             if name.startswith("_") or hasattr(cls, name):  # the latter: a property that raised an AttributeError
                 return object.__getattribute__(self, name)
-            raise absent(f"a {cls.__name__}", name, cls.remedies, [n for n in vars(cls) if n not in vars(Helped)])
+            own = [n for c in cls.__mro__ for n in vars(c) if not hasattr(Helped, n) and n not in INNER]
+            raise absent(f"a {cls.__name__}", name, cls.remedies, own)
 
         def __call__(self, *_: Any, **__: Any) -> Any:
             raise CallError.here(f"a {type(self).__name__} cannot be called: {self.called}")
