@@ -78,8 +78,8 @@ SMALL_PRODUCT = 2**20  # terms | up to which a product is small: under a millise
 
 # --- Kernels in C ---
 
-LANES = 16  # elements | partial results of a row: one or two vectors, which hide the latency of an addition | ?
-FEW_LANES = 8  # elements | the same where the innermost axis is shorter than LANES | ?
+LANES = 16  # elements | partial results of a row: one or two vectors, which hide the latency of an addition | 2 cores
+FEW_LANES = 8  # elements | the same where the innermost axis is shorter than LANES | 2 cores
 MANY_LANES = 64  # elements | the same where combining takes instructions that wait for each other | 2 cores
 SHORT_ROWS = 5  # elements | of a row from which 16 rows are turned, as vectors of their elements | 2 cores
 PLAIN_ROWS = 7  # elements | the same of results without functions such as exp | 2 cores
@@ -89,11 +89,11 @@ FEWEST_COLUMNS = 64  # columns | of a block, where several threads share the col
 COLUMNS_GRAIN = 2**19  # points | of a block of columns worth a thread of its own | 2 cores
 C_GRAIN = 32768  # points | worth a thread of their own: a few microseconds | ?
 C_PARTS = 64  # parts | of one call: more than there are threads, so that none waits long for the last | ?
-SHORT_COLUMNS = 8  # columns | from which a loop over columns pays | ?
+SHORT_COLUMNS = 8  # columns | from which a loop over columns pays | 2 cores
 FEW_PRODUCTS = 1  # products | a result that sums more of them is worth a call: two take 0.8 times as long | ?
 PRODUCT_GRAIN = 2**20  # products | of two numbers worth a thread of their own: some microseconds | ?
 PRODUCT_PARTS = 16  # parts | of one product | ?
-PRODUCT_SIDE = 96  # rows, columns | of a part: for fewer it is not worth packing the other operand once more | ?
+PRODUCT_SIDE = 96  # rows, columns | of a part: for fewer it is not worth packing the other operand once more | 2 cores
 PRODUCT_STACK = 4  # products | in a stack that are split between threads | ?
 LYING = 0.7  # share | of their vectors that columns fill, from which a product reads them where they lie | 2 cores
 C_SOURCE = 12_000  # characters | of C that compile as fast as the engine | ?
