@@ -105,3 +105,27 @@ def test_a_transposed_convolution_keeps_the_size_of_what_passes() -> None:
     assert 1.2 < y.std() < 1.6  # sqrt(2), as behind any layer that begins with kaiming()
     with pytest.raises(tg.ShapeError, match="Conv3d: kernel_size must be an integer or three, for depth"):
         nn.Conv3d(1, 2, (3, 3))
+
+
+def test_query_key_and_value_as_pytorch_and_causal_whatever_gives_the_keys() -> None:
+    other, value = (RNG.standard_normal((B, 6, D)).astype(np.float32) for _ in range(2))
+    layer = tg.instantiate(nn.MultiheadAttention(D, 4, causal=True), 0)
+    plain = tg.instantiate(nn.MultiheadAttention(D, 4), 0)
+    theirs = torch.nn.MultiheadAttention(D, 4, batch_first=True)
+    with tg.compile_forward(
+        model=nn.MultiheadAttention(D, 4), forward=lambda m, x: m(x), inputs={"x": X.shape}, seed=0
+    ) as f:
+        theirs.load_state_dict(tg.to_torch(f))
+    x, o, v = torch.tensor(X), torch.tensor(other), torch.tensor(value)
+    later = torch.ones(6, 6).triu(1) > 0
+    want = theirs(x, o, v, need_weights=False)[0].detach().numpy()
+    np.testing.assert_allclose(np.asarray(plain(X, other, value).numpy()), want, rtol=1e-4, atol=1e-5)
+    for args, keys in (((X,), (x, x)), ((X, X, X), (x, x)), ((X, other), (o, o)), ((X, other, value), (o, v))):
+        want = theirs(x, *keys, attn_mask=later, need_weights=False)[0].detach().numpy()
+        np.testing.assert_allclose(np.asarray(layer(*args).numpy()), want, rtol=1e-4, atol=1e-5)
+    with pytest.raises(
+        tg.ShapeError, match=r"causal=True needs a key for each query, .*without causal=True, or pass mask="
+    ):
+        layer(X, other[:, :4])
+    with pytest.raises(tg.ShapeError, match="value must be as the keys"):
+        plain(X, other, value[:, :4])

@@ -28,9 +28,10 @@ class MultiheadAttention(Module):
                   f32[batch, kv_heads, length, d].
     Layers q_proj, k_proj, v_proj and out_proj are `Linear`s, W from init.xavier_uniform(), b zeros.
 
-    layer(x, memory=None, *, mask=None, position=None, dropout=0.0) gives f32[B, T, dim]:
+    layer(x, memory=None, value=None, *, mask=None, position=None, dropout=0.0) gives f32[B, T, dim]:
     x:        f32[B, T, dim]: the queries, and without `memory` the keys and values, too.
-    memory:   f32[B, S, dim]: other elements for keys and values.
+    memory:   f32[B, S, dim]: other elements for keys and values. With `causal`, S must be T.
+    value:    f32[B, S, dim]: other elements for values only, as PyTorch's layer(query, key, value).
     mask:     bool, broadcastable to [B, n_heads, T, S], True where a query sees a key; or f32, added to the scores. For
               sequences of different lengths, pass (tg.arange(S) < lengths[:, None])[:, None, None].
     position: i32[]: the position of the first element of `x` in sequences whose earlier elements are in the cache. The
@@ -72,22 +73,32 @@ class MultiheadAttention(Module):
         self.keys, self.values = (self.state(shape), self.state(shape)) if shape else (None, None)
 
     def __call__(
-        self, x: Tensor, memory: Any = None, *, mask: Any = None, position: Any = None, dropout: float = 0.0
-    ) -> Tensor:
+        self, x: Tensor, memory: Any = None, value: Any = None, *, mask: Any = None, position: Any = None,
+        dropout: float = 0.0,
+    ) -> Tensor:  # fmt: skip
         """Apply to f32[B, T, dim]; see the class.
 
-        Raises: ShapeError for another size or rank; TraceError for a position without a cache, or with `memory`.
+        Raises: ShapeError for another size or rank, and for causal=True with more or fewer keys than queries;
+        TraceError for a position without a cache, or with `memory`.
         """
         x, dim = constants.asarray(x), self.q_proj.W.shape[0]
-        source = x if memory is None else constants.asarray(memory)
-        if x.ndim != 3 or source.ndim != 3 or {x.shape[2], source.shape[2]} != {dim}:
-            more = "" if memory is None else f" and memory {source.type}"
+        keys = x if memory is None else constants.asarray(memory)
+        values = keys if value is None else constants.asarray(value)
+        if x.ndim != 3 or keys.ndim != 3 or {x.shape[2], keys.shape[2]} != {dim}:
+            more = "" if memory is None else f" and memory {keys.type}"
             raise ShapeError.here(f"MultiheadAttention: x and memory must be [B, T, {dim}], got {x.type}{more}")
+        if values.shape != keys.shape:
+            raise ShapeError.here(f"MultiheadAttention: value must be as the keys, {keys.type}, got {values.type}")
+        if self.causal and keys.shape[1] != x.shape[1]:
+            raise ShapeError.here(
+                f"MultiheadAttention: causal=True needs a key for each query, got {x.type} and memory {keys.type}; "
+                "make a layer for memory without causal=True, or pass mask="
+            )
         q = split_heads(self.q_proj(x), self.n_heads)
-        k, v = (split_heads(layer(source), self.kv_heads) for layer in (self.k_proj, self.v_proj))
-        causal = self.causal and memory is None
+        k, v = split_heads(self.k_proj(keys), self.kv_heads), split_heads(self.v_proj(values), self.kv_heads)
+        causal = self.causal
         if position is not None:
-            k, v, seen = self._cached(k, v, position, memory is not None)
+            k, v, seen = self._cached(k, v, position, keys is not x or values is not x)
             mask, causal = seen if mask is None else mask & seen, False
         k, v = self._for_all(k), self._for_all(v)
         return self.out_proj(merge_heads(attention(q, k, v, causal, mask, dropout)))
