@@ -152,3 +152,67 @@ def test_a_forward_whose_parameters_were_never_set_warns_once() -> None:
         assert len(caught) == 1 and caught[0].filename == __file__
         infer.set_params({"layer.b": np.ones(2, np.float32)})
         np.testing.assert_allclose(infer.run(x=x).output, first + 1, rtol=1e-6)
+
+
+def test_dtypes_have_the_names_of_python_numpy_and_pytorch():
+    torch = pytest.importorskip("torch")
+    x = tg.tensor([0.0, 1.5])
+    for given in (np.float32, np.dtype("float32"), "float32", float, torch.float32, tg.f32):
+        assert tg.cast(x > 1.0, given).dtype == tg.f32
+    for given in (np.int32, int, torch.int32):
+        assert tg.cast(x, given).dtype == tg.i32
+    assert tg.cast(x, bool).dtype == tg.cast(x, np.bool_).dtype == tg.bool_
+    for given in (np.float64, np.int64, "long", dict, torch.float64):
+        with pytest.raises(tg.DTypeError, match="is not a dtype; use one of"):
+            tg.cast(x, given)
+
+
+def test_only_an_index_of_a_pair_of_max_warns(recwarn):
+    def loss(m, x):
+        h = m(x)
+        most = h.max(1)
+        parts = [
+            most[2:],
+            most[None],
+            most[tg.arange(2)],
+            h.max(1, keepdims=True)[:, 0],
+            h.max(),
+            h.argmax(1)[0] * 0 == 0,
+        ]
+        return sum(tg.sum(tg.cast(p, tg.f32)) for p in parts)
+
+    train = tg.compile(model=nn.Linear(3, 2), loss=loss, inputs={"x": (4, 3)}, optimizer=optim.sgd(0.1), device="cpu")
+    train.close()
+    assert not [w for w in recwarn if "values only" in str(w.message)]
+
+
+def test_one_example_or_a_dataset_in_place_of_batches_is_recognized():
+    def loss(m, x):
+        return tg.mean(m(x))
+
+    train = tg.compile(
+        model=nn.Linear(3, 2), loss=loss, inputs={"x": (None, 3)}, optimizer=optim.sgd(0.1), device="cpu"
+    )
+    with (
+        train,
+        pytest.raises(tg.InputError, match=r"one example\? x\[None\] is a batch of one, and a DataLoader makes"),
+    ):
+        train.fit(list(np.ones((5, 3), np.float32)), progress=False)
+
+
+def test_a_column_of_a_table_is_an_input_as_any_other():
+    table = np.random.default_rng(0).integers(0, 5, (40, 6))
+
+    def loss(m, i, y):
+        return tg.mse_loss(m(i)[:, 0], y)
+
+    def trained(i, y):
+        inputs = {"i": tg.i32[None], "y": (None,)}
+        with tg.compile(
+            model=nn.Embedding(5, 1), loss=loss, inputs=inputs, optimizer=optim.sgd(0.1), seed=0, device="cpu"
+        ) as train:
+            losses = train.fit(x=i, y=y, batch_size=16, epochs=2, progress=False).loss
+            infer = train.attach(forward=lambda m, i: m(i), inputs={"i": tg.i32[None]})
+            return losses, infer.run(i=i[::-2]).output.tolist(), train.step(i=i, y=y).loss
+
+    assert trained(table[:, 3], table[:, 1]) == trained(table[:, 3].copy(), table[:, 1].astype(np.float32))

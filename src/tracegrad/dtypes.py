@@ -107,10 +107,14 @@ class InputType(NamedTuple):
 
 
 def as_dtype(value: Any) -> DType:
-    """Return `value`, a DType or a name such as "f32", "float32", "bool", as a DType. Raises DTypeError otherwise."""
+    """Return `value` as a DType: one, a name such as "f32" or "float32", a class such as float or np.float32, or a
+    dtype of NumPy or PyTorch of that name. Raises DTypeError otherwise."""
     if isinstance(value, DType):
         return value
-    name = str(getattr(value, "name", value))
+    if isinstance(value, type):
+        name = {"float": "f32", "int": "i32"}.get(value.__name__, value.__name__)
+    else:
+        name = str(getattr(value, "name", value)).removeprefix("torch.")
     for d in DTYPES.values():
         if name in (d.name, d.numpy):
             return d

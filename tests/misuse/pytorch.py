@@ -41,6 +41,11 @@ def cross_entropy_of_target(m, x, label):
     return tg.cross_entropy(input=m(x), target=label)
 
 
+@classes("x.max(axis)[0] picks element 0", "values only", "x.argmax(axis)", raises=Warning)
+def the_pair_that_max_gives_elsewhere(m, x, label):
+    return tg.mean(m(x).max(1)[0])
+
+
 @classes("nll_loss", "'weight'", "weighted mean", raises=TypeError)
 def nll_loss_with_class_weights(m, x, label):
     return tg.nll_loss(tg.log_softmax(m(x)), label, weight=tg.ones(5))

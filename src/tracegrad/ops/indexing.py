@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, cast
 
 from tracegrad import ambient
 from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32
-from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError
+from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError, call_site
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, entered, method, op
 from tracegrad.prims import views
@@ -34,6 +35,7 @@ def getitem(x: Operand, key: Any) -> Tensor:
     indices than axes.
     """
     x = as_tensor(x)
+    _warn_of_pair(x, key)
     keys = _explicit(x, cast("tuple[Any, ...]", key) if isinstance(key, tuple) else (key,))
     shape: list[int] = []
     arrays: list[tuple[int, Any]] = []  # (axis of the result before they select, indices)
@@ -60,6 +62,21 @@ def getitem(x: Operand, key: Any) -> Tensor:
         axis += 1
     x = views.reshape(x, shape)
     return _together(x, *zip(*arrays)) if len(arrays) > 1 else take(x, arrays[0][1], arrays[0][0]) if arrays else x
+
+
+def _warn_of_pair(x: Tensor, key: Any) -> None:
+    """Warn at the user's line of `x.max(axis)[0]`, which PyTorch's users write: its max gives values and indices."""
+    made = x.inputs[0] if x.prim.name == "reshape" else x
+    name = made.prim.name
+    if name not in ("max", "min") or type(key) is not int or key not in (0, 1) or len(made.attrs["axes"]) > 1:
+        return
+    site = call_site()
+    if site is not None:
+        text = (
+            f"x.{name}(axis)[{key}] picks element {key} of the results: {name} gives values only, and no pair as in "
+            f"PyTorch. Write x.{name}(axis) for the values, x.arg{name}(axis) for the indices ({name} gave {x.type})"
+        )
+        warnings.warn_explicit(text, UserWarning, site.file, site.line)
 
 
 def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
