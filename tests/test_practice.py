@@ -439,3 +439,41 @@ def test_gradients_of_several_batches_and_an_odd_last_one_add_up() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             assert got == pytest.approx(want.item(), rel=1e-4)
+
+
+def lookahead(every: int = 5, share: float = 0.5) -> optim.Transform:
+    def update(g: Any, p: Any, state: Any, host: Any) -> Any:
+        fast, slow = p + g, state["slow"]
+        now = host.step - tg.floor(host.step / every) * every == 0.0
+        slow = tg.where(now, slow + share * (fast - slow), slow)
+        return tg.where(now, slow, fast) - p, {"slow": slow}
+
+    return optim.Transform({"slow": "params"}, update)
+
+
+def test_lookahead_goes_on_after_the_learning_rate() -> None:
+    """Zhang et al. 2019: slow weights follow those of Adam. The rate counts once, as `scale_by_lr` is in the chain."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((64, 6)).astype(np.float32), rng.integers(0, 3, 64)
+    model = nn.Sequential(nn.Linear(6, 16), tg.relu, nn.Linear(16, 3))
+    chain = optim.chain(optim.scale_by_adam(), optim.scale_by_lr(), lookahead())
+    net = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    with tg.compile(
+        model=model, loss=lambda m, x, y: tg.cross_entropy(m(x), y), inputs={"x": (64, 6), "y": tg.i32[64]},
+        optimizer=optim.custom(chain, lr=1e-2), seed=0, device="cpu",
+    ) as train:  # fmt: skip
+        net.load_state_dict(tg.to_torch(train))
+        found = [train.step(x=x, y=y).loss for _ in range(12)]
+    adam, slow = torch.optim.Adam(net.parameters(), lr=1e-2), [p.detach().clone() for p in net.parameters()]
+    wanted = []
+    for step in range(1, 13):
+        loss = torch.nn.functional.cross_entropy(net(torch.tensor(x)), torch.tensor(y))
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        wanted.append(loss.item())
+        if step % 5 == 0:
+            for p, s in zip(net.parameters(), slow, strict=True):
+                s += 0.5 * (p.detach() - s)
+                p.data.copy_(s)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)

@@ -206,7 +206,8 @@ def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[s
         parts.append(normalize_gradients(None if normalize is True else normalize))
     if clip is not None:
         parts.append(clip_by_global_norm(clip))
-    parts += [*core, scale_by_lr()]
+    scaled = any("lr" in part.ranges for part in core)  # a chain of the user has `scale_by_lr`, and may go on after it
+    parts += core if scaled else [*core, scale_by_lr()]
     if ema is not None:
         parts.append(track_ema(ema))
     transform = chain(*parts)
@@ -225,7 +226,8 @@ def _groups(options: Options, known: Mapping[str, float], transform: Transform, 
 def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Chain:
     """Make an optimizer from a transform of your own: p <- p - lr * transform(g).
 
-    `options` such as clipping change g first; see `Options`.
+    If the transform is a chain with `scale_by_lr`, p <- p + transform(g): parts after `scale_by_lr` get and give the
+    change of the parameters. `options` such as clipping change g first; see `Options`.
     As optax.chain(transform, optax.scale_by_learning_rate(lr)) of Optax.
 
     >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))

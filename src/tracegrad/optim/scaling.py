@@ -17,7 +17,7 @@ def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
 
 
 def scale_by_lr() -> Transform:
-    """Give -lr * g, with the schedule's value of this step: the last part of a chain.
+    """Give -lr * g, with the schedule's value of this step. `optim.custom` adds it to a chain that lacks it.
 
     As optax.scale_by_learning_rate of Optax.
 
