@@ -178,8 +178,9 @@ def _check_range(x: Array, low: int, high: int, exempt: int | None, starts: Sequ
 
 
 def _shape_hint(field: Field, x: Array, batch: bool) -> str:
-    if not all(isinstance(n, int) for n in cast("tuple[object, ...]", field.shape)):  # a size that calls choose
-        one = batch and field.shape[0] is None and x.shape == field.shape[1:]
+    sizes = cast("tuple[object, ...]", field.shape)
+    if not all(isinstance(n, int) for n in sizes):  # a size that calls choose
+        one = batch and not isinstance(sizes[0], int) and x.shape == field.shape[1:]
         return " (one example? x[None] is a batch of one, and a DataLoader makes batches of a dataset)" if one else ""
     others = batch and len(x.shape) == len(field.shape) > 0 and x.shape[1:] == field.shape[1:]
     if others and x.shape[0] < field.shape[0]:
