@@ -216,3 +216,18 @@ def test_a_column_of_a_table_is_an_input_as_any_other():
             return losses, infer.run(i=i[::-2]).output.tolist(), train.step(i=i, y=y).loss
 
     assert trained(table[:, 3], table[:, 1]) == trained(table[:, 3].copy(), table[:, 1].astype(np.float32))
+
+
+def test_fit_says_which_input_has_no_array():
+    def loss(m, x, y):
+        return tg.mse_loss(m(x), y)
+
+    x, y = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+    inputs = {"x": (None, 3), "y": (None, 1)}
+    with tg.compile(model=nn.Linear(3, 1), loss=loss, inputs=inputs, optimizer=optim.sgd(0.1), device="cpu") as train:
+        for data, said in (
+            ({"x": x, "t": y}, "there is no array for 'y'"),
+            ({"x": x, "y": y, "t": y}, "'t' is not one"),
+        ):
+            with pytest.raises(tg.InputError, match=rf"fit: the inputs are x, y; {said}.* columns of a data frame"):
+                train.fit(data, progress=False)

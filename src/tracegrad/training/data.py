@@ -71,9 +71,13 @@ def rows(
     given: Mapping[str, Any], types: Mapping[str, Any], batch_size: int | None, key: tuple[int, int] | None
 ) -> Rows:
     """Make `Rows` of whole arrays by input name. Raises InputError for wrong names, lengths or batch sizes."""
-    wrong = [n for n in types if n not in given] + [str(n) for n in given if n not in types]
-    if wrong:
-        raise InputError.here(f"fit: the arrays must be inputs, {', '.join(types)}; {wrong[0]!r} is not")
+    missing, unknown = [n for n in types if n not in given], [str(n) for n in given if n not in types]
+    if missing or unknown:
+        said = f"there is no array for {missing[0]!r}" if missing else f"{unknown[0]!r} is not one of them"
+        raise InputError.here(
+            f"fit: the inputs are {', '.join(types)}; {said}. Pass an array for each, such as "
+            f"{{{', '.join(f'{n!r}: ...' for n in types)}}}, or columns of a data frame, x=frame[columns]"
+        )
     arrays = {name: _array(name, given[name], types[name]) for name in types}
     lengths = {name: len(x) if x.ndim else 0 for name, x in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
