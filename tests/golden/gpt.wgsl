@@ -215,7 +215,7 @@ fn k1(w: i32, lid: i32) {
   if (e >= 4) { return; }
   let i0 = e;
   let v0 = i0;
-  let s5 = select(select(select(select(0f, bitcast<f32>(inf_bits), ((mem3[o3 + 0] != 0) && less_equal_f32(0f, mem4[o4 + 0]))), mem2[o2 + 0], (v0 == 1)), mem2[o1 + 0], (v0 == 2)), mem2[o0 + 0], (v0 == 3));
+  let s5 = select(select(select(select(0f, bitcast<f32>(inf_bits), ((mem3[o3 + 0] != 0) & less_equal_f32(0f, mem4[o4 + 0]))), mem2[o2 + 0], (v0 == 1)), mem2[o1 + 0], (v0 == 2)), mem2[o0 + 0], (v0 == 3));
   mem0[o5 + i0] = s5;
 }
 @compute @workgroup_size(128)
@@ -946,7 +946,7 @@ fn k3(w: i32, lid: i32) {
   let v0 = div_(a0, 8f);
   if (row < 1 && lane == 0) {
     let s4 = v0;
-    let s5 = select(mem2[o3 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem4[o2 + 0] == 0))));
+    let s5 = select(mem2[o3 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) | (!(mem4[o2 + 0] == 0))));
     mem5[o4 + 0] = s4;
     mem0[o5 + 0] = s5;
   }

@@ -180,7 +180,7 @@ fn k1(w: i32, lid: i32) {
   if (e >= 3) { return; }
   let i0 = e;
   let v0 = i0;
-  let s4 = select(select(select(0f, bitcast<f32>(inf_bits), ((mem4[o2 + 0] != 0) && less_equal_f32(0f, mem5[o3 + 0]))), mem0[o1 + 0], (v0 == 1)), mem0[o0 + 0], (v0 == 2));
+  let s4 = select(select(select(0f, bitcast<f32>(inf_bits), ((mem4[o2 + 0] != 0) & less_equal_f32(0f, mem5[o3 + 0]))), mem0[o1 + 0], (v0 == 1)), mem0[o0 + 0], (v0 == 2));
   mem3[o4 + i0] = s4;
 }
 @compute @workgroup_size(128)
@@ -274,7 +274,7 @@ fn k2(w: i32, lid: i32) {
   let v0 = div_(a0, 14f);
   if (row < 1 && lane == 0) {
     let s3 = v0;
-    let s4 = select(mem4[o2 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem3[o1 + 0] == 0))));
+    let s4 = select(mem4[o2 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) | (!(mem3[o1 + 0] == 0))));
     mem5[o3 + 0] = s3;
     mem0[o4 + 0] = s4;
   }

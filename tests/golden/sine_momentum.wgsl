@@ -122,7 +122,7 @@ fn k1(w: i32, lid: i32) {
   if (e >= 3) { return; }
   let i0 = e;
   let v0 = i0;
-  let s4 = select(select(select(0f, bitcast<f32>(inf_bits), ((mem3[o2 + 0] != 0) && less_equal_f32(0f, mem4[o3 + 0]))), mem0[o1 + 0], (v0 == 1)), mem0[o0 + 0], (v0 == 2));
+  let s4 = select(select(select(0f, bitcast<f32>(inf_bits), ((mem3[o2 + 0] != 0) & less_equal_f32(0f, mem4[o3 + 0]))), mem0[o1 + 0], (v0 == 1)), mem0[o0 + 0], (v0 == 2));
   mem2[o4 + i0] = s4;
 }
 @compute @workgroup_size(128)
@@ -270,7 +270,7 @@ fn k2(w: i32, lid: i32) {
   let v0 = div_(a0, 4f);
   if (row < 1 && lane == 0) {
     let s3 = v0;
-    let s4 = select(mem5[o2 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) || (!(mem4[o1 + 0] == 0))));
+    let s4 = select(mem5[o2 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) | (!(mem4[o1 + 0] == 0))));
     mem6[o3 + 0] = s3;
     mem0[o4 + 0] = s4;
   }

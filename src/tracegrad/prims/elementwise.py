@@ -281,8 +281,8 @@ less_equal = elementwise(
 equal = elementwise("equal", spelled=False, array="equal", wgsl="({0} == {1})", out=bool_, accepts=ANY)
 # Not "!=": drivers can read it as an ordered comparison, which is false for NaN
 not_equal = elementwise("not_equal", spelled=False, array="not_equal", wgsl="(!({0} == {1}))", out=bool_, accepts=ANY)
-logical_and = elementwise("logical_and", spelled=False, array="logical_and", wgsl="({0} && {1})", accepts=BOOL)
-logical_or = elementwise("logical_or", spelled=False, array="logical_or", wgsl="({0} || {1})", accepts=BOOL)
+logical_and = elementwise("logical_and", spelled=False, array="logical_and", wgsl="({0} & {1})", accepts=BOOL)
+logical_or = elementwise("logical_or", spelled=False, array="logical_or", wgsl="({0} | {1})", accepts=BOOL)
 logical_not = elementwise("logical_not", spelled=False, array="logical_not", wgsl="(!{0})", accepts=BOOL)
 bit_xor = elementwise("bit_xor", spelled=False, array="bitwise_xor", wgsl="({0} ^ {1})", accepts=INT)
 shift_right = elementwise("shift_right", spelled=False, array="right_shift", wgsl="({0} >> {1})", accepts=(u32,))
