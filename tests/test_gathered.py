@@ -98,6 +98,25 @@ def test_convolutions_and_both_gradients(shape: Any, flags: str, monkeypatch: py
         reference.close()
 
 
+@pytest.mark.parametrize("shape", [(2, 2, 3 * 108), (2, 6 * 9, 12), (2, 648)], ids=str)
+def test_an_image_that_was_grouped_otherwise_in_memory(shape: tuple[int, ...]) -> None:
+    """A group norm leaves its result as groups of channels: padding and windows must be seen through the reshape."""
+    compiler = compiler_named("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal(shape).astype("f"), rng.standard_normal((5, 6, 3, 3)).astype("f")
+    session, reference = CpuSession(compiler), CpuSession(None)
+    fn: Fn = lambda m, x: conv(tg.reshape(x, (2, 6, 9, 12)), m.w, padding=1)
+    try:
+        got, count = run(session, fn, w, {"x": x})
+        np.testing.assert_allclose(got, run(reference, fn, w, {"x": x})[0], rtol=1e-4, atol=1e-4)
+        assert count == 1
+    finally:
+        session.close()
+        reference.close()
+
+
 def test_a_product_that_lies_as_a_matrix_gathers_nothing() -> None:
     compiler = compiler_named("cc")
     if compiler is None:

@@ -149,6 +149,17 @@ def test_coordinates_regroup_axis_by_axis() -> None:
     assert unravel(a * 30 + b * 5 + c, (4, 6, 5)) == (a, b, c)
 
 
+def test_padding_is_seen_through_reshapes() -> None:
+    """Guards, not bounds, keep the flat index in range: no remainder by the whole size may hide a sum of axes."""
+    space = Space()
+    c, i, k = (space.var(n, size) for n, size in (("c", 6), ("i", 8), ("k", 3)))
+    at = i + k - 1  # a window of 3 on 8 elements
+    for shape in ((2, 24), (2, 3, 4, 2)):
+        assert ravel(regroup((c, at), (6, 8), shape, space, guarded=True), shape, space) is c * 8 + at
+        assert ravel(regroup((c, at), (6, 8), shape, space), shape, space) is not c * 8 + at
+    assert unravel(at, (1, 8), guarded=True) == (space.number(0), at % 8)
+
+
 def test_indices_print_as_sums() -> None:
     """What explain and debug texts show."""
     space = Space()

@@ -277,13 +277,17 @@ class Space:
         return self.value("inside", value.dtype, tuple(dict.fromkeys(guards)), (value,))
 
 
-def unravel(flat: Index, shape: Sequence[int]) -> tuple[Index, ...]:
-    """Return the row-major coordinates of a flat index."""
+def unravel(flat: Index, shape: Sequence[int], guarded: bool = False) -> tuple[Index, ...]:
+    """Return the row-major coordinates of a flat index.
+
+    guarded: whatever its bounds, the index is in range wherever it counts, so the first coordinate has no remainder.
+    """
     out: list[Index] = []
     stride = math.prod(shape)
-    for n in shape:
+    for d, n in enumerate(shape):
         stride //= n
-        out.append((flat // stride) % n)
+        quotient = flat // stride
+        out.append(quotient if guarded and d == 0 and n > 1 else quotient % n)
     return tuple(out)
 
 
@@ -300,11 +304,12 @@ def ravel(coordinates: Sequence[Index], shape: Sequence[int], space: Space) -> I
 
 
 def regroup(
-    coordinates: Sequence[Index], shape: Sequence[int], target: Sequence[int], space: Space
+    coordinates: Sequence[Index], shape: Sequence[int], target: Sequence[int], space: Space, guarded: bool = False
 ) -> tuple[Index, ...]:
     """Convert coordinates in `shape` to coordinates in `target`, matching groups of axes with equal products.
 
     One flat index over all axes would need div and mod over the whole size, and no bound could simplify its loads.
+    guarded: the coordinates are in range wherever they count, whatever their bounds.
     """
     src = [(i, n) for i, n in zip(coordinates, shape) if n != 1]
     out: list[Index] = []
@@ -329,7 +334,7 @@ def regroup(
             out.append(group[0][0])
         else:
             flat = ravel([i for i, _ in group], [n for _, n in group], space)
-            out.extend(unravel(flat, target[first:d]))
+            out.extend(unravel(flat, target[first:d], guarded))
     return tuple(out)
 
 

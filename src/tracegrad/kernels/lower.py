@@ -283,7 +283,9 @@ class _Lowering:
     def view(self, t: Tensor, i: tuple[Index, ...]) -> Value:
         (x,) = t.operands
         if t.prim.index is None:  # a reshape
-            return self.at(x, regroup(i, t.shape, x.shape, self.space))
+            # Guards keep `i` in range. Products gather operands at sums of axes, which remainders would hide. In other
+            # kernels remainders help: axes split by them are split where parts of a `concat` end, so no guard is left.
+            return self.at(x, regroup(i, t.shape, x.shape, self.space, guarded=self.c.kind == "product"))
         coordinates, guards = t.prim.index(i, x.type, **t.attrs)
         conditions = [self.space.guard(*g) for g in guards]
         if False in conditions:
