@@ -546,3 +546,24 @@ def test_the_example_learns_to_repeat_what_it_heard(c_compiler: None) -> None:
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     assert example.main(steps=200, device="cpu") > 0.95
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["at once", "traced"])
+def test_the_carry_is_a_dict_whose_keys_come_in_another_order(traced: bool) -> None:
+    def run(x: Any) -> Any:
+        def turn(c: Any, x: Any) -> Any:
+            return {"b": c["b"] * 3.0, "a": c["a"] * 2.0 + x}, None
+
+        (c, _) = tg.scan(turn, {"a": tg.zeros(()), "b": tg.ones((2,))}, x)
+        return c["a"], c["b"]
+
+    x = np.ones(3, np.float32)
+    a, b = tg.vmap(run)(x[None]) if traced else run(x)
+    assert float(np.asarray(a).reshape(())) == 7 and np.asarray(b).reshape(2).tolist() == [27, 27]
+
+
+@pytest.mark.parametrize("init, new", [((1.0, None), (1.0, 2.0)), ((1.0, 2.0), (1.0, None)), ((1.0,), [1.0])])
+def test_a_carry_of_another_form_is_refused(init: Any, new: Any) -> None:
+    for scan in (tg.scan, lambda *a, **k: tg.vmap(lambda _: tg.scan(*a, **k)[1])(np.ones(1, np.float32))):
+        with pytest.raises(tg.TracegradError, match="carry"):
+            scan(lambda c, x: (new, x), init, np.ones(3, np.float32))

@@ -242,6 +242,20 @@ def test_tree_map_sees_through_models():
         tg.tree_map(lambda a, b: a, {"a": X}, {"a": [X]})
 
 
+def test_dicts_are_paired_by_key_in_whatever_order_their_keys_come():
+    x, one, none = np.float32(3), np.float32(1), np.float32(0)
+    assert tg.tree_map(lambda a, b: (a, b), {"a": 1, "b": 2}, {"b": 20, "a": 10}) == {"a": (1, 10), "b": (2, 20)}
+    fn = lambda p: p["a"] * 10.0 + p["b"]
+    close(tg.jvp(fn, ({"a": x, "b": x},), ({"b": none, "a": one},))[1], 10)
+    _, pull = tg.vjp(lambda x: {"a": x, "b": x * 10.0}, x)
+    close(pull({"b": none, "a": one})[0], 1)
+    close(tg.vmap(fn, ({"b": None, "a": 0},))({"a": np.arange(2, dtype=np.float32), "b": x}), [3, 13])
+    ours = tg.custom_vjp(fn)
+    ours.defvjp(lambda p: (fn(p), ()), lambda _, ct: ({"b": ct * 7.0, "a": ct * 5.0},))
+    g = tg.grad(ours)({"a": x, "b": x})
+    close((g["a"], g["b"]), (5, 7))
+
+
 # ensembles
 def test_an_ensemble_trains_as_its_members_would_alone():
     n, x = 3, np.linspace(-2, 2, 16, dtype=np.float32)[:, None]

@@ -30,6 +30,7 @@ from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.refusals import check_call, shown, wrapped
 from tracegrad.shapes import show
+from tracegrad.transforms.recurrence import new_carry
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
 __all__ = [
@@ -193,7 +194,7 @@ def scan(
             got = type(cast("object", result)).__name__
             raise TraceError.here(f"scan: fn must return a pair (carry, y), got a {got}; y may be None")
         before, (carry, y) = carry, result
-        if (was := _shapes(before)) != (now := _shapes(carry)):
+        if (was := _shapes(before)) != (now := _shapes(new_carry(before, carry))):
             raise ShapeError.here(f"scan: fn changes the shapes of the carry: it gets {was} and returns {now}")
         ys.append(y)
     ordered = ys[::-1] if reverse else ys

@@ -115,15 +115,7 @@ def _results(
         shown = getattr(cast("Any", result), "type", None) or f"a {type(cast('Any', result)).__name__}"
         raise TraceError.here(f"scan: fn must return a pair (carry, y), got {shown}; y may be None")
     carry, y = cast("tuple[Any, Any]", result)
-    new: list[Any] = []
-
-    def note(_: Any, x: Any) -> None:
-        new.append(x)
-
-    try:
-        tree_map(note, init, carry)
-    except TraceError as e:
-        raise ShapeError.here(f"scan: fn changes the form of the carry: {_rule(e)}") from None
+    new = new_carry(init, carry)
     try:
         made = [as_tensor(x, like=leaf.dtype) for x, leaf in zip(new, leaves, strict=True)]
     except (DTypeError, TraceError) as e:
@@ -136,6 +128,23 @@ def _results(
                 "must return what the next one takes" + "; cast init with tg.cast" * (kind is DTypeError)
             )
     return made, *_tensors(y, "y")
+
+
+def new_carry(old: Any, carry: Any) -> list[Any]:
+    """Return the leaves of `carry` in the order of `old`. Raises ShapeError if the two have different forms."""
+    new: list[Any] = []
+
+    def note(_: Any, x: Any) -> None:
+        new.append(x)
+
+    try:
+        tree_map(note, old, carry)
+    except TraceError as e:
+        raise ShapeError.here(f"scan: fn changes the form of the carry: {_rule(e)}") from None
+    had, has = sum(x is not None for x in new), len(tree_leaves(carry))
+    if had != has:  # a part that was None
+        raise ShapeError.here(f"scan: fn changes the form of the carry: it gets {had} arrays and returns {has}")
+    return new
 
 
 def _rule(e: TracegradError) -> str:

@@ -25,7 +25,8 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     tree:    a model inside its forward, a list, tuple or dict, or a single leaf. Leaves are tensors, arrays and
              numbers; None is no leaf. In a model only tensors and arrays are leaves; other attributes stay. A
              tensor that two paths of a model reach is one leaf.
-    rest:    trees of the same structure. None stands for a whole branch; `fn` gets None for its leaves.
+    rest:    trees of the same structure; the keys of dicts can come in any order. None stands for a whole branch;
+             `fn` gets None for its leaves.
     Raises:  TraceError for values that are not leaves, and if the structures differ.
 
     As jax.tree.map.
@@ -71,7 +72,7 @@ def prefix(tree: Any, marks: Any, who: str) -> list[Any]:
     if marks is None or isinstance(marks, int):
         return [marks] * len(tree_leaves(tree))
     parts, own = children(tree), children(marks)
-    if not parts or not own or type(marks) not in (list, tuple, dict) or list(own) != list(parts):
+    if not parts or not own or type(marks) not in (list, tuple, dict) or own.keys() != parts.keys():
         raise TraceError.here(f"{who} must be an integer, None, or one of these for each part of {_shown(tree)}, "
                               f"got {marks!r}")  # fmt: skip
     return [mark for key in parts for mark in prefix(parts[key], own[key], who)]
@@ -98,9 +99,9 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
             f"{_at(path)} is a {type(tree).__name__}; transforms take tensors, arrays, numbers, models, and lists, "
             "tuples and dicts of them. Let the function close over anything else"
         )
-    keys = list(parts[0])
+    keys = parts[0].keys()
     for other, part in zip(trees[1:], parts[1:]):
-        if other is not None and (type(other) is not type(tree) or list(part or ()) != keys):
+        if other is not None and (type(other) is not type(tree) or (part or {}).keys() != keys):
             raise TraceError.here(f"trees differ: {_at(path)} is {_shown(tree)} in one and {_shown(other)} in another")
     inside = inside or isinstance(tree, Module)
     new = object.__new__(type(tree)) if isinstance(tree, Module) else None
