@@ -74,6 +74,10 @@ def main(device: str, seconds: float, seed: int) -> None:
         "replace": lambda: train.replace_model(train.model),
         "compile": lambda: compiled(device).close(),
     }
+    # What is imported at its first use is imported before: an interrupt in an import can leave CPython's own lock held.
+    for action in actions.values():
+        action()
+    train.step(BATCH).result()
     times = dict.fromkeys(actions, 1e-3)
     cut = dict.fromkeys(actions, 0)
     end = time.monotonic() + seconds
