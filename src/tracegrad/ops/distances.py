@@ -8,9 +8,12 @@ from tracegrad.errors import InputError
 from tracegrad.ir import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.losses import pair, reduced
+from tracegrad.ops.math import clip
 from tracegrad.ops.reduction import norm, sum
 from tracegrad.prims.elementwise import abs, exp, log, maximum, square, where
 from tracegrad.prims.maps import broadcast, float_type
+
+LIMIT = 3e38
 
 __all__ = [
     "cosine_similarity", "hinge_loss", "huber_loss", "kl_div", "l1_loss", "normalize", "smooth_l1_loss",
@@ -140,8 +143,14 @@ def triplet_margin_loss(
     tensor(0.49999952)
     """
     (a, p), (_, n) = pair(anchor, positive), pair(anchor, negative)
-    lack = norm(a - p + eps, -1) - norm(a - n + eps, -1) + margin
+    lack = _distance(a, p, eps) - _distance(a, n, eps) + margin
     return reduced(where(lack <= 0.0, 0.0, lack), reduction)
+
+
+def _distance(a: Tensor, b: Tensor, eps: float) -> Tensor:
+    # Without these limits, which no useful difference reaches, a compiler that reassociates adds `eps` to `a` first,
+    # and rounding takes most of it away.
+    return norm(clip(a - b, -LIMIT, LIMIT) + eps, -1)
 
 
 @op
