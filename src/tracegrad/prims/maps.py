@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,6 +115,7 @@ def elementwise(
     if f is binary:
         f.rowwise = True  # a number is a value like any other and does not select a plan: see imperative.calls
     f.__name__ = f.__qualname__ = name
+    f.__module__ = sys._getframe(1).f_globals["__name__"]  # pyright: ignore[reportPrivateUsage] # where it is found
     f.__doc__ = _document(name, f is binary, accepts, out, array, differentiable=vjp is not None)
     return method(f) if spelled else entered(f)
 
