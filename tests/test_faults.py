@@ -213,10 +213,10 @@ def test_memory_that_the_system_refuses_is_a_device_error(monkeypatch: pytest.Mo
     with compiled() as train:
         zeros = np.zeros
 
-        def refuse(shape: Any, *more: Any) -> np.ndarray:
+        def refuse(shape: Any, *more: Any, **named: Any) -> np.ndarray:
             if np.prod(shape) > 5000:
                 raise MemoryError("no more")
-            return zeros(shape, *more)
+            return zeros(shape, *more, **named)
 
         with monkeypatch.context() as patch:
             patch.setattr(np, "zeros", refuse)
