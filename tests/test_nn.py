@@ -330,7 +330,7 @@ def test_hyper_is_one_leaf_a_name_and_records_its_default():
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (lambda: nn.MultiheadAttention(8, 2)(1, 2, 3), r"takes 2 arguments by position, got 3.*mask="),
+        (lambda: nn.MultiheadAttention(8, 2)(1, 2, 3, 4), r"takes 3 arguments by position, got 4.*mask="),
         (lambda: nn.Linear(8, 2)(), r"Linear: missing x="),
         (lambda: nn.Dropout(0.1)(0, train=True), r"Dropout: there is no argument 'train'; write training=True"),
         (lambda: nn.Conv2d(3, 4, 3)(0, 0), r"Conv2d: takes 1 argument by position, got 2"),
