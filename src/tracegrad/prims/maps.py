@@ -115,7 +115,7 @@ def elementwise(
     if f is binary:
         f.rowwise = True  # a number is a value like any other and does not select a plan: see imperative.calls
     f.__name__ = f.__qualname__ = name
-    f.__module__ = sys._getframe(1).f_globals["__name__"]  # pyright: ignore[reportPrivateUsage] # where it is found
+    f.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")  # pyright: ignore[reportPrivateUsage]
     f.__doc__ = _document(name, f is binary, accepts, out, array, differentiable=vjp is not None)
     return method(f) if spelled else entered(f)
 
