@@ -47,11 +47,11 @@ _Line = tuple[str, int, dict[Any, Any]]  # file, line, and the registry of warni
 
 def noticed(traced: Callable[[], T], fn: Callable[..., Any], model: Any) -> T:
     """Return `traced()`, a trace of `fn`. Warn at the user's line where it draws numbers that are not of tracegrad."""
-    before = [(g, g.state(), g.mark()) for g in _generators(fn, model)]
-    known = {g.name for g, *_ in before}
+    before = [(g, g.state()) for g in _generators(fn, model)]
+    known = {g.name for g, _ in before}
     found = traced()
-    for g, state, mark in before:
-        if g.mark() != mark:
+    for g, state in before:
+        if g.mark() != _comparable(state):
             _warn(g, state, traced)
     for g in _of_libraries():
         if g.name not in known:  # the function was the first to use the library
