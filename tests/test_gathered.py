@@ -12,7 +12,8 @@ import pytest
 
 import tracegrad as tg
 from models import build_forward
-from tracegrad.render.c_calls import CSource, GatheredStep
+from tracegrad.kernels.form import Axis
+from tracegrad.render.c_calls import CSource, GatheredStep, in_memory_order
 from tracegrad.render.gathered import Lay
 from tracegrad.runtime.c_compiler import OTHER_FLAGS, compiler_named
 from tracegrad.runtime.calls import neighbours, places, runs_of
@@ -96,6 +97,42 @@ def test_convolutions_and_both_gradients(shape: Any, flags: str, monkeypatch: py
     finally:
         session.close()
         reference.close()
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_images_with_channels_last_in_memory(shape: Any, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Axes of k or of the columns go in another order then: forward, and the gradient by the weights."""
+    if "x86" in flags and os.uname().machine != "x86_64":
+        return
+    monkeypatch.setenv(OTHER_FLAGS, flags)
+    compiler = compiler_named("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    rng, (x_shape, w_shape, how) = np.random.default_rng(0), shape
+    x, w = rng.standard_normal(x_shape).astype("f"), rng.standard_normal(w_shape).astype("f")
+    last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    turned = lambda x: tg.permute(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
+    session, reference = CpuSession(compiler), CpuSession(None)
+    try:
+        plain: Fn = lambda m, x: conv(x, m.w, **how)
+        ct = rng.standard_normal(run(reference, plain, w, {"x": x})[0].shape).astype("f")
+        by_weights: Fn = lambda m, x, ct: tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
+        for fn, given in ((plain, {}), (by_weights, {"ct": ct})):
+            expected, _ = run(reference, fn, w, {"x": x, **given})
+            got, _ = run(session, lambda m, x, fn=fn, **rest: fn(m, turned(x), **rest), w, {"x": last, **given})
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+    finally:
+        session.close()
+        reference.close()
+
+
+def test_k_and_columns_go_as_neighbours_meet() -> None:
+    """A text's convolution: 20 letters of a place lie together, and so do the windows of 3 places."""
+    k, n = [(Axis("c", 20), Lay(20, 1)), (Axis("j", 3), Lay(3, 20))], [(Axis("t", 50), Lay(50, 20))]
+    ordered = lambda pairs: in_memory_order(*[tuple(x) for x in zip(*pairs)])
+    assert [a.name for a in ordered(k) or ()] == ["j", "c"]
+    assert ordered(k[::-1]) is None and ordered(n) is None
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 3 * 108), (2, 6 * 9, 12), (2, 648)], ids=str)

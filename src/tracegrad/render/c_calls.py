@@ -7,6 +7,7 @@ product, and a function that uses the results.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -141,7 +142,7 @@ class _Writer:
                 self.call(function, function.scatter(f, slot))
                 loaded[f.local] = slot, self.flat
             elif f.product is not None and self.is_called(f.product):
-                loaded[f.local] = self.product(f, f.product), self.flat
+                loaded[f.local] = self.product(f, f.product)
         rest = [s for s in self.kernel.body if not (isinstance(s, Fold) and s.local in loaded)]
         rest = [s for s in rest if not self.in_place(s, loaded)]
         if rest:
@@ -189,21 +190,45 @@ class _Writer:
         size = [RunSize()] if SIZE in text else []
         self.steps.append(FunctionStep(name, function.parts, (*map(self.place, slots), *size)))
 
-    def product(self, f: Fold, p: Product) -> int:
-        """Add a step of BLAS; return the slot of the result."""
+    def product(self, f: Fold, p: Product) -> tuple[int, Index]:
+        """Add a step of BLAS; return the slot of the result, and the index of a point there."""
         inner = self.kernel.inner
-        out = self.target(f.local)
-        sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
-        result = self.view(out, 0, sizes, strides_of([int(n) for n in sizes]))
         b = self.as_it_lies(p.b, p.batch, inner, p.n)
         spread = self.spread(p.b, p.batch, inner, p.n) if b is None and not p.limits and not p.part else None
         if spread is not None:
-            self.steps.append(GatheredStep(self.rows_of(p), spread, result))
-            return out
+            return self.gathered(f, p, spread)
+        out = self.target(f.local)
         a = self.operand(p.a, p.batch, p.m, inner)
         b = b or self.packed(p.b, p.batch, inner, p.n)
-        self.steps.append(ProductStep(a, b, result, limit_bits(p.limits), p.part))
-        return out
+        self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), p.part))
+        return out, self.flat
+
+    def result(self, out: int, p: Product) -> View:
+        """Return the view of a product's result in a slot."""
+        sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
+        return self.view(out, 0, sizes, strides_of([int(n) for n in sizes]))
+
+    def gathered(self, f: Fold, p: Product, b: Spread) -> tuple[int, Index]:
+        """Add a step of a product whose right operand is spread, with its axes in an order in which neighbours meet.
+
+        k in another order needs a packed left operand; columns in another order, a turned result.
+        """
+        k, n = in_memory_order(self.kernel.inner, b.rows), in_memory_order(p.n, b.columns)
+        many = math.prod(int(a.size) for a in (*p.batch, *p.n))
+        if n is not None and points(self.kernel.inner) < points(p.m):
+            n = None  # turning the result would cost more than it saves
+        if n is not None or points(p.m) > many:
+            k = None  # so would packing the left operand
+        if k is not None:
+            b = b._replace(rows=tuple([b.rows[self.kernel.inner.index(a)] for a in k]))
+        a = self.rows_of(p, k)
+        if n is None:
+            out, at = self.target(f.local), self.flat
+        else:
+            b = b._replace(columns=tuple([b.columns[p.n.index(a)] for a in n]))
+            out, at = self.allocate(self.kernel.rows), flat_index(self.kernel, (*p.batch, *p.m, *n))
+        self.steps.append(GatheredStep(a, b, self.result(out, p)))
+        return out, at
 
     def spread(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> Spread | None:
         """Return an operand that is in memory, or a copy of it that is smaller than all of its elements; else None."""
@@ -219,11 +244,11 @@ class _Writer:
         steps = tuple([lay.step for lay in lays[0]])
         return Spread(self.place(slot), found.first, steps, tuple(lays[1]), tuple(lays[2]))
 
-    def rows_of(self, p: Product) -> Spread:
-        """Return the left operand of a gathered product."""
-        inner = self.kernel.inner
+    def rows_of(self, p: Product, order: Sequence[Axis] | None = None) -> Spread:
+        """Return the left operand of a gathered product, for k in this order."""
+        inner = order or self.kernel.inner
         found = self.as_it_lies(p.a, p.batch, p.m, inner)
-        if found is None and len(p.m) == 1:
+        if found is None and order is None and len(p.m) == 1:
             lying = gathered(self.kernel, p.a, p.batch, p.m, inner)
             spread = self.spread(p.a, p.batch, p.m, inner) if lying is not None and lying.copy is None else None
             if spread is not None:
@@ -301,6 +326,15 @@ class _Writer:
 def is_vector(p: Product) -> bool:
     """Return whether an operand is one row or one column: a fold then reads the other operand just as fast in place."""
     return min(points(p.m), points(p.n)) == 1
+
+
+def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:
+    """Return axes by falling step, so that neighbours in memory follow each other; None if they do, or never can."""
+    steps = {a.name: lay.step if lay.of == 1 else math.inf for a, lay in zip(axes, lays) if a.size > 1}
+    last = next((steps[a.name] for a in reversed(axes) if a.size > 1), 1)
+    if last == 1 or 1 not in steps.values():
+        return None
+    return tuple(sorted(axes, key=lambda a: -steps.get(a.name, math.inf)))
 
 
 def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:
