@@ -112,10 +112,8 @@ NEED_NUMPY = {
 NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.verify"}  # of those runtimes
 NEED_NUMPY |= {
     "runtime.cpu_verify",
-    "runtime.arithmetic",
     "runtime.wgpu_verify",
     "runtime.bench",
-    "runtime.patterns",
     "runtime.recorded",
 }
 NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures devices, which no browser lets Python do
@@ -127,7 +125,6 @@ NEED_NUMPY |= {
     "training.validation",  # metrics of a whole validation set, such as the area under a curve
     "engine.copy_pool",  # asks first whether NumPy is there
     "engine.nonfinite",
-    "engine.indexcheck",
     "engine.reference",
     *(m for m in MODULES if m.startswith(("imperative", "runtime.jax"))),
 }

@@ -26,7 +26,7 @@ from tracegrad.kernel_source import SPELLING
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.adapters import check_webgpu, enumerate_here
 from tracegrad.runtime.c_compiler import compiler_named
-from tracegrad.runtime.forks import Generation
+from tracegrad.runtime.process import Generation
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),

@@ -15,8 +15,7 @@ from test_kernels import NOTHING, run
 from tracegrad import optim
 from tracegrad.ambient import tracing
 from tracegrad.compiler.inputtypes import concrete_type
-from tracegrad.compiler.pipeline import make_program, optimize
-from tracegrad.compiler.rounding import rounded
+from tracegrad.compiler.pipeline import make_program, optimize, rounded
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph

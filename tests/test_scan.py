@@ -22,7 +22,7 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32, i32, u32
-from tracegrad.engine.indexcheck import check_indices
+from tracegrad.engine.reference import check_indices
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor

@@ -19,7 +19,7 @@ from test_export import ready, train_for, wave_page
 from test_verify import Strided, strided
 from tracegrad import optim
 from tracegrad.program import Dispatch, Program
-from tracegrad.runtime.patterns import Patterns
+from tracegrad.runtime.points import Patterns
 from tracegrad.runtime.recorded import ANY, recorded, some_groups
 
 __all__ = ["browser", "served"]  # fixtures

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from tracegrad import nn
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.errors import InputError
 from tracegrad.nn.module import children, named_arrays
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.nn.recurrent import Cell, Recurrent
 from tracegrad.refusals import shown
 
-Array = Any
 Rename = Mapping[str, str] | Callable[[str], str | None]
 SHOWN = 8  # names listed in a message
 

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from io import BufferedReader
 from typing import Any, NamedTuple, cast
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.files import open_regular, replace_file
 from tracegrad.jsontext import dumped, parse, shown
 
-Array = Any
 MAX_HEADER = 100_000_000  # bytes; the reference implementation has the same limit
 MAX_RANK = 64  # NumPy's limit on axes
 DEEPEST = 3  # levels of nesting: the header, an entry, its shape

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import safetensors
-from tracegrad.arrays import describe, dtype_of
+from tracegrad.arrays import Array, describe, dtype_of
 from tracegrad.checkpoints import (
     Loading,
     check_version,
@@ -35,7 +35,6 @@ from tracegrad.runtime.jax import on_jax
 if TYPE_CHECKING:
     from tracegrad.runtime.jax_session import JaxSession
 
-Array = Any
 Folder = str | os.PathLike[str]
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad import init
 from tracegrad.ambient import require
-from tracegrad.arrays import checked_seed, np
+from tracegrad.arrays import Array, checked_seed, np
 from tracegrad.compiler.persistent import arena_of
 from tracegrad.compiler.signatures import checked_loss
 from tracegrad.dtypes import TensorType, f32
@@ -33,7 +33,6 @@ from tracegrad.transforms.custom import custom_vjp
 from tracegrad.transforms.derivatives import value_and_grad
 from tracegrad.transforms.vmap import vmap
 
-Array = Any
 Loss = Callable[..., "tuple[Tensor, dict[str, Tensor]]"]
 MODELS, STATES, VALUES, SOUND = "models", "states", "values", "sound"  # parts of the stacked model, and the state that
 # tells which members go on

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from tracegrad import entrypoints, safetensors
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.pending import Pending
@@ -22,8 +22,6 @@ from tracegrad.states import StateTensor
 from tracegrad.sweep_plan import LOSSES, MODELS, STATES, VALUES, SweepPlan, checked_values, is_list
 from tracegrad.training.compiled import CompiledTraining
 from tracegrad.transforms.vmap import vmap
-
-Array = Any
 
 
 @helpful

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.engine.indexcheck import SWITCH
+from tracegrad.engine.reference import SWITCH
 from tracegrad.runtime import verify
 
 Array = npt.NDArray[Any]

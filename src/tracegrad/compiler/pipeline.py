@@ -1,8 +1,11 @@
-"""Compile a graph to a Program: passes, schedule and kernels, places for every value, and assembly."""
+"""Compile a graph to a Program: passes, schedule and kernels, places for every value, and assembly.
+
+`rounded` writes the roundings of precision="f16" into a graph, to find the cause of wrong numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -11,17 +14,19 @@ from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.debug import Watch
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.places import make_plan
+from tracegrad.compiler.places import make_plan, plan_launches
 from tracegrad.dtypes import TensorType
 from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, bind, rewrite, toposort
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.lift import out_of_loops
 from tracegrad.passes.place import place_results, settled
 from tracegrad.passes.recompute import recompute
-from tracegrad.passes.scans import Pass, everywhere, stray_leaves
+from tracegrad.passes.scans import Pass, everywhere, in_bodies, stray_leaves
 from tracegrad.passes.simplify import simplify
 from tracegrad.passes.split import split_fixed, split_long
+from tracegrad.prims.elementwise import HALF
 from tracegrad.program import Program
 
 
@@ -88,3 +93,24 @@ def of_roots(run: Pass) -> Callable[[Graph], Graph]:
         return graph.with_roots(everywhere(graph.roots, run))
 
     return over
+
+
+def rounded(graph: Graph) -> Graph:
+    """Return the optimized graph with an explicit rounding where a kernel stores in half precision.
+
+    In bodies of scans, a rounding stands wherever a kernel might store: fusing of bodies is not considered.
+    """
+    storage = optimize(graph)
+    halves = storage.halves & {t.serial for c in plan_launches(storage, {}).schedule.clusters for t in c.outs}
+    roots = in_bodies(_with_halves(storage.graph.roots, halves), lambda inner: everywhere(inner, _all_rounded))
+    return replace(storage.graph.with_roots(roots), precision="f32")
+
+
+def _all_rounded(roots: Sequence[Tensor]) -> list[Tensor]:
+    body = Graph({str(k): t for k, t in enumerate(roots)}, precision="f16")
+    return _with_halves(roots, analyse(body).halves)
+
+
+def _with_halves(roots: Sequence[Tensor], halves: Set[int]) -> list[Tensor]:
+    serials = iter(toposort(roots))  # a rewrite visits the nodes in this order, and renumbers them
+    return rewrite(roots, lambda t, _: bind(HALF, t) if next(serials).serial in halves else None)

@@ -9,11 +9,10 @@ from collections import deque
 from sys import getrefcount
 from typing import Any
 
-from tracegrad.arrays import HAVE_NUMPY, np
+from tracegrad.arrays import HAVE_NUMPY, Array, np
 from tracegrad.runtime.storage import MARGIN_BYTES
 from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES
 
-Array = Any
 ALIGNED = 64  # bytes of a cache line; each copy begins at one
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from tracegrad.engine.pending import LOOK_SECONDS, Pending
 from tracegrad.runtime import tab
-from tracegrad.runtime.background import in_background
+from tracegrad.runtime.process import in_background
 
 T = TypeVar("T")
 Turns = Generator[Any, None, None]  # each yields what to wait for: a batch of the session, or None for more work

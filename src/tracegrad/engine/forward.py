@@ -15,10 +15,8 @@ from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.engine import params
-from tracegrad.engine.call_sizes import as_arrays, sizes_of
 from tracegrad.engine.forward_runs import ForwardPrograms, ForwardRun
-from tracegrad.engine.inputs import Given, check_inputs, given_or_blank, merge
-from tracegrad.engine.patches import check_patches
+from tracegrad.engine.inputs import Given, as_arrays, check_inputs, check_patches, given_or_blank, merge, sizes_of
 from tracegrad.engine.pending import Demand, Pending, resolved
 from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, RunResult, failure

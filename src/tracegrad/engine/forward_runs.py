@@ -9,7 +9,7 @@ from typing import Any
 
 from tracegrad.compiler.build import ForwardSource, at_sizes
 from tracegrad.compiler.inputtypes import Sizes
-from tracegrad.engine import indexcheck, params, reference
+from tracegrad.engine import params, reference
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.programs import UNLOADED, RunProgram, SizedPrograms
@@ -121,7 +121,7 @@ class ForwardRun:
     def computed(self) -> bool:
         """Compute on the caller's thread. Return False if nothing was done, because the worker should do it."""
         program, store = self.of, self.owner.store
-        if program.direct is None or store.unwritten or indexcheck.enabled():
+        if program.direct is None or store.unwritten or reference.enabled():
             return False
         try:
             outputs = program.direct(self.arrays)
@@ -138,7 +138,7 @@ class ForwardRun:
             return None
         handle = self.of.load(session, self.owner.store)
         self.began = time.perf_counter()
-        if indexcheck.enabled():
+        if reference.enabled():
             self.checked = self._checked(session)
         return handle, self.arrays
 

@@ -1,7 +1,11 @@
-"""Check and cast the inputs of a call against the program, and report all problems at once."""
+"""Check and cast the inputs and patches of a call against the program, and report all problems at once.
+
+The inputs of a call also choose sizes; `compiler/inputtypes.py` defines which dimensions have such sizes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -9,9 +13,11 @@ from functools import cache
 from typing import Any, cast
 
 from tracegrad.arrays import Array, as_array, cast_lossless, describe, new_copy, np
-from tracegrad.dtypes import DTYPES
+from tracegrad.compiler.inputtypes import FreeSizes, Sizes
+from tracegrad.dtypes import DTYPES, Dimension
 from tracegrad.errors import InputError
 from tracegrad.program import Field
+from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 
 Given = Mapping[str, Any] | None
 
@@ -221,3 +227,112 @@ def own_rows(
             first = index * part.shape[0]
             rows[f.name] = given[f.name][(slice(None),) * axis + (slice(first, first + part.shape[0]),)]
     return own, rows
+
+
+def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str, Array]:
+    """Return the arrays for a program's patch inputs, by field name, for the sites in `given`.
+
+    sites:    the sites of the forward.
+    given:    name -> array, or (mask, array) with a bool mask; both broadcast to the site's shape.
+    what:     the call, for errors.
+    Returns:  new arrays: value and mask of each given site.
+    Raises:   InputError with every unknown site and wrong shape or dtype, and the existing patch sites.
+    """
+    known = {s.name: s for s in sites if s.kind == "patch"}
+    if not isinstance(given, Mapping):
+        text = f"{what}: patches must be a dict of site name -> array, got {type(given).__name__}"
+        raise InputError.here(text)
+    arrays: dict[str, Array] = {}
+    problems: list[str] = []
+    for name, value in cast("Mapping[Any, Any]", given).items():
+        if name not in known:
+            problems.append(f"{name}: no such site; choose one of these")
+            continue
+        try:
+            arrays[patch_leaf(name, MASK)], arrays[patch_leaf(name, VALUE)] = mask_and_value(known[name], value)
+        except InputError as e:
+            problems.append(f"{name}: {e}")
+    if problems:
+        count = f"{len(problems)} problems" if len(problems) > 1 else "a problem"
+        listed = "\n  ".join(["patch sites are", *map(str, known.values())])
+        if not known:
+            listed = 'this forward has no patch sites; mark them with x = tg.patch("name", x)'
+        message = "\n  ".join([f"{what}: {count} with the patches", *problems, listed])
+        raise InputError.here(message)
+    return arrays
+
+
+def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:
+    """Return mask and value as arrays of the site's shape. Raise InputError with the bare reason.
+
+    A tuple is always (mask, array).
+    """
+    value, mask = given, None
+    if isinstance(given, tuple):
+        parts = cast("tuple[Any, ...]", given)
+        if len(parts) != 2:
+            raise InputError(f"a tuple must be (mask, array), got one of {len(parts)}")
+        mask, value = parts
+    field = Field(site.name, 0, 0, site.type.dtype.name, site.type.shape)
+    value = as_array(value, [site.type.shape])
+    with contextlib.suppress(ValueError):  # shapes that do not broadcast are refused below, with both types
+        value = np.broadcast_to(value, site.type.shape)
+    value = fit_value(field, value)
+    if mask is None:
+        return np.ones(site.type.shape, np.bool_), value
+    raw = as_array(mask)
+    try:
+        return np.broadcast_to(cast_lossless(raw, "bool"), site.type.shape), value
+    except InputError as e:
+        raise InputError(f"mask: {e}") from None
+    except ValueError:
+        shape = list(site.type.shape)
+        raise InputError(f"mask: expected a bool array that broadcasts to {shape}, got {describe(raw)}") from None
+
+
+def as_arrays(free: FreeSizes, values: Mapping[str, Any], split: bool = False) -> dict[str, Any]:
+    """Return the values of a call, as arrays if their shapes matter. split: they can have one more axis in front."""
+    named = {name for axes in free.axes.values() for name, _ in axes}
+    out: dict[str, Any] = {}
+    for n, v in values.items():
+        shape = free.types[n].shape if n in named else ()
+        out[n] = _array_or_same(v, [(None, *shape), shape] if split else [shape]) if n in named else v
+    return out
+
+
+def sizes_of(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool = False) -> Sizes:
+    """Return the sizes of a call from `as_arrays`. Raise InputError with every problem if the inputs do not agree."""
+    if not free.axes:
+        return ()
+    found = {name: [(n, d, _size(free, given, n, d, split)) for n, d in axes] for name, axes in free.axes.items()}
+    known = {name: {size for _, _, size in sizes if size is not None} for name, sizes in found.items()}
+    for name, sizes in known.items():
+        if len(sizes) > 1:
+            shown = ", ".join(f"{n} axis {d} is {size}" for n, d, size in found[name] if size is not None)
+            which = f"dimensions named {name!r}" if name.isidentifier() else "None dimensions"
+            raise InputError.here(f"{what}: all {which} of a call must have equal sizes: {shown}")
+        if 0 in sizes:
+            which = repr(name) if name.isidentifier() else "a None dimension"
+            raise InputError.here(f"{what}: an input is empty; {which} must be at least 1")
+    if all(None not in [size for _, _, size in sizes] for sizes in found.values()):
+        return tuple((name, sizes.pop()) for name, sizes in known.items())
+    shapes = {n: list(t.shape) for n, t in free.types.items()}
+    for n, d, size in [(n, d, *known[name]) for name, axes in free.axes.items() if known[name] for n, d in axes]:
+        shapes[n][d] = size  # the inputs that fit say what the others should be
+    fields = [Field(n, 0, 0, t.dtype.name, cast("tuple[int, ...]", (*shapes[n],))) for n, t in free.types.items()]
+    check_inputs(fields, given, what)
+    raise AssertionError("an input without the declared rank passed the check")
+
+
+def _size(free: FreeSizes, given: Mapping[str, Any], name: str, axis: int, split: bool) -> int | None:
+    """Return the size of an axis of an input; None if it cannot be known."""
+    shape: tuple[int, ...] = getattr(given.get(name), "shape", ())
+    more = len(shape) - len(free.types[name].shape)
+    return shape[axis + more] if more in ((0, 1) if split else (0,)) else None
+
+
+def _array_or_same(value: Any, shapes: Sequence[tuple[Dimension, ...]]) -> Any:
+    try:
+        return as_array(value, shapes)
+    except InputError:
+        return value  # the check reports it, together with every other problem

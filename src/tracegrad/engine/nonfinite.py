@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
-from tracegrad.compiler.rounding import rounded
+from tracegrad.compiler.pipeline import rounded
 from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, iterations, named_by_role, run
 from tracegrad.graph import Graph

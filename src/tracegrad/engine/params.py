@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tracegrad import init
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine.inputs import fit_value
 from tracegrad.errors import InputError
@@ -19,7 +19,6 @@ from tracegrad.runtime.draw import draw
 from tracegrad.runtime.storage import check_memory, from_storage, to_storage
 from tracegrad.states import STATE
 
-Array = Any
 PARAM = "param/"  # the prefix of parameters' names in checkpoints
 
 

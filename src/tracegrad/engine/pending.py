@@ -17,7 +17,7 @@ from tracegrad.engine.results import Aborted, Captures, CompletedStep, Failed
 from tracegrad.errors import AbortedError, MissingNameError
 from tracegrad.refusals import NoArray, absent
 from tracegrad.runtime import tab
-from tracegrad.runtime.forks import Generation, forked_error
+from tracegrad.runtime.process import Generation, forked_error
 
 T = TypeVar("T")
 OWN = ("loss", "aux", "captures", "losses", "step", "output", "result", "done")  # of a Pending

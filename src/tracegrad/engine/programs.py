@@ -11,7 +11,7 @@ from tracegrad.arrays import np
 from tracegrad.compiler.build import Built, ForwardSource, ProgramSource, at_sizes, traced_first
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
-from tracegrad.engine import indexcheck
+from tracegrad.engine import reference
 from tracegrad.engine.inputs import blank
 from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
@@ -158,7 +158,7 @@ class SizedPrograms:
 
         A size beyond the capacity replaces the program by one of at least twice the capacity.
         """
-        if len(sizes) != 1 or len(self.seen) <= self.own or indexcheck.enabled():
+        if len(sizes) != 1 or len(self.seen) <= self.own or reference.enabled():
             return None
         device, ((_, size),) = info(), sizes
         if not device.resizes or (device.gpu and not self.gpu):

@@ -13,7 +13,7 @@ from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.compiler.persistent import HALTED
 from tracegrad.dtypes import DTYPES
-from tracegrad.engine import bounds, indexcheck, params, reference
+from tracegrad.engine import bounds, params, reference
 from tracegrad.engine.drives import beside
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.programs import RunProgram, SizedPrograms
@@ -109,7 +109,7 @@ class Stepper:
         try:
             hyper = knobs.upload(program.hyper, step, self.stream)
             inputs = {**arrays, **hyper, **program.numbers}
-            if indexcheck.enabled():
+            if reference.enabled():
                 env = {**self.read(session), **by_role("input", arrays), **hyper}
                 checked = reference.checked(session, program.built, inputs, env)
         except BaseException:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tracegrad.arrays import handed_out
+from tracegrad.arrays import Array, handed_out
 from tracegrad.engine import params
-from tracegrad.engine.call_sizes import as_arrays, sizes_of
+from tracegrad.engine.inputs import as_arrays, sizes_of
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.stepper import Stepper
@@ -23,7 +23,6 @@ from tracegrad.refusals import Helped
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage
 
-Array = Any
 T = TypeVar("T")
 BY_POSITION = ("step", "run_steps")  # methods that take the name of a loss first
 EMA = "ema"  # the optimizer state of the parameters' averages

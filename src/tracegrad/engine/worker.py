@@ -16,7 +16,7 @@ from tracegrad.engine.results import Aborted, Failed, failure
 from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.forks import Generation, forked_error
+from tracegrad.runtime.process import Generation, forked_error
 from tracegrad.tuning import MAX_IN_FLIGHT
 
 T = TypeVar("T")

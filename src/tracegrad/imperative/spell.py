@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import CodeType
 from typing import Any
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f32
 from tracegrad.errors import ShapeError
 from tracegrad.evaluate import array_rule, spelled
@@ -25,7 +25,6 @@ from tracegrad.prims.views import BROADCAST, RESHAPE
 from tracegrad.shapes import broadcast_shapes
 from tracegrad.tuning import KEPT_VALUES
 
-Array = Any
 FUNCTION = re.compile(r"\bxp\.([\w.]+)")
 
 

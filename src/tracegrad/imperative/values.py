@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from tracegrad.arrays import HAVE_NUMPY, as_array, cast_lossless, np
+from tracegrad.arrays import HAVE_NUMPY, Array, as_array, cast_lossless, np
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, InputError, call_site, placed
 from tracegrad.methods import TensorMethods
 
-Array = Any
 f64 = DType("f64", "float64", "", "", 8)  # of eager tensors only: some shader languages lack it
 KINDS = {"f": f32, "i": i32, "u": u32, "b": bool_}
 EXACT = {np.dtype(d.numpy): d for d in (f32, i32, u32, bool_)} if HAVE_NUMPY else {}  # used without a cast

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import cffi_header, cffi_names, forks, remembered, tab
-from tracegrad.runtime.quiet import quiet_stderr
+from tracegrad.runtime import cffi_header, cffi_names, process, remembered, tab
+from tracegrad.runtime.process import quiet_stderr
 
 if TYPE_CHECKING:
     import subprocess
@@ -145,7 +145,7 @@ class Search:
 def search(device: str) -> Search:
     """Begin a search, and load wgpu meanwhile; `opened` ends the search. Never raises."""
     found = Search(device)
-    if (device == "auto" and not may_have_gpu()) or forks.inherited_drivers():
+    if (device == "auto" and not may_have_gpu()) or process.inherited_drivers():
         return found
     answer = _ANSWERS.get(_environment())
     if answer is None:
@@ -169,10 +169,10 @@ def opened(found: Search, open: Callable[[AdapterInfo], T]) -> T | None:
     """
     if found.device == "auto" and not may_have_gpu():
         return None
-    if forks.inherited_drivers():
+    if process.inherited_drivers():
         if found.device != "auto":
-            raise DeviceError(f'device="webgpu": {forks.FORKED_DRIVERS}')
-        warnings.warn(f"{forks.FORKED_DRIVERS}. This training runs on the CPU", RuntimeWarning, stacklevel=2)
+            raise DeviceError(f'device="webgpu": {process.FORKED_DRIVERS}')
+        warnings.warn(f"{process.FORKED_DRIVERS}. This training runs on the CPU", RuntimeWarning, stacklevel=2)
         return None
     if found.rows is not None:
         with contextlib.suppress(DeviceError, KeyError, TypeError, ValueError):
@@ -238,7 +238,7 @@ def load_wgpu() -> Any:
 def enumerate_here() -> list[Any]:
     """Return wgpu's adapters, without its OpenGL backend unless the program uses wgpu already. This loads drivers."""
     extras: Any = importlib.import_module("wgpu.backends.wgpu_native.extras")
-    forks.load_drivers()
+    process.load_drivers()
     with contextlib.suppress(Exception):  # a RuntimeError if the instance exists: then it is the user's
         extras.set_instance_extras(backends=["Primary"])
     return importlib.import_module("wgpu").gpu.enumerate_adapters_sync()

@@ -6,15 +6,12 @@ Filling and picking happen on the device: only patterns and some indices go ther
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
-from tracegrad.runtime.patterns import PERIOD, STRIDE, Kind
+from tracegrad.runtime.points import PERIOD, STRIDE, Kind
 from tracegrad.runtime.verify import Contents, Name, Trial
-
-Array = Any
 
 THREADS = 64
 ROW = 32768  # workgroups in x

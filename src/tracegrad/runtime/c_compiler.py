@@ -33,9 +33,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegrad.runtime.background import in_background
 from tracegrad.runtime.cache import cache_folder, is_own
 from tracegrad.runtime.children import Children, StoppedError
+from tracegrad.runtime.process import in_background
 
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
 OTHER_FLAGS = "TRACEGRAD_CFLAGS"  # flags that replace GCC_FLAGS; they come last

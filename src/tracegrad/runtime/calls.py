@@ -1,21 +1,27 @@
-"""Run a program as one list of calls into libraries of C functions."""
+"""Run a program as one list of calls into libraries of C functions.
+
+Large inputs are read in place, from the copy of the caller's array: an input's address is among the arguments of the
+calls that read it, and is set for each run.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tracegrad.arrays import np
-from tracegrad.render.c_calls import Spread
+from tracegrad.arrays import Array, np
+from tracegrad.kernel_source import KernelSource
+from tracegrad.program import Program
+from tracegrad.render.c_calls import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
 from tracegrad.render.gathered import Lay
-from tracegrad.runtime.background import processors
-from tracegrad.tuning import LANES, LYING, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
+from tracegrad.runtime.process import processors
+from tracegrad.runtime.storage import address, lying
+from tracegrad.tuning import LANES, LYING, POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
 
-Array = Any
 Shape = tuple[int, ...]
 FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
 
@@ -156,3 +162,46 @@ def runs_of(neighbours: Array, lanes: int) -> Array:
     """Return for each run of neighbours the number of vectors that cover it."""
     first = np.append(True, neighbours[:-1] == 1)
     return -(-neighbours[first] // lanes)
+
+
+class Lent:
+    """One input: where it is now, and which arguments of calls point to it."""
+
+    def __init__(self, flat: Array, offset: int, size: int) -> None:
+        """flat: the array with memory for the input. offset, size: in elements."""
+        self.flat, self.first, self.end = flat, offset, offset + size
+        self.home = self.at = address(flat) + flat.itemsize * offset
+        self.pointers: list[tuple[Any, int, int]] = []  # (arguments, index, distance from the input's begin)
+
+    def note(
+        self, call: Call, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int], step: Step
+    ) -> None:
+        """Record which arguments of a call point into this input."""
+        for k, place in _pointers(step):
+            if not isinstance(place, int) or memory[kernel.binding_of[place]] is not self.flat:
+                continue
+            if self.first <= offsets[place] < self.end:
+                self.pointers.append((call.arguments, k, call.arguments[k] - self.home))
+
+    def point(self, at: int) -> None:
+        """Let the calls read the input at this address from now on."""
+        if at != self.at:
+            for arguments, k, behind in self.pointers:
+                arguments[k] = at + behind
+            self.at = at
+
+
+def lent_inputs(program: Program, memory: Mapping[str, Array]) -> dict[str, Lent]:
+    """Return the inputs of a program that are large enough, by name."""
+    arrays = [memory[b.name] for b in program.buffers]
+    large = [f for f in program.inputs if lying(arrays[f.buffer], f).nbytes >= POOL_FROM]
+    return {f.name: Lent(arrays[f.buffer], f.offset, f.size) for f in large}
+
+
+def _pointers(step: Step) -> list[tuple[int, Place]]:
+    """Return which arguments of a call are addresses, and of which places."""
+    if isinstance(step, FunctionStep):
+        return list(enumerate(step.places))
+    first = FIRST_OF_GATHERED if isinstance(step, GatheredStep) else FIRST_OF_PRODUCT
+    assert isinstance(step, GatheredStep | ProductStep)
+    return [(first, step.a.place), (first + 1, step.b.place)]

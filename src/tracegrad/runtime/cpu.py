@@ -17,7 +17,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from tracegrad.arrays import HAVE_NUMPY, need_numpy, np
+from tracegrad.arrays import HAVE_NUMPY, Array, need_numpy, np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
@@ -28,18 +28,15 @@ from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
-from tracegrad.runtime.background import processors
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import BoundCalls, Call, CallList
+from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, lent_inputs
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
-from tracegrad.runtime.lent import Lent, lent_inputs
+from tracegrad.runtime.process import processors
 from tracegrad.runtime.storage import MARGIN_BYTES, address, check_memory, lying, readable_around, taken
 from tracegrad.tuning import C_SOURCE, C_SOURCES
-
-Array = Any
 
 
 @dataclass(slots=True)

@@ -10,12 +10,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.program import Field
 from tracegrad.runtime.calls import BoundCalls
 from tracegrad.runtime.storage import address, taken, to_storage
 
-Array = Any
 Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
 

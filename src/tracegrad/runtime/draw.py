@@ -38,7 +38,7 @@ from tracegrad.errors import ShapeError
 from tracegrad.init import Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
 from tracegrad.initializer import Even, Gaussian, Initializer
 from tracegrad.jsontext import dumped
-from tracegrad.runtime.background import in_background, processors
+from tracegrad.runtime.process import in_background, processors
 from tracegrad.runtime.shaped import orthogonal, truncated
 from tracegrad.runtime.tab import javascript
 from tracegrad.shapes import show

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.ir import Primitive
 from tracegrad.kernels.form import Kernel
 from tracegrad.runtime.points import Points, Read
 
-Array = Any
 MARGIN = 32.0
 ULPS = 64.0
 EPS = 2.0**-23  # of f32

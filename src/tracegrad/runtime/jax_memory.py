@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.errors import DeviceError
 from tracegrad.optim.guard import PARAMS
@@ -20,8 +20,6 @@ jax: Any = importlib.import_module("jax")  # to a type checker, `import jax` wou
 jnp: Any = importlib.import_module("jax.numpy")
 multihost: Any = importlib.import_module("jax.experimental.multihost_utils")
 JaxError: type[Exception] = jax.errors.JaxRuntimeError
-
-Array = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.errors import DeviceError, InputError
 from tracegrad.program import Field, Program
 from tracegrad.runtime.jax_memory import Memory, Part, jax, multihost, parts_of
 
-Array = Any
 Folder = str | os.PathLike[str]
 TENSORS, METADATA = "tensors", "metadata"  # the two items of a checkpoint
 INSTALL = "pip install tracegrad[orbax]"

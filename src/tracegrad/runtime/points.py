@@ -1,5 +1,8 @@
 """Evaluate a kernel's form at some of its points: choose the points, and compute what a device must write there.
 
+The numbers that a check fills arrays with follow from seed and index, in NumPy and in JavaScript. js/verify.js makes
+the same bits, so an exported page need not contain them.
+
 Points are columns, and the row that a point folds runs along axis 1, so every value has shape (points, 1), (1, row) or
 (points, row). Nothing here depends on the text of a kernel.
 """
@@ -7,17 +10,17 @@ Points are columns, and the row that a point folds runs along axis 1, so every v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, cast
 
-from tracegrad.arrays import np
-from tracegrad.dtypes import nearest_f32
+from tracegrad.arrays import Array, np
+from tracegrad.dtypes import STORED, DType, f16, nearest_f32
 from tracegrad.evaluate import function_of
 from tracegrad.ir import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Store, points
-from tracegrad.runtime.patterns import drawn
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
+from tracegrad.runtime.draw import Scratch, uniform
 
-Array = Any
 Read = Callable[[int, Array], Array]  # returns elements of a slot, at these indices
 
 WORK = 2**13  # most points of a kernel to compute, including those of folded rows
@@ -254,3 +257,64 @@ def _coordinates(axes: Sequence[Axis], flat: Array) -> Mapping[str, Array]:
         out[a.name] = flat % a.size
         flat = flat // a.size
     return out
+
+
+Kind = tuple[str, int]  # of a pattern: a dtype's name, and the bound of its integers, or 0
+
+PERIOD = 4093  # of a pattern: a prime, so that neighbours along any axis differ
+STRIDE = 617  # the offset between the patterns of successive arrays
+LOW, HIGH, NEGATIVE = 0.05, 2.0, 0.3  # magnitudes, and the share of negative numbers
+STEPS = 8  # floats per unit where ties are wanted
+BEYOND = 3  # one of this many signed integers is past the end, and one of twice as many is below 0
+
+
+@cache
+def drawn(seed: int, count: int) -> Array:
+    """Return the first numbers of a stream of `draw`, in [0, 1). Importing NumPy's own generators takes 26 ms."""
+    return uniform(seed, 0, count, Scratch(count)).copy()
+
+
+def kind_of(dtype: DType, below: int) -> Kind:
+    """Return the kind of the pattern for values of a type."""
+    return dtype.name, 0 if dtype.numpy.startswith("float") else 2 if dtype.name == "bool" else below
+
+
+class Patterns:
+    """The numbers that arrays repeat: PERIOD of each kind, the same for all kernels of a trial."""
+
+    def __init__(self, seed: int, strict: bool) -> None:
+        self.seed, self.strict = seed, strict
+        self._made: dict[Kind, Array] = {}
+
+    def of(self, kind: Kind) -> Array:
+        """Return one period, in the form in which it is stored."""
+        if kind not in self._made:
+            dtype, below = kind
+            first, second = drawn(self.seed, 2 * PERIOD).reshape(PERIOD, 2).T
+            made = integers(first, second, below, dtype == "i32") if below else self.floats(first, second)
+            self._made[kind] = made.astype(STORED[dtype if dtype in STORED else "i32"].numpy)
+        return self._made[kind]
+
+    def floats(self, first: Array, second: Array) -> Array:
+        """Return floats of both signs, mostly positive, so that most roots and logarithms exist."""
+        magnitude = LOW + (HIGH - LOW) * first
+        values = cast("Array", np.where(second < NEGATIVE, -magnitude, magnitude))
+        return cast("Array", np.round(values * STEPS) / STEPS) if self.strict else values
+
+    def read(self, slot: Slot, kind: Kind, at: Array) -> Array:
+        """Return what a kernel finds in a slot whose array repeats its pattern from `at` on."""
+        x = self.of(kind)[at % PERIOD]
+        if slot.dtype.name == "bool":
+            return x != 0
+        return x.view(np.uint32) if slot.dtype.name == "u32" else x.astype(np.float32) if slot.dtype is f16 else x
+
+
+def integers(first: Array, second: Array, below: int, signed: bool) -> Array:
+    """Return indices, many of them beyond both ends, where they are clamped: a kernel can read few of them."""
+    values = np.floor(below * first)
+    if signed:
+        groups = np.arange(0, PERIOD, BEYOND)
+        for past, begins, place in ((below - 1, groups, 0), (-1, groups[::2], 1)):
+            further = np.floor(BEYOND * second[np.minimum(begins + place, PERIOD - 1)]).astype(np.int64)
+            values[np.minimum(begins + further, PERIOD - 1)] = past
+    return values

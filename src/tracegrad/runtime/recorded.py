@@ -13,7 +13,7 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 from tracegrad import safetensors
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f32
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
@@ -21,11 +21,9 @@ from tracegrad.kernels.workgroups import group_of
 from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench
 from tracegrad.runtime.inexact import EPS
-from tracegrad.runtime.patterns import STRIDE, Patterns, drawn, kind_of
-from tracegrad.runtime.points import chosen
+from tracegrad.runtime.points import STRIDE, Patterns, chosen, drawn, kind_of
 from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout_of, sizes_of, trials_of
 
-Array = Any
 MOST = 256  # elements of one store: they are most of the file
 MOST_GROUPS = 0.5  # share of a kernel's workgroups from which on all of them run
 NEAR = 2  # workgroups that run too, because one more launch takes longer

@@ -7,14 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError
 from tracegrad.program import MARGIN, Field
 
-Array = Any
 MARGIN_BYTES = 4 * MARGIN
 
 

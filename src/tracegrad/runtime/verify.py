@@ -11,18 +11,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f16
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.runtime.inexact import EPS, TRIES, Decided, Inexact, decided, rounding, wrong
-from tracegrad.runtime.patterns import STRIDE, Kind, Patterns, kind_of
-from tracegrad.runtime.points import Points, Read, Written, chosen, left_out
+from tracegrad.runtime.points import STRIDE, Kind, Patterns, Points, Read, Written, chosen, kind_of, left_out
 
-Array = Any
 Name = tuple[int, str]  # of an array: a number and the dtype of its elements
 
 GAP = 64  # elements around a value that hold its pattern as well, so a load beyond the value does not return zero

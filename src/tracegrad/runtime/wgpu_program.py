@@ -12,7 +12,7 @@ from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
 from tracegrad.kernel_source import KernelSource
 from tracegrad.program import PERSISTENT, Buffer, Field, Program
-from tracegrad.runtime.background import processors
+from tracegrad.runtime.process import processors
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (
     ALIGN,

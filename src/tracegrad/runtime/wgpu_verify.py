@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
@@ -58,7 +58,6 @@ fn main(@builtin(workgroup_id) wid: vec3u) {
     needs=Needs(storage_buffers=2, binding_bytes=32, buffer_bytes=32, workgroup_memory=0, largest="y"),
 )
 
-Array = Any
 Launches = Mapping[str, tuple[tuple[int, int], bool]]  # for each kernel: its grid, and whether its offsets are constant
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from tracegrad.arrays import checked_seed, seed_or_new
+from tracegrad.arrays import Array, checked_seed, seed_or_new
 from tracegrad.attributes import TRAININGS
 from tracegrad.compiler.build import StepSource, traced_first
 from tracegrad.engine.copy_pool import CopyPool
@@ -35,7 +35,6 @@ from tracegrad.training.saving import Saving
 if TYPE_CHECKING:
     from tracegrad.training.data import Position
 
-Array = Any
 WHOLE = (0, 1)  # the share of a process that is alone
 
 

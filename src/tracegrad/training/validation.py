@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any, NamedTuple, cast
 
 from tracegrad.ambient import require
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.compiler.several import named_by
 from tracegrad.compiler.signatures import check_signature
 from tracegrad.engine.forward import CompiledForward
@@ -16,7 +16,6 @@ from tracegrad.errors import InputError
 from tracegrad.training.data import Rows, as_inputs
 from tracegrad.training.training import Training
 
-Array = Any
 Parts = Sequence[Sequence[Array]]  # for each batch, the values that the metric recorded
 
 

@@ -1,13 +1,74 @@
-"""Forked processes: a child has a copy of its parent's objects, but none of its parent's threads."""
+"""This process: its processors and threads, its forks, and the stderr of C code in it.
+
+A forked child has a copy of its parent's objects, but none of its parent's threads.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+import contextlib
 import ctypes
 import gc
-import os
 import sys
+from collections.abc import Generator
 
 from tracegrad.errors import DeviceError
+
+T = TypeVar("T")
+
+
+def in_background(fn: Callable[[], T]) -> Future[T]:
+    """Return a future of `fn()`. The thread is a daemon: an interpreter that exits does not wait for it."""
+    from concurrent.futures import Future
+
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(fn())
+        except BaseException as e:
+            result.set_exception(e)
+
+    threading.Thread(target=run, name="tracegrad aside", daemon=True).start()
+    return result
+
+
+def processors() -> int:
+    """Return how many processors this process can use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Generator[None, None, None]:
+    """Suppress output of C code to stderr inside the block; do nothing if stderr is not a real file.
+
+    Also do nothing if the compiler was told to print: it works at the same time, on another thread.
+    """
+    if os.environ.get("TRACEGRAD_DEBUG"):
+        yield
+        return
+    try:
+        sys.stderr.flush()
+        saved = os.dup(2)
+    except (OSError, AttributeError, ValueError):
+        yield
+        return
+    import tempfile
+
+    with tempfile.TemporaryFile() as sink:
+        os.dup2(sink.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
 
 FORKED = (
     "this process was forked from the one that opened the device, which stays with its parent. Compile in this "
