@@ -263,9 +263,7 @@ def array(value: Any, dtype: Any = None, order: str = "C", copy: bool = True) ->
     return x.copy() if dtype is None else x.astype(dtype)
 
 
-def ascontiguousarray(value: Any, dtype: Any = None) -> Array:
-    """Return `asarray(value)`: every array here is contiguous."""
-    return asarray(value, dtype)
+ascontiguousarray = asarray  # every array here is contiguous
 
 
 def full(shape: Any, value: Any, dtype: Any = float64) -> Array:

@@ -100,10 +100,7 @@ class InputType(NamedTuple):
     dtype: DType
     shape: tuple[Dimension, ...]
 
-    def __repr__(self) -> str:
-        return f"{self.dtype.name}[{','.join(map(str, self.shape))}]"
-
-    __str__ = __repr__
+    __repr__ = __str__ = TensorType.__repr__
 
 
 def as_dtype(value: Any) -> DType:

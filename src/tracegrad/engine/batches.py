@@ -6,17 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tracegrad.engine.pending import Pending
+from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, Failed
 from tracegrad.errors import AbortedError
 from tracegrad.runtime.base import Batch, Session
 from tracegrad.tuning import QUEUED_BYTES
-
-
-class Runnable(Protocol):
-    """The target of a run: a program, and how many of its runs one batch should have."""
-
-    at_once: int
-    commits: bool  # a run changes arrays that it reads, so it cannot be repeated after a step that was not applied
 
 
 class Run(Protocol):
@@ -30,7 +24,7 @@ class Run(Protocol):
         ...
 
     @property
-    def of(self) -> Runnable:
+    def of(self) -> RunProgram:
         """The target; runs of the same target share batches."""
         ...
 

@@ -7,7 +7,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.attributes import FORWARDS
@@ -26,7 +25,7 @@ from tracegrad.graph import Graph
 from tracegrad.hypers import whole
 from tracegrad.ir import Tensor
 from tracegrad.refusals import helpful
-from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo
 
 if TYPE_CHECKING:
@@ -179,9 +178,9 @@ class CompiledForward(HasStates):
         True
         """
         from tracegrad.introspection.limits import limits_of
-        from tracegrad.introspection.profile import checked_steps, profiled
+        from tracegrad.introspection.profile import profiled
 
-        steps, worker = checked_steps(steps), self.store.worker
+        steps, worker = whole("steps", steps, "profile"), self.store.worker
         program, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
         arrays |= self._programs.hyper(program)
 
@@ -190,24 +189,6 @@ class CompiledForward(HasStates):
             return profiled(program.built, timings, session.info, limits_of(worker, session))
 
         return worker.call(measure)
-
-    @property
-    def device(self) -> DeviceInfo:
-        """The device in use.
-
-        >>> infer.device.name
-        'cpu'
-        """
-        return self.store.worker.info
-
-    @helpful
-    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name, as `CompiledTraining.upload_params`; for an attached forward, the training's.
-
-        >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
-        >>> own.upload_params({"b": np.zeros(1)})
-        """
-        self.store.upload_params(record, strict)
 
     def download_params(self) -> dict[str, Array]:
         """Return the parameters by name.
@@ -239,11 +220,6 @@ class CompiledForward(HasStates):
         self.store.upload_params(own, True)
         if found:
             self.store.set_states(found, False)
-
-    @property
-    def param_names(self) -> list[str]:
-        """The names of the parameters, in declaration order."""
-        return [f.name for f in self.store.fields]
 
     @property
     def cached_shapes(self) -> list[int | None | dict[str, int]]:
@@ -289,12 +265,6 @@ class CompiledForward(HasStates):
         types = ", ".join(f"{n}: {t}" for n, t in self._programs.free.types.items())
         where = self.closed or self.store.worker.closed or f"on {self.store.worker.info}"
         return f"<CompiledForward {name}({types}) {where}>"
-
-    def __enter__(self) -> CompiledForward:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _looked_at(self, values: dict[str, Any], what: str) -> tuple[RunProgram, dict[str, Any]]:
         """Return the program for some inputs, and the arrays to run it on: the inputs, or zeros without any."""

@@ -54,7 +54,7 @@ class RunProgram:
         self.source, self.sizes, self.base, self.version = source, sizes, base, version
         self.handle = UNLOADED
         self.commits = False  # false: a step that is not applied changes nothing, and neither do later ones
-        self.direct: Direct | None = None  # see `runtime.base.Door`
+        self.direct: Direct | None = None  # see `runtime.doors.Door`
         self.patched: RunProgram | None = None  # the program with its patch sites, made at the first run that patches
         self.take(built)
 

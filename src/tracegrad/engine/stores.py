@@ -7,7 +7,8 @@ A store has the `worker`, the `model` and its parameters as `fields`, the `seed`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from tracegrad.arrays import Array, handed_out
 from tracegrad.engine import params
@@ -19,8 +20,8 @@ from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, InputError
 from tracegrad.lr import as_schedule
 from tracegrad.program import Field, Program
-from tracegrad.refusals import Helped
-from tracegrad.runtime.base import Session
+from tracegrad.refusals import Helped, helpful
+from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.storage import from_storage
 
 T = TypeVar("T")
@@ -295,9 +296,39 @@ ParameterStore = TrainedParameters | OwnParameters
 
 
 class HasStates(Helped):
-    """The common part of trainings and forwards: the parameters and states of their model."""
+    """The common part of trainings and forwards: their device, and the parameters and states of their model."""
 
     store: Any  # a ParameterStore; each class declares which
+    close: Callable[[], None]
+
+    @property
+    def param_names(self) -> list[str]:
+        """The names of the parameters, in declaration order."""
+        return [f.name for f in self.store.fields]
+
+    @property
+    def device(self) -> DeviceInfo:
+        """The device in use.
+
+        >>> train.device.name
+        'cpu'
+        """
+        return self.store.worker.info
+
+    @helpful
+    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
+        """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
+
+        For an attached forward, these are the parameters of the training.
+        strict:  require every parameter.
+        Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite, before
+                 anything is written. A parameter that is not trained can be infinite.
+
+        >>> train.upload_params({"W": np.ones((2, 1))})
+        >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
+        >>> own.upload_params({"b": np.zeros(1)})
+        """
+        self.store.upload_params(record, strict)
 
     def params(self) -> dict[str, Array]:
         """Return the parameters by name, after the steps and runs queued so far; a short name of `download_params`.
@@ -331,3 +362,9 @@ class HasStates(Helped):
         >>> train.set_states({})
         """
         self.store.set_states(record, strict)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

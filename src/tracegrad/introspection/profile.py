@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, run_order
-from tracegrad.errors import InputError
 from tracegrad.introspection.limits import Limits
 from tracegrad.introspection.tables import Table, amount, escape, fragment, written
 from tracegrad.jsontext import dumped
@@ -130,13 +129,6 @@ def _median(values: Sequence[float]) -> float:
     """Return the median. statistics.median would import decimal and fractions."""
     ordered, half = sorted(values), len(values) // 2
     return (ordered[half] + ordered[-half - 1]) / 2
-
-
-def checked_steps(steps: int) -> int:
-    """Return `steps`. Raises InputError unless it is an integer of at least 1."""
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError.here(f"profile: steps must be an integer of at least 1, got {steps!r}")
-    return steps
 
 
 def _cells(row: TimedDispatch) -> tuple[str, ...]:

@@ -24,12 +24,13 @@ SQRT_EIGHT_OVER_PI = math.sqrt(8.0 / math.pi)
 GELU_CUBIC = 0.044715
 
 
-def _elementwise(name: str, expand: Expansion, vjp: Vjp) -> Primitive:
+def pointwise(name: str, expand: Expansion, vjp: Vjp) -> Primitive:
+    """Register a composite that computes each element from one element of f32."""
     return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
 
 
 # The condition is `x <= 0`, not `x > 0`, so that NaN stays NaN. A VJP that reads only y lets x be freed.
-RELU = _elementwise("relu", lambda x: where(x <= 0.0, 0.0, x), lambda ct, y, x: (where(y > 0.0, ct, 0.0),))
+RELU = pointwise("relu", lambda x: where(x <= 0.0, 0.0, x), lambda ct, y, x: (where(y > 0.0, ct, 0.0),))
 
 
 def _leaky(x: Tensor, *, alpha: float) -> Tensor:
@@ -41,7 +42,7 @@ def _leaky_vjp(ct: Tensor, y: Tensor, x: Tensor, *, alpha: float) -> tuple[Tenso
     return (where((y if alpha >= 0 else x) > 0.0, ct, ct * alpha),)
 
 
-LEAKY_RELU = _elementwise("leaky_relu", _leaky, _leaky_vjp)
+LEAKY_RELU = pointwise("leaky_relu", _leaky, _leaky_vjp)
 
 
 def _elu(x: Tensor, *, alpha: float) -> Tensor:
@@ -53,7 +54,7 @@ def _elu_vjp(ct: Tensor, y: Tensor, x: Tensor, *, alpha: float) -> tuple[Tensor]
     return (where((y if alpha >= 0 else x) > 0.0, ct, ct * (y + alpha)),)
 
 
-ELU = _elementwise("elu", _elu, _elu_vjp)
+ELU = pointwise("elu", _elu, _elu_vjp)
 
 
 def _sigmoid(x: Tensor) -> Tensor:
@@ -62,8 +63,8 @@ def _sigmoid(x: Tensor) -> Tensor:
     return where(x < 0.0, e * r, r)
 
 
-SIGMOID = _elementwise("sigmoid", _sigmoid, lambda ct, y, x: (ct * (y * (1.0 - y)),))
-SOFTPLUS = _elementwise(
+SIGMOID = pointwise("sigmoid", _sigmoid, lambda ct, y, x: (ct * (y * (1.0 - y)),))
+SOFTPLUS = pointwise(
     "softplus", lambda x: where(x <= 0.0, 0.0, x) + log1p(exp(-abs(x))), lambda ct, y, x: (ct * bind(SIGMOID, x),)
 )
 
@@ -91,7 +92,7 @@ def _gelu_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (ct * (p + x * p * (1.0 - p) * slope),)
 
 
-GELU_TANH = _elementwise("gelu_tanh", _gelu_tanh, _gelu_vjp)
+GELU_TANH = pointwise("gelu_tanh", _gelu_tanh, _gelu_vjp)
 
 
 @method

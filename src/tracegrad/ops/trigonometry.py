@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
 
-from tracegrad.ir import Primitive, Tensor, bind
+from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method
-from tracegrad.prims.composites import composite
+from tracegrad.ops.activation import pointwise
 from tracegrad.prims.elementwise import abs, atan2, cos, expm1, half_exp, rsqrt, sin, sqrt, where
 from tracegrad.prims.leaves import as_tensor
-from tracegrad.prims.maps import float_type
-from tracegrad.prims.rules import alike, symmetric
-
-if TYPE_CHECKING:
-    from tracegrad.prims.composites import Expansion, Vjp
 
 __all__ = ["acos", "asin", "atan", "cosh", "sinh", "tan"]
-
-
-def _elementwise(name: str, expand: Expansion, vjp: Vjp) -> Primitive:
-    return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
 
 
 def _rest(x: Tensor) -> Tensor:
@@ -68,16 +58,16 @@ def _cosh(x: Tensor) -> Tensor:
     return y + 0.25 / y
 
 
-TAN = _elementwise("tan", lambda x: sin(x) / cos(x), lambda ct, y, x: (ct * (1.0 + y * y),))
+TAN = pointwise("tan", lambda x: sin(x) / cos(x), lambda ct, y, x: (ct * (1.0 + y * y),))
 # 1 / sqrt(1 - x^2). The derivative of its formula would cancel near 0, and be inf - inf at 1
-ASIN_SLOPE = _elementwise("asin_slope", lambda x: rsqrt(_rest(x)), lambda ct, y, x: (ct * (x * (y * y)) * y,))
-ASIN = _elementwise("asin", _asin, lambda ct, y, x: (ct * bind(ASIN_SLOPE, x),))
-ACOS = _elementwise("acos", _acos, lambda ct, y, x: (-ct * bind(ASIN_SLOPE, x),))
+ASIN_SLOPE = pointwise("asin_slope", lambda x: rsqrt(_rest(x)), lambda ct, y, x: (ct * (x * (y * y)) * y,))
+ASIN = pointwise("asin", _asin, lambda ct, y, x: (ct * bind(ASIN_SLOPE, x),))
+ACOS = pointwise("acos", _acos, lambda ct, y, x: (-ct * bind(ASIN_SLOPE, x),))
 # The derivative uses y: the square of a large x overflows before the slope of 1 / (1 + x^2) reaches 0
-ATAN_SLOPE = _elementwise("atan_slope", lambda x: 1.0 / (1.0 + x * x), lambda ct, y, x: (ct * (x * y * -2.0) * y,))
-ATAN = _elementwise("atan", lambda x: atan2(x, 1.0), lambda ct, y, x: (ct * bind(ATAN_SLOPE, x),))
-SINH = _elementwise("sinh", _sinh, lambda ct, y, x: (ct * bind(COSH, x),))
-COSH = _elementwise("cosh", _cosh, lambda ct, y, x: (ct * bind(SINH, x),))
+ATAN_SLOPE = pointwise("atan_slope", lambda x: 1.0 / (1.0 + x * x), lambda ct, y, x: (ct * (x * y * -2.0) * y,))
+ATAN = pointwise("atan", lambda x: atan2(x, 1.0), lambda ct, y, x: (ct * bind(ATAN_SLOPE, x),))
+SINH = pointwise("sinh", _sinh, lambda ct, y, x: (ct * bind(COSH, x),))
+COSH = pointwise("cosh", _cosh, lambda ct, y, x: (ct * bind(SINH, x),))
 
 
 @method

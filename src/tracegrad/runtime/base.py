@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tracegrad.errors import DeviceError
 from tracegrad.program import Program
+
+if TYPE_CHECKING:
+    from tracegrad.runtime.doors import Door
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +90,6 @@ class Done(list[dict[str, Any]]):
     def outputs(self) -> list[dict[str, Any]]:
         """Return the list itself."""
         return self
-
-
-class Door(Protocol):
-    """Tells who can use a session's memory: the session's thread, or any thread for the length of one run."""
-
-    def open(self) -> None:
-        """Let other threads in: the session's thread is about to sleep."""
-        ...
-
-    def shut(self) -> None:
-        """Keep other threads out: the session's thread works again. Waits for a run under way."""
-        ...
-
-    def direct(self, handle: int) -> Callable[[Mapping[str, Any]], dict[str, Any] | None] | None:
-        """Return a function from inputs to outputs that does one run on its caller's thread; None if there can be none.
-
-        The function returns None, and does nothing, if the door is shut or another thread is inside.
-        """
-        ...
 
 
 class Session(Protocol):

@@ -31,7 +31,10 @@ COPY = "PPl"  # a copy that `run_direct` makes before or after the calls: to, fr
 
 
 class Door:
-    """A door; `runtime.base.Door` documents each method. `engine` is render.c_engine's library."""
+    """Tells who can use a session's memory: the session's thread, or any thread for the length of one run.
+
+    engine: render.c_engine's library.
+    """
 
     def __init__(self, engine: ctypes.CDLL, parts: Callable[[int], DirectParts | None]) -> None:
         self._state, self._parts = ctypes.c_int(0), parts
@@ -48,11 +51,14 @@ class Door:
         self._open(self._at)
 
     def shut(self) -> None:
-        """Keep other threads out: the session's thread works again."""
+        """Keep other threads out: the session's thread works again. Waits for a run under way."""
         self._shut(self._at)
 
     def direct(self, handle: int) -> Direct | None:
-        """Return a function that does one run; None if there can be none."""
+        """Return a function from inputs to outputs that does one run on its caller's thread; None if there can be none.
+
+        The function returns None, and does nothing, if the door is shut or another thread is inside.
+        """
         parts = self._parts(handle)
         if parts is None:
             return None

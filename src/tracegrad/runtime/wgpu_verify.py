@@ -6,15 +6,15 @@ A trial uses a dispatch's own offsets, so its pipeline is the one that the progr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tracegrad.arrays import Array, np
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
-from tracegrad.runtime.base import Batch
+from tracegrad.runtime.base import Session
 from tracegrad.runtime.bench import Bench, movers
 from tracegrad.runtime.verdicts import RIGHT, Verdicts, key_of
 from tracegrad.runtime.verify import (
@@ -61,14 +61,6 @@ fn main(@builtin(workgroup_id) wid: vec3u) {
 Launches = Mapping[str, tuple[tuple[int, int], bool]]  # for each kernel: its grid, and whether its offsets are constant
 
 
-class Runner(Protocol):
-    """The parts of a session that the check needs."""
-
-    def load(self, program: Program) -> int: ...
-    def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch: ...
-    def unload(self, handle: int) -> None: ...
-
-
 class Unchecked:
     """The kernels of a program that have no verdict yet."""
 
@@ -90,13 +82,13 @@ class Unchecked:
             self.helpers = [compiled(k) for k in movers(d for _, at in self.kernels.values() for _, d in at.arrays)]
             self.trials = trials_of(self.kernels)
 
-    def refuse_wrong(self, runner: Runner) -> None:
+    def refuse_wrong(self, session: Session) -> None:
         """Run the kernels. Raise CompileError, with the kernel's number, for a wrong one."""
         if not self.numbers:
             return
         grids, constant = {d.kernel: d.grid for d in self.program.dispatches}, offsets_of_kernels(self.program)
         launches = {key: (grids[n], n in constant) for key, n in self.numbers.items()}
-        found = _checked(self.kernels, self.trials, launches, runner)
+        found = _checked(self.kernels, self.trials, launches, session)
         self.verdicts.add(found)
         self.helpers = []
         for key, how in found.items():
@@ -109,10 +101,10 @@ class Unchecked:
                 raise error
 
 
-def _checked(kernels: Kernels, trials: Trials, launches: Launches, runner: Runner) -> dict[str, str]:
+def _checked(kernels: Kernels, trials: Trials, launches: Launches, session: Session) -> dict[str, str]:
     """Describe what each kernel computes wrongly. If memory does not suffice for all kernels, check them in halves."""
     try:
-        return faults(kernels, trials, partial(_run, runner, sizes_of(x for _, x in kernels.values()), launches))
+        return faults(kernels, trials, partial(_run, session, sizes_of(x for _, x in kernels.values()), launches))
     except DeviceLostError:
         raise
     except DeviceError as e:  # too little memory beside the program's own
@@ -121,21 +113,21 @@ def _checked(kernels: Kernels, trials: Trials, launches: Launches, runner: Runne
             warnings.warn(f"kernel {kernel.label!r} could not be checked: {e}", RuntimeWarning, stacklevel=2)
             return {}
         halves = [trials[0::2], trials[1::2]]
-        parts = [_checked({key: kernels[key] for key, _ in half}, half, launches, runner) for half in halves]
+        parts = [_checked({key: kernels[key] for key, _ in half}, half, launches, session) for half in halves]
         return parts[0] | parts[1]
 
 
-def _run(runner: Runner, sizes: Mapping[Name, int], launches: Launches, trials: Trials) -> list[list[Array]]:
+def _run(session: Session, sizes: Mapping[Name, int], launches: Launches, trials: Trials) -> list[list[Array]]:
     """Return the device's results at the elements that each trial checks."""
     bench = Bench(sizes)
     for key, trial in trials:
         bench.add(trial, *launches[key])
     inputs = {"table": np.concatenate(bench.table), "picks": np.concatenate(bench.picks)}
-    handle = runner.load(bench.program({name: x.size for name, x in inputs.items()}))
+    handle = session.load(bench.program({name: x.size for name, x in inputs.items()}))
     try:
-        (outputs,) = runner.run(handle, [inputs]).outputs()
+        (outputs,) = session.run(handle, [inputs]).outputs()
     finally:
-        runner.unload(handle)
+        session.unload(handle)
     bits, out = outputs["found"], list[list[Array]]()
     for (_, trial), begins in zip(trials, bench.places):
         parts = [bits[begin : begin + c.at.size] for c, begin in zip(trial.checks, begins)]

@@ -13,6 +13,7 @@ from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
+from tracegrad.hypers import whole
 from tracegrad.lr import plateau_of, with_plateau
 from tracegrad.patterns import Selection, chosen
 from tracegrad.refusals import shown
@@ -60,9 +61,9 @@ def profile(
 ) -> Profile:
     """Time every dispatch; see `CompiledTraining.profile`."""
     from tracegrad.introspection.limits import limits_of
-    from tracegrad.introspection.profile import checked_steps, profiled
+    from tracegrad.introspection.profile import profiled
 
-    steps = checked_steps(steps)
+    steps = whole("steps", steps, "profile")
 
     def measure(session: Session, stepper: Stepper) -> Profile:
         timings = stepper.timings(session, program, arrays, stepper.knobs, steps)

@@ -159,12 +159,6 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
-def checked_count(name: str, value: int) -> None:
-    """Check that `value` is an integer of at least 1. Raises InputError otherwise."""
-    if (whole(value) or 0) < 1:
-        raise InputError.here(f"fit: {name} must be an integer of at least 1, got {value!r}")
-
-
 class Position:
     """The position of a `fit`, for checkpoints: the current epoch, the steps before it, and its finished batches.
 

@@ -13,11 +13,12 @@ from tracegrad.dtypes import InputType
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import CompletedStep, StepResult
 from tracegrad.errors import InputError
+from tracegrad.hypers import whole
 from tracegrad.lr import plateau_of
 from tracegrad.refusals import shown
 from tracegrad.training.between import lr_metric, turns
 from tracegrad.training.callbacks import EVENTS
-from tracegrad.training.data import Position, Rows, as_inputs, checked_count, from_arguments, rows, whole_arrays
+from tracegrad.training.data import Position, Rows, as_inputs, from_arguments, rows, whole_arrays
 from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.progress import Log, Progress
 from tracegrad.training.training import Training
@@ -101,10 +102,10 @@ def _size(data: Rows | Iterable[Any]) -> list[int] | None:
 
 def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, callbacks: Any, options: Options) -> None:
     """Check the arguments that need no data, and collect all hooks in `options`. Raises InputError."""
-    checked_count("epochs", options.epochs)
+    whole("epochs", options.epochs, "fit")
     for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
         if value is not None:
-            checked_count(name, value)
+            whole(name, value, "fit")
     measured = validation is not None or options.evaluate is not None
     options.hooks, options.watched = _hooks(options.hooks, callbacks, measured)
     options.schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")

@@ -13,7 +13,7 @@ from tracegrad.graph import Graph
 from tracegrad.kernel_source import KernelSource
 from tracegrad.lr import starting_at
 from tracegrad.program import Program
-from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo
 
 
@@ -52,11 +52,6 @@ class Parts(HasStates):
         return self.store.stepper.latest.built.sites
 
     @property
-    def param_names(self) -> list[str]:
-        """The names of the parameters, in declaration order."""
-        return [f.name for f in self.store.fields]
-
-    @property
     def input_names(self) -> list[str]:
         """Names of the inputs, as declared."""
         return list(dict.fromkeys(n for s in self.store.stepper.together for n in s.source.inputs))
@@ -90,8 +85,3 @@ class Parts(HasStates):
     def seed(self) -> int:
         """The seed of the initialisation and of all randomness."""
         return self.store.seed
-
-    @property
-    def device(self) -> DeviceInfo:
-        """The device in use."""
-        return self.worker.info

@@ -6,8 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from tracegrad.arrays import Array, checked_seed, seed_or_new
 from tracegrad.attributes import TRAININGS
@@ -131,18 +130,6 @@ class Training(Parts):
         return pending
 
     # --- parameters and state ---
-
-    @helpful
-    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
-
-        strict:  require every parameter.
-        Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite, before
-                 anything is written. A parameter that is not trained can be infinite.
-
-        >>> train.upload_params({"W": np.ones((2, 1))})
-        """
-        self.store.upload_params(record, strict)
 
     def download_params(self, *, ema: bool = False) -> dict[str, Array]:
         """Return the parameters by name, after the steps queued so far.
@@ -383,9 +370,3 @@ class Training(Parts):
         >>> train.close()
         """
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
