@@ -221,3 +221,38 @@ def test_a_file_may_have_on_what_is_off_here(tmp_path):
         with pytest.raises(tg.InputError, match="nothing was changed"):
             other.load(path)
         assert other.program is program and other.step(x=X[0]).step == 1
+
+
+def test_a_file_may_have_values_that_were_on_and_are_off_again(tmp_path):
+    path = tmp_path / "off.safetensors"
+    with compiled(optim.sgd(0.1)) as train, compiled(optim.sgd(0.1)) as fresh:
+        train.set(momentum=0.9, clip_grad_norm=0.5)
+        train.step(x=X[0]).result()
+        train.set(momentum=0.0, clip_grad_norm=None)
+        train.step(x=X[1]).result()
+        train.save(path)
+        fresh.load(path)
+        assert fresh.digest() == train.digest()
+        assert [fresh.step(x=x).loss for x in X[2:5]] == [train.step(x=x).loss for x in X[2:5]]
+
+
+def test_what_was_set_to_off_is_not_in_the_file(tmp_path):
+    with compiled(optim.sgd(0.1)) as train, compiled(optim.sgd(0.1)) as fresh:
+        train.set(momentum=0.0, clip_grad_norm=None)
+        train.save(tmp_path / "never.safetensors")
+        program = fresh.program
+        fresh.load(tmp_path / "never.safetensors")
+        assert fresh.program is program and fresh.digest() == train.digest()
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "momentum", "clip_grad_norm"])
+def test_a_file_does_not_switch_on_what_its_loss_calls_by_an_optimizers_name(name, tmp_path):
+    def named(m, x):
+        return loss(m, x) + tg.hyper(name, 2.0) * tg.sum(tg.square(m.a.W))
+
+    with compiled(optim.sgd(0.01), loss=named) as train, compiled(optim.sgd(0.01), loss=named) as other:
+        train.set(**{name: -0.5})
+        train.step(x=X[0]).result()
+        train.save(tmp_path / "named.safetensors")
+        other.load(tmp_path / "named.safetensors")
+        assert [other.step(x=x).loss for x in X[1:5]] == [train.step(x=x).loss for x in X[1:5]]

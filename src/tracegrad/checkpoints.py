@@ -31,7 +31,7 @@ from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file
-from tracegrad.hypers import UNIT, checked_all, ranges_of, settable
+from tracegrad.hypers import GROUP, OFF, RANGES, UNIT, checked, checked_all, ranges_of, settable
 from tracegrad.jsontext import cut, dumped, parse, printable, shown
 from tracegrad.optim.freezing import MISSED
 from tracegrad.program import Field, Program
@@ -91,7 +91,7 @@ def loadings_of(path: str | os.PathLike[str], whole: safetensors.File, store: Tr
     loadings: list[Loading] = []
     for name, stepper in store.steppers.items():
         file = of_loss(path, whole, name, store.steppers) if name else whole
-        source = stepper.source.switched_on(hyper_of(file))
+        source = stepper.source.switched_on(first_hyper(file))
         missed = f"opt/{name}/{MISSED}" if name else f"opt/{MISSED}"
         froze = file.metadata.get("frozen") is not None or any(x.startswith(missed) for x in file.tensors)
         if froze and not source.freezable:
@@ -194,13 +194,23 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
     return total.hexdigest()
 
 
-def hyper_of(file: safetensors.File) -> dict[str, float]:
-    """Return the hyperparameters in the metadata that are numbers. `read` checks them."""
+def first_hyper(file: safetensors.File) -> dict[str, float]:
+    """Return the values that the optimizer of the file was made with, those of the right kind. `read` checks the rest.
+
+    An option that was switched on stays in the program when it is set to off, so the values of now do not tell."""
     try:
-        given = _object(_entry(file.metadata, "hyper"), "hyper")
+        given = _object(_object(_entry(file.metadata, "optimizer"), "optimizer").get("hyper"), "hyper")
     except InputError:
         return {}
-    return {name: x for name, x in given.items() if isinstance(x, (int, float))}
+    return {name: x for name, x in given.items() if name in OFF and _usable(name, x)}
+
+
+def _usable(name: str, value: Any) -> bool:
+    try:
+        checked(name, value, RANGES[name])
+    except InputError:
+        return False
+    return True
 
 
 def read(path: str | os.PathLike[str], file: safetensors.File, program: Program, current: Knobs) -> Snapshot:
@@ -303,10 +313,12 @@ def _without_unit(values: Mapping[str, Any]) -> dict[str, Any]:
 def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[str, float]:
     """Return the hyperparameters. Raises InputError for an unknown name, or a value out of range."""
     known = {*settable(f.name for f in program.inputs), *current.values}
+    given = {name: x for name, x in given.items() if name in known or OFF.get(name) != x}
     unknown = [name for name in given if name not in known]
     if unknown:
         names = ", ".join(sorted(known - {UNIT}))
-        raise InputError(f"hyper: {shown(unknown[0])} is not a value of this training; its values are {names}")
+        groups = "; compile with the groups= of the file" if GROUP in unknown[0] else ""
+        raise InputError(f"hyper: {shown(unknown[0])} is not a value of this training; its values are {names}{groups}")
     return checked_all(given, ranges_of(program.meta), "hyper")
 
 

@@ -105,7 +105,7 @@ class Knobs:
         return Knobs(self.rate, {**self.values, UNIT: LARGE})
 
     def changed(self, hyper: Mapping[str, Any], program: Program, off: Sequence[str]) -> tuple[Knobs, dict[str, float]]:
-        """Return the knobs after `train.set(**hyper)`, and the values that `program` lacks, all of which are in `off`.
+        """Return the knobs after `train.set(**hyper)`, and those values in `off` that `program` lacks and is to have.
 
         Raise InputError with every unknown name. None is the clip_grad_norm that switches clipping off.
         """
@@ -123,5 +123,7 @@ class Knobs:
             )
         new = {n: OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in rest.items()}
         rate = Rate(schedules.as_schedule(hyper["lr"])) if len(rest) < len(hyper) else self.rate
-        values = {**self.values, **checked_all(new, ranges, "set")}
-        return Knobs(rate, values), {name: values[name] for name in off if name in rest}
+        given = checked_all(new, ranges, "set")
+        switched = {name: given[name] for name in off if given.get(name, OFF[name]) != OFF[name]}
+        kept = {name: x for name, x in given.items() if name not in off or name in switched}  # the program's, then
+        return Knobs(rate, {**self.values, **kept}), switched
