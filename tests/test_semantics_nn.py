@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from oracle import call, check, classes, rand, typed
+from oracle import call, check, classes, oracle, rand, typed
 from tracegrad import ambient, ops
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError
@@ -346,3 +346,16 @@ def test_probabilities_are_targets_and_one_may_be_zero_where_a_logit_is_masked()
 def test_a_weight_is_one_number_for_each_class(weight):
     with pytest.raises((ShapeError, DTypeError), match=r"weight must be f32\[3\]|takes f32"):
         ops.cross_entropy(np.zeros((2, 3), np.float32), np.array([0, 1]), weight=weight)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weight", [None, np.array([0.5, 2.0, 1.0])])
+def test_a_cross_entropy_without_targets_has_pytorchs_gradient_of_zero(weight, reduction, smoothing):
+    x, none = rand(4, 3), np.full(4, -100)
+    how = {"reduction": reduction, "label_smoothing": smoothing, "ignore_index": -100}
+    their_weight = None if weight is None else torch.tensor(weight)
+    y, (g,) = call(lambda x, t: ops.cross_entropy(x, t, weight=weight, **how), x, none.astype(np.int32))
+    ty, (theirs,) = oracle(lambda x, t: F.cross_entropy(x, t, weight=their_weight, **how), x, none)
+    np.testing.assert_array_equal(y, ty)
+    np.testing.assert_array_equal(g, theirs)

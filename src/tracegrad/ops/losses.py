@@ -82,22 +82,24 @@ def _cross_entropy(x: Tensor, targets: Tensor, *, smoothing: float, ignore: int 
     return _unless_ignored(value.reshape(targets.shape), targets, ignore)
 
 
-def _wrong(x: Tensor, targets: Tensor, smoothing: float, ignore: int | None) -> Tensor:
+def _wrong(x: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """Return softmax(x) - q. The softmax of the row is recomputed, not stored."""
     wrong = softmax(x) - where(_hit(x, targets), 1.0 - smoothing, 0.0)
-    if smoothing > 0.0:
-        wrong = wrong - smoothing / max(x.shape[-1], 1)
-    if ignore is not None:
-        wrong = where((targets == ignore).reshape((*targets.shape, 1)), 0.0, wrong)
-    return wrong
+    return wrong - smoothing / max(x.shape[-1], 1) if smoothing > 0.0 else wrong
 
 
-def _cross_entropy_vjp(ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, **how: Any) -> tuple[Tensor, None]:
-    return _wrong(x, targets, **how) * ct.reshape((*ct.shape, 1)), None
+def _cross_entropy_vjp(
+    ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None
+) -> tuple[Tensor, None]:
+    # The cotangent is infinite where a mean counts no target: 0 replaces the product, not one of its factors
+    g = _wrong(x, targets, smoothing) * ct.reshape((*ct.shape, 1))
+    return _unless_ignored(g, targets.reshape((*targets.shape, 1)), ignore), None
 
 
-def _cross_entropy_jvp(ts: Tangents, y: Tensor, x: Tensor, targets: Tensor, **how: Any) -> Tensor:
-    return (_wrong(x, targets, **how) * ts[0]).sum(-1)
+def _cross_entropy_jvp(
+    ts: Tangents, y: Tensor, x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None
+) -> Tensor:
+    return _unless_ignored((_wrong(x, targets, smoothing) * ts[0]).sum(-1), targets, ignore)
 
 
 def _targets(x: TensorType, targets: TensorType, *, ignore: int | None, **_: Any) -> tuple[int, int, int | None]:
@@ -186,7 +188,8 @@ def cross_entropy(
                      the shape of `logits`: probabilities, in place of onehot(target).
     reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
     label_smoothing: s in [0, 1].
-    ignore_index:    positions with this target cost 0, get no gradient and do not count. The mean of none is NaN.
+    ignore_index:    positions with this target cost 0, get no gradient and do not count. The mean of none is NaN, and
+                     its gradient 0.
     weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. The mean of
                      classes divides by the sum of the targets' weights, that of probabilities by their number.
     Returns:         f32, rank 0, or the shape of `logits` without classes for "none".
