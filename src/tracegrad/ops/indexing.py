@@ -102,11 +102,7 @@ def indices_for(indices: Any, n: int) -> Tensor:
 
     Raises DTypeError for other dtypes, and ConstantIndexError for a constant out of range.
     """
-    t = as_tensor(indices)
-    if t.dtype != i32:
-        hint = "cast with tg.cast(x, tg.i32), or declare the input as tg.i32[...]"
-        hint = "for a mask write tg.where(mask, x, 0)" if t.dtype.name == "bool" else hint
-        raise DTypeError(f"indices must be i32, got {t.type}; {hint}")
+    t = _integers(indices)
     running = ambient.active()
     if running is not None and running.eager and t.serial in running.leaves:
         running.wrapped[t.serial] = n  # the call checks them and makes negative ones positive
@@ -120,6 +116,15 @@ def indices_for(indices: Any, n: int) -> Tensor:
     if all(k >= 0 for k in values):
         return t
     return views.reshape(literal([k % n for k in values], i32), t.shape)
+
+
+def _integers(indices: Any) -> Tensor:
+    t = as_tensor(indices)
+    if t.dtype != i32:
+        hint = "cast with tg.cast(x, tg.i32), or declare the input as tg.i32[...]"
+        hint = "for a mask write tg.where(mask, x, 0)" if t.dtype.name == "bool" else hint
+        raise DTypeError(f"indices must be i32, got {t.type}; {hint}")
+    return t
 
 
 def constant_integers(t: Tensor) -> list[int]:
@@ -151,15 +156,20 @@ ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, batch=alike,
 def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     """Return 1 at each index, 0 elsewhere, along a new last axis of size `n`: i32[...] becomes f32[..., n].
 
-    indices: i32. The host checks indices that are an input against [0, n). Computed indices out of range give zeros.
+    indices: i32, in [0, n): a negative one does not count from the end. Eager tensors, constants and inputs of
+             programs are checked. Indices that a program computes are not: those out of range give zeros.
     No gradient. The result takes no memory: its readers compute it.
-    Raises:   DTypeError if the indices are not i32. As jax.nn.one_hot.
+    Raises:   DTypeError if the indices are not i32; IndexError for one out of range. As torch.nn.functional.one_hot.
 
     >>> tg.one_hot(np.array([0, 2], np.int32), 3)
     tensor([[1., 0., 0.],
             [0., 0., 1.]])
     """
-    return bind(ONE_HOT, indices_for(indices, n), n=integer(n, "n"), dtype=as_dtype(dtype))
+    t, n = _integers(indices), integer(n, "n")
+    bad = [k for k in constant_integers(t) if not 0 <= k < n]
+    if bad:
+        raise ConstantIndexError(f"index {bad[0]} is out of range for {n} classes; valid are 0 to {n - 1}")
+    return bind(ONE_HOT, t, n=n, dtype=as_dtype(dtype))
 
 
 @op
