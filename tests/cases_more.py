@@ -55,6 +55,8 @@ FUNCTION_CASES: list[Case] = [
          torch=lambda x: torch.roll(x, (-1, 7), (0, 1))),
     Case("roll_axes_in_any_order", lambda x: tg.roll(x, (1, -2), (-1, 0)), ((3, 4),),
          torch=lambda x: torch.roll(x, (1, -2), (1, 0))),
+    Case("roll_one_axis_twice", lambda x: tg.roll(x, (1, -3, 3), (0, 1, -2)), ((3, 4),),
+         torch=lambda x: torch.roll(torch.roll(x, (1, -3), (0, 1)), 3, 0)),
     Case("roll_flat", lambda x: tg.roll(x, 3), ((2, 4),), torch=lambda x: torch.roll(x, 3)),
     Case("triu", lambda x: tg.triu(x, 1), ((2, 3, 4),), torch=lambda x: torch.triu(x, 1)),
     *[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from typing import Any
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import DTypeError, ShapeError
@@ -16,7 +17,7 @@ from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import offsets
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.rules import linear, shifted
-from tracegrad.shapes import Axes, integer, integers, normalize_axis, ordered_axes, whole
+from tracegrad.shapes import Axes, integer, integers, normalize_axis, whole
 
 __all__ = ["concat", "roll", "split", "stack"]
 
@@ -140,7 +141,7 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
     out[..., k, ...] = x[..., (k - shift) mod n, ...]
 
     x:        any dtype. shift: an integer for all axes, or one for each, in the order of `axis`.
-    axis:     None rolls the flattened `x`, and restores its shape.
+    axis:     None rolls the flattened `x`, and restores its shape. The shifts of an axis named twice add up.
     Gradient: the cotangent, moved back. Raises ShapeError unless there is one shift for each axis.
 
     As numpy.roll and torch.roll.
@@ -152,13 +153,17 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
     x = as_tensor(x)
     if axis is None:
         return views.reshape(_rolled(views.reshape(x, (x.type.size,)), integer(shift, "shift"), 0), x.shape)
-    axes, count = ordered_axes(axis, x.ndim), whole(shift)
+    axes, count = [normalize_axis(a, x.ndim) for a in _each(axis)], whole(shift)
     shifts = (count,) * len(axes) if count is not None else integers(shift, "shift")
     if len(shifts) != len(axes):
         raise ShapeError(f"{len(shifts)} shifts for {len(axes)} axes of {x.type}; give one for each, or one for all")
     for k, d in zip(shifts, axes):
         x = _rolled(x, k, d)
     return x
+
+
+def _each(axis: Any) -> tuple[int, ...]:
+    return (axis,) if isinstance(axis, bool) else integers(axis, "axis")  # `normalize_axis` refuses True
 
 
 def _rolled(x: Tensor, shift: int, axis: int) -> Tensor:
