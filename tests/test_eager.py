@@ -681,3 +681,36 @@ def test_a_number_formats_as_one() -> None:
     assert f"{tg.tensor(1.23456):.2f} {tg.tensor([[2.0]]):5.1f} {tg.tensor([1.0])}" == "1.23   2.0 tensor([1.])"
     with pytest.raises(tg.ShapeError, match="has 2 elements"):
         f"{tg.tensor([1.0, 2.0]):.2f}"
+
+
+def test_eager_converts_what_a_step_converts() -> None:
+    def loss(m: Any, x: Any, y: Any, weight: Any) -> Any:
+        return tg.mean(tg.square(m(x)[:, 0] - y) * weight)
+
+    x, y = np.arange(8).reshape(4, 2), np.array([1, 0, 2, 1])  # i64, as pandas and PyTorch give
+    types = {"x": (4, 2), "y": (4,), "weight": (4,)}
+    with tg.compile(model=nn.Linear(2, 1), loss=loss, inputs=types, optimizer=optim.sgd(0.0), seed=0) as train:
+        found = tg.eager(loss, train, x=x, y=y, weight=[True, False, True, True])
+        assert found.item() == pytest.approx(train.step(x=x, y=y, weight=[True, False, True, True]).loss, rel=1e-6)
+        infer = train.attach(forward=lambda m, x: m(x) * x[:, :1], inputs={"x": (None, 2)})
+        got = tg.eager(infer.source.forward, infer, x=x)
+        np.testing.assert_allclose(got.numpy(), infer.run(x=x).output, rtol=1e-6)
+    with tg.compile_forward(
+        model=nn.Embedding(4, 2), forward=lambda m, x: m(x), inputs={"x": tg.i32[3]}, seed=0
+    ) as infer:
+        with pytest.raises(tg.InputError, match="eager: input 'x': float64 values cannot be converted to i32") as e:
+            tg.eager(infer.source.forward, infer, x=np.array([0.5, 1.0, 2.0]))
+        assert "test_eager.py" in str(e.value)
+
+
+def test_one_hot_takes_no_negative_index_and_programs_that_compute_one_get_zeros() -> None:
+    bad = np.array([0, -1, 2], np.int32)
+    for wrong in (bad, tg.tensor(bad) + 0, np.array([0, 3], np.int32)):
+        with pytest.raises(IndexError, match="valid are 0 to 2"):
+            tg.one_hot(wrong, 3)
+    with pytest.raises(IndexError, match="index -1 is out of range for 3 classes"):
+        tg.trace_forward(model=nn.Linear(1, 1), forward=lambda m: tg.one_hot(bad, 3), inputs={})
+    with tg.compile_forward(
+        model=nn.Linear(1, 1), forward=lambda m, i: tg.one_hot(i - 1, 3), inputs={"i": tg.i32[4]}, seed=0
+    ) as infer:
+        np.testing.assert_array_equal(infer.run(i=np.array([0, 1, 3, 9])).output, np.eye(11)[[10, 0, 2, 8], :3])

@@ -13,6 +13,7 @@ from tracegrad.attributes import FORWARDS
 from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.signatures import check_function, check_signature
+from tracegrad.dtypes import InputType
 from tracegrad.engine import params
 from tracegrad.engine.forward_runs import ForwardPrograms, ForwardRun
 from tracegrad.engine.inputs import Given, as_arrays, check_inputs, check_patches, given_or_blank, merge, sizes_of
@@ -254,6 +255,11 @@ class CompiledForward(HasStates):
             return latest.built.sites
         programs = self._programs
         return programs.at(programs.free.all(1))._replace(writes=True).traced().sites
+
+    @property
+    def input_types(self) -> Mapping[str, InputType]:
+        """Types of the inputs, by name, as declared."""
+        return self._programs.free.types
 
     @property
     def closed(self) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from tracegrad.arrays import as_array
+from tracegrad.arrays import as_array, cast_lossless
+from tracegrad.dtypes import InputType
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.params import declared, declared_states, drawn
+from tracegrad.errors import InputError
 from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.nn.module import bound, named_arrays
@@ -41,9 +43,10 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     model:   a tree of modules, whose parameters are drawn from the seed of `tg.manual_seed`; a copy from
              `tg.instantiate`; or a training or compiled forward, whose current parameters are used. Random ops draw
              the numbers of a training's next step.
-    inputs:  arrays, eager tensors, nested lists or numbers; integers are i32.
+    inputs:  arrays, eager tensors, nested lists or numbers. Those of a training or compiled forward are converted to
+             the declared dtypes without loss, as `step` and `run` do; else integers are i32.
     Returns: the result of `forward`. For a loss, `backward()` fills the gradients of an instantiated model.
-    Raises:  the errors of the ops, at the line of the op.
+    Raises:  the errors of the ops, at the line of the op; InputError if a conversion would lose values.
 
     >>> import tracegrad as tg
     >>> def double(m, x):
@@ -53,7 +56,8 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     (1, 2)
     tensor([[6.]], requires_grad=True)
     """
-    values = {n: x if isinstance(x, GradTensor) else GradTensor(as_array(x)) for n, x in inputs.items()}
+    types = model.input_types if isinstance(model, (CompiledForward, CompiledTraining)) else {}
+    values = {n: _value(n, x, types.get(n)) for n, x in inputs.items()}
     if isinstance(model, CompiledForward):
         return forward(_with_values(model.store.model, model.download_params() | model.states()), **values)
     if isinstance(model, CompiledTraining):
@@ -61,6 +65,16 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
         with streams.at(model.seed, model.store.stepper.counter + 1):
             return forward(now, **values)
     return forward(instantiate(model) if named_arrays(model) else model, **values)
+
+
+def _value(name: str, x: Any, declared: InputType | None) -> GradTensor:
+    if isinstance(x, GradTensor):
+        return x
+    try:
+        a = as_array(x)
+        return GradTensor(a if declared is None else cast_lossless(a, declared.dtype.name))
+    except InputError as e:
+        raise InputError.here(f"eager: input {name!r}: {e}") from None
 
 
 def _with_values(model: M, values: dict[str, Any]) -> M:
