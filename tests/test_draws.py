@@ -134,3 +134,30 @@ def test_a_function_that_is_the_first_to_use_numpys_generators_is_noticed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "['np.random drew n']", done.stderr
+
+
+class Augmentation:
+    """No module: an object that a module in a list holds."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, x):
+        return x + self.rng.normal()
+
+
+class Deep(Model):
+    def __init__(self):
+        super().__init__()
+        self.parts = [{"first": Model()}, Model()]
+        self.parts[0]["first"].augment = Augmentation()
+
+    def __call__(self, x):
+        return self.l(self.parts[0]["first"].augment(x))
+
+
+def test_a_generator_deep_in_a_model_is_noticed():
+    with pytest.warns(UserWarning) as caught:
+        compiled(lambda m, x: tg.mean(m(x)), Deep()).close()
+    [told] = [str(w.message) for w in caught if "rng drew numbers" in str(w.message)]
+    assert "self.rng.normal()" in told

@@ -9,10 +9,11 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar, cast
 
 from tracegrad import errors
+from tracegrad.nn.module import children
 
 T = TypeVar("T")
 REMEDY = (
@@ -152,4 +153,20 @@ def _named(fn: Callable[..., Any], model: Any) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # a name that is assigned later
             continue
-    yield from list(getattr(model, "__dict__", {}).items())
+    yield from _held(model, set())
+
+
+def _held(node: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of what modules and containers hold, and objects in them, and objects in those.
+
+    depth: how many objects that are neither modules nor containers lead here."""
+    held = children(node)
+    if held is None:
+        depth += 1
+        held = {} if depth > 2 or isinstance(node, (type, ModuleType)) else getattr(node, "__dict__", {})
+    if not held or id(node) in seen:
+        return
+    seen.add(id(node))
+    for name, value in list(held.items()):
+        yield str(name), value
+        yield from _held(value, seen, depth)

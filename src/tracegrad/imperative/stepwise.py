@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from tracegrad.arrays import as_array, cast_lossless
@@ -56,7 +56,8 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     (1, 2)
     tensor([[6.]], requires_grad=True)
     """
-    types = model.input_types if isinstance(model, (CompiledForward, CompiledTraining)) else {}
+    compiled = isinstance(model, (CompiledForward, CompiledTraining))
+    types: Mapping[str, InputType] = model.input_types if compiled else {}
     values = {n: _value(n, x, types.get(n)) for n, x in inputs.items()}
     if isinstance(model, CompiledForward):
         return forward(_with_values(model.store.model, model.download_params() | model.states()), **values)
