@@ -43,7 +43,7 @@ def test_a_device_spells_its_own_language_alone(device_name: str, monkeypatch: p
             spelled.add(language)
             return own.spell(launch)
 
-        return SimpleNamespace(spell=spell, sized=own.sized)
+        return SimpleNamespace(spell=spell, gpu=own.gpu)
 
     monkeypatch.setattr("tracegrad.compiler.assemble.LANGUAGES", {k: noted(k) for k in languages.LANGUAGES})
     with training(device_name) as train:

@@ -131,6 +131,8 @@ CASES = {
     ),
     "turned": Case(MLP, lambda m, x: tg.mean(tg.square(m(x) - m(x[::-1]))), {"x": (None, 8)}, "slice"),
 }  # fmt: skip
+SHARED = pytest.mark.parametrize("device_name", ["numpy", "c", "webgpu"], indirect=True)  # XLA compiles each size
+pytestmark = pytest.mark.filterwarnings("ignore:.*software adapter")
 OPTIMIZER = {"accumulate": 2, "clip_grad_norm": 1.0}
 
 
@@ -145,16 +147,16 @@ def close(found: Any, expected: Any, of: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * scale, err_msg=of)
 
 
-@pytest.mark.parametrize("device_name", ["numpy", "c"], indirect=True)
+@SHARED
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
     name: str, device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stepper, "OWN_SIZES", 0)
     case, file, fixed = CASES[name], tmp_path / "at.safetensors", dict[int, Any]()
-    with compiled(case, None) as train:
+    with compiled(case, None, device_name) as train:
         for n in SIZES if not case.why else (40, 2):
-            own = fixed[n] = fixed.get(n) or compiled(case, n)
+            own = fixed[n] = fixed.get(n) or compiled(case, n, device_name)
             train.save(file)
             own.load(file)
             found, expected = (t.step(case.data(n)).result() for t in (train, own))
@@ -173,14 +175,14 @@ def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
         own.close()
 
 
-@pytest.mark.parametrize("device_name", ["numpy", "c"], indirect=True)
+@SHARED
 def test_a_hundred_sizes_are_a_few_programs(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[Any]()
     monkeypatch.setattr(sized, "assemble", lambda *a: made.append(a) or assemble(*a))
     built = programs.SizedPrograms.built
     monkeypatch.setattr(programs.SizedPrograms, "built", lambda *a: made.append(a) or built(*a))
     case, rng = CASES["mlp"], np.random.default_rng(0)
-    with compiled(case, None, optimizer=optim.adamw(0.01)) as train:
+    with compiled(case, None, device_name, optimizer=optim.adamw(0.01)) as train:
         pending = [train.step(case.data(int(n))) for n in rng.integers(2, 500, 100)]
         assert all(p.loss > 0 for p in pending)
         assert len(made) <= stepper.OWN_SIZES + 2, len(made)

@@ -95,6 +95,14 @@ class Shader:
     body: str = ""
     offsets: int = 0  # to be declared, the number of the first workgroup included
     constant: bool = False  # does the body read them at constant positions?
+    capacity: int = 0  # if the body reads a run's size: the largest one
+
+    def numbers(self, offsets: tuple[int, ...], size: int = 0) -> tuple[int, ...]:
+        """Return what the device reads in a launch: the offsets and, where the body reads it, the run's size.
+
+        Between them is the number of the first workgroup.
+        """
+        return (*offsets, 0, size or self.capacity) if self.capacity else offsets
 
     def text(self, offsets: Sequence[int] = ()) -> str:
         """Return the whole text. `offsets` become constants; without them, the device reads offsets from a buffer."""

@@ -12,6 +12,7 @@ from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir import Tensor
 from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
+from tracegrad.kernels.form import on_device
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import grid_of, reach_of, without_barriers, workgroup_bytes
@@ -161,17 +162,23 @@ def source_of(
     """Return one launch in every language; each text is generated when it is first requested."""
     kernels, tilings = launch.kernels, launch.tilings
     bound = BoundLaunch(kernels, tilings, binding_of, bindings, aligned)
-    hosted = replace(bound, kernels=launch.sized) if launch.sized else bound  # devices get smaller grids
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
     lowered = serial or tilings
+
+    def spell(name: str) -> Any:
+        language = LANGUAGES[name]
+        if not launch.sized:
+            return language.spell(bound)
+        return language.spell(replace(bound, kernels=[*map(on_device, launch.sized)] if language.gpu else launch.sized))
+
     return KernelSource(
         label=" | ".join(k.label for k in kernels),
         bindings=bindings,
         slots=sum(len(k.slots) for k in kernels),
         workgroup_memory=shared,
         texts=Texts(
-            lambda language: LANGUAGES[language].spell(hosted if LANGUAGES[language].sized else bound),
+            spell,
             **({} if serial else {"serial_wgsl": None}),
         ),
         serial_grid=grid_of(sum(t.workgroups for t in serial)),

@@ -93,10 +93,10 @@ def prime_from(n: int) -> int:
 
 @uncollected
 @ambient.restored
-def build_family(source_at: SourceAt, most: int, extents: bool = True) -> Family:
+def build_family(source_at: SourceAt, most: int, gpu: bool = False) -> Family:
     """Return the program that serves batches of up to `most` examples, or a few more.
 
-    extents: it runs in a language that writes extents; else only grids follow the size.
+    gpu:     it runs in the languages of GPUs.
     Raises:  UnsizedError with the reason why one program cannot serve all sizes.
     """
     told: list[Site] = []
@@ -113,7 +113,7 @@ def build_family(source_at: SourceAt, most: int, extents: bool = True) -> Family
     numbered = _numbered(numbers, source_at, constants, sizes)
     graphs = [*map(counted, graphs, follow)]
     try:
-        program = _program((one, other), graphs, sizes, extents)
+        program = _program((one, other), graphs, sizes, gpu)
     except (CompileError, ShapeError) as e:
         raise UnsizedError(str(e)) from e
     captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
@@ -170,7 +170,7 @@ def _numbered(numbers: Sequence[Number], source_at: SourceAt, constants: Sequenc
     return found if wanted <= {*found.constants} else where(whole)
 
 
-def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pair, extents: bool) -> Program:
+def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pair, gpu: bool) -> Program:
     (one, other), specs = traced, input_ranges(graphs[0])
     if _narrow(specs, one.inputs) != _narrow(input_ranges(graphs[1]), other.inputs):
         raise UnsizedError("which indices are valid depends on the batch")
@@ -178,13 +178,13 @@ def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pa
         make_plan(optimize(g, open_size=n), t.persistent, t.inputs, apart=True)
         for g, t, n in zip(graphs, traced, sizes)
     )
-    decide_extents(plan, witness, sizes, folds=extents)
+    decide_extents(plan, witness, sizes)
     program = assemble(plan, one.persistent, specs, one.meta, one.results)
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes)
     outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes)
     for kernel in program.kernels:
         for name, language in LANGUAGES.items():
-            if extents and language.sized:  # generate the texts now, to raise errors now
+            if language.gpu is gpu:  # generate the texts now, to raise errors now
                 _ = kernel.texts[name]
     return replace(program, inputs=inputs, outputs=outputs, capacity=sizes.a, size=sizes.a)
 

@@ -99,10 +99,10 @@ def parts_of(graph: Graph) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     yield from (("output", graph.outputs), ("capture", graph.captures), ("write", graph.writes))
 
 
-def decide_extents(one: Plan, other: Plan, sizes: Pair, folds: bool) -> None:
+def decide_extents(one: Plan, other: Plan, sizes: Pair) -> None:
     """Give each launch of `one`, planned for the capacity, kernels in which the size of a run sets one extent.
 
-    The axis is the outermost or, with `folds`, one that the kernel sums over. Elements that belong to the batch are
+    The axis is the outermost, or one that the kernel sums over. Elements that belong to the batch are
     then right whatever the other elements hold: they come first in every value, and a kernel reads no others for them.
     Raises: UnsizedError where the plans do not prove this.
     """
@@ -118,7 +118,7 @@ def decide_extents(one: Plan, other: Plan, sizes: Pair, folds: bool) -> None:
             raise UnsizedError(f"{x.kernels[0].label} reads other values at a batch of {sizes.b}")
         key = (id(x.kernels[0]), id(y.kernels[0]))
         if key not in made:
-            made[key] = [_with_extent(x.kernels[0], y.kernels[0], sizes, folds)]
+            made[key] = [_with_extent(x.kernels[0], y.kernels[0], sizes)]
         x.sized = made[key]
     if any(t.prim.family == "pack" and sizes.per(t.size, u.size) for t, u in zip(_packs(one), _packs(other))):
         raise UnsizedError("parts that grow with the batch are put together")
@@ -151,7 +151,7 @@ def leading(a: TensorType, b: TensorType, sizes: Pair) -> int:
     return sizes.per(a.shape[0], b.shape[0]) if a.shape else 0
 
 
-def _with_extent(one: Kernel, other: Kernel, sizes: Pair, folds: bool) -> Kernel:
+def _with_extent(one: Kernel, other: Kernel, sizes: Pair) -> Kernel:
     """Return the kernel with the axis whose extent the run sets, or the kernel itself if there is none."""
     if [*_spelled(one)] != [*_spelled(other)]:
         raise UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")
@@ -160,8 +160,8 @@ def _with_extent(one: Kernel, other: Kernel, sizes: Pair, folds: bool) -> Kernel
     slots = [sizes.per(a.size, b.size) for a, b in zip(one.slots, other.slots)]
     first = next((a.name for a in one.outer if a.size > 1), "")
     for axis in grown:
-        if axis != first and not (folds and axis in [a.name for a in one.inner]):
-            raise UnsizedError(f"{one.label} sums over the batch, or has it as another axis than the first")
+        if axis != first and axis not in [a.name for a in one.inner]:
+            raise UnsizedError(f"{one.label} has the batch as another axis than the first")
     for s in one.body:
         if isinstance(s, Store) and not _stored(s, grown, slots[s.slot], first):
             raise UnsizedError(f"{one.label} writes what another kernel would have to know the batch of")

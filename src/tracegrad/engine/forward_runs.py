@@ -34,7 +34,7 @@ class ForwardPrograms:
 
     def _none(self) -> SizedPrograms:
         # The first size has a program of its own, because most forwards see no other.
-        return SizedPrograms(self.free, self._capacity, own=1, gpu=True, version=self.store.version)
+        return SizedPrograms(self.free, self._capacity, own=1, version=self.store.version)
 
     @property
     def _current(self) -> SizedPrograms:

@@ -111,9 +111,9 @@ class SizedPrograms:
     Each call adds its program, on its own thread. The lock is never held while waiting for the worker.
     """
 
-    def __init__(self, free: FreeSizes, capacity: int, own: int, gpu: bool = False, version: object = None) -> None:
-        """own: how many sizes get programs of their own before others share one. gpu: can sizes share one on a GPU?"""
-        self.free, self.capacity, self.own, self.gpu, self.version = free, capacity, own, gpu, version
+    def __init__(self, free: FreeSizes, capacity: int, own: int, version: object = None) -> None:
+        """own: how many sizes get programs of their own before others share one."""
+        self.free, self.capacity, self.own, self.version = free, capacity, own, version
         self.lock = threading.RLock()  # a signal handler may take a step while this thread holds it
         self.kept: OrderedDict[Sizes, RunProgram] = OrderedDict()
         self.seen: set[Sizes] = set()
@@ -161,13 +161,13 @@ class SizedPrograms:
         if len(sizes) != 1 or len(self.seen) <= self.own or reference.enabled():
             return None
         device, ((_, size),) = info(), sizes
-        if not device.resizes or (device.gpu and not self.gpu):
+        if not device.resizes:
             return None
         if not self._why and (self._base is None or size > self._base.program.capacity):
             before = self._base.program.capacity if self._base else 0
             dropped += self._forgotten()
             try:
-                self._family = family_of(source, max(2 * before, *[n for ((_, n),) in self.seen]), not device.gpu)
+                self._family = family_of(source, max(2 * before, *[n for ((_, n),) in self.seen]), device.gpu)
                 self._base = RunProgram(self._family.built, version=self.version)
             except UnsizedError as e:
                 self._why, self._family = str(e), None
@@ -203,11 +203,11 @@ class SizedPrograms:
         return RunProgram(traced.compiled(), source, sizes, version=self.version)
 
 
-def family_of(source: ProgramSource, most: int, extents: bool = True) -> Family:
+def family_of(source: ProgramSource, most: int, gpu: bool = False) -> Family:
     """Return the program for sizes up to `most`, or a few more. Raise UnsizedError if each size must have its own.
 
-    extents: as for `build_family`.
+    gpu: as for `build_family`.
     """
     from tracegrad.compiler.sized import build_family  # most processes see few sizes, and need no import
 
-    return build_family(lambda size: at_sizes(source, source.free.all(size)), most, extents)
+    return build_family(lambda size: at_sizes(source, source.free.all(size)), most, gpu)

@@ -78,6 +78,16 @@ class Extent(int):
     __rdivmod__ = __and__ = __or__ = __xor__ = __invert__ = __abs__ = _lost
 
 
+def divides(step: int, n: int) -> bool:
+    """Return whether `step` divides an extent in runs of all sizes."""
+    return (n.per if isinstance(n, Extent) else n) % step == 0
+
+
+def plus(n: int, added: int) -> int | str:
+    """Return `n + added`, as code if the size of a run decides `n`."""
+    return f"({n} {'-' if added < 0 else '+'} {abs(added)})" if isinstance(n, Extent) else n + added
+
+
 def decided(n: int, size: int) -> int:
     """Return an extent in a run of this size, as a plain number."""
     return n.at(size) if isinstance(n, Extent) else n
@@ -228,6 +238,11 @@ def fold_batches(kernel: Kernel) -> list[list[Fold]]:
 def _uses_local(v: Value, name: str) -> bool:
     """Return whether `v` depends on the fold `name`."""
     return any(x.op == "local" and x.arg == name for x in walk([v]))
+
+
+def on_device(kernel: Kernel) -> Kernel:
+    """Return a sized kernel for a device. Grids follow the size there, so only loops need to read it."""
+    return kernel if kernel.uniform else sized(kernel, {a.name: int(a.size) for a in kernel.outer})
 
 
 def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tracegrad.kernels.expr import Var, indices_of, walk
-from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Limit, Store, points
+from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Limit, Store, divides, points
 from tracegrad.tuning import (
     COOPERATE_FROM,
     EXCHANGED,
@@ -80,13 +80,15 @@ class TileShape:
 
     def turns(self, k: int) -> int:
         """Return over how many k each slice sums, if the number is small and equal for all slices; else 0."""
+        if isinstance(k, Extent):
+            return 0
         each = min(k, self.k_slice)
         return each if k <= self.k_step and k % each == 0 and each <= SHORT_TURNS else 0
 
     def square(self, kernel: Kernel) -> int:
         """Return the side of the square of results that a thread computes without barriers."""
-        small = kernel.rows * kernel.length <= SMALL_PRODUCT
-        return SMALL_SQUARE if small or self.turns(kernel.length) else SQUARE
+        rows, length = int(kernel.rows), int(kernel.length)  # at the capacity, if the size of a run decides
+        return SMALL_SQUARE if rows * length <= SMALL_PRODUCT or self.turns(length) else SQUARE
 
     def summed(self, kernel: Kernel) -> tuple[Axis, ...]:
         """Return the axes of k in the order in which their points are summed.
@@ -96,7 +98,7 @@ class TileShape:
         """
         if kernel.product is not None and kernel.product.part:
             return kernel.inner
-        covered = [a for a in kernel.inner if a.size % self.k_step == 0]
+        covered = [a for a in kernel.inner if divides(self.k_step, a.size)]
         if not covered or kernel.inner[-1] in covered:
             return kernel.inner
         last = max(covered, key=lambda a: a.size)
@@ -272,13 +274,13 @@ def without_barriers(kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> li
 
 def _turns(kernel: Kernel, tiling: Tiling) -> int:
     """Return an upper bound of the turns that the loops of one thread take without barriers."""
-    folding = len(kernel.body) * (kernel.length + WORKGROUP)  # a row's points, and its parts or a product's slices
-    storing = SQUARE * (SQUARE + 1) + kernel.rows // (tiling.threads * tiling.workgroups)
+    folding = len(kernel.body) * (int(kernel.length) + WORKGROUP)  # a row's points, and its parts or a product's slices
+    storing = SQUARE * (SQUARE + 1) + int(kernel.rows) // (tiling.threads * tiling.workgroups)
     return folding + storing
 
 
 def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
-    work = min(kernel.rows, SERIAL_UNIFORM) if kernel.uniform else kernel.rows
+    work = min(int(kernel.rows), SERIAL_UNIFORM) if kernel.uniform else kernel.rows
     if tiling.kind == "tile":
         assert kernel.product is not None
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))

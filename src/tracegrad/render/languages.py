@@ -14,7 +14,7 @@ class Language(NamedTuple):
 
     module: str  # in this folder
     function: str  # gives what a runtime reads
-    sized: bool = False  # whether its code reads a run's size; else only the number of workgroups depends on it
+    gpu: bool = False  # whether grids follow a run's size; else all loops do
 
     def spell(self, launch: BoundLaunch) -> Any:
         """Return the launch in this language."""
@@ -22,8 +22,8 @@ class Language(NamedTuple):
 
 
 LANGUAGES: Mapping[str, Language] = {
-    "wgsl": Language("wgsl", "render_wgsl"),
-    "serial_wgsl": Language("wgsl", "render_serial_wgsl"),
-    "numpy": Language("numpy", "render_numpy", sized=True),
-    "c": Language("c_calls", "render_c", sized=True),
+    "wgsl": Language("wgsl", "render_wgsl", gpu=True),
+    "serial_wgsl": Language("wgsl", "render_serial_wgsl", gpu=True),
+    "numpy": Language("numpy", "render_numpy"),
+    "c": Language("c_calls", "render_c"),
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
-from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
+from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.masks import behind_masks
 from tracegrad.kernels.tiling import GRID_X, Tiling, without_barriers, workgroup_arrays
 from tracegrad.kernels.workgroups import takes_first
@@ -54,9 +54,18 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
         texts += [*writer.puts.values(), *lines]
     base = first > 0 and takes_first(tilings)
     text = "\n".join([*helpers, *texts, *_main(functions, first if base else None)])
+    capacity = next(map(_capacity, kernels)) if SIZE in text else 0
     head, body = _arrays(launch.bindings, elements), [*_variables(tilings, text), text]
-    constant = all(f.times == 1 for f in functions) and first > 0
-    return Shader("".join(f"{line}\n" for line in head), "".join(f"{line}\n" for line in body), first + base, constant)
+    constant = all(f.times == 1 for f in functions) and first > 0 and not capacity
+    numbers = first + 2 if capacity else first + base
+    start, rest = ("".join(f"{line}\n" for line in lines) for lines in (head, body))
+    return Shader(start, rest, numbers, constant, capacity)
+
+
+def _capacity(kernel: Kernel) -> int:
+    """Return the largest size of a run."""
+    extent = next(a.size for a in (*kernel.outer, *kernel.inner) if isinstance(a.size, Extent))
+    return int(extent) // extent.per
 
 
 @dataclass(slots=True)
@@ -149,7 +158,11 @@ class _Writer:
             places = [f"at[(first + {s}) / 4][(first + {s}) % 4]" for s in slots]
         arguments = "w: i32, lid: i32" + (", n: i32, first: i32" if f.times > 1 else "")
         lines: list[Statement] = [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *self.body()]
-        return spelled([Block(f"fn {self.name}({arguments})", lines)], "var")
+        text = spelled([Block(f"fn {self.name}({arguments})", lines)], "var")
+        if any(SIZE in line for line in text):  # behind the offsets of the launch and the first workgroup's number
+            size = len(slots) + 1
+            text.insert(1, f"  let {SIZE} = at[{size // 4}].{XYZW[size % 4]};")
+        return text
 
     def memory(self, slot: int) -> str:
         """Return the array of a slot."""

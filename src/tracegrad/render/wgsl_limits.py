@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from tracegrad.kernels.form import Limit, Product, points
+from tracegrad.kernels.form import Limit, Product, plus, points
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +49,4 @@ class Span:
 
     def within(self, bounds: Sequence[str], of: str) -> str:
         """Return the `of` (max or min) of some bounds, limited to an index of k."""
-        return f"min({reduce(lambda a, b: f'{of}({a}, {b})', bounds)}, {self.k - 1})" if bounds else ""
+        return f"min({reduce(lambda a, b: f'{of}({a}, {b})', bounds)}, {plus(self.k, -1)})" if bounds else ""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tracegrad.kernels.expr import Value
-from tracegrad.kernels.form import Axis, Kernel, points
+from tracegrad.kernels.form import Axis, Kernel, divides, points
 from tracegrad.kernels.tiling import TileShape
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Statement, when
@@ -79,7 +79,7 @@ class Loads:
         self.k = points(kernel.inner)
         self.inner = shape.summed(kernel)
         # A step goes along the last axis only. If this axis is all of k, a step can go beyond its end.
-        self.stepped = bool(self.inner) and (len(self.inner) == 1 or self.inner[-1].size % shape.k_step == 0)
+        self.stepped = bool(self.inner) and (len(self.inner) == 1 or divides(shape.k_step, self.inner[-1].size))
 
     def operand(self, side: Side) -> Operand:
         """Return how an operand comes into workgroup memory. Lines independent of the step come before the loop."""
@@ -195,7 +195,7 @@ class Loads:
         lines: list[Statement] = [*load]
         if not self.stepped:
             lines = [f"let kj = kc + {k};", *decode("kj", self.inner), *load]
-        if self.k % self.shape.k_step:
+        if not divides(self.shape.k_step, self.k):
             zeros = [f"{register} = vec4<f32>();" for register in registers]
             lines = [*zeros, when(f"kc + {k} < {self.k}", lines)]
         return [Block("", lines)]

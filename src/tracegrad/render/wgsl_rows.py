@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tracegrad.kernels.form import Fold, Kernel, Store, fold_batches
+from tracegrad.kernels.form import Extent, Fold, Kernel, Store, divides, fold_batches, plus
 from tracegrad.kernels.tiling import Tiling
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, when
@@ -46,7 +46,8 @@ class Rows:
         outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
         inner = [s for s in k.body if isinstance(s, Store) and s.inner]
         batches = fold_batches(k)
-        if 1 < t.lanes <= k.length <= t.lanes * HELD and len(batches) + len(inner[:1]) > 1:
+        few = not isinstance(k.length, Extent) and 1 < t.lanes <= k.length <= t.lanes * HELD
+        if few and len(batches) + len(inner[:1]) > 1:
             self.held = -(-k.length // t.lanes)
             self.emit.hold([s.value for s in k.body])
             lines += self.points_of_row()
@@ -71,7 +72,7 @@ class Rows:
         """
         k, together = self.kernel, self.held or 1
         if not self.held and self.tiling.threads == WORKGROUP and k.length >= COOPERATE_FROM:
-            together = min(TURNS_TOGETHER, -(-k.length // step))
+            together = min(TURNS_TOGETHER, -(-int(k.length) // step))
         first: list[str] = []
         then: list[Statement] = []
         for u in range(together):
@@ -80,7 +81,7 @@ class Rows:
             if not self.held:
                 first += self.point_of_row(copy, f"j + {step * u}", step * together)
             first += [*self.emit.inner, *values]
-            edge = together > 1 and k.length % (step * together) > 0
+            edge = together > 1 and not divides(step * together, k.length)
             then += [when(f"j + {step * u} < {k.length}", uses)] if edge else uses
         self.emit.copy = ""
         if self.held:
@@ -90,7 +91,7 @@ class Rows:
     def point_of_row(self, copy: str, at: str, turn: int) -> list[str]:
         """Return the axes of a point. Beyond the row's end the last point repeats."""
         k = self.kernel
-        at = f"min({at}, {k.length - 1})" if k.length % turn else at
+        at = at if divides(turn, k.length) else f"min({at}, {plus(k.length, -1)})"
         return [*([f"let j{copy} = {at};"] if copy else []), *decode(f"j{copy}", copied(k.inner, copy))]
 
     def points_of_row(self) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tracegrad.kernels.expr import Value
-from tracegrad.kernels.form import Axis, Kernel, points
+from tracegrad.kernels.form import Axis, Extent, Kernel, points
 from tracegrad.kernels.tiling import Tiling
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement
@@ -54,7 +54,7 @@ class Square:
             *rows,
             *columns,
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(side) for h in vectors),
-            Loop("slice", min(t.slices, -(-self.k // t.k_slice)), each),
+            Loop("slice", min(t.slices, -(-int(self.k) // t.k_slice)), each),
         ]
 
     def slice(self, operands: Sequence[str]) -> list[Statement]:
@@ -70,7 +70,9 @@ class Square:
             return [Block("", [f"let kj = slice * {t.k_slice} + {u};", *turn]) for u in range(turns)]
         first, last = self.span.first, self.span.last
         kj = f"let kj = turn / {t.k_slice} * {t.k_step} + slice * {t.k_slice} + turn % {t.k_slice};"
-        whole, rest = str(k // t.k_step * t.k_slice), str(k % t.k_step)
+        whole, rest = f"{k} / {t.k_step} * {t.k_slice}", f"{k} % {t.k_step}"
+        if not isinstance(k, Extent):
+            whole, rest = str(k // t.k_step * t.k_slice), str(k % t.k_step)
         if last:
             whole, rest = f"k_end / {t.k_step} * {t.k_slice}", f"k_end % {t.k_step}"
         return [

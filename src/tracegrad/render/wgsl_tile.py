@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tracegrad.kernels.form import Fold, Kernel, points
+from tracegrad.kernels.form import Extent, Fold, Kernel, plus, points
 from tracegrad.kernels.tiling import TileShape
 from tracegrad.render.emit import decode
 from tracegrad.render.loops import Block, Loop, Statement
@@ -101,7 +101,9 @@ class Tile:
     def steps(self, span: Span) -> tuple[list[str], str, str, str]:
         """Return lines before the loop over k, where its first and last step begin, and its end, one step ahead."""
         step, lines = self.shape.k_step, list[str]()
-        first, last, end = "0", str((self.k - 1) // step * step), str(self.k + step)
+        first, last, end = "0", f"{plus(self.k, -1)} / {step} * {step}", str(plus(self.k, step))
+        if not isinstance(self.k, Extent):
+            last = str((self.k - 1) // step * step)
         if span.first:
             first = "k_first"
             lines.append(f"let k_first = {span.first} / {step} * {step};")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tracegrad.dtypes import f32
 from tracegrad.kernels.expr import Atom, Dynamic, Index, Quotient, Value, Var, indices_of, walk
-from tracegrad.kernels.form import Axis, Kernel, Store
+from tracegrad.kernels.form import Axis, Kernel, Store, divides
 from tracegrad.kernels.tiling import Tiling
 
 XYZW = "xyzw"  # components of a vector
@@ -66,7 +66,7 @@ def steps_by_one(index: Index, axis: Axis) -> bool:
     """Return whether every fourth point along `axis` begins a vector, and the next point is the next element."""
     own = [c for atom, c in index.terms if isinstance(atom, Var) and atom.name == axis.name]
     others = [(atom, c) for atom, c in index.terms if not (isinstance(atom, Var) and atom.name == axis.name)]
-    whole = axis.size % 4 == 0 and index.const % 4 == 0 and all(c % 4 == 0 for _, c in others)
+    whole = divides(4, axis.size) and index.const % 4 == 0 and all(c % 4 == 0 for _, c in others)
     return own == [1] and whole and not any(_depends(atom, axis.name) for atom, _ in others)
 
 

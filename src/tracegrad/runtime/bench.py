@@ -6,6 +6,7 @@ Filling and picking happen on the device: only patterns and some indices go ther
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import Binding, KernelSource, Texts
@@ -44,14 +45,15 @@ class Bench:
             at = [p.at for p in trial.puts if (p.array, p.value) == (array, value)]
             self._move(array, begin, *self._picked(at), SINGLE)
         kernel, buffers = trial.kernel, tuple(self.arrays[name] for name in trial.layout.arrays)
-        memory = kernel.workgroup_memory
-        texts = Texts(wgsl=kernel.texts["wgsl"])
+        memory, shader = kernel.workgroup_memory, kernel.texts["wgsl"]
+        texts = Texts(wgsl=replace(shader, capacity=0))
         alone = KernelSource(kernel.label, kernel.bindings, kernel.slots, memory, texts, own=True)  # unchecked
         number = self.kernels.setdefault(alone, len(self.kernels))
         self.launches.append(len(self.dispatches))
-        self.dispatches.append(Dispatch(number, buffers, trial.layout.offsets, grid))
+        offsets = shader.numbers(trial.layout.offsets)
+        self.dispatches.append(Dispatch(number, buffers, offsets, grid))
         if not constant:
-            self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in trial.layout.offsets), NOWHERE))
+            self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in offsets), NOWHERE))
         self.memory, self.bindings = max(self.memory, memory), max(self.bindings, len(buffers))
         begins: dict[int, int] = {}
         for array in dict.fromkeys(c.array for c in trial.checks):

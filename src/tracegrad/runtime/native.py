@@ -125,7 +125,7 @@ class NativeSession:
         program = as_run(program, self.info)
         if like is not None:
             self._next += 1
-            self._programs[self._next] = resized(program, self._loaded(like))
+            self._programs[self._next] = resized(program, self._loaded(like), self._device, self.calls, self._kernels)
             return self._next
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)

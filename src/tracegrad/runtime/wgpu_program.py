@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
 from tracegrad.kernel_source import KernelSource
-from tracegrad.program import PERSISTENT, Buffer, Field, Program
+from tracegrad.program import PERSISTENT, Buffer, Dispatch, Field, Program
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (
@@ -228,11 +228,18 @@ def build(
     return loaded
 
 
-def resized(program: Program, like: Loaded) -> Loaded:
+def resized(program: Program, like: Loaded, device: Any, calls: Calls, kernels: Kernels) -> Loaded:
     """Return a loaded program at another size: it uses the arrays and pipelines of `like`, which must live longer."""
     loaded = Loaded(program, like.depth, arrays=like.arrays, lender=like)
-    grids = [d.grid for d in program.dispatches if all(d.grid)]  # a program at a size has no loops
+    launched = [d for d in like.program.dispatches if all(d.grid)]  # a program at a size has no loops
+    grids = [d.grid for d, own in zip(program.dispatches, like.program.dispatches, strict=True) if all(own.grid)]
     loaded.dispatched = tuple([replace(x, grid=grid) for x, grid in zip(like.dispatched, grids, strict=True)])
+    numbers = [_numbers(like.program, d, program.size) for d in launched]
+    if numbers != [_numbers(like.program, d, like.program.size) for d in launched]:
+        group, places = _uniform(loaded, numbers, device, calls, kernels)
+        loaded.dispatched = tuple(
+            [replace(x, offsets=group, at=places[n]) if n else x for x, n in zip(loaded.dispatched, numbers)]
+        )
     loaded.bound, loaded.groups = like.bound, like.groups
     loaded.inputs = plan_inputs(program, like.arrays, loaded.depth)
     loaded.outputs = plan_outputs(program, like.arrays)
@@ -339,33 +346,43 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
     """Build every dispatch with its pipeline and bind groups; equal groups and equal offsets are shared."""
     program = loaded.program
     dispatches = list(program.unrolled())
-    places: dict[tuple[int, ...], int] = {}
-    span = 16 * max((k.slots // 4 + 1 for k in program.kernels), default=0)  # and the first workgroup's number, 0
-    stride = ALIGN * -(-span // ALIGN)
-    for d in dispatches:
-        if d.offsets:
-            places.setdefault(d.offsets, stride * len(places))
-    offsets_group = None
-    if places:
-        table = np.zeros((len(places), stride // 4), np.int32)
-        for offsets, at in places.items():
-            table[at // stride, : len(offsets)] = offsets
-        loaded.uniform = allocate(device, "offsets", table.nbytes, UNIFORM | COPY_DST)
-        calls.write(loaded.uniform, 0, table)
-        part = {"buffer": loaded.uniform, "offset": 0, "size": span}
-        offsets_group = kernels.group(kernels.offsets_layout(), [part])
+    numbers = [_numbers(program, d, program.size) for d in dispatches]
+    offsets_group, places = _uniform(loaded, numbers, device, calls, kernels)
     launches: list[BoundDispatch] = []
     bound: list[tuple[Any, tuple[int, ...]]] = []
-    for d in dispatches:
+    for d, own in zip(dispatches, numbers):
         if not all(d.grid):
             continue
         kernel = program.kernels[d.kernel]
         layout = kernels.layout(kernel)
         group = _group(loaded, layout, d.buffers, 0, kernels)
         here = offsets_group if kernel.slots else None
-        launches.append(BoundDispatch(kernels.pipeline(kernel, calls), group, here, places.get(d.offsets, 0), d.grid))
+        launches.append(BoundDispatch(kernels.pipeline(kernel, calls), group, here, places.get(own, 0), d.grid))
         bound.append((layout, d.buffers))
     loaded.dispatched, loaded.bound = tuple(launches), tuple(bound)
+
+
+def _numbers(program: Program, d: Dispatch, size: int) -> tuple[int, ...]:
+    """Return the numbers that a dispatch reads from the uniform buffer, in a run of some size."""
+    return program.kernels[d.kernel].texts["wgsl"].numbers(d.offsets, size) if d.offsets else ()
+
+
+def _uniform(
+    loaded: Loaded, numbers: Iterable[tuple[int, ...]], device: Any, calls: Calls, kernels: Kernels
+) -> tuple[Any, dict[tuple[int, ...], int]]:
+    """Return a group with the numbers of all dispatches, equal ones once, and where each begins; None without any."""
+    known = dict.fromkeys(n for n in numbers if n)
+    if not known:
+        return None, {}
+    span = 16 * (max(map(len, known)) // 4 + 1)  # or the first workgroup's number, 0, behind the offsets
+    stride = ALIGN * -(-span // ALIGN)
+    table = np.zeros((len(known), stride // 4), np.int32)
+    for row, own in zip(table, known):
+        row[: len(own)] = own
+    loaded.uniform = allocate(device, "offsets", table.nbytes, UNIFORM | COPY_DST)
+    calls.write(loaded.uniform, 0, table)
+    part = {"buffer": loaded.uniform, "offset": 0, "size": span}
+    return kernels.group(kernels.offsets_layout(), [part]), {own: stride * k for k, own in enumerate(known)}
 
 
 def _group(loaded: Loaded, layout: Any, ids: tuple[int, ...], run: int, kernels: Kernels) -> Any:
