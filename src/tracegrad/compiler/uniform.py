@@ -274,7 +274,8 @@ def _spelled(kernel: Kernel) -> Iterator[Any]:
         p, c = s.product, s.scatter
         sides = p and [[a.name for a in side] for side in (p.batch, p.m, p.n)]
         product = p and (number[p.a], number[p.b], sides, p.limits, p.part, p.parts)
-        scatter = c and (number[c.target], index(c.row), number[c.update])
+        sides = c and [[a.name for a in side] for side in (c.batch, c.m, c.n)]
+        scatter = c and (number[c.target], index(c.row), number[c.update], sides)
         return s.local, s.prim.name, number[s.value], product, scatter
 
     yield kernel.label, kernel.uniform, [a.name for a in kernel.outer], [a.name for a in kernel.inner]

@@ -154,11 +154,18 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A fold that sums `update` into the rows that `target` names: where(target == row, update, 0)."""
+    """A fold that sums `update` into the rows that `target` names: where(target == row, update, 0).
+
+    The rows are m, and the target of an update is the same for all n. The axes of elements that have targets of their
+    own are in the batch.
+    """
 
     target: Value  # i32
     row: Index
     update: Value
+    batch: tuple[Axis, ...]
+    m: tuple[Axis, ...]
+    n: tuple[Axis, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +176,7 @@ class Fold:
     prim: Primitive
     value: Value
     product: Product | None = None
-    scatter: Scatter | None = None  # with a product besides: the one-hot of target == row, and the update
+    scatter: Scatter | None = None  # if one target serves all n, with a product besides: the one-hot, and the update
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +229,11 @@ class Kernel:
         """The kernel's product, if it has one."""
         return next((s.product for s in self.body if isinstance(s, Fold) and s.product is not None), None)
 
+    @property
+    def scatter(self) -> Scatter | None:
+        """The kernel's scatter, if it has one."""
+        return next((s.scatter for s in self.body if isinstance(s, Fold) and s.scatter is not None), None)
+
 
 def fold_batches(kernel: Kernel) -> list[list[Fold]]:
     """Group the folds in order; neighbours that do not need each other's results share a loop."""
@@ -252,9 +264,13 @@ def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
         return tuple([Axis(a.name, extents.get(a.name, a.size)) for a in given])
 
     def statement(s: Statement) -> Statement:
-        if not isinstance(s, Fold) or s.product is None:
+        if not isinstance(s, Fold):
             return s
-        p = s.product
-        return replace(s, product=replace(p, batch=axes(p.batch), m=axes(p.m), n=axes(p.n)))
+        p, c = s.product, s.scatter
+        return replace(
+            s,
+            product=p and replace(p, batch=axes(p.batch), m=axes(p.m), n=axes(p.n)),
+            scatter=c and replace(c, batch=axes(c.batch), m=axes(c.m), n=axes(c.n)),
+        )
 
     return replace(kernel, outer=axes(kernel.outer), inner=axes(kernel.inner), body=tuple(map(statement, kernel.body)))

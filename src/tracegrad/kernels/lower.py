@@ -224,12 +224,14 @@ class _Lowering:
         clamped = self.space.of_index(self.space.dynamic(target, t.shape[axis]))
         hit = self.map_value("equal", clamped, self.space.of_index(out[axis]))
         value = self.map_value("where", hit, update, self.space.const(0.0, t.dtype))
-        parts = None
-        if t.dtype.is_float and not depends(hit, {a.name for a in self.axes["n"]}):
+        batch, rows, columns = self.sides()
+        product = None
+        if depends(target, {a.name for a in columns}):
+            batch, columns = (*batch, *columns), ()
+        elif t.dtype.is_float:
             one, none = self.space.const(1.0, f32), self.space.const(0.0, f32)
-            row = self.map_value("where", hit, one, none)
-            parts = Product(row, update, *self.sides())
-        return Fold(name, t.prim, value, product=parts, scatter=Scatter(target, out[axis], update))
+            product = Product(self.map_value("where", hit, one, none), update, batch, rows, columns)
+        return Fold(name, t.prim, value, product, Scatter(target, out[axis], update, batch, rows, columns))
 
     def map_value(self, name: str, *args: Value) -> Value:
         """Return a value of a primitive that lowering itself needs."""

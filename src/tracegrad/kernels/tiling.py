@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tracegrad.kernels.expr import Var, indices_of, walk
-from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Limit, Store, divides, points
+from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Limit, Scatter, Store, divides, points
 from tracegrad.tuning import (
     COOPERATE_FROM,
     EXCHANGED,
@@ -22,6 +22,9 @@ from tracegrad.tuning import (
     MANY_POINTS,
     MANY_THREADS,
     PROCESSORS,
+    SCATTER_ACROSS,
+    SCATTER_FROM,
+    SCATTER_WIDE,
     SERIAL_UNIFORM,
     SERIAL_WORKGROUP,
     SHORT_TURNS,
@@ -36,6 +39,7 @@ from tracegrad.tuning import (
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
+BITS = 32  # of a word
 MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe leaves a loop early and reports nothing
 
 
@@ -153,14 +157,29 @@ TILES = {
     TileShape(16, 64, 4, 4, 32): (0.38, 0.51, 0.55),
     TileShape(16, 16, 4, 4, 64): (0.17, 0.21, 0.26, 0.27),
 }
+IN_ORDER = next(tile for tile in TILES if tile.slices == 1)  # it sums over k from the first to the last
 SMALLEST = min(TILES, key=lambda tile: tile.rows * tile.columns)
+
+
+class ScatterShape(NamedTuple):
+    """A rectangle of a scatter's results that a workgroup computes; each thread has `wide` columns of one row."""
+
+    rows: int
+    columns: int
+    wide: int
+
+    @property
+    def words(self) -> int:
+        """Words of workgroup memory: a bit for each row and each of the updates that are looked at together."""
+        return self.rows * WORKGROUP // BITS
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """kind: "points", one thread a point; "rows", `lanes` threads a row; "tile", a square of results a workgroup;
-    "square", a small square a thread. In a kernel of points with uniform folds, all threads of a workgroup fold; then
-    each thread computes every `threads * workgroups`-th point.
+    "square", a small square a thread; "scatter", some results of a scatter a workgroup, whose threads look for updates
+    together. In a kernel of points with uniform folds, all threads of a workgroup fold; then each thread computes every
+    `threads * workgroups`-th point.
     """
 
     kind: str
@@ -170,6 +189,7 @@ class Tiling:
     parts: int = 1  # partial results of a row, each a fold of every `parts`-th point, before they are combined
     threads: int = WORKGROUP  # of a workgroup
     tile: TileShape | None = None  # of "tile"; a "square" sums in the same order
+    scatter: ScatterShape | None = None
     each: int = 1  # points that a thread of "points" computes side by side
 
 
@@ -212,13 +232,12 @@ def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
 
 
 def _reach_of_product(kernel: Kernel, tiling: Tiling, extent: Extent) -> Reach | None:
-    """Return the reach of tiles or squares, which are in order batch by batch, in each the rows of tiles."""
-    p, tile, square = kernel.product, tiling.tile, tiling.kind == "square"
-    assert p is not None and tile is not None
-    if not square and any(not x.of_results for x in tile.limits(kernel)):
+    """Return the reach of rectangles of results, which are in order batch by batch, in each row by row."""
+    p = kernel.product or kernel.scatter
+    assert p is not None
+    if tiling.kind == "tile" and tiling.tile and any(not x.of_results for x in tiling.tile.limits(kernel)):
         return None  # tiles are sorted by the length of their sums
-    side = tile.square(kernel) if square else 0
-    tall, wide, threads = (side, side, tiling.threads) if square else (tile.rows, tile.columns, 1)
+    tall, wide, threads = rectangle_of(kernel, tiling)
     varying = next((a for a in (*p.batch, *p.m, *p.n) if a.size > 1), None)
     if varying is None or not isinstance(varying.size, Extent):
         return None
@@ -230,6 +249,16 @@ def _reach_of_product(kernel: Kernel, tiling: Tiling, extent: Extent) -> Reach |
     return Reach(int(points(axes)) // int(extent) * extent.per, unit, times, threads)
 
 
+def rectangle_of(kernel: Kernel, tiling: Tiling) -> tuple[int, int, int]:
+    """Return the rows and columns of a rectangle of results, and how many rectangles a workgroup computes."""
+    if tiling.kind == "square" and tiling.tile is not None:
+        side = tiling.tile.square(kernel)
+        return side, side, tiling.threads
+    shape = tiling.scatter or tiling.tile
+    assert shape is not None
+    return shape.rows, shape.columns, 1
+
+
 def choose_tiling(kernel: Kernel) -> Tiling:
     """Return the tiling of a kernel."""
     if kernel.uniform:
@@ -238,12 +267,26 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if not any(isinstance(s, Fold) for s in kernel.body):
         each = _side_by_side(kernel)
         return Tiling("points", -(-kernel.rows // (WORKGROUP * each)), each=each)
+    if kernel.scatter is not None and kernel.length >= SCATTER_FROM:
+        return _scatter(kernel, kernel.scatter)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         enough = min(m, n) >= HALF_TILE_FROM and _tiles(SMALLEST, batch, m, n) >= PROCESSORS
         if min(m, n) >= TILE_FROM or enough or kernel.product.part:
             return _tile(batch, m, n, kernel)
     return _by_rows(kernel)
+
+
+def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
+    """Return the tiling of a scatter. With many results a thread has several, so fewer threads look for updates."""
+    m, n = int(points(s.m)), int(points(s.n))
+    wide = SCATTER_WIDE if n >= SCATTER_WIDE and kernel.rows >= SCATTER_WIDE * MANY_THREADS else 1
+    across = 1
+    while across * wide < n and across < SCATTER_ACROSS:
+        across *= 2
+    shape = ScatterShape(WORKGROUP // across, across * wide, wide)
+    workgroups = int(points(s.batch)) * -(-m // shape.rows) * -(-n // shape.columns)
+    return Tiling("scatter", workgroups, scatter=shape)
 
 
 def _by_rows(kernel: Kernel) -> Tiling:
@@ -281,6 +324,8 @@ def _turns(kernel: Kernel, tiling: Tiling) -> int:
 
 def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
     work = min(int(kernel.rows), SERIAL_UNIFORM) if kernel.uniform else kernel.rows
+    if tiling.kind == "scatter":
+        tiling = replace(tiling, kind="tile" if kernel.product else "rows", tile=IN_ORDER)
     if tiling.kind == "tile":
         assert kernel.product is not None
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
@@ -372,6 +417,8 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
     for t in tilings:
         if t.kind == "tile" and t.tile:
             out["sv"] = max(out.get("sv", 0), t.tile.shared // 4)
+        elif t.kind == "scatter" and t.scatter:
+            out["sa"] = max(out.get("sa", 0), t.scatter.words)
         elif t.lanes > 1:
             last = LAST_LANES * (WORKGROUP // t.lanes) if t.lanes > LAST_LANES else 0
             for name in ("sf", "si", "su"):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.kernels.form import Kernel, points
-from tracegrad.kernels.tiling import Tiling, workgroup_arrays
+from tracegrad.kernels.tiling import Tiling, rectangle_of, workgroup_arrays
 
 SAMPLED_FROM = 32  # workgroups of a launch
 
@@ -27,9 +27,9 @@ def group_of(kernel: Kernel, tiling: Tiling, point: Any) -> Any:
         return point // (tiling.threads * tiling.each)
     if tiling.kind == "rows":
         return point // tiling.threads
-    p, tile = kernel.product, tiling.tile
-    assert tiling.kind == "square" and p is not None and tile is not None
-    side, at = tile.square(kernel), dict[str, Any]()
+    p = kernel.product or kernel.scatter
+    assert p is not None
+    (tall, wide, rectangles), at = rectangle_of(kernel, tiling), dict[str, Any]()
     for axis in reversed(kernel.outer):
         point, at[axis.name] = point // int(axis.size), point % int(axis.size)
     batch, m, n = 0, 0, 0
@@ -39,5 +39,5 @@ def group_of(kernel: Kernel, tiling: Tiling, point: Any) -> Any:
         m = m * int(axis.size) + at[axis.name]
     for axis in p.n:
         n = n * int(axis.size) + at[axis.name]
-    down, across = (-(-int(points(axes)) // side) for axes in (p.m, p.n))
-    return ((batch * down + m // side) * across + n // side) // tiling.threads
+    down, across = -(-int(points(p.m)) // tall), -(-int(points(p.n)) // wide)
+    return ((batch * down + m // tall) * across + n // wide) // rectangles

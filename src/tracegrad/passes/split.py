@@ -19,6 +19,7 @@ from tracegrad.tuning import (
     ACROSS,
     EACH_FROM,
     EACH_READS,
+    EACH_SCATTERED,
     FEW_OUTPUTS,
     HALF_TILE_FROM,
     LEAST_STEP,
@@ -27,8 +28,10 @@ from tracegrad.tuning import (
     PROCESSORS,
     SECOND_STEP,
     SHORTEST_PART,
+    SHORTEST_SCATTER,
     SPLIT_FROM,
     UNEVEN,
+    WORKGROUP,
 )
 
 MOST = 2**40  # a longer fold is too long for a kernel in halves too, and finding its divisors takes seconds
@@ -159,8 +162,11 @@ def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
 def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     a: int = t.axis
     k = x.shape[a]
-    s = _even_parts(math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :]), k)
-    if s == 1:
+    busy = PROCESSORS * WORKGROUP // t.size if t.size else 0  # parts that keep a GPU's threads busy
+    s = min(busy, k // (t.shape[a] * EACH_SCATTERED), k // SHORTEST_SCATTER) if k else 0
+    if s > 1:
+        s = nearest_divisor(k, s)
+    if s in (0, 1, k):
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
     part = scatter_add(reshape(x, shape), reshape(indices, shape), a + 1, t.shape[a])

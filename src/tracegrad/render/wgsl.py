@@ -1,7 +1,7 @@
 """Kernels as WGSL. Each kernel of a launch is a function; `main` assigns every workgroup to one of them.
 
-There are four skeletons. They have a thread for each point, one or a few threads for each row, a workgroup for each
-tile of a product, or a thread for each square of a product.
+There are five skeletons. They have a thread for each point, one or a few threads for each row, a workgroup for each
+tile of a product, a thread for each square of a product, or a workgroup for some rows of a scatter.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl_loads import Access
 from tracegrad.render.wgsl_rows import Rows
+from tracegrad.render.wgsl_scatter import Scattering
 from tracegrad.render.wgsl_square import Square
 from tracegrad.render.wgsl_tile import Result, Tile
 from tracegrad.render.wgsl_vectors import XYZW, vector_loads, vector_slots
@@ -114,7 +115,7 @@ def _variables(tilings: Sequence[Tiling], text: str) -> list[str]:
     ]
 
 
-SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>"}
+SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>", "sa": "atomic<u32>"}
 SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 
@@ -196,7 +197,8 @@ class _Writer:
 
     def body(self) -> list[Statement]:
         """Return the body, in which `o0`, `o1` and so on are the offsets of the slots."""
-        return {"points": self.points, "rows": self.rows, "tile": self.tile, "square": self.square}[self.tiling.kind]()
+        kinds = {"points": self.points, "rows": self.rows, "tile": self.tile, "square": self.square}
+        return (kinds | {"scatter": self.scatter})[self.tiling.kind]()
 
     def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
         """Return values first, then writes: in place, every load precedes the store to its element."""
@@ -307,12 +309,17 @@ class _Writer:
         square = Square(self.kernel, self.tiling, self.load, self.emit.helpers)
         return [*square.before_stores(), *square.stores(self.results)]
 
+    # a rectangle of a scatter a workgroup
+    def scatter(self) -> list[Statement]:
+        scatter = Scattering(self.kernel, self.tiling, self.load, self.emit.helpers)
+        return [*scatter.before_stores(), *self.results(scatter.sums())]
+
     def results(self, results: Sequence[Result], axis: Axis | None = None) -> list[Statement]:
-        """Return the stores of some results of a product; along `axis` every four are neighbours."""
+        """Return the stores of some results of a product or scatter; along `axis` every four are neighbours."""
         return self.side_by_side([self.result(r) for r in results], axis)
 
     def result(self, r: Result) -> Point:
-        p, copy = self.kernel.product, r.copy
+        p, copy = self.kernel.product or self.kernel.scatter, r.copy
         assert p is not None
         fold = next(s for s in self.kernel.body if isinstance(s, Fold))
         before, inside = list(r.before), ""

@@ -14,7 +14,7 @@ from tracegrad.kernels.tiling import Tiling
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement
 from tracegrad.render.wgsl_limits import Span
-from tracegrad.render.wgsl_tile import Result, term
+from tracegrad.render.wgsl_tile import Result
 
 
 class Square:
@@ -64,7 +64,7 @@ class Square:
             *decode("kj", t.summed(self.kernel)),
             *operands,
             *(f"let y{h} = vec4<f32>({', '.join(f'c{4 * h + j}' for j in range(4))});" for h in vectors),
-            *(f"p{i}_{h} += {term(self.kernel, f'r{i}', f'y{h}')};" for i in range(self.side) for h in vectors),
+            *(f"p{i}_{h} += {self.term(f'r{i}', f'y{h}')};" for i in range(self.side) for h in vectors),
         ]
         if turns := t.turns(k):
             return [Block("", [f"let kj = slice * {t.k_slice} + {u};", *turn]) for u in range(turns)]
@@ -80,6 +80,11 @@ class Square:
             f"let turns = {whole} + clamp({rest} - slice * {t.k_slice}, 0, {t.k_slice});",
             Loop("turn", "turns", [kj, *turn], f"{first} / {t.k_step} * {t.k_slice}" if first else 0),
         ]
+
+    def term(self, x: str, y: str) -> str:
+        """Return the term that an element of the left operand and a vector of the right add to the results."""
+        # A scatter selects its updates, because zero times an infinite update would be NaN.
+        return f"{x} * {y}" if self.kernel.scatter is None else f"select(vec4<f32>(), {y}, {x} != 0.0)"
 
     def operand(
         self, v: Value, axes: Sequence[Axis], origin: str, size: int, letter: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tracegrad.kernels.form import Extent, Fold, Kernel, plus, points
+from tracegrad.kernels.form import Extent, Kernel, plus, points
 from tracegrad.kernels.tiling import TileShape
 from tracegrad.render.emit import decode
 from tracegrad.render.loops import Block, Loop, Statement
@@ -222,11 +222,7 @@ class Tile:
         return [
             *(f"let x{g} = sv[left + {at(t.left_line, t.down * g)}];" for g in range(t.tall // 4)),
             *(f"let y{h} = sv[right + {at(t.right_line, t.across * h)}];" for h in vectors),
-            *(
-                f"c{i}_{h} += {term(self.kernel, f'x{i // 4}.{XYZW[i % 4]}', f'y{h}')};"
-                for i in range(t.tall)
-                for h in vectors
-            ),
+            *(f"c{i}_{h} += x{i // 4}.{XYZW[i % 4]} * y{h};" for i in range(t.tall) for h in vectors),
         ]
 
 
@@ -243,10 +239,3 @@ class Result:
     column: str
     value: str
     edge: bool
-
-
-def term(kernel: Kernel, x: str, y: str) -> str:
-    """Return the term that an element `x` of the left operand and a vector `y` of the right add to the results."""
-    # A scatter selects its updates, because zero times an infinite update would be NaN.
-    scatter = any(isinstance(s, Fold) and s.scatter is not None for s in kernel.body)
-    return f"select(vec4<f32>(), {y}, {x} != 0.0)" if scatter else f"{x} * {y}"

@@ -1,0 +1,118 @@
+"""Scatters without atomic sums: every result looks for its own updates, and adds them in their order.
+
+The threads of a workgroup look at WORKGROUP updates together, each at one. It sets a bit for that update in the row
+that the update belongs to, if this is one of the workgroup's rows. Then each thread adds the updates of its row, bit by
+bit. So targets are compared once for all columns, and the order of sums is the order of the updates.
+
+Adapters that run on a CPU compute squares of results instead, in the same order (`wgsl_square`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tracegrad.kernels.form import Fold, Kernel, divides, plus, points
+from tracegrad.kernels.tiling import BITS, Tiling
+from tracegrad.render.emit import Emitter, copied, decode
+from tracegrad.render.loops import Block, Loop, Statement, when
+from tracegrad.render.wgsl_tile import Result
+from tracegrad.tuning import WORKGROUP
+
+WORDS = WORKGROUP // BITS  # for each row
+
+
+class Scattering:
+    """Writes one scatter kernel. `element` gives a memory location, `helpers` collects the functions used."""
+
+    def __init__(self, kernel: Kernel, tiling: Tiling, element: Callable[[int, str], str], helpers: dict[str, None]):
+        assert kernel.scatter is not None and tiling.scatter is not None
+        self.kernel, self.element, self.helpers = kernel, element, helpers
+        self.scatter, self.shape = kernel.scatter, tiling.scatter
+        self.fold = next(s for s in kernel.body if isinstance(s, Fold))
+        self.rows, self.columns = points(self.scatter.m), points(self.scatter.n)
+        self.updates = points(kernel.inner)
+        self.copies = [f"u{j}" for j in range(self.shape.wide)]
+        tall, across = self.shape.rows, self.shape.columns
+        self.down, self.across = -(-int(self.rows) // tall), -(-int(self.columns) // across)
+        self.edge = not (divides(tall, self.rows) and divides(across, self.columns))
+
+    def before_stores(self) -> list[Statement]:
+        """Return everything up to the results: `cu0`, `cu1` and so on then hold the thread's sums."""
+        target, before_target = self.target()
+        added, before_sums = self.added()
+        zero = Emitter(self.element, ()).identity(self.fold)
+        return [
+            *self.place(),
+            *decode("batch", self.scatter.batch),
+            *before_target,
+            *before_sums,
+            *(f"var c{copy} = {zero};" for copy in self.copies),
+            self.found(target, added),
+        ]
+
+    def sums(self) -> list[Result]:
+        """Return the results of the thread."""
+        return [Result(f"_{j}", [], "row", self.column(j), f"c{c}", self.edge) for j, c in enumerate(self.copies)]
+
+    def place(self) -> list[str]:
+        """Return the rows and columns of a workgroup, and those of the thread."""
+        shape, threads = self.shape, self.shape.columns // self.shape.wide
+        return [
+            f"let first_row = w / {self.across} % {self.down} * {shape.rows};",
+            f"let first_column = w % {self.across} * {shape.columns} + lid % {threads};",
+            f"let batch = w / {self.across * self.down};",
+            f"let row = first_row + lid / {threads};",
+        ]
+
+    def column(self, number: int) -> str:
+        """Return one of the thread's columns. Threads of a workgroup have neighbouring columns."""
+        return f"(first_column + {number * self.shape.columns // self.shape.wide})"
+
+    def target(self) -> tuple[list[str], list[str]]:
+        """Return lines that give `into`, the row that update `k` belongs to, and lines before the loop over k."""
+        emit = Emitter(self.element, [a.name for a in self.kernel.inner])
+        (value,) = emit.values([self.scatter.target], loop=True)
+        self.helpers.update(emit.helpers)
+        row = f"let into = clamp({value}, 0, {plus(self.rows, -1)});"
+        return [*decode("k", self.kernel.inner), *emit.inner, row], emit.outer
+
+    def added(self) -> tuple[list[str], list[str]]:
+        """Return lines that add update `k` to the thread's sums, and lines before the loop over k."""
+        lines, before = list[str](), list[str]()
+        for j, copy in enumerate(self.copies):
+            emit = Emitter(self.element, [a.name for a in self.kernel.inner], [a.name for a in self.scatter.n], copy)
+            (value,) = emit.values([self.scatter.update], loop=True)
+            column = self.column(j)
+            if self.edge:  # beyond the edge the last column repeats, and is not stored
+                column = f"min({column}, {plus(self.columns, -1)})"
+            before += [*decode(column, copied(self.scatter.n, copy)), *emit.outer]
+            lines += [*emit.inner, f"c{copy} = {emit.combine(self.fold, f'c{copy}', value)};"]
+            self.helpers.update(emit.helpers)
+        return lines, before
+
+    def found(self, target: list[str], added: list[str]) -> Statement:
+        """Return the loop over all updates, which the threads look for together."""
+        rows, threads = self.shape.rows, self.shape.columns // self.shape.wide
+        mark = f"atomicOr(&sa[(into - first_row) * {WORDS} + lid / {BITS}], 1u << u32(lid % {BITS}));"
+        add = [
+            f"let k = chunk + word * {BITS} + i32(firstTrailingBit(bits));",
+            "bits &= bits - 1u;",
+            *decode("k", self.kernel.inner),
+            *added,
+        ]
+        each = [
+            Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
+            "workgroupBarrier();",
+            when(
+                f"chunk + lid < {self.updates}",
+                ["let k = chunk + lid;", *target, f"if (into >= first_row & into < first_row + {rows}) {{ {mark} }}"],
+            ),
+            "workgroupBarrier();",
+            Loop(
+                "word",
+                WORDS,
+                [f"var bits = atomicLoad(&sa[lid / {threads} * {WORDS} + word]);", Block("while (bits != 0u)", add)],
+            ),
+            "workgroupBarrier();",
+        ]
+        return Loop("chunk", self.updates, each, step=WORKGROUP)
