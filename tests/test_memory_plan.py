@@ -78,15 +78,6 @@ def test_temporaries_in_several_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     check_memory(p)
 
 
-def test_launches_that_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where most kernels keep a launch to themselves, as in a large GPT, the small sums of a backward gather in few."""
-    monkeypatch.setattr(group, "ALONE", 2**20)
-    later = plan_of(gpt(batch=2))
-    monkeypatch.setattr(group, "POSTPONED", -1)
-    assert len(later.program.dispatches) < len(plan_of(gpt(batch=2)).program.dispatches)
-    check_memory(later)
-
-
 def test_a_scalar_that_is_read_from_a_pack_too_is_there_before() -> None:
     """It is not computed again by the kernel that reads it, which would run beside the one that puts it there."""
     with tracing():
@@ -123,12 +114,10 @@ def equal_products(r: random.Random) -> dict[str, tg.Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_random_graphs_whose_launches_run_later(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_graphs_whose_kernels_share_launches(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     r = random.Random(seed)
     monkeypatch.setattr(group, "ALONE", 2 ** r.choice([9, 11, 12]))
-    monkeypatch.setattr(group, "BESIDE", 2 ** r.choice([6, 9, 11]))
     monkeypatch.setattr(group, "KEPT_ALIVE", 2 ** r.choice([9, 10, 12, 18]))
-    monkeypatch.setattr(group, "POSTPONED", r.choice([0.4, 1.1, 3]))
     with tracing():
         graph = Graph(equal_products(r))
     check_memory(planned(graph))

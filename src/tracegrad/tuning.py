@@ -38,11 +38,8 @@ LIFTED_TIMES = 4  # times | the memory of a scan's elements and results that the
 # --- Launches ---
 
 FULL = 8192  # workgroups | beyond which a kernel keeps a device busy alone | ?
-FULL_BESIDE = 32768  # workgroups | of small kernels and a large one in one launch | ?
 ALONE = 2**28  # points | folded in all, from which a kernel runs far longer than a launch costs | ?
 KEPT_ALIVE = 2**18  # elements | that a kernel may keep alive by running later than it could | ?
-POSTPONED = 0.4  # share | of the largest temporary that a postponed launch may keep alive | ?
-BESIDE = 2**20  # points | folded in all, from which a kernel beside a large one is worth another shader | ?
 
 # --- Workgroups and tiles of WGSL ---
 

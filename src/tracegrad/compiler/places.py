@@ -14,7 +14,7 @@ from tracegrad.hypers import PREFIX
 from tracegrad.ir import Tensor
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
-from tracegrad.kernels.group import group_launches, postpone
+from tracegrad.kernels.group import group_launches
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.reads import array_of, base
 from tracegrad.kernels.storage import Storage
@@ -61,7 +61,6 @@ def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], apa
             forms[key] = kernel, choose_tiling(kernel)
         formed[id(c)] = forms[key]
     launches = group_launches(schedule, formed, apart)
-    launches = launches if apart else postpone(schedule, launches)
     number = {id(kernel): k for k, (kernel, _) in enumerate(forms.values())}
     for launch in launches:
         launch.sort(number)
