@@ -393,3 +393,39 @@ def test_a_metric_gets_the_inputs_that_it_names() -> None:
         assert measured(lambda m, **all: tg.sum(all["x"])) == 3.0
         with pytest.raises(tg.InputError, match="the metric 'a' takes 'z', which is not declared"):
             measured(lambda m, x, z: tg.mean(x))
+
+
+@pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.parametrize("at", [6, 7, 10])
+def test_a_resumed_fit_of_some_steps_does_the_rest_of_them(train, tmp_path, at, every):
+    path, seen = tmp_path / "t", list[int]()
+
+    def fit(training, resume=None, **hooks):
+        return training.fit(
+            x=X, y=Y, steps=13, every=every, validation=(X, Y), resume=resume, progress=False,
+            on_evaluate=lambda s: seen.append(s.step), **hooks,
+        )  # fmt: skip
+
+    whole = fit(train, on_step=lambda s: s.step == at and s.train.save(path))
+    evaluated = [n for n in seen if n >= at]
+    with compiled() as again:
+        seen.clear()
+        rest = fit(again, path)
+        assert rest.loss == whole.loss[at:] and again.digest() == train.digest()
+        assert [n for n in seen if n > at] == [n for n in evaluated if n > at]
+        assert fit(again, path).loss == whole.loss[at:]  # from an older checkpoint
+
+
+@pytest.mark.parametrize("at", [3, 7, 12])
+def test_the_mean_that_a_plateau_gets_includes_what_was_before_an_interrupt(tmp_path, at):
+    def stopped(state):
+        if state.step == at:
+            raise KeyboardInterrupt
+
+    with compiled(rate=lr.plateau(0.05, **STUCK)) as train, compiled(rate=lr.plateau(0.05, **STUCK)) as other:
+        train.fit(x=X, y=Y, epochs=4, progress=False)
+        assert other.fit(x=X, y=Y, epochs=4, progress=False, on_step=stopped).interrupted
+        other.save(tmp_path / "t")
+        with compiled(rate=lr.plateau(0.05, **STUCK)) as last:
+            last.fit(x=X, y=Y, epochs=4, progress=False, resume=tmp_path / "t")
+            assert last.digest() == train.digest()

@@ -71,7 +71,8 @@ class CompiledTraining(Training):
         batch_size: batch size for whole arrays. Default: the size in `inputs`, or 32 if that is None. A smaller last
                     batch is trained if the size is None. Otherwise it is dropped; in an iterable it is an error.
         epochs:     passes over the data. For more than one, the iterable must be iterable again.
-        steps:      run exactly this number of steps instead, over as many passes as needed.
+        steps:      run exactly this number of steps instead, over as many passes as needed; with `resume`, those of the
+                    interrupted run count.
         shuffle:    shuffle whole arrays in each epoch, by the seed. Iterables keep their order.
         validation: a share of the whole arrays (their last examples), arrays as for `data`, or batches. The results are
                     `val_loss`, and `val_<name>` for each scalar that the loss also returns. A loss that takes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from tracegrad import safetensors
@@ -162,24 +163,37 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
 class Position:
     """The position of a `fit`, for checkpoints: the current epoch, the steps before it, and its finished batches.
 
-    key: seed of shuffling. size: numbers of examples and batches in the data, if known.
+    key: seed of shuffling, and the steps that the training had done before the `fit`.
+    size: numbers of examples and batches in the data, if known.
     told: whether `lr.plateau` was told the metric of the last step.
+    sums: returns, for each mean that `lr.plateau` will be told, the number of losses so far and numbers that add up to
+          their exact sum. earlier: those in the checkpoint that this `fit` goes on from.
     """
 
     told = False
+    sums: Callable[[], dict[str, list[float]]] = dict
 
     def __init__(self, epoch: int, first: int, key: tuple[int, int], size: list[int] | None = None, done: int = 0):
         self.epoch, self.first, self.key, self.size, self.done = epoch, first, key, size, done
+        self.earlier: dict[str, list[float]] = {}
 
     @property
     def steps(self) -> int:
         """The number of steps that the training has done."""
         return self.first + self.done
 
+    @property
+    def own(self) -> int:
+        """The number of steps that the `fit` has done, also those before an interrupt."""
+        return max(self.steps - self.key[1], 0)
+
     def at(self, steps: int) -> str | None:
         """Return text for a checkpoint after `steps` steps; None if other steps were done, or after a load or reset."""
+        if steps != self.steps:
+            return None
         place = {"epoch": self.epoch, "batch": self.done, "key": self.key, "size": self.size}
-        return json.dumps(place | ({"told": True} if self.told else {})) if steps == self.steps else None
+        sums = self.sums()
+        return json.dumps(place | ({"told": True} if self.told else {}) | ({"sums": sums} if sums else {}))
 
     @staticmethod
     def read(path: Any) -> Position:
@@ -195,10 +209,13 @@ class Position:
             numbers = [d["epoch"], d["batch"], *d["key"], *(d["size"] or ())]
             if not all(whole(n) is not None and n >= 0 for n in numbers) or len(d["key"]) != 2 or d["epoch"] < 1:
                 raise ValueError
-        except (ValueError, KeyError, TypeError):
+            sums = {str(n): [float(x) for x in xs] for n, xs in d.get("sums", {}).items()}
+            if not all(xs and xs[0] >= 1 and all(map(math.isfinite, xs)) for xs in sums.values()):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError.here(f"fit: {path} is damaged: 'fit' in its metadata is {shown(text)}") from None
         where = Position(d["epoch"], 0, (d["key"][0], d["key"][1]), d["size"], d["batch"])
-        where.told = bool(d.get("told"))
+        where.told, where.earlier = bool(d.get("told")), sums
         return where
 
 

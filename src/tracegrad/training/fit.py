@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,7 +67,7 @@ def fit(
     where.size, where.first = size, _steps(train) - where.done
     validate = Validation(train, held, metrics or {}) if held is not None else None
     total = options.steps or (options.epochs * size[-1] if size else None)
-    bar = Progress(progress, total)
+    bar = Progress(progress, None if total is None else total - where.own)
     loop = _Loop(train, options, validate, Log(log, options.hooks["on_log"]), bar, where)
     began = time.perf_counter()
     train.fitted = where
@@ -76,6 +78,8 @@ def fit(
         loop.history.interrupted = True
     finally:
         loop.settle()
+        left = loop.unheard()
+        where.sums = lambda: left  # without the loop: the training closes itself once nothing refers to it
         loop.history.seconds = time.perf_counter() - began
         bar.close()
         loop.log.close()
@@ -204,6 +208,18 @@ def _split(
     return source, rows(found, free, size or (first[0] if first and isinstance(first[0], int) else None), None)
 
 
+def _loss_of(name: str) -> str:
+    return f"{name}/loss" if name else "loss"
+
+
+def _exact(xs: Sequence[float]) -> list[float]:
+    """Return few numbers whose exact sum is that of `xs`."""
+    out: list[float] = []
+    while (rest := math.fsum([*xs, *(-x for x in out)])) != 0.0:
+        out.append(rest)
+    return out
+
+
 class _Loop:
     """One `fit`. Hooks are called before the next step is queued. The loop waits only for results that hooks read."""
 
@@ -218,12 +234,16 @@ class _Loop:
         self.begun = where.steps  # steps done before, of all losses
         self.metrics: Mapping[str, Any] = {}
         self.latest: Pending[StepResult] | None = None
-        self.queued, self.evaluated, self.since, self.stop, self.turn = 0, -1, 0, Stop(), ""
+        self.evaluated, self.since, self.stop, self.turn = -1, 0, Stop(), ""
+        self.thread, where.sums = threading.current_thread(), self.unheard
+        self.queued = where.own  # steps of this fit, also those before an interrupt
 
     def run(self, data: Rows | Iterable[Any]) -> None:
         """Run all epochs. Raises InputError for data without a batch."""
         epochs, steps, every = self.options.epochs, self.options.steps, self.options.every
         skip = self.where.done
+        if every is not None and skip and self.queued % every == 0 and not self.where.told:
+            self._evaluate()  # a hook saved the checkpoint after the step, before its evaluation
         while not self.stop and (self.queued < steps if steps is not None else self.where.epoch <= epochs):
             self.history.epochs += 1
             before = self.queued
@@ -337,10 +357,29 @@ class _Loop:
             elif "val_loss" in found and not name:
                 values = [found["val_loss"]]
             else:
-                means = self.history.means(self.since)
-                values = [x for n, x in means.items() if n == (f"{name}/loss" if name else "loss")]
+                sums = self._sums(self.since, _loss_of(name))
+                values = [math.fsum(sums[1:]) / sums[0]] if sums else []
             if values:
                 lr_metric(self.train.store, stepper, values[0], of_fit=True)
+        self.where.earlier = {}
+
+    def _sums(self, since: int, name: str) -> list[float]:
+        """Return what `Position.sums` has of a loss, of the steps from index `since` on; [] if it had none."""
+        count, *parts = self.where.earlier.get(name, [0])
+        xs = self.history.values(since).get(name, [])
+        return [count + len(xs), *_exact([*parts, *xs])] if xs or count else []
+
+    def unheard(self) -> dict[str, list[float]]:
+        """Return `Position.sums`: what no `lr.plateau` was told, for a checkpoint that this thread saves."""
+        if self.where.told or threading.current_thread() is not self.thread:
+            return {}
+        steppers = self.train.store.steppers.items()
+        plateaus = {_loss_of(name): plateau_of(s.knobs.rate.schedule) for name, s in steppers}
+        means = [name for name, p in plateaus.items() if p is not None and p.mode == "min"]
+        if means:
+            self._drain()
+        found = {name: self._sums(max(self.evaluated, 0), name) for name in means}
+        return {name: xs for name, xs in found.items() if xs}
 
     def _measure(self) -> None:
         found = dict(self.validate()) if self.validate is not None else {}

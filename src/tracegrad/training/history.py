@@ -51,11 +51,15 @@ class History:
 
     def means(self, since: int = 0) -> dict[str, float]:
         """Return the mean of loss and aux by name, over the steps from index `since` on."""
+        return {name: math.fsum(xs) / len(xs) for name, xs in self.values(since).items()}
+
+    def values(self, since: int = 0) -> dict[str, list[float]]:
+        """Return all values of loss and aux by name, of the steps from index `since` on."""
         found: dict[str, list[float]] = {}
         for k in range(since, len(self.loss)):
             for name, x in self.scalars(k).items():
                 found.setdefault(name, []).append(x)
-        return {name: math.fsum(xs) / len(xs) for name, xs in found.items()}
+        return found
 
     def plot(self) -> Any:
         """Plot loss, aux and metrics by step, and return matplotlib's axes. Raises ImportError without matplotlib."""
@@ -134,8 +138,10 @@ class FitState:
 
     @property
     def step(self) -> int:
-        """The number of the step, from the step counter of the training."""
-        return self._of(self._pending).step
+        """The number of the step, from the step counter of the training. A resumed `fit` can evaluate before a step."""
+        if self._pending is None:
+            return self.train.store.call(lambda session, stepper: stepper.counter)
+        return self._pending.step
 
     @property
     def loss(self) -> float:
