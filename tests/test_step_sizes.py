@@ -196,6 +196,55 @@ def test_a_hundred_sizes_are_a_few_programs(device_name: str, monkeypatch: pytes
         assert all(np.array_equal(before[n], after[n]) == n.startswith("a.") for n in before)
 
 
+@SHARED
+def test_with_two_open_sizes_those_of_one_share_a_program(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    made, counted = list[Any](), programs.SizedPrograms.built
+    monkeypatch.setattr(programs.SizedPrograms, "built", lambda *a: made.append(a) or counted(*a))
+
+    def at(b: Any, t: Any) -> Any:
+        given = {"model": Attention(), "loss": language, "inputs": {"x": tg.i32[b, t]}, "device": device_name}
+        return tg.compile(**given, optimizer=optim.sgd(0.0), seed=0, keep_grads=True)
+
+    sizes = [(9, 5), (4, 5), (7, 8), (12, 5), (2, 5), (1, 8), (3, 8)]
+    with at("B", "T") as train:
+        for b, t in sizes:
+            x = np.random.default_rng(b * t).integers(0, 4, (b, t)).astype(np.int32)
+            with at(b, t) as own:
+                found, expected = train.step(x=x), own.step(x=x)
+                close(found.loss, expected.loss, f"loss at {b}, {t}")
+                got, wanted = train.download_grads(), own.download_grads()
+                for name in wanted:
+                    close(got[name], wanted[name], f"{name} at {b}, {t}")
+        assert len(made) <= 1, made  # a batch of one row
+        assert "of a program for sizes up to" in train.explain().title and train.step(x=x[:2]).loss > 0
+        shared = train.store.stepper.sized._shared
+        assert {key: s.base is not None for key, s in shared.items() if key[0] == "B"} == {
+            ("B", (("T", t),)): True for t in (5, 8)
+        }
+
+
+def test_a_size_behind_another_axis_is_compiled_for_and_said() -> None:
+    given = {"model": MLP(), "loss": lambda m, x: tg.mean(m(x)), "inputs": {"x": ("B", "T", 8)}, "device": "cpu"}
+    with tg.compile(**given, optimizer=optim.sgd(0.1), seed=0) as train:
+        for t in (3, 4, 5, 6):
+            assert np.isfinite(train.step(x=np.ones((4, t, 8), np.float32)).loss)
+        assert "; compiled for each T: " in train.explain().title
+        for b in (5, 6, 7):
+            assert np.isfinite(train.step(x=np.ones((b, 6, 8), np.float32)).loss)
+        assert "of a program for sizes up to" in train.explain().title
+
+
+def test_programs_for_many_sizes_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    given = {"model": MLP(), "loss": lambda m, x: tg.mean(m(x)), "inputs": {"x": ("B", "T", 8)}, "device": "cpu"}
+    with tg.compile(**given, optimizer=optim.sgd(0.1), seed=0, max_cached_shapes=2) as train:
+        for b, t in [(5, 2), (4, 3), (3, 4), (2, 2), (6, 2), (3, 3)]:
+            assert np.isfinite(train.step(x=np.ones((b, t, 8), np.float32)).loss)
+            made = [s for s in train.store.stepper.sized._shared.values() if s.base is not None]
+            assert 1 <= len(made) <= 2
+
+
 def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
     case = CASES["mlp"]
     with compiled(case, None) as train, compiled(case, 9) as own:
@@ -225,4 +274,4 @@ def test_a_source_says_why_it_has_no_program_for_many_sizes() -> None:
     case = CASES["pairs"]
     source = StepSource(case.model(), case.loss, case.inputs, optim.sgd(0.1))
     with pytest.raises(sized.UnsizedError, match="at a batch of"):
-        programs.family_of(source, 16)
+        programs.family_of(source, source.free.all(16), *source.free.axes, 16)

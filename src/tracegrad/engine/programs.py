@@ -105,6 +105,28 @@ def numbers_of(built: Built) -> dict[str, Any]:
     return {name: np.asarray(value, dtype) for name, (dtype, value) in built.numbers.items()}
 
 
+class Shared:
+    """What calls share whose sizes differ in one name alone: a program for all of them, once there are many."""
+
+    __slots__ = ("base", "family", "name", "seen")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.seen: set[int] = set()  # sizes of the name
+        self.family: Family | None = None
+        self.base: RunProgram | None = None  # the family's program, at its capacity
+
+    @property
+    def capacity(self) -> int:
+        """The largest size that the program serves; 0 without one."""
+        return self.base.program.capacity if self.base else 0
+
+    def build(self, source: ProgramSource, sizes: Sizes, most: int, gpu: bool, version: object) -> None:
+        """Make the program for sizes up to `most`, or a few more. Raise UnsizedError if there is none."""
+        self.family = family_of(source, sizes, self.name, most, gpu)
+        self.base = RunProgram(self.family.built, version=version)
+
+
 class SizedPrograms:
     """The programs of a step or forward by the sizes of calls, the least recently used first.
 
@@ -112,14 +134,13 @@ class SizedPrograms:
     """
 
     def __init__(self, free: FreeSizes, capacity: int, own: int, version: object = None) -> None:
-        """own: how many sizes get programs of their own before others share one."""
+        """own: how many sizes of a name get programs of their own before others share one."""
         self.free, self.capacity, self.own, self.version = free, capacity, own, version
         self.lock = threading.RLock()  # a signal handler may take a step while this thread holds it
         self.kept: OrderedDict[Sizes, RunProgram] = OrderedDict()
         self.seen: set[Sizes] = set()
-        self._family: Family | None = None
-        self._base: RunProgram | None = None  # the family's program, at its capacity
-        self._why = ""  # the reason why there is no program for many sizes
+        self._shared: OrderedDict[tuple[str, Sizes], Shared] = OrderedDict()  # by the name, and all other sizes
+        self._why: dict[str, str] = {}  # names -> the reason why no program serves many of their sizes
 
     @property
     def latest(self) -> RunProgram | None:
@@ -130,7 +151,8 @@ class SizedPrograms:
     @property
     def note(self) -> str:
         """Return why each size has a program of its own; "" if one can serve many."""
-        return f"compiled for each size: {self._why}" if self._why else ""
+        which = "size" if len(self._why) == len(self.free.axes) else next(iter(self._why), "")
+        return f"compiled for each {which}: {next(iter(self._why.values()))}" if self._why else ""
 
     def of(
         self, sizes: Sizes, source: Callable[[], ProgramSource], info: Callable[[], DeviceInfo]
@@ -144,40 +166,53 @@ class SizedPrograms:
         if program is None:
             self.seen.add(sizes)
             given = source()
-            program = self._shared(given, sizes, info, dropped) or self.built(given, sizes)
+            program = self._of_many(given, sizes, info, dropped) or self.built(given, sizes)
             while len(self.kept) >= self.capacity:
                 dropped.append(self.kept.popitem(last=False)[1])
         self.kept.pop(sizes, None)  # not `move_to_end`: a signal handler may have dropped it
         self.kept[sizes] = program
         return program, dropped
 
-    def _shared(
+    def _of_many(
         self, source: ProgramSource, sizes: Sizes, info: Callable[[], DeviceInfo], dropped: list[RunProgram]
     ) -> RunProgram | None:
-        """Return the program for many sizes, at this one; None if the size gets a program of its own.
+        """Return a program for many sizes of one name, at these; None if they get a program of their own.
 
         A size beyond the capacity replaces the program by one of at least twice the capacity.
         """
-        if len(sizes) != 1 or len(self.seen) <= self.own or reference.enabled():
+        if reference.enabled():
             return None
-        device, ((_, size),) = info(), sizes
-        if not device.resizes:
-            return None
-        if not self._why and (self._base is None or size > self._base.program.capacity):
-            before = self._base.program.capacity if self._base else 0
-            dropped += self._forgotten()
-            try:
-                self._family = family_of(source, max(2 * before, *[n for ((_, n),) in self.seen]), device.gpu)
-                self._base = RunProgram(self._family.built, version=self.version)
-            except UnsizedError as e:
-                self._why, self._family = str(e), None
-        built = self._family.at(size) if self._family else None
-        return RunProgram(built, source, sizes, self._base, self.version) if built is not None else None
+        for name, size in sizes:
+            key = (name, tuple([(n, at) for n, at in sizes if n != name]))
+            shared = self._shared.setdefault(key, Shared(name))
+            shared.seen.add(size)
+            few, flat = len(shared.seen) <= self.own, any(at == 1 for _, at in key[1])  # one row can be broadcast
+            if few or flat or name in self._why or not (device := info()).resizes:
+                continue
+            if size > shared.capacity:
+                most = max(2 * shared.capacity, *shared.seen)
+                dropped += self._forgotten(shared)
+                try:
+                    shared.build(source, sizes, most, device.gpu, self.version)
+                except UnsizedError as e:
+                    self._why[name] = str(e)
+                    continue
+                dropped += self._beyond(shared)
+            self._shared[key] = self._shared.pop(key, shared)
+            built = shared.family.at(size) if shared.family else None
+            if built is not None:
+                return RunProgram(built, source, sizes, shared.base, self.version)
+        return None
 
-    def _forgotten(self) -> list[RunProgram]:
-        """Return the programs that go with the program for many sizes."""
-        base, self._base = self._base, None
-        gone = [sizes for sizes, p in self.kept.items() if p.base is not None]
+    def _beyond(self, new: Shared) -> list[RunProgram]:
+        """Return the programs that go because there are too many for many sizes."""
+        made = [s for s in self._shared.values() if s.base is not None and s is not new]
+        return [p for s in made[: max(0, len(made) + 1 - self.capacity)] for p in self._forgotten(s)]
+
+    def _forgotten(self, shared: Shared) -> list[RunProgram]:
+        """Return the programs that go with one for many sizes."""
+        base, shared.base, shared.family = shared.base, None, None
+        gone = [sizes for sizes, p in self.kept.items() if base is not None and p.base is base]
         return [*map(self.kept.pop, gone), *([base] if base else [])]
 
     def update(self, session: Session, program: RunProgram, source: ProgramSource) -> None:
@@ -190,9 +225,10 @@ class SizedPrograms:
     def drop(self) -> list[RunProgram]:
         """Drop all programs, and return them."""
         with self.lock:
-            dropped = [*self._forgotten(), *self.kept.values()]
+            dropped = [p for shared in self._shared.values() for p in self._forgotten(shared)]
+            dropped += self.kept.values()
             self.kept.clear()
-            self._family, self._why = None, ""
+            self._why.clear()
         return dropped
 
     def built(self, source: ProgramSource, sizes: Sizes) -> RunProgram:
@@ -203,11 +239,15 @@ class SizedPrograms:
         return RunProgram(traced.compiled(), source, sizes, version=self.version)
 
 
-def family_of(source: ProgramSource, most: int, gpu: bool = False) -> Family:
-    """Return the program for sizes up to `most`, or a few more. Raise UnsizedError if each size must have its own.
+def family_of(source: ProgramSource, sizes: Sizes, name: str, most: int, gpu: bool = False) -> Family:
+    """Return the program for sizes of `name` up to `most`, or a few more, with all other `sizes` as they are.
 
-    gpu: as for `build_family`.
+    gpu:    as for `build_family`.
+    Raises: UnsizedError if each size must have a program of its own.
     """
     from tracegrad.compiler.sized import build_family  # most processes see few sizes, and need no import
 
-    return build_family(lambda size: at_sizes(source, source.free.all(size)), most, gpu)
+    def at(size: int) -> ProgramSource:
+        return at_sizes(source, tuple([(n, size if n == name else fixed) for n, fixed in sizes]))
+
+    return build_family(at, most, gpu)
