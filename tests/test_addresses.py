@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from indices import evaluate_index
 from tracegrad.dtypes import bool_, f32, i32, u32
-from tracegrad.kernels.expr import Guard, Index, Space, evaluate_index
+from tracegrad.kernels.expr import Guard, Index, Space
 from tracegrad.render import c_values
 from tracegrad.render.emit import Emitter, literal
 

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
+from indices import evaluate_index
 from tracegrad.dtypes import f32, i32
-from tracegrad.kernels.expr import Guard, Index, Space, atoms_of, evaluate_index, ravel, regroup, unravel, walk
+from tracegrad.kernels.expr import Guard, Index, Space, atoms_of, ravel, regroup, unravel, walk
 
 
 def values(index: Index, *sizes: tuple[str, int]) -> list[int]:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from indices import evaluate_index
 from memory_check import check_memory, planned
 from models import SMALL, Training
 from tracegrad import ops as tg
@@ -26,7 +27,7 @@ from tracegrad.entrypoints import compile as tg_compile
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
-from tracegrad.kernels.expr import Index, Space, evaluate_index, ravel, regroup, unravel
+from tracegrad.kernels.expr import Index, Space, ravel, regroup, unravel
 from tracegrad.prims import folds, views
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program

@@ -186,9 +186,8 @@ def _own_row(index: Index, axis: str, per: int, of_slot: int) -> bool:
     The index is valid at the capacity. So the offset added to `share * point` is at least 0 at the first point, and
     less than a share at the last point. An offset that does not depend on the point is in this range everywhere.
     """
-    shares = [c for a, c in index.terms if isinstance(a, Var) and a.name == axis]
     rest = [a for a, _ in index.terms if not (isinstance(a, Var) and a.name == axis)]
-    return len(shares) == 1 and shares[0] * per == of_slot and not any(_varies(a, axis) for a in rest)
+    return index.strides.get(axis, -1) * per == of_slot and not any(_varies(a, axis) for a in rest)
 
 
 def _varies(atom: Var | Quotient | Dynamic, axis: str) -> bool:

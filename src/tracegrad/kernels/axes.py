@@ -90,7 +90,7 @@ def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
     """Merge neighbouring axes that every index treats as one; return None if there are none."""
     indices = all_indices(kernel)
     nested = [atom.index for index in indices for atom in atoms_of(index) if isinstance(atom, Quotient)]
-    coefficients = [{a.name: c for a, c in x.terms if isinstance(a, Var)} for x in (*indices, *nested)]
+    coefficients = [x.strides for x in (*indices, *nested)]
     changed = False
     groups: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
     for group, factors in domain:

@@ -9,7 +9,7 @@ Both kinds are interned, so equality is identity.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Union
 
 from tracegrad.dtypes import DType, i32
@@ -73,6 +73,16 @@ class Index:
             else:
                 lo, hi = lo + c * atom.hi, hi + c * atom.lo
         self.lo, self.hi = lo, hi
+
+    @property
+    def strides(self) -> dict[str, int]:
+        """How far the index moves along each loop variable that is a term of its own."""
+        return {a.name: c for a, c in self.terms if isinstance(a, Var)}
+
+    @property
+    def linear(self) -> bool:
+        """Whether loop variables are the only terms."""
+        return all(isinstance(a, Var) for a, _ in self.terms)
 
     def __add__(self, other: Operand) -> Index:
         if isinstance(other, int):
@@ -373,18 +383,3 @@ def atoms_of(index: Index) -> Iterator[Atom]:
         yield atom
         if isinstance(atom, Quotient):
             yield from atoms_of(atom.index)
-
-
-def evaluate_index(index: Index, env: Mapping[str, int]) -> int:
-    """Evaluate an index with Python integers; tests compare the normal form with the result."""
-    total = index.const
-    for atom, c in index.terms:
-        if isinstance(atom, Var):
-            n = env[atom.name]
-        elif isinstance(atom, Quotient):
-            inner = evaluate_index(atom.index, env)
-            n = inner % atom.d if atom.mod else inner // atom.d
-        else:
-            raise ValueError("a dynamic index has no static value")
-        total += c * n
-    return total

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tracegrad.dtypes import f16
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.expr import Index, Value, Var, indices_of, walk
+from tracegrad.kernels.expr import Index, Value, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, beyond, helper, near
 from tracegrad.render.c_values import CEmitter, reorders
@@ -290,7 +290,7 @@ class Function:
     def scatter(self, f: Fold, out: int) -> list[Statement]:
         """Write zeros, then add the updates in their order. Slot `out` holds a value for each outer point."""
         assert f.scatter is not None
-        rows = {a.name for a, _ in f.scatter.row.terms if isinstance(a, Var)}
+        rows = f.scatter.row.strides
         stride = dict(zip([a.name for a in self.kernel.outer], strides_of([a.size for a in self.kernel.outer])))
         row_axes = [a for a in self.outer if a.name in rows]
         first = self.outer.index(row_axes[0]) if row_axes else len(self.outer)
@@ -328,13 +328,9 @@ def column_wise(kernel: Kernel) -> bool:
     if kernel.length < LANES:
         return True
     roots = [s.value for s in kernel.body]
-    loads = [dict(_strides(i)) for v in walk(roots) if v.op == "load" for i in indices_of(v)]
+    loads = [i.strides for v in walk(roots) if v.op == "load" for i in indices_of(v)]
     if loads and not any(outer[-1].name in x for x in loads):  # as in running sums: what is loaded serves all columns
         return True
     both = [x for x in loads if outer[-1].name in x and inner[-1].name in x]  # other loads are small, and repeat
     mine, theirs = (sum(strides.get(axis.name) == 1 for strides in both or loads) for axis in (outer[-1], inner[-1]))
     return mine > theirs
-
-
-def _strides(index: Index) -> list[tuple[str, int]]:
-    return [(a.name, c) for a, c in index.terms if isinstance(a, Var)]

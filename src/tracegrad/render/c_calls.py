@@ -20,7 +20,7 @@ from tracegrad.kernels.unroll import unroll
 from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.gathered import Lay, gathered
-from tracegrad.render.layouts import blas_ready, collapse
+from tracegrad.render.layouts import blas_ready
 from tracegrad.render.loops import Statement
 from tracegrad.shapes import strides_of
 from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES
@@ -281,13 +281,10 @@ class _Writer:
     def as_it_lies(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View | None:
         """Return a view, if strides allow it."""
         groups = [*([a] for a in batch), list(rows), list(columns)]
-        as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32
-        if as_it_lies and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
-            strides = {a.name: c for a, c in v.arg[1].terms}
-            folded = [g for g in (collapse(group, strides) for group in groups) if g is not None]
-            if len(folded) == len(groups) and blas_ready(folded):
-                return self.view(v.arg[0], v.arg[1].const, [g[0] for g in folded], [g[1] for g in folded])
-        return None
+        if v.op != "load" or self.kernel.loaded(v) is not f32 or not v.arg[1].linear:
+            return None
+        matrix = blas_ready(groups, v.arg[1].strides)
+        return None if matrix is None else self.view(v.arg[0], v.arg[1].const, *matrix)
 
     def written(self, slot: int, order: Sequence[Axis], v: Value) -> None:
         """Add a step that writes a value for each point of some axes, in this order."""
@@ -309,7 +306,7 @@ class _Writer:
         varies = {a.name for x in walk([v]) for i in indices_of(x) for a in atoms_of(i) if isinstance(a, Var)}
         own = [a for a in batch if a.name in varies]
         last = next(
-            (a.name for x in walk([v]) if x.op == "load" for a, c in x.arg[1].terms if c == 1 and isinstance(a, Var)),
+            (name for x in walk([v]) if x.op == "load" for name, c in x.arg[1].strides.items() if c == 1),
             "",
         )
         turned = last in {a.name for a in rows} and not by_rows

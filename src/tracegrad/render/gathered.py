@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32
-from tracegrad.kernels.expr import Guard, Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Guard, Index, Value, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel
 from tracegrad.kernels.unroll import substituted
 from tracegrad.shapes import strides_of
@@ -69,11 +69,11 @@ def gathered(
     """Return the layout of an operand; None if its indices are not sums, or if writing it out is as good."""
     axes = [a for a in (*batch, *rows, *columns) if a.size != 1]
     indices = [i for x in walk([v]) for i in indices_of(x)]
-    if any(not isinstance(a, Var) for i in indices for a in atoms_of(i)) or any(x.op == "local" for x in walk([v])):
+    if not all(i.linear for i in indices) or any(x.op == "local" for x in walk([v])):
         return None
     if any(isinstance(a.size, Extent) for a in (*rows, *columns)):
         return None
-    terms = [{a.name: c for a, c in i.terms if isinstance(a, Var)} for i in indices]
+    terms = [i.strides for i in indices]
     pairs = pairs_of(terms, rows, columns)
     if _lies(kernel, v) and all(p.step == 1 for p in pairs):
         steps = terms[0]

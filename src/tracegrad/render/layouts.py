@@ -7,6 +7,23 @@ from collections.abc import Mapping, Sequence
 from tracegrad.kernels.form import Axis
 
 
+def blas_ready(
+    groups: Sequence[Sequence[Axis]], strides: Mapping[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return sizes and strides of a stack of matrices, an axis for each group; None if BLAS does not accept it.
+
+    One axis of the matrices must be contiguous, and neither may repeat an element.
+    """
+    folded = [f for f in (collapse(group, strides) for group in groups) if f is not None]
+    if len(folded) < len(groups):
+        return None
+    (m, step_m), (n, step_n) = folded[-2:]
+    if (m > 1 and step_m == 0) or (n > 1 and step_n == 0) or not (step_n == 1 or n == 1 or step_m == 1 or m == 1):
+        return None
+    sizes, steps = zip(*folded)
+    return sizes, steps
+
+
 def collapse(axes: Sequence[Axis], strides: Mapping[str, int]) -> tuple[int, int] | None:
     """Return size and stride of several axes as one axis; None if their strides do not fit."""
     size, stride = 1, 0
@@ -21,11 +38,3 @@ def collapse(axes: Sequence[Axis], strides: Mapping[str, int]) -> tuple[int, int
         else:
             return None
     return size, stride
-
-
-def blas_ready(groups: Sequence[tuple[int, int]]) -> bool:
-    """Return whether BLAS accepts the axes: one matrix axis must be contiguous, and neither repeats an element."""
-    (m, step_m), (n, step_n) = groups[-2:]
-    if (m > 1 and step_m == 0) or (n > 1 and step_n == 0):
-        return False
-    return (step_n == 1 or n == 1) or (step_m == 1 or m == 1)

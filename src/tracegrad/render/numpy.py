@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from tracegrad.dtypes import f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernel_source import BoundLaunch
-from tracegrad.kernels.expr import Value, Var
+from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, points
 from tracegrad.kernels.unroll import unroll
-from tracegrad.render.layouts import blas_ready, collapse
+from tracegrad.render.layouts import blas_ready
 from tracegrad.render.numpy_arrays import Arrays
 from tracegrad.render.numpy_values import Values
 from tracegrad.shapes import strides_of
@@ -122,14 +122,11 @@ class _Writer:
         name = self.values.value(v)
         groups = [*([a] for a in batch), list(rows), list(columns)]
         source = self.strided(v, name)
-        if source is not None:
-            array, offset, strides = source
-            folded = [f for f in (collapse(group, strides) for group in groups) if f is not None]
-            if len(folded) == len(groups) and blas_ready(folded):
-                out = self.arrays.fresh("p")
-                sizes, steps = tuple(f[0] for f in folded), tuple(f[1] for f in folded)
-                self.arrays.setup.append(f"{out} = view({array}, {offset}, {sizes}, {steps})")
-                return out
+        matrix = blas_ready(groups, source[2]) if source is not None else None
+        if source is not None and matrix is not None:
+            out, (sizes, steps) = self.arrays.fresh("p"), matrix
+            self.arrays.setup.append(f"{out} = view({source[0]}, {source[1]}, {sizes}, {steps})")
+            return out
         order = [a for group in groups for a in group]
         have = self.values.shape(v)
         # a matrix that a whole batch shares is packed once
@@ -148,10 +145,9 @@ class _Writer:
     def strided(self, v: Value, name: str) -> tuple[str, str, dict[str, int]] | None:
         """Return array, offset, and stride along each axis of a value in memory or in scratch."""
         as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32  # else half precision was converted into scratch
-        if as_it_lies and all(isinstance(a, Var) for a, _ in v.arg[1].terms):
+        if as_it_lies and v.arg[1].linear:
             array, offset = self.arrays.memory(v.arg[0])
-            strides = {a.name: c for a, c in v.arg[1].terms if isinstance(a, Var)}
-            return array, f"{offset} + {v.arg[1].const}", strides
+            return array, f"{offset} + {v.arg[1].const}", v.arg[1].strides
         if name in self.arrays.scratch_of:
             shape = self.arrays.scratch_of[name][0]
             steps = zip(self.arrays.axes, shape, strides_of(shape))
@@ -164,7 +160,7 @@ class _Writer:
         out = self.arrays.allocate(shape, s.update.dtype.numpy)
         outer = [a.size for a in self.kernel.outer]
         steps = strides_of(outer)
-        row = {a.name: c for a, c in s.row.terms if isinstance(a, Var)}
+        row = s.row.strides
         full = [a.size for a in self.arrays.axes]
         axis_of_row = [k for k, a in enumerate(self.arrays.axes) if a.name in row]
         for k in axis_of_row:
@@ -190,7 +186,7 @@ class _Writer:
 
     def store(self, s: Store) -> tuple[str, str] | None:
         """Compute straight into memory if that is safe; else return what to copy at the end."""
-        if not all(isinstance(a, Var) for a, _ in s.index.terms):
+        if not s.index.linear:
             return self.scattered(s), self.kept(s.value)
         target, slot = self.arrays.view(s.slot, s.index), self.kernel.slots[s.slot]
         direct = s.value.op == "map" and s.value not in self.values.names and self.values.uses[s.value] == 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tracegrad.dtypes import f16, nearest_f32
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.storage import postorder
 from tracegrad.render.numpy_arrays import Arrays, Shape
 
@@ -94,7 +94,7 @@ class Values:
         """Return a value from memory."""
         slot, index = v.arg
         if not _depends(index):
-            if all(isinstance(a, Var) for a, _ in index.terms):
+            if index.linear:
                 name = self.arrays.view(slot, index)
                 return self.as_computed(v, name)
             array, offset = self.arrays.memory(slot)

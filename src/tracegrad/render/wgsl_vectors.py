@@ -64,10 +64,9 @@ def vector_loads(roots: Iterable[Value], axis: Axis | None, vectors: Callable[[i
 
 def steps_by_one(index: Index, axis: Axis) -> bool:
     """Return whether every fourth point along `axis` begins a vector, and the next point is the next element."""
-    own = [c for atom, c in index.terms if isinstance(atom, Var) and atom.name == axis.name]
     others = [(atom, c) for atom, c in index.terms if not (isinstance(atom, Var) and atom.name == axis.name)]
     whole = divides(4, axis.size) and index.const % 4 == 0 and all(c % 4 == 0 for _, c in others)
-    return own == [1] and whole and not any(_depends(atom, axis.name) for atom, _ in others)
+    return index.strides.get(axis.name) == 1 and whole and not any(_depends(atom, axis.name) for atom, _ in others)
 
 
 def _depends(atom: Atom, name: str) -> bool:

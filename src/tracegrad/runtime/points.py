@@ -244,7 +244,7 @@ def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
     for limit in p.limits:
         operand = p.a if "m" in (limit.low, limit.high) else p.b
         load = operand.args[0] if operand.op == "inside" else operand
-        if limit.of_results or load.op != "load" or not all(isinstance(a, Var) for a, _ in load.arg[1].terms):
+        if limit.of_results or load.op != "load" or not load.arg[1].linear:
             continue
         elements, hidden = np.broadcast_arrays(at.index(load.arg[1]), sides[limit.low] > sides[limit.high])
         yield load.arg[0], elements[hidden]
