@@ -257,8 +257,7 @@ def row(name: str, facts: dict[str, Any], columns: list[str]) -> tuple[str, floa
 def profiled(name: str, device: str) -> None:
     """Print where tracegrad's time goes."""
     with training(name, device) as train:
-        train.step(batches_of(name)[0]).result()
-        print(train.profile())
+        print(train.profile(mapping=batches_of(name)[0]))
 
 
 def main() -> None:

@@ -49,6 +49,7 @@ TILE_FROM = 16  # rows, columns | of a product from which tiles compute it | ?
 HALF_TILE_FROM = 8  # rows, columns | the same where there are tiles enough anyway: half of each is wasted then | ?
 SCATTER_FROM = 32  # updates | from which the threads of a workgroup look together for those of their rows | -
 SCATTER_ACROSS = 64  # threads | along the columns of a scatter, at most: others would look for the same updates | -
+SCATTER_READS = 8  # updates | that a thread of a scatter reads before it adds them | -
 SCATTER_WIDE = 4  # columns | that a thread sums, if the results would keep more threads busy | -
 PROCESSORS = 132  # processors | of a large GPU; small ones are busy sooner | H200
 LEAST_STEP = 16  # elements | of k in one step of a tile | ?

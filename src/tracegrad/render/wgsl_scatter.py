@@ -16,7 +16,7 @@ from tracegrad.kernels.tiling import BITS, Tiling
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, when
 from tracegrad.render.wgsl_tile import Result
-from tracegrad.tuning import WORKGROUP
+from tracegrad.tuning import SCATTER_READS, WORKGROUP
 
 WORDS = WORKGROUP // BITS  # for each row
 
@@ -31,6 +31,8 @@ class Scattering:
         self.fold = next(s for s in kernel.body if isinstance(s, Fold))
         self.rows, self.columns = points(self.scatter.m), points(self.scatter.n)
         self.updates = points(kernel.inner)
+        self.emit = Emitter(element, ())
+        self.zero = self.emit.identity(self.fold)
         self.copies = [f"u{j}" for j in range(self.shape.wide)]
         tall, across = self.shape.rows, self.shape.columns
         self.down, self.across = -(-int(self.rows) // tall), -(-int(self.columns) // across)
@@ -40,13 +42,12 @@ class Scattering:
         """Return everything up to the results: `cu0`, `cu1` and so on then hold the thread's sums."""
         target, before_target = self.target()
         added, before_sums = self.added()
-        zero = Emitter(self.element, ()).identity(self.fold)
         return [
             *self.place(),
             *decode("batch", self.scatter.batch),
             *before_target,
             *before_sums,
-            *(f"var c{copy} = {zero};" for copy in self.copies),
+            *(f"var c{copy} = {self.zero};" for copy in self.copies),
             self.found(target, added),
         ]
 
@@ -72,34 +73,49 @@ class Scattering:
         """Return lines that give `into`, the row that update `k` belongs to, and lines before the loop over k."""
         emit = Emitter(self.element, [a.name for a in self.kernel.inner])
         (value,) = emit.values([self.scatter.target], loop=True)
-        self.helpers.update(emit.helpers)
+        self.helpers.update(emit.helpers | self.emit.helpers)
         row = f"let into = clamp({value}, 0, {plus(self.rows, -1)});"
         return [*decode("k", self.kernel.inner), *emit.inner, row], emit.outer
 
     def added(self) -> tuple[list[str], list[str]]:
-        """Return lines that add update `k` to the thread's sums, and lines before the loop over k."""
-        lines, before = list[str](), list[str]()
-        for j, copy in enumerate(self.copies):
-            emit = Emitter(self.element, [a.name for a in self.kernel.inner], [a.name for a in self.scatter.n], copy)
-            (value,) = emit.values([self.scatter.update], loop=True)
-            column = self.column(j)
-            if self.edge:  # beyond the edge the last column repeats, and is not stored
-                column = f"min({column}, {plus(self.columns, -1)})"
-            before += [*decode(column, copied(self.scatter.n, copy)), *emit.outer]
-            lines += [*emit.inner, f"c{copy} = {emit.combine(self.fold, f'c{copy}', value)};"]
-            self.helpers.update(emit.helpers)
-        return lines, before
+        """Return lines that add the updates of the first of `bits`, and lines before the loop over k.
+
+        Several updates are read before they are added, because each takes long to arrive. Beyond the last bit, the last
+        update is read again, and not added.
+        """
+        before, reads, adds = list[str](), list[str](), list[str]()
+        for u in range(SCATTER_READS // self.shape.wide):
+            k = f"chunk + word * {BITS} + i32(firstTrailingBit(bits))"
+            reads += (
+                [f"let more{u} = bits != 0u;", f"let k{u} = select(k{u - 1}, {k}, more{u});"]
+                if u
+                else [f"let k0 = {k};"]
+            )
+            reads.append("bits &= bits - 1u;")  # 0 remains 0
+            for j, result in enumerate(self.copies):
+                value, outer = self.update(f"k{u}", j, f"{result}k{u}", reads)
+                before += outer
+                if u:
+                    value = f"select({self.zero}, {value}, more{u})"
+                adds.append(f"c{result} = {self.emit.combine(self.fold, f'c{result}', value)};")
+        return [*reads, *adds], before
+
+    def update(self, k: str, number: int, copy: str, reads: list[str]) -> tuple[str, list[str]]:
+        """Add lines to `reads` that read update `k` of a column; return its name, and lines before the loop over k."""
+        inner, columns = self.kernel.inner, self.scatter.n
+        emit = Emitter(self.element, [a.name for a in inner], [a.name for a in (*inner, *columns)], copy)
+        (value,) = emit.values([self.scatter.update], loop=True)
+        self.helpers.update(emit.helpers)
+        column = self.column(number)
+        if self.edge:  # beyond the edge the last column repeats, and is not stored
+            column = f"min({column}, {plus(self.columns, -1)})"
+        reads += [*decode(k, copied(inner, copy)), *emit.inner, f"let x{copy} = {value};"]
+        return f"x{copy}", [*decode(column, copied(columns, copy)), *emit.outer]
 
     def found(self, target: list[str], added: list[str]) -> Statement:
         """Return the loop over all updates, which the threads look for together."""
         rows, threads = self.shape.rows, self.shape.columns // self.shape.wide
         mark = f"atomicOr(&sa[(into - first_row) * {WORDS} + lid / {BITS}], 1u << u32(lid % {BITS}));"
-        add = [
-            f"let k = chunk + word * {BITS} + i32(firstTrailingBit(bits));",
-            "bits &= bits - 1u;",
-            *decode("k", self.kernel.inner),
-            *added,
-        ]
         each = [
             Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
             "workgroupBarrier();",
@@ -111,7 +127,7 @@ class Scattering:
             Loop(
                 "word",
                 WORDS,
-                [f"var bits = atomicLoad(&sa[lid / {threads} * {WORDS} + word]);", Block("while (bits != 0u)", add)],
+                [f"var bits = atomicLoad(&sa[lid / {threads} * {WORDS} + word]);", Block("while (bits != 0u)", added)],
             ),
             "workgroupBarrier();",
         ]
