@@ -24,8 +24,9 @@ const VALUE = {
   },
 };
 
-/** Return the plateau after one more metric. */
+/** Return the schedule, a plateau or a warmup before one, after one more metric. */
 export function afterMetric(c, metric) {
+  if (c.after) return { ...c, after: afterMetric(c.after, metric) };
   const sign = c.mode === "max" ? 1 : -1;
   const margin = c.threshold * (c.threshold_mode === "rel" ? c.best : 1);
   const better = !Number.isNaN(metric) && (c.best === null || sign * metric > sign * (c.best + sign * margin));
@@ -40,8 +41,11 @@ export function afterMetric(c, metric) {
   return next;
 }
 
+/** Return the schedule that begins last. */
+export const lastOf = (c) => (c.after ? lastOf(c.after) : c);
+
 /** Return the schedule without its metrics. */
-export const restarted = (c) => (c.kind === "plateau" ? { ...c, now: null, best: null, bad: 0, cooling: 0 } : c);
+export const restarted = (c) => (c.after ? { ...c, after: restarted(c.after) } : c.kind === "plateau" ? { ...c, now: null, best: null, bad: 0, cooling: 0 } : c);
 
 /** Return the rate at `step`; a schedule without its own start begins at `start`. A number is a constant rate. */
 export function rateAt(spec, step, start = 1) {

@@ -9,7 +9,7 @@ import { lossesOf, readManifest } from "./manifest.js";
 import { draw } from "./random.js";
 import { Queue } from "./queue.js";
 import { readSafetensors } from "./safetensors.js";
-import { afterMetric } from "./schedules.js";
+import { afterMetric, lastOf } from "./schedules.js";
 import { Session } from "./session.js";
 import { UNIT, bound } from "./trial.js";
 import { loadVerified } from "./verify.js";
@@ -138,7 +138,7 @@ export class Training {
   /** Report a metric, such as a held-out loss, to a plateau schedule. */
   async lrMetric(value, { loss } = {}) {
     const own = this.#loss(loss, "lrMetric"), { spec } = own.knobs.rate;
-    if (spec.kind !== "plateau") throw inputError(`lrMetric: the schedule ${spec.kind} takes no metric; use plateau`);
+    if (lastOf(spec).kind !== "plateau") throw inputError(`lrMetric: the schedule ${spec.kind} takes no metric; use plateau`);
     if (!Number.isNaN(value)) checkNumber("lrMetric", value);
     await this.#queue.alone(async () => {
       const { rate } = own.knobs;
