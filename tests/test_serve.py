@@ -100,3 +100,21 @@ def test_head_ranges_and_other_methods(port: int) -> None:
     assert (status, body) == (200, b"12345")  # which the standard allows
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         assert answer(port, "/worker.js", method=method)[0] == 501
+
+
+def test_names_too_long_for_the_disk_are_not_found(port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert answer(port, "/" + "a" * 5000)[0] == 404
+    assert capfd.readouterr().err == ""
+
+
+def test_a_browser_that_leaves_prints_no_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "index.html").write_bytes(b"x" * 20_000_000)
+    with site.server(tmp_path) as running:
+        running.daemon_threads = False  # so that the server waits for its threads
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", running.server_port), timeout=10) as s:
+                s.sendall(f"GET / HTTP/1.1\r\nHost: localhost:{running.server_port}\r\n\r\n".encode())
+                assert s.recv(10)
+        running.shutdown()
+    assert capfd.readouterr().err == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import os
+import sys
 import urllib.parse
 import webbrowser
 from collections.abc import Sequence
@@ -33,13 +34,20 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         if not is_local([str(h) for h in self.headers.get_all("Host", [])], self.server.server_port):
             self.send_error(421, "Misdirected Request", "this server answers to localhost only")
             return None
-        path = Path(self.translate_path(self.path))
-        if path.is_dir() and urllib.parse.urlsplit(self.path).path.endswith("/"):
-            path /= "index.html"
-        if not (path.is_dir() or path.is_file()) or not inside(path, Path(self.directory)):
+        if not self._is_served():
             self.send_error(404, "File not found")
             return None
         return super().send_head()
+
+    def _is_served(self) -> bool:
+        """Return whether the request is for a file or folder of the site."""
+        path = Path(self.translate_path(self.path))
+        try:
+            if path.is_dir() and urllib.parse.urlsplit(self.path).path.endswith("/"):
+                path /= "index.html"
+            return (path.is_dir() or path.is_file()) and inside(path, Path(self.directory))
+        except OSError:  # a name too long for the file system
+            return False
 
     def list_directory(self, path: str | os.PathLike[str]) -> None:
         """Send 404 instead of a list."""
@@ -54,6 +62,15 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing for a request."""
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Prints no traceback when a browser leaves before it has all of a file, as on every reload."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report other errors than a connection's."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
 
 def is_local(hosts: Sequence[str], port: int) -> bool:
@@ -75,7 +92,7 @@ def server(folder: Path, port: int = 0) -> http.server.ThreadingHTTPServer:
     """Open a server of `folder` for this computer. Raises InputError without a page; OSError if the port is taken."""
     if not (folder / "index.html").is_file():
         raise InputError(f"serve: {folder} has no index.html; train.export(path) or `tracegrad demo` writes one")
-    return http.server.ThreadingHTTPServer(("127.0.0.1", port), functools.partial(Handler, directory=str(folder)))
+    return Server(("127.0.0.1", port), functools.partial(Handler, directory=str(folder)))
 
 
 def serve(folder: Path, port: int = 0, *, browse: bool = True) -> int:
