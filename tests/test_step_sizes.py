@@ -17,6 +17,7 @@ from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import StepSource
 from tracegrad.engine import programs, stepper
 from tracegrad.metrics import accuracy
+from tracegrad.runtime.base import DeviceInfo
 
 SIZES = (40, 1, 2, 3, 7, 16, 17, 33, 2)  # the first decides the capacity
 LABELS = tg.i32[None]
@@ -255,6 +256,16 @@ def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
             train.reset()
             own.reset()
         assert "of a program for sizes" not in train.explain().title
+
+
+@pytest.mark.parametrize(("software", "own"), [(True, stepper.OWN_SIZES), (False, stepper.OWN_SIZES_ON_GPU)])
+def test_more_sizes_have_programs_of_their_own_on_a_gpu(software: bool, own: int) -> None:
+    case, device = CASES["mlp"], DeviceInfo("webgpu", "some GPU", software, resizes=True)
+    source = StepSource(case.model(), case.loss, case.inputs, optim.sgd(0.1))
+    kept = programs.SizedPrograms(source.free, 20, stepper.OWN_SIZES, stepper.OWN_SIZES_ON_GPU)
+    sizes = [((name, n),) for n in range(2, 4 + stepper.OWN_SIZES_ON_GPU) for name in source.free.axes]
+    shared = [kept.of(s, lambda: source, lambda: device)[0].base is not None for s in sizes]
+    assert shared == [k >= own for k in range(len(sizes))]
 
 
 def test_where_user_code_decides_by_a_size_it_gets_its_own_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,9 +133,13 @@ class SizedPrograms:
     Each call adds its program, on its own thread. The lock is never held while waiting for the worker.
     """
 
-    def __init__(self, free: FreeSizes, capacity: int, own: int, version: object = None) -> None:
-        """own: how many sizes of a name get programs of their own before others share one."""
-        self.free, self.capacity, self.own, self.version = free, capacity, own, version
+    def __init__(self, free: FreeSizes, capacity: int, own: int, own_on_gpu: int = 0, version: object = None) -> None:
+        """own: how many sizes of a name get programs of their own before others share one.
+
+        own_on_gpu: the same on a GPU that is not a software adapter, if it is larger.
+        """
+        self.free, self.capacity, self.version = free, capacity, version
+        self.own, self.own_on_gpu = own, own_on_gpu
         self.lock = threading.RLock()  # a signal handler may take a step while this thread holds it
         self.kept: OrderedDict[Sizes, RunProgram] = OrderedDict()
         self.seen: set[Sizes] = set()
@@ -188,6 +192,8 @@ class SizedPrograms:
             shared.seen.add(size)
             few, flat = len(shared.seen) <= self.own, any(at == 1 for _, at in key[1])  # one row can be broadcast
             if few or flat or name in self._why or not (device := info()).resizes:
+                continue
+            if device.gpu and not device.software and len(shared.seen) <= self.own_on_gpu:
                 continue
             if size > shared.capacity:
                 most = max(2 * shared.capacity, *shared.seen)

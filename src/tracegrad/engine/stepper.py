@@ -20,7 +20,7 @@ from tracegrad.engine.programs import RunProgram, SizedPrograms
 from tracegrad.lr import as_schedule, restarted
 from tracegrad.program import DRAWN, Buffer, Program
 from tracegrad.runtime.base import DeviceInfo, Session, Timings, load_on
-from tracegrad.tuning import OWN_SIZES
+from tracegrad.tuning import OWN_SIZES, OWN_SIZES_ON_GPU
 
 WORD = 2**32 - 1
 COPY_OF_PARAMS = "params"  # a Buffer.fill, and the name of the array that it copies
@@ -63,7 +63,7 @@ class Stepper:
         """
         free = source.free
         built = traced.arrays() if free.axes else traced.compiled()
-        sized = SizedPrograms(free, most_sizes, OWN_SIZES) if free.axes else None
+        sized = SizedPrograms(free, most_sizes, OWN_SIZES, OWN_SIZES_ON_GPU) if free.axes else None
         values = {**built.program.meta.get("hyper", {}), **source.optimizer.hyper}
         # while pipelines are compiled
         first = beside(partial(params.drawn, params.drawable(built.program), seed)) if draws else None
