@@ -19,7 +19,7 @@ from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Stor
 from tracegrad.kernels.unroll import unroll
 from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
-from tracegrad.render.gathered import Lay, gathered
+from tracegrad.render.gathered import Lay, Operand, gathered
 from tracegrad.render.layouts import blas_ready
 from tracegrad.render.loops import Statement
 from tracegrad.shapes import strides_of
@@ -156,9 +156,10 @@ class _Writer:
     def slides(self, p: Product) -> bool:
         """Return whether one row is multiplied by contiguous columns that overlap in memory."""
         inner = self.kernel.inner
-        if points(p.m) > 1 or points(p.n) < LANES or self.as_it_lies(p.b, p.batch, inner, p.n) is not None:
+        right = Operand(p.b, p.batch, inner, p.n)
+        if points(p.m) > 1 or points(p.n) < LANES or self.as_it_lies(right) is not None:
             return False
-        found = gathered(self.kernel, p.b, p.batch, inner, p.n)
+        found = gathered(self.kernel, right)
         return found is not None and any(found.lays[a.name].step == 1 for a in p.n if a.size >= FEW_LANES)
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
@@ -193,13 +194,14 @@ class _Writer:
     def product(self, f: Fold, p: Product) -> tuple[int, Index]:
         """Add a step of BLAS; return the slot of the result, and the index of a point there."""
         inner = self.kernel.inner
-        b = self.as_it_lies(p.b, p.batch, inner, p.n)
-        spread = self.spread(p.b, p.batch, inner, p.n) if b is None and not p.limits and not p.part else None
+        left, right = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
+        b = self.as_it_lies(right)
+        spread = self.spread(right) if b is None and not p.limits and not p.part else None
         if spread is not None:
             return self.gathered(f, p, spread)
         out = self.target(f.local)
-        a = self.operand(p.a, p.batch, p.m, inner)
-        b = b or self.packed(p.b, p.batch, inner, p.n)
+        a = self.as_it_lies(left) or self.packed(left)  # a view where strides allow it, else a packed copy
+        b = b or self.packed(right)
         self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), p.part))
         return out, self.flat
 
@@ -230,9 +232,9 @@ class _Writer:
         self.steps.append(GatheredStep(a, b, self.result(out, p)))
         return out, at
 
-    def spread(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> Spread | None:
+    def spread(self, operand: Operand) -> Spread | None:
         """Return an operand that is in memory, or a copy of it that is smaller than all of its elements; else None."""
-        found = gathered(self.kernel, v, batch, rows, columns)
+        found = gathered(self.kernel, operand)
         if found is None:
             return None
         slot = found.slot
@@ -240,21 +242,22 @@ class _Writer:
             order, value = found.copy
             slot = self.allocate(points(order))
             self.written(slot, order, value)
-        lays = [[found.lays.get(a.name, Lay(1, 0)) for a in group] for group in (batch, rows, columns)]
+        lays = [[found.lays.get(a.name, Lay(1, 0)) for a in group] for group in operand[1:]]
         steps = tuple([lay.step for lay in lays[0]])
         return Spread(self.place(slot), found.first, steps, tuple(lays[1]), tuple(lays[2]))
 
     def rows_of(self, p: Product, order: Sequence[Axis] | None = None) -> Spread:
         """Return the left operand of a gathered product, for k in this order."""
         inner = order or self.kernel.inner
-        found = self.as_it_lies(p.a, p.batch, p.m, inner)
+        left = Operand(p.a, p.batch, p.m, inner)
+        found = self.as_it_lies(left)
         if found is None and order is None and len(p.m) == 1:
-            lying = gathered(self.kernel, p.a, p.batch, p.m, inner)
-            spread = self.spread(p.a, p.batch, p.m, inner) if lying is not None and lying.copy is None else None
+            lying = gathered(self.kernel, left)
+            spread = self.spread(left) if lying is not None and lying.copy is None else None
             if spread is not None:
                 return spread
         if found is None or found.steps[-1] != 1:
-            found = self.packed(p.a, p.batch, p.m, inner, by_rows=True)
+            found = self.packed(left, by_rows=True)
         (m, k), (step, along) = found.sizes[-2:], found.steps[-2:]
         return Spread(found.place, found.first, found.steps[:-2], (Lay(m, step),), (Lay(k, along),))
 
@@ -274,16 +277,12 @@ class _Writer:
     def view(self, slot: int, first: int, sizes: Sequence[int], steps: Sequence[int]) -> View:
         return View(self.place(slot), first, tuple(sizes), tuple(steps))
 
-    def operand(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View:
-        """Return a matrix, or a stack, that BLAS accepts: a view where strides allow it, else a packed copy."""
-        return self.as_it_lies(v, batch, rows, columns) or self.packed(v, batch, rows, columns)
-
-    def as_it_lies(self, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]) -> View | None:
+    def as_it_lies(self, operand: Operand) -> View | None:
         """Return a view, if strides allow it."""
-        groups = [*([a] for a in batch), list(rows), list(columns)]
+        v, batch, *matrix_axes = operand
         if v.op != "load" or self.kernel.loaded(v) is not f32 or not v.arg[1].linear:
             return None
-        matrix = blas_ready(groups, v.arg[1].strides)
+        matrix = blas_ready([*([a] for a in batch), *matrix_axes], v.arg[1].strides)
         return None if matrix is None else self.view(v.arg[0], v.arg[1].const, *matrix)
 
     def written(self, slot: int, order: Sequence[Axis], v: Value) -> None:
@@ -294,15 +293,9 @@ class _Writer:
         )
         self.call(function, function.body())
 
-    def packed(
-        self,
-        v: Value,
-        batch: Sequence[Axis],
-        rows: Sequence[Axis],
-        columns: Sequence[Axis],
-        by_rows: bool = False,
-    ) -> View:
+    def packed(self, operand: Operand, by_rows: bool = False) -> View:
         """Return a copy made by a function, in reading order. A matrix that a whole batch shares is packed once."""
+        v, batch, rows, columns = operand
         varies = {a.name for x in walk([v]) for i in indices_of(x) for a in atoms_of(i) if isinstance(a, Var)}
         own = [a for a in batch if a.name in varies]
         last = next(

@@ -63,10 +63,18 @@ class Gathered:
     copy: tuple[tuple[Axis, ...], Value] | None
 
 
-def gathered(
-    kernel: Kernel, v: Value, batch: Sequence[Axis], rows: Sequence[Axis], columns: Sequence[Axis]
-) -> Gathered | None:
+class Operand(NamedTuple):
+    """One side of a product: its value, and the axes of its batch, rows and columns."""
+
+    value: Value
+    batch: Sequence[Axis]
+    rows: Sequence[Axis]
+    columns: Sequence[Axis]
+
+
+def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
     """Return the layout of an operand; None if its indices are not sums, or if writing it out is as good."""
+    v, batch, rows, columns = operand
     axes = [a for a in (*batch, *rows, *columns) if a.size != 1]
     indices = [i for x in walk([v]) for i in indices_of(x)]
     if not all(i.linear for i in indices) or any(x.op == "local" for x in walk([v])):

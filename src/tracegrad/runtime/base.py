@@ -46,6 +46,12 @@ def persistent(arrays: Mapping[str, Any], name: str) -> Any:
     return arrays[name]
 
 
+def check_open(closed: bool) -> None:
+    """Raise DeviceError for a session that was closed."""
+    if closed:
+        raise DeviceError("this session is closed")
+
+
 def check_within(name: str, first: int, size: int, whole: int) -> None:
     """Raise DeviceError unless a persistent array of `whole` elements has those from `first` on."""
     if first < 0 or first + size > whole:

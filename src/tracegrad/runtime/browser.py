@@ -14,7 +14,7 @@ from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError, TracegradError
 from tracegrad.program import Buffer, Program
-from tracegrad.runtime.base import DeviceInfo, Timings, check_within, persistent
+from tracegrad.runtime.base import DeviceInfo, Timings, check_open, check_within, persistent
 from tracegrad.runtime.storage import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 from tracegrad.tuning import TAB_BYTES, TAB_RUNS, TAB_SECONDS
@@ -106,7 +106,7 @@ class BrowserSession:
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
         """Send the runs to JavaScript."""
-        self._check_open()
+        check_open(self._closed)
         program = self._programs[handle]
         data = b"".join(to_storage(given[f.name], f.dtype).tobytes() for given in inputs for f in program.inputs)
         return Batch(program, len(inputs), self._tab.run(handle, len(inputs), sent(data)))
@@ -136,10 +136,6 @@ class BrowserSession:
         if not self._closed:
             self._closed = True
             self._tab.destroy()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DeviceError("the session is closed")
 
 
 def sent(data: bytes | bytearray) -> Any:

@@ -28,7 +28,7 @@ from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
-from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_within, persistent
+from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
 from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, lent_inputs
 from tracegrad.runtime.children import Children
@@ -101,7 +101,7 @@ class CpuSession:
 
     def load(self, program: Program, like: int | None = None) -> int:
         """Allocate new memory and begin to compile; the first run waits for the kernels."""
-        self._check_open()
+        check_open(self._closed)
         self._next += 1
         if like is not None:
             same = self._ready(like)
@@ -299,7 +299,7 @@ class CpuSession:
         return done
 
     def _run(self, handle: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        self._check_open()
+        check_open(self._closed)
         loaded = self._ready(handle)
         given = loaded.given
         for f, target in loaded.inputs:
@@ -331,20 +331,16 @@ class CpuSession:
 
     def read(self, name: str) -> Array:
         """Return a copy of a persistent array."""
-        self._check_open()
+        check_open(self._closed)
         return persistent(self._persistent, name)[:-1].copy()
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent array."""
-        self._check_open()
+        check_open(self._closed)
         flat = np.asarray(values).reshape(-1)
         target = persistent(self._persistent, name)[:-1]
         check_within(name, offset, flat.size, target.size)
         target[offset : offset + flat.size] = flat
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DeviceError("this session is closed")
 
     def interrupt(self) -> None:
         """End the compiler."""

@@ -19,7 +19,7 @@ from tracegrad.ir import Tensor
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Field, Program
-from tracegrad.runtime.base import DeviceInfo, Timings
+from tracegrad.runtime.base import DeviceInfo, Timings, check_open
 from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
 from tracegrad.runtime.jax_graph import PRODUCTS, for_xla, run_graph
 from tracegrad.runtime.jax_memory import JaxError, Memory, Part, follows, jax, jnp, leaf_keys, run_of_optimizer
@@ -91,7 +91,7 @@ class JaxSession:
 
     def load(self, program: Program, like: int | None = None) -> int:
         """Allocate new memory. XLA compiles at the first run."""
-        self._check_open()
+        check_open(self._closed)
         if program.graph is None:
             raise DeviceError("the program was not compiled by this process; JAX runs the graph that it came from")
         if self._layout is not None:
@@ -152,7 +152,7 @@ class JaxSession:
 
     def function(self, handle: int, hyper: Mapping[str, Any], step: int) -> tuple[PureStep, State]:
         """Return a program as a pure function, and copies of its arrays. hyper: the inputs outside of the batch."""
-        self._check_open()
+        check_open(self._closed)
         one = self._loaded[handle]
         made = PureStep(one.calls.function, one.program.inputs, self._placed(one.program))
         arrays = {key: self._memory.arrays[key] for key in (*one.calls.function.written, *one.calls.function.read)}
@@ -190,7 +190,7 @@ class JaxSession:
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> JaxBatch:
         """Begin the runs."""
-        self._check_open()
+        check_open(self._closed)
         calls = self._loaded[handle].calls
         try:
             return JaxBatch(calls, calls.run(self._memory.arrays, inputs))
@@ -206,19 +206,15 @@ class JaxSession:
 
     def read(self, name: str) -> Array:
         """Return a copy of a persistent array."""
-        self._check_open()
+        check_open(self._closed)
         return self._memory.read(name)
 
     def write(self, name: str, values: Any, offset: int = 0) -> None:
         """Overwrite part of a persistent array."""
-        self._check_open()
+        check_open(self._closed)
         if self._layout is not None:
             self._layout.agree(f"what {name!r} gets", np.ascontiguousarray(values).tobytes(), SAME_VALUES)
         self._memory.write(name, values, offset)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DeviceError("this session is closed")
 
     def interrupt(self) -> None:
         """Do nothing, because XLA's compiler cannot be ended."""
