@@ -107,6 +107,21 @@ SORTING_CASES: list[Case] = [
         grad=False,
         torch=lambda b: torch.argsort(b, stable=True).int(),
     ),
+    Case("sort_exchanged", lambda x: tg.sort(x, 0)[0], ((270, 12),), second=False, torch=lambda x: torch.sort(x, 0)[0]),
+    Case(
+        "argsort_exchanged",
+        lambda a: tg.argsort(a, 1, True),
+        ints=(((2, 257, 13), 40),),
+        grad=False,
+        torch=lambda a: torch.argsort(a, dim=1, descending=True, stable=True).int(),
+    ),
+    Case(
+        "topk_exchanged",
+        lambda x: tg.topk(x, 5, 0)[1],
+        ((300, 12),),
+        grad=False,
+        torch=lambda x: torch.topk(x, 5, 0)[1].int(),
+    ),
     Case("topk", lambda x: tg.topk(x, 3)[0], ((2, 8),), torch=lambda x: torch.topk(x, 3)[0]),
     Case(
         "topk_least",

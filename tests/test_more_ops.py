@@ -20,24 +20,27 @@ class Nothing(tg.Module):
         self.one = self.param((), init=tg.init.ones())
 
 
-@pytest.mark.parametrize("n", [2, 31, 32, 33, 100, 1000])
-def test_sorting_is_stable_and_puts_nan_last_as_in_pytorch(device_name: str, n: int) -> None:
+@pytest.mark.parametrize("axis, n", [*((-1, n) for n in (2, 31, 32, 33, 100, 1000)), (0, 256), (0, 700)])
+def test_sorting_is_stable_and_puts_nan_last_as_in_pytorch(device_name: str, axis: int, n: int) -> None:
     """Of computed values, which a kernel must not compute twice."""
     rng = np.random.default_rng(n)
-    x = rng.integers(0, max(n // 3, 2), (3, n)).astype(np.float32)
-    x[0, ::3], x[1, ::4], x[2, ::5] = NAN, INF, -INF
+    x = rng.integers(0, max(n // 3, 2), (3 if axis else 14, n)).astype(np.float32)
+    x[0, ::3], x[1, ::4], x[2, ::5], x[-1, ::2] = NAN, INF, -INF, -0.0
+    x = x if axis else np.ascontiguousarray(x.T)
 
     def forward(m: Any, x: Any) -> Any:
         y = x * m.one
-        return (*tg.sort(y), *tg.sort(y, descending=True), *tg.topk(y, n // 2))
+        few = [tg.topk(y, k, axis, largest=down)[1] for k in (min(n, 3), n // 2) for down in (False, True)]
+        return (*tg.sort(y, axis), *tg.sort(y, axis, descending=True), *few)
 
-    with tg.compile_forward(model=Nothing(), forward=forward, inputs={"x": (3, n)}, device=device_name) as f:
+    with tg.compile_forward(model=Nothing(), forward=forward, inputs={"x": x.shape}, device=device_name) as f:
         found = f.run(x=x).output
-    for k, down in enumerate((False, True)):
-        values, indices = torch.sort(torch.tensor(x), stable=True, descending=down)
-        np.testing.assert_array_equal(found[2 * k], values)
-        np.testing.assert_array_equal(found[2 * k + 1], indices)
-    np.testing.assert_array_equal(found[5], indices[:, : n // 2])
+    for j, down in enumerate((False, True)):
+        values, indices = torch.sort(torch.tensor(x), dim=axis, stable=True, descending=down)
+        np.testing.assert_array_equal(found[2 * j], values)
+        np.testing.assert_array_equal(found[2 * j + 1], indices)
+        for few, k in ((found[4 + j], min(n, 3)), (found[6 + j], n // 2)):
+            np.testing.assert_array_equal(few, indices[:, :k] if axis else indices[:k])
 
 
 def test_sorting_integers_at_the_ends_of_their_range_and_nothing() -> None:
@@ -45,6 +48,11 @@ def test_sorting_integers_at_the_ends_of_their_range_and_nothing() -> None:
     for down in (False, True):
         want = np.argsort(-x.astype(np.int64) if down else x, kind="stable")
         np.testing.assert_array_equal(tg.argsort(x, descending=down).numpy(), want)
+        for dtype in (np.int32, np.uint32):
+            many = np.resize(x, (290, 13)).astype(dtype)
+            found = tg.argsort(many, 0, descending=down).numpy()
+            want = torch.argsort(torch.tensor(many.astype(np.int64)), dim=0, descending=down, stable=True)
+            np.testing.assert_array_equal(found, want)
     assert tg.sort(np.zeros((2, 0), np.float32))[0].shape == (2, 0)
     assert tg.topk(np.zeros(3, np.float32), 0)[1].shape == (0,)
 

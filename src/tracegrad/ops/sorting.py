@@ -1,27 +1,31 @@
-"""Sorting, made of ops that every runtime has: short blocks by counting, then merges of neighbouring runs.
+"""Sorting, made of ops that every runtime has.
 
 In a block of up to 32 elements, the position of an element is the number of elements that come before it. Two sorted
 runs are merged by a binary search at each position of the result: how many elements before this position come from the
-first run? An axis of n elements takes log2(n / 32) merges of at most log2(n) steps, and no scatter.
+first run? An axis of n elements takes log2(n / 32) merges of at most log2(n) steps, and no scatter. A long axis that
+others follow is sorted by a network of exchanges instead (`networks.py`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tracegrad.dtypes import TensorType, bool_, i32
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method
+from tracegrad.ops.networks import Pairs, network
 from tracegrad.ops.reduction import max, sum
+from tracegrad.ops.shaping import swapaxes
 from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import cast, isnan, where
 from tracegrad.prims.folds import GATHER
 from tracegrad.prims.leaves import as_tensor, const, iota
-from tracegrad.prims.rules import Tangents, alike
+from tracegrad.prims.rules import Tangents, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis
-from tracegrad.tuning import SORT_BLOCK
+from tracegrad.tuning import SORT_BLOCK, SORT_LANES, SORT_LONG
 
 __all__ = ["argsort", "sort", "topk"]
 
@@ -32,16 +36,43 @@ def _before(a: Tensor, b: Tensor, descending: bool) -> Tensor:
     return ordered | isnan(a if descending else b) if a.dtype.is_float else ordered
 
 
+def _order_type(x: TensorType, *, axis: int, k: int, descending: bool) -> TensorType:
+    return TensorType(i32, (*x.shape[:axis], k, *x.shape[axis + 1 :]))
+
+
 def _gathered(x: Tensor, at: Tensor) -> Tensor:
     return bind(GATHER, x, at, axis=x.ndim - 1)
 
 
-def _order_type(x: TensorType, *, k: int, descending: bool) -> TensorType:
-    return TensorType(i32, (*x.shape[:-1], k))
+def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
+    """Return the indices in `x` of the first `k` elements of the sorted axis."""
+    if x.shape[axis] >= SORT_LONG and math.prod(x.shape[axis + 1 :]) >= SORT_LANES:
+        return _exchanged(x, axis, k, descending)
+    return swapaxes(_merged_blocks(swapaxes(x, axis, -1), k, descending), axis, -1)
 
 
-def _order(x: Tensor, *, k: int, descending: bool) -> Tensor:
-    """Return the indices in `x` of the first `k` elements of the sorted last axis."""
+def _exchanged(x: Tensor, axis: int, k: int, descending: bool) -> Tensor:
+    """Sort by a network. NaN becomes infinity, behind (or before) all infinite elements by its position."""
+    n = x.shape[axis]
+    x = _stored(x)
+    at = iota(x.shape, axis)
+    if not x.dtype.is_float:
+        lowest, highest = LIMITS[x.dtype.name]
+        keys = const(lowest + highest, x.dtype) - x if descending else x
+        return network(Pairs(keys, at), axis, k, highest)
+    nan, far = isnan(x), -n if descending else n
+    keys = where(nan, -math.inf if descending else math.inf, -x if descending else x)
+    at = network(Pairs(keys, where(nan, at + far, at)), axis, k, math.inf)
+    return where(at < 0, at + n, at) if descending else where(at < n, at, at - n)
+
+
+def _stored(x: Tensor) -> Tensor:
+    """Store `x` in memory, because it is compared with itself."""
+    return max(broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2)), -1)
+
+
+def _merged_blocks(x: Tensor, k: int, descending: bool) -> Tensor:
+    """Sort the last axis: blocks by counting, then merges of neighbouring runs."""
     *batch, n = x.shape
     merges = 0
     while SORT_BLOCK << merges < n:
@@ -58,10 +89,9 @@ def _order(x: Tensor, *, k: int, descending: bool) -> Tensor:
 
 
 def _blocks(x: Tensor, n: int, descending: bool) -> Tensor:
-    """Store `x` in memory, because it is compared with itself, and extend it by elements that sort last."""
+    """Store `x`, extended by elements that sort last."""
     axis = x.ndim - 1
-    pair = broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2))
-    keys = max(pair, -1)
+    keys = _stored(x)
     if n == x.shape[-1]:
         return keys
     lowest, highest = (float("-inf"), float("nan")) if x.dtype.is_float else LIMITS[x.dtype.name]
@@ -119,41 +149,42 @@ def _no_jvp(ts: Tangents, y: Tensor, x: Tensor, **_: Any) -> None:
 
 def _order_xla(x: Any, t: Tensor, keys: Any) -> Any:
     """Sort by XLA's own sort. For a stable descending order, rows are reversed, sorted, and reversed again."""
-    k, n = t.attrs["k"], keys.shape[-1]
+    k, axis = t.attrs["k"], t.attrs["axis"]
     if not t.attrs["descending"]:
-        order = x.np.argsort(keys, axis=-1, stable=True)
+        found = x.np.argsort(keys, axis=axis, stable=True)
     else:
-        order = n - 1 - x.np.flip(x.np.argsort(x.np.flip(keys, -1), axis=-1, stable=True), -1)
-    return order[..., :k].astype(x.np.int32)
+        turned = x.np.argsort(x.np.flip(keys, axis), axis=axis, stable=True)
+        found = keys.shape[axis] - 1 - x.np.flip(turned, axis)
+    return x.lax.slice_in_dim(found, 0, k, axis=axis).astype(x.np.int32)
 
 
 ORDER = composite(
-    "order", type=_order_type, expand=_order, vjp=_no_vjp, jvp=_no_jvp, batch=alike, xla=_order_xla
+    "order", type=_order_type, expand=_order, vjp=_no_vjp, jvp=_no_jvp, batch=shifted, xla=_order_xla
 )  # fmt: skip
 
 
-def _arranged(x: Tensor, order: Tensor) -> Tensor:
-    return _gathered(x, order)
+def _arranged(x: Tensor, at: Tensor, *, axis: int) -> Tensor:
+    return bind(GATHER, x, at, axis=axis)
 
 
-def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, order: Tensor) -> tuple[Tensor, None]:
-    """Apply the inverse order, which is the order of `order`. A scatter would compare each element with all others."""
-    back = bind(ORDER, order, k=order.shape[-1], descending=False)
-    return bind(ARRANGED, ct, back), None
+def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, at: Tensor, *, axis: int) -> tuple[Tensor, None]:
+    """Apply the inverse order, which is the order of `at`. A scatter would compare each element with all others."""
+    back = bind(ORDER, at, axis=axis, k=at.shape[axis], descending=False)
+    return bind(ARRANGED, ct, back, axis=axis), None
 
 
-def _arranged_jvp(ts: Tangents, y: Tensor, x: Tensor, order: Tensor) -> Tensor | None:
-    return None if ts[0] is None else bind(ARRANGED, ts[0], order)
+def _arranged_jvp(ts: Tangents, y: Tensor, x: Tensor, at: Tensor, *, axis: int) -> Tensor | None:
+    return None if ts[0] is None else bind(ARRANGED, ts[0], at, axis=axis)
 
 
-# x[..., order], where `order` has each index once
+# x[..., at, ...], where `at` has each index once along `axis`
 ARRANGED = composite(
     "arranged",
-    type=lambda x, order: x,
+    type=lambda x, at, *, axis: x,
     expand=_arranged,
     vjp=_arranged_vjp,
     jvp=_arranged_jvp,
-    batch=alike,
+    batch=shifted,
 )
 
 
@@ -165,14 +196,12 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
     k: int = n if most is None else most
     if not 0 <= k <= n:
         raise ShapeError(f"k = {k} elements of axis {axis} of {t.type}; valid are 0 to {n}")
-    rows = t.swapaxes(axis, -1)
-    keys = cast(rows, i32) if t.dtype is bool_ else rows
+    keys = cast(t, i32) if t.dtype is bool_ else t
     if not keys.size or not k:
-        order = broadcast_to(const(0, i32), (*rows.shape[:-1], k))
+        at = broadcast_to(const(0, i32), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
     else:
-        order = bind(ORDER, keys, k=k, descending=descending)
-    values = bind(ARRANGED, rows, order) if k == n else _gathered(rows, order)
-    return values.swapaxes(axis, -1), order.swapaxes(axis, -1)
+        at = bind(ORDER, keys, axis=axis, k=k, descending=descending)
+    return (bind(ARRANGED, t, at, axis=axis) if k == n else bind(GATHER, t, at, axis=axis)), at
 
 
 @method

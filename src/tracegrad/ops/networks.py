@@ -1,0 +1,146 @@
+"""Sorting by a bitonic network, made of elementwise ops and views, so that vectors compute it.
+
+Elements are pairs (key, position in the input). No two pairs are equal, so the order is stable. An exchange compares
+each pair with a partner, and keeps the smaller one in front. The elements of other axes lie side by side, so they are
+exchanged at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tracegrad.dtypes import i32
+from tracegrad.ir import Tensor
+from tracegrad.prims.elementwise import where
+from tracegrad.prims.leaves import const, iota
+from tracegrad.prims.views import place, reshape, slice_
+from tracegrad.tuning import SORT_TOGETHER
+
+LAST = 2**31 - 1  # a position behind all others
+
+
+class Pairs(NamedTuple):
+    """Keys, and the positions in the input that they came from."""
+
+    keys: Tensor
+    at: Tensor
+
+
+class Step(NamedTuple):
+    """An exchange of elements `stride` apart, in blocks of two strides. `mirrored`: of the first with the last."""
+
+    stride: int
+    mirrored: bool
+
+
+def network(x: Pairs, axis: int, k: int, pad: float) -> Tensor:
+    """Return the positions of the first `k` pairs in order along `axis`. pad: a key that no other exceeds."""
+    shape = x.keys.shape
+    x = _reshaped(x, (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])))
+    at = _sized(_ordered(x, k, pad), k, pad).at
+    return reshape(at, (*shape[:axis], k, *shape[axis + 1 :]))
+
+
+def _ordered(x: Pairs, k: int, pad: float) -> Pairs:
+    """Sort the middle axis of [outer, n, lanes], and keep at least its first `k` pairs."""
+    n, run = x.keys.shape[1], 1
+    steps: list[Step] = []
+    while run < n and run < k:
+        steps += [Step(run, True), *_halving(run // 2)]
+        run *= 2
+    x = _exchanged(x, steps, pad)
+    while run < n:
+        x = _first_half(x, run, pad)
+        x, n = _exchanged(x, _halving(run // 2), pad), x.keys.shape[1]
+    return x
+
+
+def _halving(stride: int) -> list[Step]:
+    """Return the steps that sort blocks of `2 * stride` of which the halves were compared."""
+    return [Step(stride >> s, False) for s in range(stride.bit_length())]
+
+
+def _exchanged(x: Pairs, steps: Sequence[Step], pad: float) -> Pairs:
+    """Apply steps to the middle axis of [outer, n, lanes], some together. What is added sorts last and is cut again."""
+    outer, n, lanes = x.keys.shape
+    for at in range(0, len(steps), SORT_TOGETHER):
+        some = steps[at : at + SORT_TOGETHER]
+        strides = sorted({s.stride for s in some}, reverse=True)
+        blocks = -(-n // (2 * strides[0]))
+        x = _sized(x, blocks * 2 * strides[0], pad)
+        shape, axis_of = [outer, blocks], dict[int, int]()
+        for stride, below in zip(strides, [*strides[1:], 0]):
+            axis_of[stride] = len(shape)
+            shape += [2, stride // (2 * below)] if below else [2, stride]
+        last = len(shape)
+        flips = [tuple(range(axis_of[s.stride], last)) if s.mirrored else (axis_of[s.stride],) for s in some]
+        y = _compared(_reshaped(x, (*shape, lanes)), [(axis_of[s.stride], f) for s, f in zip(some, flips)])
+        x = _reshaped(y, (outer, blocks * 2 * strides[0], lanes))
+    return _sized(x, n, pad)
+
+
+def _compared(x: Pairs, steps: Sequence[tuple[int, tuple[int, ...]]]) -> Pairs:
+    """Exchange along axes of two, one after another; each element's partner has the other place on some axes.
+
+    Later steps read the results of earlier ones at other places. They are computed again there, not stored: so each
+    result needs its own place only, and one kernel takes all steps.
+    """
+
+    def found(count: int, moved: frozenset[int]) -> Pairs:
+        """Return the results of the first steps at the places that differ on some axes."""
+        if not count:
+            return _flipped(x, sorted(moved))
+        axis, partner = steps[count - 1]
+        own, other = found(count - 1, moved), found(count - 1, moved ^ frozenset(partner))
+        front = iota(own.keys.shape, axis) < 1
+        if axis in moved:
+            front = ~front
+        take = where(front, _before(other, own), _before(own, other))
+        return Pairs(where(take, other.keys, own.keys), where(take, other.at, own.at))
+
+    return found(len(steps), frozenset())
+
+
+def _first_half(x: Pairs, run: int, pad: float) -> Pairs:
+    """Return, of each two sorted runs, the `run` smallest pairs."""
+    outer, n, lanes = x.keys.shape
+    count = -(-n // (2 * run))
+    blocks = _reshaped(_sized(x, count * 2 * run, pad), (outer, count, 2 * run, lanes))
+    low, high = (_cut_out(y, 2, 0, run) for y in (blocks, _flipped(blocks, (2,))))
+    return _reshaped(_smaller(low, high), (outer, count * run, lanes))
+
+
+def _smaller(a: Pairs, b: Pairs) -> Pairs:
+    take = _before(b, a)
+    return Pairs(where(take, b.keys, a.keys), where(take, b.at, a.at))
+
+
+def _before(a: Pairs, b: Pairs) -> Tensor:
+    return (a.keys < b.keys) | ((a.keys == b.keys) & (a.at < b.at))
+
+
+def _sized(x: Pairs, n: int, pad: float) -> Pairs:
+    """Return the first `n` of the middle axis; beyond its end, pairs that sort last."""
+    own = x.keys.shape[1]
+    if n <= own:
+        return _cut_out(x, 1, 0, n)
+    filled = (const(pad, x.keys.dtype), const(LAST, i32))
+    return Pairs(*[where(iota((t := place(y, 1, 0, n)).shape, 1) < own, t, z) for y, z in zip(x, filled)])
+
+
+def _reshaped(x: Pairs, shape: Sequence[int]) -> Pairs:
+    return Pairs(*[reshape(t, tuple(shape)) for t in x])
+
+
+def _cut_out(x: Pairs, axis: int, start: int, length: int) -> Pairs:
+    return Pairs(*[slice_(t, axis, start, length) for t in x])
+
+
+def _flipped(x: Pairs, axes: Sequence[int]) -> Pairs:
+    """Reverse some axes."""
+    for a in axes:
+        n = x.keys.shape[a]
+        x = Pairs(*[slice_(t, a, n - 1, n, -1) for t in x]) if n > 1 else x
+    return x
