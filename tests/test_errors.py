@@ -455,3 +455,31 @@ def test_a_closed_training() -> None:
     assert isinstance(r, tg.Aborted)
     with pytest.raises(tg.AbortedError):
         train.download_params()
+
+
+GARBAGE = {
+    "jvp: the first argument must be a function, as in tg.jvp(f, ...); got 3": lambda: tg.jvp(3, (1.0,), (1.0,)),
+    "vjp: the first argument must be a function": lambda: tg.vjp("a", 2.0),
+    "scan: the first argument must be a function": lambda: tg.scan(3, 0.0, np.ones(3)),
+    "tree_map: the first argument must be a function": lambda: tg.tree_map(3, {"a": 1}),
+    "custom_vjp: the first argument must be a function": lambda: tg.custom_vjp(3),
+    "optim.chain: takes transforms, such as optim.scale_by_adam(); got optim.adam": lambda: optim.chain(optim.adam()),
+    "optim.custom: takes transforms, such as optim.scale_by_adam()": lambda: optim.custom(optim.adam()),
+    "optim.chain: takes transforms, pass them one by one": lambda: optim.chain([optim.scale_by_adam()]),
+    "Conv2d: in_ch must be an integer, got None": lambda: nn.Conv2d(None, 3, 3),
+    "ConvTranspose1d: out_ch must be an integer, got '8'": lambda: nn.ConvTranspose1d(3, "8", 3),
+    "GroupNorm: groups must be an integer, got None": lambda: nn.GroupNorm(None, 8),
+    "InstanceNorm: dim must be an integer, got 'a'": lambda: nn.InstanceNorm("a"),
+    "MultiheadAttention: n_heads must be an integer, got None": lambda: nn.MultiheadAttention(64, None),
+    "MultiheadAttention: kv_heads must be an integer, got '2'": lambda: nn.MultiheadAttention(64, 8, kv_heads="2"),
+    "nn.stack: n must be an integer, got None": lambda: nn.stack(nn.Linear(1, 1), None),
+    "meshgrid: needs at least one vector": lambda: tg.meshgrid(),
+    "the class float32 is neither a tensor": lambda: tg.init.literal(np.float32),
+}
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+def test_arguments_of_another_kind_are_told_what_to_be(text: str) -> None:
+    with pytest.raises(tg.TracegradError) as e:
+        GARBAGE[text]()
+    assert text in str(e.value)

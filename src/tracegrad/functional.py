@@ -28,7 +28,7 @@ from tracegrad.imperative.values import f64, nearest
 from tracegrad.ir import Tensor, toposort
 from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
-from tracegrad.refusals import check_call, shown, wrapped
+from tracegrad.refusals import check_call, check_function, shown, wrapped
 from tracegrad.shapes import show
 from tracegrad.transforms.recurrence import new_carry
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
@@ -140,11 +140,13 @@ checkpoint = remat  # its former name
 
 @functools.wraps(transforms.jvp)
 def jvp(fn: Callable[..., Any], primals: Any, directions: Any, has_aux: bool = False) -> Any:
+    check_function("jvp", fn)
     return at_once(lambda p, d: transforms.jvp(fn, p, d, has_aux))(primals, directions)
 
 
 @functools.wraps(transforms.vjp)
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    check_function("vjp", fn)
     if ambient.active() is not None:
         return transforms.vjp(fn, *primals, has_aux=has_aux)
 
@@ -173,6 +175,7 @@ class CustomVJP(transforms.CustomVJP):
 
 @functools.wraps(transforms.custom_vjp)
 def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
+    check_function("custom_vjp", fn)
     return CustomVJP(fn)
 
 
@@ -180,6 +183,7 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
 def scan(
     fn: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, *, reverse: bool = False
 ) -> tuple[Any, Any]:
+    check_function("scan", fn)
     elements = tree_leaves(xs)
     sizes = set[Any]() if length is None else {(length,)}
     if HAVE_NUMPY and not ambient.building():

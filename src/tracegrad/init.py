@@ -308,7 +308,8 @@ def literal(array: Any, dtype: DType | str = f32) -> Literal:
     >>> layer = nn.Linear(1, 2, init=init.literal(np.array([[1.0, 2.0]], np.float32)))
     """
     dtype = as_dtype(dtype)
-    if hasattr(array, "astype"):  # an ndarray converts itself, without a list of a million numbers in between
+    if hasattr(array, "astype") and not isinstance(array, type):
+        # an ndarray converts itself, without a list of a million numbers in between
         array = _lossless(array, dtype)
     elif isinstance(array, (bool, int, float)):
         array = [array]

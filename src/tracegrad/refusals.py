@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from tracegrad.errors import CallError, MissingNameError, call_site, located, placed
+from tracegrad.errors import CallError, MissingNameError, TraceError, call_site, located, placed
 from tracegrad.habits import BRANCHES, found
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -187,6 +187,12 @@ def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], b
         count = f"{n - bound} argument{'s' if n - bound != 1 else ''} by position"
         most = f"takes {count}" if n > bound else "takes its arguments by name"
         raise CallError.here(f"{who}: {most}, got {len(args)} by position; {instead}")
+
+
+def check_function(who: str, fn: object) -> None:
+    """Raise TraceError unless the first argument of `tg.<who>` is a function."""
+    if not callable(fn):
+        raise TraceError.here(f"{who}: the first argument must be a function, as in tg.{who}(f, ...); got {shown(fn)}")
 
 
 def helpful(f: F) -> F:

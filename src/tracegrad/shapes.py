@@ -45,6 +45,15 @@ def integer(value: object, what: str) -> int:
     raise ShapeError(f"{what} must be an integer, got {shown(value)}{hint}")
 
 
+def check_integers(who: str, **values: object) -> None:
+    """Raise ShapeError naming the caller's line for a value that is no integer."""
+    for name, value in values.items():
+        try:
+            integer(value, name)
+        except ShapeError as e:
+            raise ShapeError.here(f"{who}: {e}") from None
+
+
 def integers(values: object, what: str) -> tuple[int, ...]:
     """Return one integer or a sequence of them, as a tuple. Raises ShapeError naming `what` for anything else."""
     n = whole(values)

@@ -13,6 +13,7 @@ from tracegrad.nn.module import Module
 from tracegrad.ops import activation, constants, indexing, random, shaping
 from tracegrad.ops.attention import attention, merge_heads, split_heads
 from tracegrad.prims.elementwise import where
+from tracegrad.shapes import check_integers
 
 Cache = tuple[int, int]
 
@@ -55,7 +56,8 @@ class MultiheadAttention(Module):
         causal: bool = False,
         cache: Cache | None = None,
     ) -> None:
-        kv_heads = kv_heads or n_heads
+        kv_heads = n_heads if kv_heads is None else kv_heads
+        check_integers("MultiheadAttention", dim=dim, n_heads=n_heads, kv_heads=kv_heads)
         if n_heads < 1 or dim % n_heads or kv_heads < 1 or n_heads % kv_heads:
             raise ShapeError.here(
                 f"MultiheadAttention: n_heads={n_heads} must divide dim={dim}, and kv_heads={kv_heads} divide n_heads"

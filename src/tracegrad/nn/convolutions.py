@@ -13,7 +13,7 @@ from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import convolutions
 from tracegrad.ops.windows import Sizes
-from tracegrad.shapes import integers, show, whole
+from tracegrad.shapes import check_integers, integers, show, whole
 
 AXES = {1: "the length", 2: "height and width", 3: "depth, height and width"}
 WORDS = {1: "an integer", 2: "an integer or two", 3: "an integer or three"}
@@ -34,6 +34,7 @@ class _Windowed(Module):
         self, in_ch: int, out_ch: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, groups: int
     ) -> Sizes:
         """Set stride, padding, dilation and groups. Returns the sizes of the kernel."""
+        check_integers(type(self).__name__, in_ch=in_ch, out_ch=out_ch, groups=groups)
         if groups < 1 or in_ch % groups or out_ch % groups:
             name = type(self).__name__
             raise ShapeError.here(f"{name}: groups={groups} must divide both in_ch={in_ch} and out_ch={out_ch}")

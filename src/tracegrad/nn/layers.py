@@ -19,6 +19,7 @@ from tracegrad.nn.module import Module
 from tracegrad.ops import constants, indexing, linalg, random, shaping
 from tracegrad.ops.norm import batch_norm, layer_norm, rms_norm
 from tracegrad.refusals import shown
+from tracegrad.shapes import check_integers
 
 
 class Linear(Module):
@@ -239,6 +240,7 @@ class GroupNorm(Module):
     """
 
     def __init__(self, groups: int, dim: int, eps: float = 1e-5, affine: bool = True) -> None:
+        check_integers(type(self).__name__, dim=dim, groups=groups)
         if groups < 1 or dim % groups:
             raise ShapeError.here(f"{type(self).__name__}: groups={groups} must divide dim={dim}")
         self.groups, self.dim, self.eps = groups, dim, eps

@@ -9,6 +9,7 @@ from tracegrad.init import Kaiming, Lecun, Literal, Orthogonal, Randn, Uniform, 
 from tracegrad.initializer import Even, Initializer
 from tracegrad.nn.module import named_arrays, replaced
 from tracegrad.nn.parameters import Parameter, State
+from tracegrad.shapes import check_integers
 
 M = TypeVar("M")
 
@@ -30,6 +31,7 @@ def stack(model: M, n: int) -> M:
     >>> {name: p.shape for name, p in nn.named_parameters(nn.stack(nn.Linear(2, 1), 8)).items()}
     {'W': (8, 2, 1), 'b': (8, 1)}
     """
+    check_integers("nn.stack", n=n)
     if n < 1:
         raise ShapeError.here(f"nn.stack: a stack needs at least one model, got n={n!r}")
     return replaced(model, {id(p): _stacked(p, n) for p in named_arrays(model).values()})

@@ -233,6 +233,8 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
     if indexing not in ("xy", "ij"):
         raise InputError(f"indexing must be 'xy' or 'ij', got {indexing!r}")
     vectors = [as_tensor(x) for x in xs]
+    if not vectors:
+        raise ShapeError("needs at least one vector")
     for x in vectors:
         if x.ndim != 1:
             raise ShapeError(f"takes vectors, got {' and '.join([str(x.type) for x in vectors])}")

@@ -24,7 +24,7 @@ from tracegrad.optim.scaling import (
     scale_by_rms,
     track_ema,
 )
-from tracegrad.optim.transform import Transform, chain
+from tracegrad.optim.transform import Transform, chain, check_transform
 from tracegrad.refusals import absent, check_call, unexpected, wrapped
 from tracegrad.schedule import Schedule
 
@@ -233,6 +233,7 @@ def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> C
     >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
     >>> optimizer = optim.custom(sign, lr=1e-2)
     """
+    check_transform("optim.custom", transform)
     return [replace(transform, bounds=None)]  # the bounds of chains such as L2 before Adam grow by eps at each step
 
 

@@ -12,6 +12,7 @@ from tracegrad.hypers import ANY, RANGES, Range, checked
 from tracegrad.ir import Tensor
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.host import Host
+from tracegrad.refusals import shown
 
 State = Mapping[str, Tensor]
 Fill = float | Literal["params"]
@@ -103,6 +104,14 @@ class Transform:
         )
 
 
+def check_transform(who: str, given: object) -> None:
+    """Raise InputError unless `given` is a transform. An optimizer is a chain that is complete already."""
+    if isinstance(given, Transform):
+        return
+    hint = "pass them one by one, *parts" if isinstance(given, (list, tuple)) else "such as optim.scale_by_adam()"
+    raise InputError.here(f"{who}: takes transforms, {hint}; got {shown(given)}")
+
+
 def chain(*transforms: Transform) -> Transform:
     """Return one transform that applies `transforms` in order.
 
@@ -118,6 +127,7 @@ def chain(*transforms: Transform) -> Transform:
     hyper: dict[str, float] = {}
     ranges: dict[str, Range] = {}
     for t in transforms:
+        check_transform("optim.chain", t)
         own: dict[str, str] = {}
         for name, fill in t.state.items():
             own[name] = _unused(name, state)

@@ -13,6 +13,7 @@ from tracegrad.errors import TraceError
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module, children, like
 from tracegrad.nn.parameters import Parameter
+from tracegrad.refusals import check_function
 
 __all__ = ["tree_leaves", "tree_map"]
 
@@ -34,6 +35,7 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     >>> tg.tree_map(lambda x: 2 * x, {"a": 1, "b": [2, 3]})
     {'a': 2, 'b': [4, 6]}
     """
+    check_function("tree_map", fn)
     return _map(fn, (tree, *rest), "", False, {})
 
 
