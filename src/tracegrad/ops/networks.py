@@ -1,8 +1,10 @@
 """Sorting by a bitonic network, made of elementwise ops and views, so that vectors compute it.
 
 Elements are pairs (key, position in the input). No two pairs are equal, so the order is stable. An exchange compares
-each pair with a partner, and keeps the smaller one in front. The elements of other axes lie side by side, so they are
-exchanged at once.
+each pair with a partner, and keeps the smaller one in front. Elements of other axes that lie side by side are exchanged
+at once. If there are few, the axis is cut into columns side by side. Columns are sorted first, then merged: exchanges
+between columns need each column as a row of memory, exchanges within columns need them side by side. So both orders of
+memory take turns.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from tracegrad.dtypes import i32
 from tracegrad.ir import Tensor
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import const, iota
-from tracegrad.prims.views import place, reshape, slice_
-from tracegrad.tuning import SORT_TOGETHER
+from tracegrad.prims.views import permute, place, reshape, slice_
+from tracegrad.tuning import SORT_COLUMNS, SORT_LANES, SORT_TOGETHER
 
 LAST = 2**31 - 1  # a position behind all others
 
@@ -38,8 +40,13 @@ class Step(NamedTuple):
 def network(x: Pairs, axis: int, k: int, pad: float) -> Tensor:
     """Return the positions of the first `k` pairs in order along `axis`. pad: a key that no other exceeds."""
     shape = x.keys.shape
-    x = _reshaped(x, (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])))
-    at = _sized(_ordered(x, k, pad), k, pad).at
+    outer, n, lanes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    x = _reshaped(x, (outer, n, lanes))
+    if lanes >= SORT_LANES:
+        at = _sized(_ordered(x, k, pad), k, pad).at
+    else:
+        x = _reshaped(_turned(x), (outer * lanes, n, 1))
+        at = permute(reshape(_by_columns(x, k, pad), (outer, lanes, k)), (0, 2, 1))
     return reshape(at, (*shape[:axis], k, *shape[axis + 1 :]))
 
 
@@ -55,6 +62,32 @@ def _ordered(x: Pairs, k: int, pad: float) -> Pairs:
         x = _first_half(x, run, pad)
         x, n = _exchanged(x, _halving(run // 2), pad), x.keys.shape[1]
     return x
+
+
+def _by_columns(x: Pairs, k: int, pad: float) -> Tensor:
+    """Return the first `k` positions in order along the middle axis of [rows, n, 1], by columns."""
+    rows, n = x.keys.shape[:2]
+    height = 1
+    while height * SORT_COLUMNS < n:
+        height *= 2
+    x = _reshaped(_sized(x, height * SORT_COLUMNS, pad), (rows, height, SORT_COLUMNS))
+    x = _ordered(x, k, pad)
+    height, together = x.keys.shape[1], 1
+    x = _turned(x)  # [rows, columns, height]
+    while together < x.keys.shape[1]:
+        columns = x.keys.shape[1]
+        shape = (rows, columns // (2 * together), 2, together, height)
+        if together * height < k:
+            x = _reshaped(_compared(_reshaped(x, shape), [(2, (2, 3, 4))]), (rows, columns, height))
+            x = _exchanged(x, _halving(together // 2), pad)
+            together *= 2
+        else:
+            both = _reshaped(x, (rows, shape[1], 2 * together, height))
+            low, high = (_cut_out(y, 2, 0, together) for y in (both, _flipped(both, (2, 3))))
+            x = _reshaped(_smaller(low, high), (rows, columns // 2, height))
+            x = _exchanged(x, _halving(together // 2), pad)
+        x = _turned(_exchanged(_turned(x), _halving(height // 2), pad))
+    return slice_(reshape(x.at, (rows, x.at.shape[1] * height)), 1, 0, k)
 
 
 def _halving(stride: int) -> list[Step]:
@@ -132,6 +165,10 @@ def _sized(x: Pairs, n: int, pad: float) -> Pairs:
 
 def _reshaped(x: Pairs, shape: Sequence[int]) -> Pairs:
     return Pairs(*[reshape(t, tuple(shape)) for t in x])
+
+
+def _turned(x: Pairs) -> Pairs:
+    return Pairs(*[permute(t, (0, 2, 1)) for t in x])
 
 
 def _cut_out(x: Pairs, axis: int, start: int, length: int) -> Pairs:

@@ -2,8 +2,8 @@
 
 In a block of up to 32 elements, the position of an element is the number of elements that come before it. Two sorted
 runs are merged by a binary search at each position of the result: how many elements before this position come from the
-first run? An axis of n elements takes log2(n / 32) merges of at most log2(n) steps, and no scatter. A long axis that
-others follow is sorted by a network of exchanges instead (`networks.py`).
+first run? An axis of n elements takes log2(n / 32) merges of at most log2(n) steps, and no scatter. Some long axes are
+sorted by a network of exchanges instead (`networks.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import Tangents, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis
-from tracegrad.tuning import SORT_BLOCK, SORT_LANES, SORT_LONG
+from tracegrad.tuning import SORT_BLOCK, SORT_COLUMN_LENGTHS, SORT_LANES, SORT_LONG
 
 __all__ = ["argsort", "sort", "topk"]
 
@@ -46,7 +46,8 @@ def _gathered(x: Tensor, at: Tensor) -> Tensor:
 
 def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
     """Return the indices in `x` of the first `k` elements of the sorted axis."""
-    if x.shape[axis] >= SORT_LONG and math.prod(x.shape[axis + 1 :]) >= SORT_LANES:
+    n, beside = x.shape[axis], math.prod(x.shape[axis + 1 :]) >= SORT_LANES
+    if (beside and n >= SORT_LONG) or SORT_COLUMN_LENGTHS[0] <= n <= SORT_COLUMN_LENGTHS[1]:
         return _exchanged(x, axis, k, descending)
     return swapaxes(_merged_blocks(swapaxes(x, axis, -1), k, descending), axis, -1)
 
