@@ -40,6 +40,7 @@ from tracegrad.tuning import (
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
 BITS = 32  # of a word
+TOGETHER = 1024  # updates of a scatter that a workgroup looks at: their rows and bits fit its memory
 MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe leaves a loop early and reports nothing
 
 
@@ -171,7 +172,7 @@ class ScatterShape(NamedTuple):
     @property
     def words(self) -> int:
         """Words of workgroup memory: a bit for each row and each of the updates that are looked at together."""
-        return self.rows * WORKGROUP // BITS
+        return self.rows * TOGETHER // BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +268,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if not any(isinstance(s, Fold) for s in kernel.body):
         each = _side_by_side(kernel)
         return Tiling("points", -(-kernel.rows // (WORKGROUP * each)), each=each)
-    if kernel.scatter is not None and kernel.length >= SCATTER_FROM:
+    if kernel.scatter is not None and kernel.work >= SCATTER_FROM:
         return _scatter(kernel, kernel.scatter)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
@@ -281,7 +282,7 @@ def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
     """Return the tiling of a scatter. With many results a thread has several, so fewer threads look for updates."""
     m, n = int(points(s.m)), int(points(s.n))
     wide = SCATTER_WIDE if n >= SCATTER_WIDE and kernel.rows >= SCATTER_WIDE * MANY_THREADS else 1
-    across = 1
+    across = 2  # at least, for the bits of fewer rows fit workgroup memory
     while across * wide < n and across < SCATTER_ACROSS:
         across *= 2
     shape = ScatterShape(WORKGROUP // across, across * wide, wide)
@@ -412,13 +413,13 @@ def _tiles(tile: TileShape, batch: int, m: int, n: int) -> int:
 
 
 def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
-    """Return the elements of each workgroup array that kernels of one launch share: sv holds vec4, the others words."""
+    """Return the elements of each workgroup array that kernels of a launch share: vec4 in sv and sq, else words."""
     out: dict[str, int] = {}
     for t in tilings:
         if t.kind == "tile" and t.tile:
             out["sv"] = max(out.get("sv", 0), t.tile.shared // 4)
         elif t.kind == "scatter" and t.scatter:
-            out["sa"] = max(out.get("sa", 0), t.scatter.words)
+            out |= {"su": max(out.get("su", 0), t.scatter.words), "sq": TOGETHER // 4}
         elif t.lanes > 1:
             last = LAST_LANES * (WORKGROUP // t.lanes) if t.lanes > LAST_LANES else 0
             for name in ("sf", "si", "su"):
@@ -428,7 +429,7 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
 
 def workgroup_bytes(tilings: Sequence[Tiling]) -> int:
     """Return an upper bound of the workgroup memory of one launch."""
-    return sum(size * (16 if name == "sv" else 4) for name, size in workgroup_arrays(tilings).items())
+    return sum(size * (16 if name in ("sv", "sq") else 4) for name, size in workgroup_arrays(tilings).items())
 
 
 def _columns(kernel: Kernel) -> bool:

@@ -26,6 +26,7 @@ from tracegrad.tuning import (
     MOST_PARTS,
     PARTIAL_TRAFFIC,
     PROCESSORS,
+    SCATTER_FROM,
     SECOND_STEP,
     SHORTEST_PART,
     SHORTEST_SCATTER,
@@ -162,15 +163,19 @@ def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
 def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     a: int = t.axis
     k = x.shape[a]
-    busy = PROCESSORS * WORKGROUP // t.size if t.size else 0  # parts that keep a GPU's threads busy
-    s = min(busy, k // (t.shape[a] * EACH_SCATTERED), k // SHORTEST_SCATTER) if k else 0
-    if s > 1:
-        s = nearest_divisor(k, s)
-    if s in (0, 1, k):
+    before, m, behind = math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :])
+    s = _scattered_parts(t.size, m, k) if t.size * k >= SCATTER_FROM else _even_parts(before, m, behind, k)
+    if s == 1:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
     part = scatter_add(reshape(x, shape), reshape(indices, shape), a + 1, t.shape[a])
     return reshape(bind(SUM, part, axes=(a,)), t.shape)
+
+
+def _scattered_parts(size: int, rows: int, k: int) -> int:
+    """Return the parts that a large scatter is split in, so that few results of many updates each busy a device."""
+    s = min(PROCESSORS * WORKGROUP // size, k // (rows * EACH_SCATTERED), k // SHORTEST_SCATTER)
+    return nearest_divisor(k, s) if s > 1 else 1
 
 
 def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Scatters without atomic sums: every result looks for its own updates, and adds them in their order.
 
-The threads of a workgroup look at WORKGROUP updates together, each at one. It sets a bit for that update in the row
-that the update belongs to, if this is one of the workgroup's rows. Then each thread adds the updates of its row, bit by
-bit. So targets are compared once for all columns, and the order of sums is the order of the updates.
+A workgroup looks at `TOGETHER` updates at a time. Its threads write the rows that these belong to into workgroup
+memory. The threads of one result row then compare these with their row, and set a bit for each update that is theirs.
+At last each thread adds the updates of its row, bit by bit. So targets are compared once for all columns, and the order
+of sums is the order of the updates.
 
 Adapters that run on a CPU compute squares of results instead, in the same order (`wgsl_square`).
 """
@@ -12,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracegrad.kernels.form import Fold, Kernel, divides, plus, points
-from tracegrad.kernels.tiling import BITS, Tiling
+from tracegrad.kernels.tiling import BITS, TOGETHER, Tiling
 from tracegrad.render.emit import Emitter, copied, decode
-from tracegrad.render.loops import Block, Loop, Statement, when
+from tracegrad.render.loops import Block, Loop, Statement
 from tracegrad.render.wgsl_tile import Result
+from tracegrad.render.wgsl_vectors import XYZW
 from tracegrad.tuning import SCATTER_READS, WORKGROUP
 
-WORDS = WORKGROUP // BITS  # for each row
+WORDS = TOGETHER // BITS  # for each row
+FOURS = BITS // 4
 
 
 class Scattering:
@@ -40,15 +43,15 @@ class Scattering:
 
     def before_stores(self) -> list[Statement]:
         """Return everything up to the results: `cu0`, `cu1` and so on then hold the thread's sums."""
-        target, before_target = self.target()
+        targets, before_targets = self.targets()
         added, before_sums = self.added()
         return [
             *self.place(),
             *decode("batch", self.scatter.batch),
-            *before_target,
+            *before_targets,
             *before_sums,
             *(f"var c{copy} = {self.zero};" for copy in self.copies),
-            self.found(target, added),
+            self.found(targets, added),
         ]
 
     def sums(self) -> list[Result]:
@@ -69,13 +72,25 @@ class Scattering:
         """Return one of the thread's columns. Threads of a workgroup have neighbouring columns."""
         return f"(first_column + {number * self.shape.columns // self.shape.wide})"
 
-    def target(self) -> tuple[list[str], list[str]]:
-        """Return lines that give `into`, the row that update `k` belongs to, and lines before the loop over k."""
+    def targets(self) -> tuple[list[Statement], list[str]]:
+        """Return statements that look up the rows of four updates, -1 beyond the last, and lines before all loops."""
         emit = Emitter(self.element, [a.name for a in self.kernel.inner])
         (value,) = emit.values([self.scatter.target], loop=True)
         self.helpers.update(emit.helpers | self.emit.helpers)
-        row = f"let into = clamp({value}, 0, {plus(self.rows, -1)});"
-        return [*decode("k", self.kernel.inner), *emit.inner, row], emit.outer
+        found = f"clamp({value}, 0, {plus(self.rows, -1)})"
+        four = [
+            Block(
+                "",
+                [
+                    f"let update = chunk + 4 * i + {j};",
+                    *decode(f"min(update, {plus(self.updates, -1)})", self.kernel.inner),
+                    *emit.inner,
+                    f"four.{XYZW[j]} = select(-1, {found}, update < {self.updates});",
+                ],
+            )
+            for j in range(4)
+        ]
+        return ["var four = vec4<i32>();", *four, "sq[i] = four;"], emit.outer
 
     def added(self) -> tuple[list[str], list[str]]:
         """Return lines that add the updates of the first of `bits`, and lines before the loop over k.
@@ -112,23 +127,20 @@ class Scattering:
         reads += [*decode(k, copied(inner, copy)), *emit.inner, f"let x{copy} = {value};"]
         return f"x{copy}", [*decode(column, copied(columns, copy)), *emit.outer]
 
-    def found(self, target: list[str], added: list[str]) -> Statement:
-        """Return the loop over all updates, which the threads look for together."""
-        rows, threads = self.shape.rows, self.shape.columns // self.shape.wide
-        mark = f"atomicOr(&sa[(into - first_row) * {WORDS} + lid / {BITS}], 1u << u32(lid % {BITS}));"
-        each = [
-            Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
-            "workgroupBarrier();",
-            when(
-                f"chunk + lid < {self.updates}",
-                ["let k = chunk + lid;", *target, f"if (into >= first_row & into < first_row + {rows}) {{ {mark} }}"],
-            ),
-            "workgroupBarrier();",
-            Loop(
-                "word",
-                WORDS,
-                [f"var bits = atomicLoad(&sa[lid / {threads} * {WORDS} + word]);", Block("while (bits != 0u)", added)],
-            ),
-            "workgroupBarrier();",
+    def found(self, targets: list[Statement], added: list[str]) -> Statement:
+        """Return the loop over all updates."""
+        threads = self.shape.columns // self.shape.wide
+        words = f"lid / {threads} * {WORDS}"
+        compare = [
+            f"let hits = select(vec4<u32>(), vec4<u32>(1u, 2u, 4u, 8u), sq[word * {FOURS} + four] == vec4<i32>(row));",
+            "bits |= (hits.x | hits.y | hits.z | hits.w) << u32(4 * four);",
         ]
-        return Loop("chunk", self.updates, each, step=WORKGROUP)
+        mark = ["var bits = 0u;", Loop("four", FOURS, compare), f"su[{words} + word] = bits;"]
+        each = [
+            Loop("i", TOGETHER // 4, targets, "lid", WORKGROUP),
+            "workgroupBarrier();",
+            Loop("word", WORDS, mark, f"lid % {threads}", threads),
+            "workgroupBarrier();",
+            Loop("word", WORDS, [f"var bits = su[{words} + word];", Block("while (bits != 0u)", added)]),
+        ]
+        return Loop("chunk", self.updates, each, step=TOGETHER)
