@@ -71,7 +71,7 @@ def test_any_shape(
     np.testing.assert_allclose(got, 3 * want, rtol=0, atol=0 if dtype is i32 else bound)
     np.testing.assert_array_equal(few.view(np.int32), got.view(np.int32))
     if want.size and k:
-        assert "sq[i]" in "".join(kernel.wgsl for kernel in program.kernels)
+        assert "sa[i]" in "".join(kernel.wgsl for kernel in program.kernels)
 
 
 @pytest.mark.parametrize("shape", [(7, (3,), 40), (40, (5,), 1100), (3, (2, 4), 1)], ids=str)

@@ -40,7 +40,7 @@ from tracegrad.tuning import (
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
 BITS = 32  # of a word
-TOGETHER = 1024  # updates of a scatter that a workgroup looks at: their rows and bits fit its memory
+TOGETHER = 1024  # updates of a scatter that a workgroup looks at: the bits of its rows fit its memory
 MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe leaves a loop early and reports nothing
 
 
@@ -413,13 +413,13 @@ def _tiles(tile: TileShape, batch: int, m: int, n: int) -> int:
 
 
 def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
-    """Return the elements of each workgroup array that kernels of a launch share: vec4 in sv and sq, else words."""
+    """Return the elements of each workgroup array that kernels of a launch share: vec4 in sv, else words."""
     out: dict[str, int] = {}
     for t in tilings:
         if t.kind == "tile" and t.tile:
             out["sv"] = max(out.get("sv", 0), t.tile.shared // 4)
         elif t.kind == "scatter" and t.scatter:
-            out |= {"su": max(out.get("su", 0), t.scatter.words), "sq": TOGETHER // 4}
+            out["sa"] = max(out.get("sa", 0), t.scatter.words)
         elif t.lanes > 1:
             last = LAST_LANES * (WORKGROUP // t.lanes) if t.lanes > LAST_LANES else 0
             for name in ("sf", "si", "su"):
@@ -429,7 +429,7 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
 
 def workgroup_bytes(tilings: Sequence[Tiling]) -> int:
     """Return an upper bound of the workgroup memory of one launch."""
-    return sum(size * (16 if name in ("sv", "sq") else 4) for name, size in workgroup_arrays(tilings).items())
+    return sum(size * (16 if name == "sv" else 4) for name, size in workgroup_arrays(tilings).items())
 
 
 def _columns(kernel: Kernel) -> bool:

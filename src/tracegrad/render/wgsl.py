@@ -115,7 +115,7 @@ def _variables(tilings: Sequence[Tiling], text: str) -> list[str]:
     ]
 
 
-SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>", "sq": "vec4<i32>"}
+SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>", "sa": "atomic<u32>"}
 SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 

@@ -1,9 +1,8 @@
 """Scatters without atomic sums: every result looks for its own updates, and adds them in their order.
 
-A workgroup looks at `TOGETHER` updates at a time. Its threads write the rows that these belong to into workgroup
-memory. The threads of one result row then compare these with their row, and set a bit for each update that is theirs.
-At last each thread adds the updates of its row, bit by bit. So targets are compared once for all columns, and the order
-of sums is the order of the updates.
+A workgroup looks at `TOGETHER` updates at a time. A thread that finds one of the workgroup's rows among their targets
+sets a bit for that update, in workgroup memory. Then each thread adds the updates of its row, bit by bit. So targets
+are compared once for all columns, and the order of sums is the order of the updates.
 
 Adapters that run on a CPU compute squares of results instead, in the same order (`wgsl_square`).
 """
@@ -15,13 +14,11 @@ from collections.abc import Callable
 from tracegrad.kernels.form import Fold, Kernel, divides, plus, points
 from tracegrad.kernels.tiling import BITS, TOGETHER, Tiling
 from tracegrad.render.emit import Emitter, copied, decode
-from tracegrad.render.loops import Block, Loop, Statement
+from tracegrad.render.loops import Block, Loop, Statement, when
 from tracegrad.render.wgsl_tile import Result
-from tracegrad.render.wgsl_vectors import XYZW
 from tracegrad.tuning import SCATTER_READS, WORKGROUP
 
 WORDS = TOGETHER // BITS  # for each row
-FOURS = BITS // 4
 
 
 class Scattering:
@@ -43,15 +40,15 @@ class Scattering:
 
     def before_stores(self) -> list[Statement]:
         """Return everything up to the results: `cu0`, `cu1` and so on then hold the thread's sums."""
-        targets, before_targets = self.targets()
+        mark, before_marks = self.mark()
         added, before_sums = self.added()
         return [
             *self.place(),
             *decode("batch", self.scatter.batch),
-            *before_targets,
+            *before_marks,
             *before_sums,
             *(f"var c{copy} = {self.zero};" for copy in self.copies),
-            self.found(targets, added),
+            self.found(mark, added),
         ]
 
     def sums(self) -> list[Result]:
@@ -72,25 +69,26 @@ class Scattering:
         """Return one of the thread's columns. Threads of a workgroup have neighbouring columns."""
         return f"(first_column + {number * self.shape.columns // self.shape.wide})"
 
-    def targets(self) -> tuple[list[Statement], list[str]]:
-        """Return statements that look up the rows of four updates, -1 beyond the last, and lines before all loops."""
-        emit = Emitter(self.element, [a.name for a in self.kernel.inner])
-        (value,) = emit.values([self.scatter.target], loop=True)
-        self.helpers.update(emit.helpers | self.emit.helpers)
-        found = f"clamp({value}, 0, {plus(self.rows, -1)})"
-        four = [
-            Block(
-                "",
-                [
-                    f"let update = chunk + 4 * i + {j};",
-                    *decode(f"min(update, {plus(self.updates, -1)})", self.kernel.inner),
-                    *emit.inner,
-                    f"four.{XYZW[j]} = select(-1, {found}, update < {self.updates});",
-                ],
-            )
-            for j in range(4)
-        ]
-        return ["var four = vec4<i32>();", *four, "sq[i] = four;"], emit.outer
+    def mark(self) -> tuple[list[Statement], list[str]]:
+        """Return statements that set the bits of a thread's updates, and lines before all loops.
+
+        All targets are read before the first bit is set, because each takes long to arrive.
+        """
+        before, reads, marks = list[str](), list[str](), list[Statement]()
+        names = [a.name for a in self.kernel.inner]
+        for u in range(TOGETHER // WORKGROUP):
+            at, copy = f"(lid + {u * WORKGROUP})", f"t{u}"
+            emit = Emitter(self.element, names, names, copy)
+            (value,) = emit.values([self.scatter.target], loop=True)
+            self.helpers.update(emit.helpers)
+            before += emit.outer
+            update = f"min(chunk + {at}, {plus(self.updates, -1)})"
+            row = f"let into{u} = clamp({value}, 0, {plus(self.rows, -1)}) - first_row;"
+            reads += [*decode(update, copied(self.kernel.inner, copy)), *emit.inner, row]
+            own = f"into{u} >= 0 & into{u} < {self.shape.rows} & chunk + {at} < {self.updates}"
+            bit = f"atomicOr(&sa[into{u} * {WORDS} + {at} / {BITS}], 1u << u32({at} % {BITS}));"
+            marks.append(when(own, [bit]))
+        return [*reads, *marks], before
 
     def added(self) -> tuple[list[str], list[str]]:
         """Return lines that add the updates of the first of `bits`, and lines before the loop over k.
@@ -127,20 +125,15 @@ class Scattering:
         reads += [*decode(k, copied(inner, copy)), *emit.inner, f"let x{copy} = {value};"]
         return f"x{copy}", [*decode(column, copied(columns, copy)), *emit.outer]
 
-    def found(self, targets: list[Statement], added: list[str]) -> Statement:
+    def found(self, mark: list[Statement], added: list[str]) -> Statement:
         """Return the loop over all updates."""
-        threads = self.shape.columns // self.shape.wide
-        words = f"lid / {threads} * {WORDS}"
-        compare = [
-            f"let hits = select(vec4<u32>(), vec4<u32>(1u, 2u, 4u, 8u), sq[word * {FOURS} + four] == vec4<i32>(row));",
-            "bits |= (hits.x | hits.y | hits.z | hits.w) << u32(4 * four);",
-        ]
-        mark = ["var bits = 0u;", Loop("four", FOURS, compare), f"su[{words} + word] = bits;"]
+        word = f"lid / {self.shape.columns // self.shape.wide} * {WORDS} + word"
         each = [
-            Loop("i", TOGETHER // 4, targets, "lid", WORKGROUP),
+            Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
             "workgroupBarrier();",
-            Loop("word", WORDS, mark, f"lid % {threads}", threads),
+            *mark,
             "workgroupBarrier();",
-            Loop("word", WORDS, [f"var bits = su[{words} + word];", Block("while (bits != 0u)", added)]),
+            Loop("word", WORDS, [f"var bits = atomicLoad(&sa[{word}]);", Block("while (bits != 0u)", added)]),
+            "workgroupBarrier();",
         ]
         return Loop("chunk", self.updates, each, step=TOGETHER)
