@@ -21,8 +21,8 @@ from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import toposort
 from tracegrad.kernel_source import Texts
-from tracegrad.kernels import tiling, unroll
-from tracegrad.kernels.tiling import TileShape
+from tracegrad.kernels import tiles, tiling, unroll
+from tracegrad.kernels.tiles import TileShape
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
@@ -202,7 +202,7 @@ def test_prime_lengths_are_split(name: str, device: Any, c_session: CpuSession) 
 
 
 @pytest.mark.parametrize(("edge", "transposed"), [(0, ""), (4, "xy"), (5, "")], ids=["whole", "vectors", "elements"])
-@pytest.mark.parametrize("tile", tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
+@pytest.mark.parametrize("tile", tiles.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
 def test_every_tile_multiplies(
     tile: TileShape, edge: int, transposed: str, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +210,7 @@ def test_every_tile_multiplies(
 
     Operands come by vectors along rows, along k, or by elements where they are no multiples of four.
     """
-    monkeypatch.setattr(tiling, "TILES", {tile: tiling.TILES[tile]})
+    monkeypatch.setattr(tiles, "TILES", {tile: tiles.TILES[tile]})
     m, k, n = tile.rows + edge, 3 * tile.k_step + edge, 2 * tile.columns - edge
     rng = np.random.default_rng(0)
     env = {x: rng.standard_normal(s).astype(np.float32) for x, s in (("x", (m, k)), ("y", (k, n)), ("z", (m, n)))}

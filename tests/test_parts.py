@@ -17,11 +17,11 @@ from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
-from tracegrad.kernels import tiling
+from tracegrad.kernels import tiles
 from tracegrad.kernels.costs import cost_of
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.lower import external_order, lower
-from tracegrad.kernels.tiling import TileShape
+from tracegrad.kernels.tiles import TileShape
 from tracegrad.passes import split
 from tracegrad.prims.folds import MATMUL_PARTS
 from tracegrad.prims.leaves import iota, leaf
@@ -87,9 +87,9 @@ def test_every_runtime_sums_them(name: str, part: int, device: Any, c_session: C
 
 
 @pytest.mark.parametrize("name", ["the gradient of a weight", "two axes", "a triangle"])
-@pytest.mark.parametrize("tile", tiling.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
+@pytest.mark.parametrize("tile", tiles.TILES, ids=lambda t: f"{t.rows}x{t.columns}")
 def test_in_every_tile(name: str, tile: TileShape, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "TILES", {tile: tiling.TILES[tile]})
+    monkeypatch.setattr(tiles, "TILES", {tile: tiles.TILES[tile]})
     monkeypatch.setattr(split, "_ways", lambda *_: (1, 3 * tile.k_step))
     graph, env = graph_of(name)
     (want,) = evaluate(graph.roots, {n: x.astype(np.float64) for n, x in env.items()}, np)
@@ -137,7 +137,7 @@ def test_their_cost_is_that_of_the_whole_product(name: str, monkeypatch: pytest.
 def test_parts_are_whole_steps_and_every_processor_gets_as_many_tiles(m: int, n: int, k: int) -> None:
     part = split._part(1, m, n, k)
     parts = -(-k // part)
-    tile = min(tiling.fitting(part), key=lambda t: tiling._time(t, parts, m, n, part))
+    tile = min(tiles.fitting(part), key=lambda t: tiles.tile_time(t, parts, m, n, part))
     assert part % tile.k_step == 0 and (parts - 1) * part < k
-    tiles = tiling._tiles(tile, parts, m, n)
-    assert tiles / PROCESSORS > 0.9 * -(-tiles // PROCESSORS)
+    count = tiles.tiles_of(tile, parts, m, n)
+    assert count / PROCESSORS > 0.9 * -(-count // PROCESSORS)

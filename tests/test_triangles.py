@@ -22,11 +22,11 @@ from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, toposort
-from tracegrad.kernels import tiling
+from tracegrad.kernels import tiles
 from tracegrad.kernels.costs import cost_of
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.fuse import Schedule
-from tracegrad.kernels.tiling import TileShape
+from tracegrad.kernels.tiles import TileShape
 from tracegrad.kernels.triangles import Triangles
 from tracegrad.prims.leaves import iota, leaf
 from tracegrad.program import Program
@@ -102,7 +102,7 @@ def test_nor_on_the_cpu(t: int, d: int, c_session: CpuSession) -> None:
     assert_near(poisoned(CpuSession(), program, env)[0], graph, env)
 
 
-TILES = [(tile, "f32") for tile in tiling.TILES] + [(tile, "f16") for tile in list(tiling.TILES)[2:4]]
+TILES = [(tile, "f32") for tile in tiles.TILES] + [(tile, "f16") for tile in list(tiles.TILES)[2:4]]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_in_every_tile_the_bits_are_those_of_all_terms(
     tile: TileShape, precision: str, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exact zero changes no sum, so leaving it out does not either, wherever tiles begin and end."""
-    monkeypatch.setattr(tiling, "TILES", {tile: tiling.TILES[tile]})
+    monkeypatch.setattr(tiles, "TILES", {tile: tiles.TILES[tile]})
     graph, env = attention(134, 20, heads=1, precision=precision)
     few = run(device, with_barriers(make_program(graph, NOTHING, {}, {})), env)
     monkeypatch.setattr(Triangles, "left_out", lambda *_: ())
@@ -230,15 +230,15 @@ def test_half_of_the_work_counts() -> None:
 def test_tiles_that_are_left_are_counted(pairs: list[str]) -> None:
     tile, chosen = TileShape(32, 64, 8, 4, 32), [Limit(*pair) for pair in pairs]
     for m, n, k in [(200, 200, 200), (33, 130, 70), (300, 65, 40)]:
-        tiles = total = 0
+        count = total = 0
         for i in range(0, m, tile.rows):
             for j in range(0, n, tile.columns):
                 first, end = {"m": i, "n": j, "k": 0}, {"m": i + tile.rows, "n": j + tile.columns, "k": k}
                 if all(first[x.low] < end[x.high] for x in chosen):
                     begin = max([first[x.low] // 32 * 32 for x in chosen if x.high == "k"], default=0)
-                    tiles += 1
+                    count += 1
                     total += max(0, min([k, *(end[x.high] for x in chosen if x.low == "k")]) - begin)
-        assert tiling._left(tile, m, n, k, chosen) == (tiles, total // tiles)
+        assert tiles._left(tile, m, n, k, chosen) == (count, total // count)
 
 
 def random_graph(seed: int, side: int = 24) -> tuple[Graph, dict[str, Any]]:
@@ -330,9 +330,9 @@ def test_the_far_future_is_not_even_multiplied_by_zero(
 def test_browsers_accept_the_shaders(browser: Any, served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """That only whole workgroups leave is shown by a stricter analysis there."""
     texts: list[str] = []
-    for tile, busy in list(tiling.TILES.items()):
-        monkeypatch.setattr(tiling, "TILES", {tile: busy})
+    for tile, busy in list(tiles.TILES.items()):
+        monkeypatch.setattr(tiles, "TILES", {tile: busy})
         for k in make_program(attention(134, 20)[0], NOTHING, {}, {}).kernels:
             texts += [k.wgsl, k.serial_wgsl or k.wgsl]
-    assert sum("workgroupBarrier" in text and "first_n >= first_m" in text for text in texts) >= len(tiling.TILES)
+    assert sum("workgroupBarrier" in text and "first_n >= first_m" in text for text in texts) >= len(tiles.TILES)
     assert shader_messages(open_page(browser, f"{served[0]}/blank.html"), texts) == []

@@ -25,7 +25,7 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import Tangents, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis
-from tracegrad.tuning import SORT_BLOCK, SORT_COLUMN_LENGTHS, SORT_LANES, SORT_LONG
+from tracegrad.tuning import SORT_BLOCK, SORT_COLUMNS_FROM, SORT_COLUMNS_TO, SORT_LANES, SORT_LONG
 
 __all__ = ["argsort", "sort", "topk"]
 
@@ -47,7 +47,7 @@ def _gathered(x: Tensor, at: Tensor) -> Tensor:
 def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
     """Return the indices in `x` of the first `k` elements of the sorted axis."""
     n, beside = x.shape[axis], math.prod(x.shape[axis + 1 :]) >= SORT_LANES
-    if (beside and n >= SORT_LONG) or SORT_COLUMN_LENGTHS[0] <= n <= SORT_COLUMN_LENGTHS[1]:
+    if (beside and n >= SORT_LONG) or SORT_COLUMNS_FROM <= n <= SORT_COLUMNS_TO:
         return _exchanged(x, axis, k, descending)
     return swapaxes(_merged_blocks(swapaxes(x, axis, -1), k, descending), axis, -1)
 

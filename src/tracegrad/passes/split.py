@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
-from tracegrad.kernels.tiling import fitting, product_time
+from tracegrad.kernels.tiles import fitting, product_time
 from tracegrad.prims.folds import MATMUL, MATMUL_PARTS, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
 from tracegrad.tuning import (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Kernel, divides, points
-from tracegrad.kernels.tiling import TileShape
+from tracegrad.kernels.tiles import TileShape
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Statement, when
 from tracegrad.render.wgsl_vectors import XYZW

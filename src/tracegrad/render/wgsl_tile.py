@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.kernels.form import Extent, Kernel, plus, points
-from tracegrad.kernels.tiling import TileShape
+from tracegrad.kernels.tiles import TileShape
 from tracegrad.render.emit import decode
 from tracegrad.render.loops import Block, Loop, Statement
 from tracegrad.render.wgsl_limits import Span
