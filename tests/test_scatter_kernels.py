@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
+from browser import browser, open_page, served, shader_messages
 from test_kernels import NOTHING, run, with_barriers
 from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
@@ -17,6 +18,8 @@ from tracegrad.kernels import tiling
 from tracegrad.passes import split
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
+
+__all__ = ["browser", "served"]  # fixtures
 
 SHAPES = [  # rows, columns, updates
     (1, (), 1), (7, (3,), 40), (50, (16,), 1023), (10, (), 3000), (300, (5, 3), 1025), (1, (4,), 129), (5, (130,), 64),
@@ -95,3 +98,12 @@ def test_an_infinite_update_stays_in_its_row(device: Any) -> None:
     x[7, 2] = np.inf
     got = run(device, with_barriers(program), {"x": x, "at": np.arange(33, dtype=np.int32) % 5})["y"]
     assert np.isinf(got[2, 2]) and np.isfinite(got).sum() == got.size - 1
+
+
+def test_browsers_accept_the_shaders(browser: Any, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = [program_of(*shape, dtype)[1] for shape in SHAPES for dtype in (f32, i32)]
+    monkeypatch.setattr(tiling, "MANY_THREADS", 0)  # several columns a thread
+    programs += [program_of(*shape, dtype)[1] for shape in SHAPES for dtype in (f32, i32)]
+    texts = [k.wgsl for p in programs for k in p.kernels]
+    assert sum("sa[" in text for text in texts) >= len(SHAPES)
+    assert shader_messages(open_page(browser, f"{served[0]}/blank.html"), texts) == []

@@ -85,7 +85,7 @@ class Scattering:
             update = f"min(chunk + {at}, {plus(self.updates, -1)})"
             row = f"let into{u} = clamp({value}, 0, {plus(self.rows, -1)}) - first_row;"
             reads += [*decode(update, copied(self.kernel.inner, copy)), *emit.inner, row]
-            own = f"into{u} >= 0 & into{u} < {self.shape.rows} & chunk + {at} < {self.updates}"
+            own = f"(into{u} >= 0) & (into{u} < {self.shape.rows}) & (chunk + {at} < {self.updates})"
             bit = f"atomicOr(&sa[into{u} * {WORDS} + {at} / {BITS}], 1u << u32({at} % {BITS}));"
             marks.append(when(own, [bit]))
         return [*reads, *marks], before
