@@ -346,3 +346,17 @@ def test_padding_same_is_refused_where_both_sides_would_differ():
         with pytest.raises(ShapeError, match="padding='same' needs stride 1"):
             nn.Conv1d(3, 4, padding="same", **wrong)
     assert nn.Conv1d(3, 4, 5, padding="valid").padding == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda x: nn.MultiheadAttention(8, 2)(x, is_causal=True), "write causal=True where the layer is made"),
+        (lambda x: nn.LayerNorm(8)(x, eps=1e-3), "write eps=0.001 where the layer is made"),
+        (lambda x: nn.BatchNorm(8, training=True)(x), "write training=True where it is called"),
+        (lambda x: nn.MultiheadAttention(8, 2, mask=x)(x), "write mask=... where it is called"),
+    ],
+)
+def test_an_argument_of_the_other_call(call: Any, hint: str) -> None:
+    with pytest.raises(CallError, match=hint):
+        call(np.zeros((2, 3, 8), np.float32))

@@ -130,13 +130,32 @@ def no_operand(value: object) -> str:
     return f"{shown(value)} is neither a tensor, a number, a nested list nor an array{hint}"
 
 
-def unexpected(takes: Iterable[str], given: Mapping[str, Any]) -> CallError:
-    """Return the error for keywords that a function does not have. takes: its existing keywords."""
+def unexpected(
+    takes: Iterable[str], given: Mapping[str, Any], other: str = "", theirs: Sequence[str] = ()
+) -> CallError:
+    """Return the error for keywords that a function does not have.
+
+    takes:  its existing keywords.
+    theirs: keywords of another call; `other` says which, as "where the layer is made".
+    """
     names = list(takes)
-    each = [f"there is no argument {word!r}{remedy(word, value, names)}" for word, value in given.items()]
+    told = [_elsewhere(word, value, other, theirs) or remedy(word, value, names) for word, value in given.items()]
+    each = [f"there is no argument {word!r}{hint}" for word, hint in zip(given, told)]
     problems = "; ".join(each)
     stop = "" if problems.endswith("?") else "."
     return CallError(f"{problems}{stop} The arguments are {', '.join(names) or 'none'}")
+
+
+def _elsewhere(word: str, value: Any, other: str, theirs: Sequence[str]) -> str:
+    """Return a separator and where the keyword belongs, or ""."""
+    name = next((x for x in (word, word.removeprefix("is_")) if x in theirs), None)
+    return f"; write {name}={shown_argument(value)} {other}" if name else ""
+
+
+def shown_argument(value: Any) -> str:
+    """Return a short plain value as it is written, else dots."""
+    plain = isinstance(value, (int, float, str)) or value is None
+    return repr(value) if plain and len(repr(value)) < 20 else "..."
 
 
 def remedy(word: str, value: Any, names: Sequence[str]) -> str:
@@ -146,8 +165,7 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
     own = [name for name in (found(KEYWORDS, word) or ()) if name in names]
     if len(own) == 1:
         value = int(value) if own[0] == "ddof" and isinstance(value, bool) else value  # unbiased=True is ddof=1
-        plain = isinstance(value, (int, float, str)) or value is None
-        return f"; write {own[0]}={repr(value) if plain and len(repr(value)) < 20 else '...'}"
+        return f"; write {own[0]}={shown_argument(value)}"
     if own:
         return f"; write {' and '.join([f'{name}=' for name in own])}"
     instead = found(WITHOUT, word)
@@ -157,8 +175,13 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0) -> None:
-    """Check the arguments of a call. bound: number of leading arguments that the caller does not write, such as self.
+def check_call(
+    who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0, other: tuple[str, Any] = ("", None)
+) -> None:
+    """Check the arguments of a call.
+
+    bound: number of leading arguments that the caller does not write, such as self.
+    other: a function that users may take for this one, and how to say so, as for `unexpected`.
 
     Raises CallError for unknown keywords, arguments missing or given twice, and too many positional arguments.
     """
@@ -169,7 +192,9 @@ def check_call(who: str, function: Any, args: Sized, given: Mapping[str, Any], b
     takes = code.co_varnames[bound:both]
     unknown = {} if code.co_flags & CO_VARKEYWORDS else {k: v for k, v in given.items() if k not in takes}
     if unknown:
-        raise placed(unexpected(takes, unknown), who, call_site())
+        its = getattr(other[1], "__code__", None)
+        theirs = its.co_varnames[1 : its.co_argcount + its.co_kwonlyargcount] if its else ()
+        raise placed(unexpected(takes, unknown, other[0], theirs), who, call_site())
     extra = len(args) + bound - n
     needed = code.co_varnames[bound + len(args) : n - len(function.__defaults__ or ())]
     needed += tuple([x for x in code.co_varnames[n:both] if x not in (function.__kwdefaults__ or {})])

@@ -25,7 +25,8 @@ def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a layer's `__call__`, so that wrong arguments raise an error with a remedy."""
 
     def call(self: Module, *args: Any, **given: Any) -> Any:
-        check_call(type(self).__name__, apply, args, given, bound=1)
+        made = ("where the layer is made", type(self).__init__)
+        check_call(type(self).__name__, apply, args, given, bound=1, other=made)
         return apply(self, *args, **given)
 
     return wrapped(call, apply)
@@ -67,7 +68,8 @@ class Module(NoNumber):
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
             if args or given:  # copies are made without arguments
-                check_call(cls.__name__, cls.__init__, args, given, bound=1)
+                other = ("where it is called", getattr(cls.__call__, "__wrapped__", cls.__call__))
+                check_call(cls.__name__, cls.__init__, args, given, bound=1, other=other)
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:
