@@ -1,4 +1,4 @@
-"""tools/prose: its figures for a text whose figures are known, and that the documents stay readable."""
+"""tools/prose: its figures for a text whose figures are known, and that no sentence of the project is long."""
 
 from __future__ import annotations
 
@@ -57,6 +57,26 @@ def test_docstrings_comments_and_messages_are_read(prose: Any) -> None:
     assert len(prose.DOUBTFUL.findall(found[3].text)) == 1
 
 
-def test_documents_stay_within_the_limits(prose: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr("sys.argv", ["prose", "--check", *map(str, Path(prose.HOME, "docs").rglob("*.md"))])
+SCRIPT = """// One two three.
+/** Four five
+ * six seven. */
+const url = "http://never.read/these/words"; // eight nine ten
+throw inputError(`eleven is ${x}, not twelve`);
+"""
+
+
+def test_comments_and_messages_of_javascript_are_read(prose: Any) -> None:
+    found = [s.text for s in prose.of_javascript(SCRIPT)]
+    assert found == ["One two three.", "Four five six seven.", "eight nine ten", "eleven is ${x}, not twelve"]
+
+
+def test_no_sentence_of_the_project_is_long(prose: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["prose", "--check"])
     assert prose.main() == 0, capsys.readouterr().out
+
+
+def test_a_long_sentence_is_found(prose: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("A sentence of " + "many " * 28 + "words.")
+    monkeypatch.setattr("sys.argv", ["prose", "--check", str(page)])
+    assert prose.main() == 1
