@@ -4,9 +4,9 @@
     python bench/compare.py /tmp/before/src src --device webgpu        folders that hold the package
 
 Each has a process of its own for each model; blocks of steps take turns, so that all see the same machine, and the
-median block counts. "kernels" is what `train.profile` says that a step's dispatches take together; "first step" is
-timed from before `tg.compile`, in a process that has imported the library, and includes what the driver compiles unless
-its cache has it (an NVIDIA driver looks for one in __GL_SHADER_DISK_CACHE_PATH).
+median block counts. "kernels" is the time of a step's dispatches together, by `train.profile`. "first step" is timed
+from before `tg.compile`, in a process that has imported the library. It includes what the driver compiles unless its
+cache has it (an NVIDIA driver looks for one in __GL_SHADER_DISK_CACHE_PATH).
 """
 
 from __future__ import annotations

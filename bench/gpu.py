@@ -8,7 +8,7 @@ AdamW and clipping by the global norm in all of them, float32 without TF32 unles
 from the host each step, the loss is read at the end of a block. "torch graph" is PyTorch's best: forward and backward
 by torch.compile, and the whole step with the optimizer in one CUDA graph. Its "tf32" and "bf16" use matrix units:
 products round their operands to 10 bits of mantissa, or run in bfloat16 by autocast with float32 parameters. Every
-library has a process of its own, blocks take turns, and the median block counts; whoever has no turn stands still.
+library has a process of its own, blocks take turns, and the median block counts; processes without a turn stand still.
 Before each block runs one that does not count, in which the GPU comes to its clock. The first step is timed from before
 the model is made, without importing the library.
 """
@@ -45,7 +45,7 @@ from steps import (
 import tracegrad as tg
 
 PACKAGES = {"tracegrad": "tracegrad", "torch": "torch", "torch.compile": "torch", "torch graph": "torch", "jax": "jax"}
-HALVED = {"torch graph tf32": "torch", "torch graph bf16": "torch"}  # less exact: only where they are asked for
+HALVED = {"torch graph tf32": "torch", "torch graph bf16": "torch"}  # less exact: only on request
 HEAD = ("model", "library", "ms a step", "times tracegrad", "first step s")
 
 

@@ -2,8 +2,8 @@
 
     python bench/mesh.py --arithmetic
 
-A step is bound by FLOPs: 6 for each parameter and token, and 12 T D a layer and token for attention, at the rate that
-the smallest model was measured with (`MEASURED`). A collective takes its bytes over the bandwidth of the slowest link.
+A step is bound by FLOPs: 6 for each parameter and token, and 12 T D a layer and token for attention. Their rate is that
+of the smallest model, as measured (`MEASURED`). A collective takes its bytes over the bandwidth of the slowest link.
 Nothing overlaps, so efficiencies are lower bounds. Memory counts 16 bytes a parameter in f32 (the parameter, Adam's two
 means, and the gradient inside of a step), and what the backward pass reads of each layer. The two large models compute
 their blocks again there (`tg.remat`).

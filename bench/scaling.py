@@ -217,7 +217,7 @@ def sweep(name: str, device: str, seconds: float) -> Iterator[Facts]:
 
 
 def odd(device: str, seconds: float) -> Iterator[Facts]:
-    """Measure and print sizes that are no multiples of 16 beside those that are."""
+    """Measure and print sizes that are no multiples of 16, each beside the next multiple."""
     head("odd sizes", "size", "ms a step", "next multiple", "ratio", f"over {ALLOWED}")
     for name, one in ODD.items():
         points = one.points(device)

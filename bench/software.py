@@ -1,10 +1,10 @@
 """Kernels with and without barriers on a software adapter, beside the textbook's product: python bench/software.py
 
 An adapter that runs on a CPU (Mesa's llvmpipe; SwiftShader through VK_DRIVER_FILES) is given the Program's kernels
-without barriers. Timed here: products of n x n matrices and sums of rows by those kernels, by those that
-GPUs get, and products by the textbook's kernel: tiles of 16 x 16 in workgroup memory, one result a thread.
-Milliseconds by the host's clock, the best of some runs; the last column is the textbook's time (or that of the kernels
-with barriers, where there is no textbook) over that without barriers.
+without barriers. This script times products of n x n matrices and sums of rows, by kernels without barriers and by the
+kernels for GPUs. The textbook's kernel for products has tiles of 16 x 16 in workgroup memory, one result a thread.
+Times are milliseconds by the host's clock, the best of some runs. The last column is the textbook's time over that
+without barriers; for sums of rows it is the time of the kernels with barriers instead.
 """
 
 from __future__ import annotations

@@ -365,7 +365,7 @@ def median_ms(children: Sequence[Blocks], seconds: float, warm: int = 0) -> list
 
 
 def medians(children: Mapping[str, Child], seconds: float, warm: int = 0) -> dict[str, float]:
-    """`median_ms` by name, of those that work. All are ended, whatever happens: who stands still cannot be later."""
+    """Return `median_ms` by name, of the children that work. All are ended, whatever happens."""
     able = {x: child for x, child in children.items() if "first" in child.facts}
     try:
         return dict(zip(able, median_ms([*able.values()], seconds, warm)))
@@ -393,7 +393,7 @@ def machine() -> str:
 
 
 def installed(libraries: list[str], packages: dict[str, str]) -> tuple[list[str], str]:
-    """Those that are here, and what to say of the others."""
+    """Return the installed libraries, and a text about the others."""
     found = [x for x in libraries if importlib.util.find_spec(packages[x]) is not None]
     missing = sorted({packages[x] for x in libraries if x not in found})
     return found, "".join(f"; {x} is not installed" for x in missing)

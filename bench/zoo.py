@@ -8,8 +8,8 @@
 Each step is forward, backward and Adam in float32 without TF32; its batch comes from the host. All libraries begin with
 the same parameters, and their first losses are compared. Each has a process of its own, which stands still while
 others have their turn; the fastest of some blocks of steps counts. "eager" is PyTorch's faster layout where a model is
-tried with channels_last too. With --compile the last column of PyTorch is torch.compile; on a GPU without it, the
-eager step as one CUDA graph, and with it, the compiled step as one CUDA graph. "to eager" and "to best" say how many
+tried with channels_last too. With --compile the last column of PyTorch is torch.compile, on a GPU as one CUDA graph.
+Without it, on a GPU, the last column is the eager step as one CUDA graph. "to eager" and "to best" say how many
 times as long PyTorch eager and the best of all others take. On a machine that others use too, threads that wait for
 each other cost the most: compare with --threads 1 there, and BENCH_CLOCK=processor.
 """

@@ -1,9 +1,9 @@
 """An independent check that a Program never computes with the wrong memory.
 
 It knows nothing of lifetimes. Every element of every array is labelled with the value it holds; the dispatches are then
-played in order on labels instead of numbers. Which named value each slot of a dispatch stands for comes from the Plan;
-where that slot points comes from the Program alone: its offsets, and the arrays that its shader text names. A dispatch
-must find exactly the labels of the value it wants, whoever decided on the place, and leaves its own behind.
+played in order on labels instead of numbers. The Plan says which named value each slot of a dispatch stands for. The
+Program alone says where that slot points: by its offsets, and the arrays that its shader text names. A dispatch must
+find exactly the labels of the value it wants, and leaves its own behind.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
     python tests/processes_child.py PORT PROCESSES PROCESS FOLDER WHAT
 
-WHAT: "train"; "die" (the last process ends as if killed, behind step 4); "resume" from the last checkpoint; "die
-folder" and "resume folder", the same with folders that are written meanwhile; or what the processes shall disagree
-about: "model", "seed".
+WHAT:
+    train                       train to the end
+    die                         the last process ends as if killed, behind step 4
+    resume                      go on from the last checkpoint
+    die folder, resume folder   the same with folders that are written meanwhile
+    model, seed                 what the processes shall disagree about
 """
 
 from __future__ import annotations

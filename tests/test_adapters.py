@@ -129,7 +129,7 @@ def test_types_are_read_as_cffi_reads_them_with_every_name_declared() -> None:
 
 @pytest.mark.parametrize(("gpu", "loaded"), [(False, []), (True, ["wgpu", "tracegrad.runtime.native"])])
 def test_what_opens_a_device_is_imported_where_there_may_be_one(gpu: bool, loaded: list[str]) -> None:
-    """And before `session_factory` returns: whoever calls it compiles next, and the imports would wait for that."""
+    """And before `session_factory` returns: its caller compiles next, and the imports would wait for that."""
     code = (
         "import sys, tracegrad.entrypoints as e; from tracegrad.runtime import adapters as a\n"
         f"a.may_have_gpu = lambda: {gpu}; a.remembered.take = lambda: None; a._started_child = lambda: None\n"

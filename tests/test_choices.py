@@ -105,7 +105,7 @@ def test_what_is_computed_again_in_the_backward_of_a_scan(axis: int, c_session: 
 
 
 def test_results_can_be_compared(runtime: Any) -> None:
-    """By whoever gets them."""
+    """By the caller that gets them."""
     rng = np.random.default_rng(0)
     env = {k: rng.standard_normal((64, 5)).astype(np.float32) for k in "abc"}
     with tracing():

@@ -1,7 +1,7 @@
 """What Deepbox documents of its autograd module, in our spelling and with its results.
 
-The numbers are those that its release 1.0.0 prints for the same calls; where it computes in double precision inside,
-they agree to f32. Where we differ on purpose docs/eager.md says so.
+Its release 1.0.0 prints these numbers for the same calls; where it computes in double precision inside, they agree to
+f32. Where we differ on purpose docs/eager.md says so.
 """
 
 from __future__ import annotations

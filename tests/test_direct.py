@@ -1,4 +1,4 @@
-"""Short runs of a forward whose results are asked for as they come are computed by the thread that asks."""
+"""Short runs of a forward whose results are read one by one are computed by the thread that reads."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
 
 
 def test_classes_out_of_range_are_not_exported(tmp_path: Path) -> None:
-    """The page's steps draw their batches on the device, where nobody would notice."""
+    """The page's steps draw their batches on the device, where no check would notice."""
 
     def loss(m: nn.Linear, x: tg.Tensor, label: tg.Tensor) -> tg.Tensor:
         return tg.cross_entropy(m(x), label)

@@ -156,7 +156,7 @@ def test_steps_take_the_short_way_while_numbers_are_usual(monkeypatch: pytest.Mo
 
 
 def test_a_checkpoint_brings_its_bounds(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaded states count as those that were computed."""
+    """Loaded states count as computed ones do."""
     with compiled(optim.sgd(1.0, momentum=0.9)) as train:
         train.step(g=np.full(N, 3e38, np.float32)).result()
         train.save(tmp_path / "large")

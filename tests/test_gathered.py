@@ -1,5 +1,7 @@
-"""Products with an operand that lies in memory several times over: which products are, where they find it, and that
-every way of reading it gives the same numbers, for every width of vectors."""
+"""Products with an operand whose elements are read several times: which products have one, and where they find it.
+
+Every way of reading it gives the same numbers, for every width of vectors.
+"""
 
 from __future__ import annotations
 

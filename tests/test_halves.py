@@ -1,4 +1,4 @@
-"""Which halves of a tensor are known to be zeros or true, and which nobody reads: all of them, and no other."""
+"""Which halves of a tensor are known to be zeros or true, and which no kernel reads: all of them, and no other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def zeros_below(x: Tensor) -> Tensor:
     return ops.where(mask(strict=True), 0.0, x)
 
 
-# of float x, y and bool b, all 4 x 4: the halves of the result that are zeros (or false), and those that are true
+# of float x, y and bool b, all 4 x 4: the halves of the result that are zeros (or false), and the halves that are true
 KNOWN: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], Halves, Halves]] = {
     "nothing": (lambda x, y, b: x + y, set(), set()),
     "at most": (lambda x, y, b: mask(), {UP}, {DOWN}),
@@ -128,7 +128,7 @@ def test_known_halves(name: str) -> None:
             assert value[elements(t.shape, half)].all(), t
 
 
-# of x: which of its halves nobody reads
+# of x: which of its halves no kernel reads
 UNREAD: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], Halves]] = {
     "all is read": (lambda x, y, b: ops.exp(x) + zeros_above(y), set()),
     "masked": (lambda x, y, b: zeros_above(ops.exp(x)), {UP}),
@@ -205,7 +205,7 @@ def test_limits_of_a_product_that_is_not_read() -> None:
 
 
 def test_what_a_kernel_stores_beside_a_product_is_whole() -> None:
-    """Nobody reads a half of the product, but all of what is made of it; or the other way round."""
+    """A half of the product is not read, but all of what is made of it; or the other way round."""
     with tracing():
         x, y = (leaf("input", n, TensorType(f32, (N, N))) for n in "xy")
         product = x @ y

@@ -234,9 +234,9 @@ def test_everything_imports_and_compiles_without_numpy():
     assert int(size) > 1000 and named == refused == "True"
 
 
-# Python's and C's calls of `import tracegrad`, and of loading what compiles and runs programs besides; and how many of
-# them stay free: whoever adds an op, an optimizer or a layer shall not have to make room first. By CPython 3.11 the
-# second is 0.15 s beyond NumPy on a slow two-core machine (bench/cpu.py --cold).
+# Python's and C's calls of `import tracegrad`, and of loading what compiles and runs programs besides. Then how many of
+# them stay free, so that a new op, optimizer or layer need not make room first. By CPython 3.11 the second is 0.15 s
+# beyond NumPy on a slow two-core machine (bench/cpu.py --cold).
 LOADED = {"tracegrad": (82_000, 27_334), "tracegrad.entrypoints": (125_000, 31_250)}
 
 

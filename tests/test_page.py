@@ -198,9 +198,9 @@ def test_texts_have_contrast_and_controls_have_names(browser: Any, tmp_path: Pat
 def test_memory_stays_flat_over_two_minutes_of_training(browser: Any, page: Any) -> None:
     """Renderer, GPU process and JavaScript heap, from the end of the first half minute on.
 
-    The GPU process holds some 15 MB more at one look and less at the next, whatever the number of steps: over a million
-    of them it is at one of two levels, without growing. What leaks is never given back and grows with every look, so
-    the least of six looks is compared, and after the long training a look as low as that must come. On a busy machine
+    The GPU process holds some 15 MB more at one look and less at the next, whatever the number of steps. Over a million
+    steps it is at one of two levels, without growing. A leak is never given back and grows with every look. So the
+    least of six looks is compared, and after the long training a look as low as that must come. On a busy machine
     the renderer has kept 16 MB more, and 2 MB in the next run. 150 000 steps that leak 160 bytes each are seen.
     """
     allowed = {"heap": MIB, "renderer": 24 * MIB, "gpu": 10 * MIB}

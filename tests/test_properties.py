@@ -361,8 +361,10 @@ def graphs(draw: Any, most: int = 14) -> tuple[Graph, dict[str, np.ndarray]]:
 
 
 def assert_close(graph: Graph, env: dict[str, Any], got: dict[str, Any]) -> None:
-    """Values stay below some hundreds and pass through at most 14 ops of at most 400 terms each; every comparison that
-    decides between values is continuous there (where(x < y, y/2, x) is not: graphs that come near a jump are skipped).
+    """Compare with the reference. Values stay below some hundreds, in at most 14 ops of at most 400 terms each.
+
+    Every comparison that decides between values is continuous there. `where(x < y, y/2, x)` is not: graphs that come
+    near a jump are skipped.
     """
     double = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in env.items()}
     with np.errstate(all="ignore"):

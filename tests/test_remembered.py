@@ -37,7 +37,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """As if this one had just begun; whoever asks a child from now on is in the list."""
+    """Act as if this process had just begun, and return the list of later questions to a child."""
     finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
     asked: list[str] = []
     start = finding._started_child  # pyright: ignore[reportPrivateUsage]

@@ -459,7 +459,7 @@ def test_views_that_change_nothing_are_their_input() -> None:
 
 
 VIEWS: dict[str, tuple[Primitive, tuple[int, ...], dict[str, Any], dict[str, Any]]] = {
-    # row, shape, attributes that fit, those that do not
+    # row, shape, attributes that fit, attributes that do not
     "broadcast": (views.BROADCAST, (2, 1), {"shape": (2, 4)}, {"shape": (1, 4)}),
     "broadcast to other dimensions": (views.BROADCAST, (2, 1), {"shape": (2, 4)}, {"shape": (2, 4, 1)}),
     "slice to the end": (views.SLICE, (5,), {"start": 3, "step": 1, "length": 2}, {"start": 3, "step": 1, "length": 3}),

@@ -1,4 +1,4 @@
-"""`tracegrad serve` shows the files of one folder to this computer's own browser, and nothing else to nobody else."""
+"""`tracegrad serve` shows the files of one folder to this computer's own browser, and nothing else to no one else."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Shapes that the table of ops never reaches, as fused kernels with their gradients, against the reference in float64.
 
-Sizes around every threshold of the compiler: tiles of 16, 32 and 64 with a rest, rows of every number of lanes, folds
-that are split over one axis and over axes with others between them, short axes that are written out, many repeats in
-a scatter, windows with stride, dilation and groups, several kernels in one launch, and temporaries in several arrays.
+Sizes lie around every threshold of the compiler: tiles of 16, 32 and 64 with a rest, rows of every number of lanes.
+Folds are split over one axis, and over axes with others between them; short axes are written out. There are many
+repeats in a scatter, windows with stride, dilation and groups, several kernels in one launch, and temporaries in
+several arrays.
 """
 
 from __future__ import annotations

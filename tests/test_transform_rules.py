@@ -166,7 +166,7 @@ def test_modes_mix_and_third_derivatives_agree_with_finite_differences(case: Cas
 def test_derivatives_up_to_order_three_agree_with_jax(case: Case):
     """JAX differentiates the rows' array rules by itself: it knows nothing of our rules.
 
-    Programs of many rows go to order two, since each order takes JAX three times as long: their rows go to order three
+    Programs of many rows go to order two, since each order takes JAX three times as long. Their rows go to order three
     each, and finite differences check the third derivative of the whole, above.
     """
     jax = pytest.importorskip("jax", reason="JAX is not installed")

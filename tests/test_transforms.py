@@ -565,7 +565,7 @@ def last_of(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     ids=["grad", "twice", "nested", "vmap", "jvp", "scan", "in-scan", "vjp", "scalar"],
 )  # fmt: skip
 def test_a_checkpoint_whose_value_nobody_reads_compiles(fn: Any) -> None:
-    """Only the gradient is asked for: what recomputes the value waits for one that nothing else needs."""
+    """Only the gradient is a result: what recomputes the value waits for one that nothing else needs."""
     square = tg.asarray(np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3))
     whole = fn(lambda x: tg.tanh(x @ square))
     rows = np.stack([X, -X, 2 * X, X + 1])

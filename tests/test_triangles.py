@@ -89,7 +89,7 @@ def test_what_is_left_out_is_not_read(t: int, d: int, device: Any) -> None:
     for chosen in (program, with_barriers(program)):
         got, left = poisoned(device, chosen, env)
         assert_near(got, graph, env)
-        assert left > 0  # results that nobody reads are not written
+        assert left > 0  # results that are never read are not written
 
 
 @pytest.mark.parametrize(("t", "d"), SHAPES)

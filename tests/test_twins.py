@@ -155,8 +155,8 @@ def test_losses_and_parameters_are_pytorchs(name: str, device_name: str) -> None
     """PyTorch in double precision is the truth. We are as near to it as PyTorch in single precision.
 
     Adam divides a gradient by its own size. So one that is 0 but for rounding moves its parameter by the whole rate, to
-    a side that rounding decides, and distances grow with the steps, in PyTorch as here. By SGD the losses of the
-    contrastive features, the least steady of these, are PyTorch's to the last bit, and the gradients of the first step
+    a side that rounding decides, and distances grow with the steps, in PyTorch as here. The contrastive features are
+    the least steady of these. By SGD their losses are PyTorch's to the last bit, and the gradients of the first step
     are as near to the truth as PyTorch's, 1e-6.
     """
     ours = example(name)

@@ -319,7 +319,7 @@ NOT_A_FILTER: Any = "W"
 NO_SHAPE: Any = (None, 2)
 MODULE: Any = tg.Module()
 NOT_A_DTYPE: Any = 3
-PYTORCH: Any = tg  # whose names are asked for
+PYTORCH: Any = tg  # read by PyTorch's names
 MODEL: Any = Line()
 TORCH_LINEAR: Any = torch.nn.Linear(3, 2)
 

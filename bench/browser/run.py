@@ -1,8 +1,9 @@
 """Time tracegrad, jax-js and TensorFlow.js on the same adapter in Chromium: python bench/browser/run.py [--share 0.25].
 
 Each library trains the same models (sine MLP, MLP 784-512-512-10, CNN, small GPT) with Adam and batches from the host,
-in a browser of its own: time to the first step with all code loaded, time a step with the loss read after each one and
-after every sixteenth, and bytes sent, gzipped. Needs Node with npm, which installs the peers; Chromium; playwright.
+in a browser of its own. The columns are: time to the first step with all code loaded, time a step with the loss read
+after each one and after every sixteenth, and bytes sent, gzipped. Needs Node with npm, which installs the peers;
+Chromium; playwright.
 
 --node runs the same under Node with Dawn instead. --pack FILE.tar.xz writes that as an archive for a machine with a GPU
 but without network: unpack it and run ./node node.mjs sites.

@@ -61,8 +61,9 @@ def ctc_loss(
 ) -> Tensor:
     """Return -log of the probability of the labels `targets`, summed over all alignments with the inputs.
 
-    loss = -log of the sum over all paths p with the labels `targets` of prod_t exp(log_probs[t, p[t]]);
-    to get the labels of a path, remove repetitions, then blanks
+    loss = -log of the sum over all paths p with the labels `targets` of prod_t exp(log_probs[t, p[t]])
+
+    The labels of a path are its elements without repetitions, then without blanks.
 
     log_probs:      f32 [T, N, C], logarithms of class probabilities, as from log_softmax.
     targets:        i32 [N, S], labels in [0, C) other than `blank`. Elements beyond a sequence's length are not used,

@@ -104,8 +104,11 @@ class InputType(NamedTuple):
 
 
 def as_dtype(value: Any) -> DType:
-    """Return `value` as a DType: one, a name such as "f32" or "float32", a class such as float or np.float32, or a
-    dtype of NumPy or PyTorch of that name. Raises DTypeError otherwise."""
+    """Return `value` as a DType, or raise DTypeError.
+
+    value: a DType, a name such as "f32" or "float32", a class such as float or np.float32, or a dtype of NumPy or
+           PyTorch.
+    """
     if isinstance(value, DType):
         return value
     if isinstance(value, type):

@@ -31,9 +31,9 @@ class Primitive:
     """One row of the table of primitives: the complete definition of an op.
 
     type:   (*input types, **attrs) -> TensorType; raises ShapeError or DTypeError
-    array:  the computation on arrays of the namespace `xp` (NumPy, jax.numpy): the name of a function of xp, an
-            expression such as "~xp.isfinite({0})", or, if no renderer needs it, (xp, *arrays, **attrs) -> array. In the
-            expression of a fold, {keepdims} is True: axes stay with size 1
+    array:  the computation on arrays of the namespace `xp` (NumPy, jax.numpy). It is the name of a function of xp, or
+            an expression such as "~xp.isfinite({0})". If no renderer needs it, it is (xp, *arrays, **attrs) -> array.
+            In the expression of a fold, {keepdims} is True: axes stay with size 1
     xla:    (x, node, *arrays) -> array: the computation in JAX, if better for XLA than `array` or the expansion; `x` is
             a `runtime.jax_graph.Xla`
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
@@ -46,7 +46,7 @@ class Primitive:
     helper: WGSL functions that the template calls, if any, separated by blank lines
     index:  (coordinates, input type, **attrs) -> (input coordinates, guards) (family "view");
             (coordinates, **attrs) -> the element there, a number or an index (family "formula")
-    repeats: (input type, result type) -> number of adjacent copies in the result of each input element, or None if the
+    repeats: (input type, result type) -> number of adjacent copies in the result of each input element. None if the
             result has another order (family "view"; without the rule, always None)
     expand: (*inputs, **attrs) -> Tensor (family "composite")
     indexes: (*input types, **attrs) -> (number of the input with indices, size of the axis, an exempt value or None)

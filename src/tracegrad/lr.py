@@ -237,9 +237,9 @@ class Plateau(Schedule):
     threshold_mode="abs", the margin is the threshold itself. After a reduction, `cooldown` calls do not count. The rate
     stays at or above `min_lr`, and does not change by less than `eps`. As torch.optim's ReduceLROnPlateau (PyTorch).
 
-    `train.fit` tells it a metric after each evaluation: `val_loss`, or without validation the mean training loss of the
-    epoch; with mode="max", the first of `metrics=` or of what `evaluate=` returns. Your call of `train.lr_metric` takes
-    the place of the last that `fit` told it. It can be the `after` of `lr.warmup`.
+    `train.fit` passes it a metric after each evaluation: `val_loss`, or without validation the mean training loss of
+    the epoch. With mode="max", it is the first of `metrics=`, or of the results of `evaluate=`. If you call
+    `train.lr_metric`, your metric replaces that of `fit`. The schedule can be the `after` of `lr.warmup`.
 
     now, best, bad and cooling are the schedule's state: leave them out.
 

@@ -236,8 +236,8 @@ class Program:
 
         A program from a file is not trusted. It has no code for the host, so a CPU refuses it. A GPU runs its kernels
         with the driver's bounds checks.
-        Raises: InputError, in one sentence: for text that is not JSON; another version; a field that is unknown,
-                missing or of another type; an index, size, offset or loop that does not fit the rest.
+        Raises: InputError for text that is not JSON, or of another version. Also for a field that is unknown, missing
+                or of another type, and for an index, size, offset or loop that does not fit the rest.
         """
         d = parse(text)
         if not isinstance(d, dict) or "version" not in d:

@@ -10,14 +10,14 @@ are f32 already. With u = 2**-24, half a unit in the last place of 1, every prim
                               A divisor that may be 0 makes e infinite; sin and cos have the Lipschitz constant 1.
     what it rounds itself:    2 u |y| times the units that docs/numerics.md promises for the row (ULPS below).
 
-Sums of n terms add (n - 1) u Σ(|x| + e) (Higham 2002, 4.2: true for every order of additions, so for every schedule);
-products of k terms add k u Σ(|a| + ea)(|b| + eb) to Σ(ea |b| + |a| eb + ea eb).
+Sums of n terms add (n - 1) u Σ(|x| + e) (Higham 2002, 4.2: true for every order of additions, so for every schedule).
+Products of k terms add k u Σ(|a| + ea)(|b| + eb) to Σ(ea |b| + |a| eb + ea eb).
 
 Exact values stay exact. Where e = 0 and the result is an f32, an operation that rounds correctly has e = 0. A sum is
 exact in any order if all terms are multiples of some q = 2**-k and Σ|x| / q < 2**24. So programs of small integers are
 compared bit for bit, with all their ties.
 
-A comparison of a and b is undecided where |a - b| <= ea + eb; then e is infinite, and everything that depends on the
+A comparison of a and b is undecided where |a - b| <= ea + eb. Then e is infinite, and everything that depends on the
 decision differs by as much as the two choices do. But x == max(x) is decided: docs/numerics.md promises that a value
 compared with itself is computed once. So each element has a label, which says which computed number it is. Views move
 labels; max and min keep the label of the winner where no other element comes within the errors. Equal labels mean equal

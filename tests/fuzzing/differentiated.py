@@ -1,4 +1,4 @@
-"""What a program is asked for: its results and, of mode "gradient", the gradients of its f32 inputs.
+"""The values that a program is to give: its results and, of mode "gradient", the gradients of its f32 inputs.
 
 The gradients are those of Σ sum(y * c) over the f32 results y with elements; the weights c are inputs too.
 """

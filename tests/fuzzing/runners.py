@@ -84,7 +84,7 @@ def held_by_a_model(g: Given) -> list[str]:
 
 
 class FallbackError(Exception):
-    """tracegrad found a kernel wrong itself, and ran NumPy instead: right numbers, but a finding all the same."""
+    """tracegrad found a kernel wrong itself, and ran NumPy instead: right numbers, but a finding."""
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def softened(x: Exact) -> Exact:
 
 
 def search(programs: Sequence[Program], runners: Sequence[str]) -> Report:
-    """Each program on each runner; those that are compiled, all in one."""
+    """Run each program on each runner; compiled programs all in one."""
     report = Report(programs=len(programs))
     ready: list[Prepared] = []
     for program in programs:

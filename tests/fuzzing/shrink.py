@@ -49,7 +49,7 @@ def _first(programs: Iterator[Program], runner: str, wanted: str, end: float) ->
 
 
 def candidates(program: Program) -> Iterator[Program]:
-    """Smaller programs, those that take away most first."""
+    """Yield smaller programs, the smallest first."""
     yield from _fewer_results(program)
     yield from _fewer_steps(program)
     yield from _simpler_bodies(program)

@@ -1,7 +1,7 @@
 """The reference of a training: the graph of each loss's step in float64, with the bounds.
 
 What a step leaves in the parameters and the optimizer's state, with its error, is what the next one begins with. With
-several losses each is traced alone, as a training of its own whose other parameters are frozen: how the compiled steps
+several losses each is traced alone, as a training of its own whose other parameters are frozen. How the compiled steps
 share one array of parameters is not in the reference.
 """
 

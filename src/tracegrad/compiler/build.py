@@ -234,7 +234,7 @@ def traced_first(source: ProgramSource) -> TracedProgram:
 
 
 def at_sizes(source: AnySource, sizes: Sizes) -> AnySource:
-    """Return the same source with these sizes in place of those that calls choose."""
+    """Return the same source with these sizes in place of the open ones."""
     return source._replace(inputs=source.free.sized(sizes))
 
 

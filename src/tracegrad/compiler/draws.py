@@ -118,7 +118,7 @@ def _of_libraries() -> Iterator[_Generator]:
 
 
 def _generators(fn: Callable[..., Any], model: Any) -> Iterator[_Generator]:
-    """Yield the generators of libraries, and those that the modules of `fn` and `model` hold by name."""
+    """Yield the generators of libraries, and the generators that the modules of `fn` and `model` hold by name."""
     yield from _of_libraries()
     plain, numpy, torch = map(sys.modules.get, ("random", "numpy.random", "torch"))
     read = [m.Random for m in (plain,) if m]

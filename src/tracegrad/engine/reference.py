@@ -172,8 +172,8 @@ def own_run(program: Program, params: Array) -> Array:
 SWITCH = "TRACEGRAD_CHECK"
 
 
-# Each step and run asks for the variable, which is mostly unset. os.environ raises and catches an error for that, in
-# 0.8 us; CPython's table behind it, which has encoded names, takes a tenth. Elsewhere os.environ is the table.
+# Each step and run reads the variable, which is mostly unset. os.environ then raises and catches an error, in 0.8 us.
+# CPython's table behind it, which has encoded names, takes a tenth of that. Other Pythons read os.environ itself.
 _TABLE: Any = getattr(os.environ, "_data", os.environ)
 _NAME: Any = os.environ.encodekey(SWITCH) if _TABLE is not os.environ else SWITCH
 

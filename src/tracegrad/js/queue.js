@@ -11,7 +11,7 @@ const BATCH_BYTES = 2 ** 26; // of inputs or outputs
 const answer = (x, error) => (x.work ? x.reject(error) : x.of.fail(x, error));
 
 /**
- * A run is {of, call}: one of those that a call requests, unless `call.done`. `of`, a program, handles its runs:
+ * A run is {of, call}: one of the runs that a call requests, unless `call.done`. `of`, a program, handles its runs:
  * {loaded, load, begin, finish, recover, fail}. Runs of one program share batches. `begin(run)` returns a function that
  * sets its inputs. `finish(run, outputs)` is false if neither the run nor later ones changed anything; then
  * `recover(run, outputs)` makes the session ready for the later ones. `fail(run, error)` resolves the run.

@@ -1,5 +1,5 @@
 // A WebGPU device with named, persistent buffers, and the Programs loaded into it: one pass a step, one submission for
-// any number of steps. tracegrad/runtime/base.py documents it; the native runtime executes the same Programs.
+// any number of steps. See tracegrad/runtime/base.py; the native runtime executes the same Programs.
 // A buffer of role "data" holds examples: `hold` sets its size, whatever the Program says.
 
 import { fromStorage } from "./arrays.js";

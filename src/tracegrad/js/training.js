@@ -26,9 +26,11 @@ export class Training {
   #checks; // of kernels: bytes or a URL, then a promise of the contents
 
   /**
-   * manifest: the program.json of `train.export`. weights: the bytes of a checkpoint, or none: then the seed draws the
-   * parameters. data: as for `setData`. checks: of kernels, bytes or a URL; without them no kernel is checked. gpu:
-   * navigator.gpu, or Dawn's in Node.
+   * manifest: the program.json of `train.export`.
+   * weights:  the bytes of a checkpoint. Without them the seed draws the parameters.
+   * data:     as for `setData`.
+   * checks:   of kernels, bytes or a URL. Without them no kernel is checked.
+   * gpu:      navigator.gpu, or Dawn's in Node.
    */
   static async open({ manifest, weights, data, checks, gpu, progress }) {
     const made = new Training(readManifest(manifest), gpu);
@@ -117,8 +119,8 @@ export class Training {
   }
 
   /**
-   * Set the examples from which steps without inputs draw, on the device: {dtype, shape, data} with a leading axis of
-   * any length for each input with data in the export; by name, or as the bytes of a safetensors file.
+   * Set the examples from which steps without inputs draw, on the device. They are by name, or the bytes of a
+   * safetensors file: for each input with data in the export {dtype, shape, data}, with a leading axis of any length.
    */
   async setData(given) {
     const data = this.#rows(given), before = this.#data;

@@ -1,5 +1,5 @@
 // The device's bounds of parameters and optimizer states, and the steps that it did not apply because of them.
-// tracegrad/engine/bounds.py and steps.py are the Python versions; optim/guard.py explains bounds.
+// The Python versions are tracegrad/engine/bounds.py and steps.py; optim/guard.py explains bounds.
 
 import { fault } from "./checks.js";
 

@@ -127,8 +127,13 @@ class Guard:
 class Value:
     """A scalar computed at each point.
 
-    op: "const" (arg: number), "index" (arg: Index), "load" (arg: (slot, Index)), "inside" (arg: guards; args[0] or 0),
-    "local" (arg: a name the kernel has defined), or "map" (arg: (primitive, attrs); args: operands).
+    op       arg                                     value
+    const    a number                                the number
+    index    an Index                                the coordinate
+    load     (slot, Index)                           the element in memory
+    inside   guards                                  args[0] inside them, else 0
+    local    a name that the kernel has defined      the value of the name
+    map      (primitive, attrs)                      the primitive of args
     """
 
     __slots__ = ("arg", "args", "dtype", "op", "order")

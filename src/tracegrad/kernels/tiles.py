@@ -121,9 +121,9 @@ class TileShape:
         return max(self.part, self.rows_exchanged * WORKGROUP * self.wide)
 
 
-# Shape -> how busy its loads keep a processor with sums when 1, 2, ... tiles run on it at a time, as many as its
-# registers hold. (k + TILE_FILL) * rows * columns sums take 6 ps each, divided by that number. One large tile alone is
-# a fifth faster, but then nothing hides the time to store its results.
+# Shape -> how busy a processor is with sums when it runs 1, 2, ... tiles at a time. The last is as many as its
+# registers hold. A tile has (k + TILE_FILL) * rows * columns sums. Each takes 6 ps, divided by the number here. One
+# large tile alone is a fifth faster, but then nothing hides the time to store its results.
 TILES = {
     TileShape(64, 128, 8, 8, 16): (0.70, 0.98, 1.05),
     TileShape(128, 64, 8, 8, 16): (0.68, 0.97, 1.04),

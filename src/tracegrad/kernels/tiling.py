@@ -54,9 +54,15 @@ class ScatterShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """kind: "points", one thread a point; "rows", `lanes` threads a row; "tile", a square of results a workgroup;
-    "square", a small square a thread; "scatter", some results of a scatter a workgroup, whose threads look for updates
-    together. In a kernel of points with uniform folds, all threads of a workgroup fold; then each thread computes every
+    """How points are spread over threads, by `kind`:
+
+    points    one thread for each point
+    rows      `lanes` threads for each row
+    tile      a workgroup for each rectangle of results
+    square    a thread for each small square of results
+    scatter   a workgroup for some results of a scatter; its threads look for updates together
+
+    In a kernel of points with uniform folds, all threads of a workgroup fold. Then each thread computes every
     `threads * workgroups`-th point.
     """
 

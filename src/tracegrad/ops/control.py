@@ -113,7 +113,7 @@ def assign(x: Any, value: Any) -> None:
     x:        a state, made with `self.state` in a module's `__init__`.
     value:    dtype and shape of the state.
     Gradient: none, neither to `value` nor through a later read.
-    Raises:   ShapeError or DTypeError for a value of another type; TraceError if `x` is not a state, inside `tg.scan`
+    Raises:   ShapeError or DTypeError for a value of another type. TraceError if `x` is not a state, inside `tg.scan`
               and `tg.vmap`, and in a forward that was attached without writes=True.
     """
     running = ambient.require("assign")

@@ -2,7 +2,7 @@
 
 before the loop:  values that no iteration changes, transposed weights included; products and folds of elements alone,
                   such as x_t @ W
-after the loop:   products that no later iteration needs, such as the outputs of a recurrent layer, and sums over all
+after the loop:   products that no later iteration needs, such as the outputs of a recurrent layer. Also sums over all
                   iterations, such as the gradients of weights: sum_t a_t^T @ b_t is one product
 
 The loop stores the inputs of lifted work, one value for each iteration, if they are small or add little to what the

@@ -123,8 +123,8 @@ fn expm1_(x: f32) -> f32 {{
 }}"""
 
 # log(x) = e log(2) + log(1 + f) where x = 2^e (1 + f). The code has no branch, like the functions below: a branch
-# prevents vector code on a CPU. log_(x) and log1p_(x) share these parts. log1p_(x) computes a better f where 1 + x
-# rounds, because a compiler that reassociates removes Kahan's correction of that rounding.
+# prevents vector code on a CPU. The functions log_(x) and log1p_(x) share these parts. Where 1 + x rounds, log1p_(x)
+# computes a better f: a compiler that reassociates would remove Kahan's correction of that rounding.
 LOG_PARTS = f"""fn log_sum_(f: f32, e: f32) -> f32 {{
   let z = f * f;
   let y = {horner(LOG_P, "f")} * f * z + e * ({LN2[1]}) - 0.5 * z;

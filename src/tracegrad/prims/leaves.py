@@ -21,8 +21,8 @@ from tracegrad.refusals import no_operand
 from tracegrad.shapes import show
 from tracegrad.states import StateTensor
 
-# role: "param", "frozen", "input", "state" (a persistent array, or one state of a model), "hyper" (a scalar the host
-# sets each step), "patch", or "placeholder" (of a transform; in no program).
+# role: "param", "frozen", "input", "patch", "state" (a persistent array, or one state of a model), or "hyper" (a scalar
+# that the host sets each step). A "placeholder" belongs to a transform and is in no program.
 LEAF = register(Primitive("leaf", "leaf", lambda *, role, name, type: type))
 
 # A scalar known at compile time. inf and nan survive, because generated code writes them by their bits.

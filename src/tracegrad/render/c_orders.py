@@ -1,7 +1,8 @@
 """Loops of C kernels in other orders than that of the points, above all those of folds that run along an axis.
 
-A fold runs if each point folds what its predecessor folds, and one element more: `sum over j of where(j <= i, x[j], 0)`
-costs n^2 steps for n points if each folds alone, and n in their order. Running sums and products have this form.
+A fold runs if each point folds the elements of its predecessor, and one more, as `sum over j of where(j <= i, x[j], 0)`
+does. It costs n^2 steps for n points if each folds alone, and n in their order. Running sums and products have this
+form.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def _long(a: Axis) -> bool:
 
 
 def _bare(roots: list[Value]) -> list[Value]:
-    """Return the loads that are in bounds at every point: not those that only guards keep there."""
+    """Return the loads that are in bounds at every point, also without their guards."""
     used = list(roots)
     for v in walk(roots):
         used += v.args if v.op != "inside" else ()

@@ -1,7 +1,6 @@
 """Kernels as WGSL. Each kernel of a launch is a function; `main` assigns every workgroup to one of them.
 
-There are five skeletons. They have a thread for each point, one or a few threads for each row, a workgroup for each
-tile of a product, a thread for each square of a product, or a workgroup for some rows of a scatter.
+There are five skeletons, one for each kind of `Tiling`.
 """
 
 from __future__ import annotations

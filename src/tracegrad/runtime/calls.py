@@ -1,7 +1,7 @@
 """Run a program as one list of calls into libraries of C functions.
 
-Large inputs are read in place, from the copy of the caller's array: an input's address is among the arguments of the
-calls that read it, and is set for each run.
+Large inputs are read in place, from the copy of the caller's array. The address of an input is an argument of the calls
+that read it, and is set for each run.
 """
 
 from __future__ import annotations

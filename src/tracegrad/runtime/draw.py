@@ -4,8 +4,12 @@ The versions in C and JavaScript repeat this recipe bit for bit. All arithmetic 
 in the order written here. The recipe uses only `+ - * /`, `sqrt`, `rint` and exact scaling by powers of two, because
 the platforms' own `log` and `cos` differ in the last bit. The result is rounded to float32 at the end.
 
-1. Draw n (from 0) of the stream: a = (seed + (n + 1) * 0x6D2B79F5) mod 2^32, then in 32-bit arithmetic
-   t = imul(a ^ a>>>15, a | 1);  t ^= t + imul(t ^ t>>>7, t | 61);  k = t ^ t>>>14;  uniform u = k / 2^32.
+1. Draw n (from 0) of the stream, in 32-bit arithmetic but for u:
+
+   a = (seed + (n + 1) * 0x6D2B79F5) mod 2^32
+   t = imul(a ^ a>>>15, a | 1);  t ^= t + imul(t ^ t>>>7, t | 61);  k = t ^ t>>>14
+   u = k / 2^32, uniform
+
 2. A normal number takes two draws, u1 and then u2: sqrt(-2 log(max(u1, 1e-10))) * cos((2 * PI) * u2). A value is
    that times the deviation (randn: scale; kaiming: gain / sqrt(fan_in); lecun: 1 / sqrt(fan_in);
    xavier: gain * sqrt(2 / (fan_in + fan_out))). `normal` adds its mean.
@@ -13,14 +17,20 @@ the platforms' own `log` and `cos` differ in the last bit. The result is rounded
    `truncated_normal` takes one as well; `orthogonal` takes normal numbers of deviation 1: see `shaped.py`.
 4. One stream runs through all parameters in declaration order, each in row-major order.
 
-log(x): x = m * 2^e with sqrt(1/2) <= m < sqrt(2); f = m - 1; s = f / (2 + f); z = s s; w = z z;
-  r = z (L1 + w (L3 + w (L5 + w L7))) + w (L2 + w (L4 + w L6)); h = (0.5 f) f;
+log(x), x = m * 2^e with sqrt(1/2) <= m < sqrt(2):
+
+  f = m - 1; s = f / (2 + f); z = s s; w = z z
+  r = z (L1 + w (L3 + w (L5 + w L7))) + w (L2 + w (L4 + w L6)); h = (0.5 f) f
   log = e LN2_HI - ((h - (s (h + r) + e LN2_LO)) - f)
-cos(x), 0 <= x < 2 PI: q = rint(x 2/PI); r = x - q PIO2_HI; w = q PIO2_LO; y = r - w; d = (r - y) - w; z = y y;
-  C = z (C1 + z (C2 + z (C3 + z (C4 + z (C5 + z C6))))); h = 0.5 z; v = 1 - h;
+
+cos(x), 0 <= x < 2 PI:
+
+  q = rint(x 2/PI); r = x - q PIO2_HI; w = q PIO2_LO; y = r - w; d = (r - y) - w; z = y y
+  C = z (C1 + z (C2 + z (C3 + z (C4 + z (C5 + z C6))))); h = 0.5 z; v = 1 - h
   cosine = v + (((1 - v) - h) + (z C - y d))
   S = S2 + z (S3 + z (S4 + z (S5 + z S6))); c = z y; sine = y - ((z (0.5 d - c S) - d) - c S1)
-  q = 0, 4: cosine; 1: -sine; 2: -cosine; 3: sine
+  cos = cosine for q of 0 and 4, -sine for 1, -cosine for 2, sine for 3
+
 Both are fdlibm's, exact to one unit in the last place. So the numbers equal those of tensorgrad, which calls Math.log
 and Math.cos.
 """

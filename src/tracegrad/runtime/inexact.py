@@ -9,7 +9,7 @@ correct.
 `Inexact`: WGSL allows 2.5 ulp for a quotient, fused products, and sums in any order. So the mean of equal numbers can
 be off by a digit. Then the deviations from it are not 0, and 1 / sqrt of their squares can be anything. Such points are
 at a tie, at a zero below a root or a divisor, or between the sides of a choice. To find such points, the form is
-evaluated with the roundings of other devices: results that f32 does not hold exactly are moved, and so are all results
+evaluated with the roundings of other devices. Results that f32 does not hold exactly are moved, and so are all results
 of rows that a language can approximate.
 """
 

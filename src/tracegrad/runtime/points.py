@@ -1,7 +1,7 @@
 """Evaluate a kernel's form at some of its points: choose the points, and compute what a device must write there.
 
-The numbers that a check fills arrays with follow from seed and index, in NumPy and in JavaScript. js/verify.js makes
-the same bits, so an exported page need not contain them.
+The numbers that a check fills arrays with follow from seed and index. NumPy and `js/verify.js` make the same bits, so
+an exported page need not contain them.
 
 Points are columns, and the row that a point folds runs along axis 1, so every value has shape (points, 1), (1, row) or
 (points, row). Nothing here depends on the text of a kernel.

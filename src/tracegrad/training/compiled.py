@@ -79,8 +79,8 @@ class CompiledTraining(Training):
                     `training` gets False. States that the loss writes are restored. `lr.plateau` gets `val_loss`.
         metrics:    {"name": function of the model and of the inputs that it names}, traced, for `val_<name>`. Functions
                     of `tg.metrics` are computed over the whole set; any other is averaged over the examples.
-        evaluate:   function of the training that returns metrics by name. It is called, as the validation is, after
-                    each epoch; with `every`, every `every` steps and at the end.
+        evaluate:   function of the training that returns metrics by name. Like the validation, it is called after each
+                    epoch. With `every`, it is called every `every` steps and at the end.
         on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. A hook waits for
                     the step only if it reads a result. `state.stop()` ends the loop at once.
         callbacks:  objects with some of these functions as methods, such as `tg.EarlyStopping("val_loss")`; further
@@ -162,13 +162,13 @@ class CompiledTraining(Training):
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
         """Explain why a value of the step is stored or inlined, which rules formed its kernels, and where it is.
 
-        name_or_node: the name of a result such as "loss", a capture, a parameter, an input or an optimizer state;
-                      "grads.NAME" for a parameter's gradient; a number such as "%12" in `print(train.graph)`; or a node
-                      of `train.graph`.
+        name_or_node: the name of a result such as "loss", a capture, a parameter, an input or an optimizer state.
+                      "grads.NAME" is a parameter's gradient. A number such as "%12" names a node as in
+                      `print(train.graph)`. A node of `train.graph` itself works too.
         loss:         with several losses, the name of one.
-        Returns:      text to print. `.values` has an entry for each value that the node was compiled to: its rule, its
-                      dispatches, the values of the same kernel, its place and lifetime, and your source line. For each
-                      neighbour in another kernel, the entry names the rule that prevented a merge.
+        Returns:      text to print. `.values` has an entry for each value that the node was compiled to. The entry has
+                      its rule, dispatches, place and lifetime, the values of the same kernel, and your source line. For
+                      each neighbour in another kernel, the entry names the rule that prevented a merge.
         Raises:       MissingNameError for an unknown name, with the nearest one.
 
         >>> "loss" in str(train.why("loss"))

@@ -166,8 +166,9 @@ class Position:
     key: seed of shuffling, and the steps that the training had done before the `fit`.
     size: numbers of examples and batches in the data, if known.
     told: whether `lr.plateau` was told the metric of the last step.
-    sums: returns, for each mean that `lr.plateau` will be told, the number of losses so far and numbers that add up to
-          their exact sum. earlier: those in the checkpoint that this `fit` goes on from.
+    sums: returns the means that `lr.plateau` will get: for each, the number of losses so far, and numbers that add up
+          to their exact sum.
+    earlier: the same of the checkpoint that this `fit` continues.
     """
 
     told = False
