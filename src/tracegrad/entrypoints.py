@@ -50,8 +50,9 @@ def compile(
                of one loss, on the same parameters and states. Each loss takes the `inputs` that it names, and has a
                step counter and a random stream of its own.
     inputs:    name -> shape (f32) or type such as tg.i32[64, 128]. Each call chooses the sizes that are None or a name,
-               as in {"x": ("B", "T", 8), "n": tg.i32["B"]}. One program is compiled and kept for each choice. Within a
-               call, equal names must have equal sizes, and so must all Nones at the same axis.
+               as in {"x": ("B", "T", 8), "n": tg.i32["B"]}. One program serves many sizes where it can; otherwise each
+               choice has a program, compiled at its first call. Within a call, equal names must have equal sizes, and
+               so must all Nones at the same axis.
     optimizer: one of tg.optim. With several losses, one for each by name, or one for all; states are separate.
     params:    with several losses, the parameters that each trains: a pattern of names such as "D.*", a list of
                patterns, or a function of the name. Default: all. Only these parameters get optimizer state.

@@ -83,7 +83,10 @@ def normalize_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
 
 
 def ordered_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
-    """Return axes in the order given, for what pairs each with a value of its own; else as `normalize_axes`."""
+    """Return axes in the order given, for what pairs each with a value of its own; else as `normalize_axes`.
+
+    Raises ShapeError for an axis named twice.
+    """
     if axis is None:
         return tuple(range(ndim))
     if isinstance(axis, bool):

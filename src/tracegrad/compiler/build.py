@@ -148,6 +148,7 @@ class StepSource(NamedTuple):
     @uncollected
     @ambient.restored
     def at_once(self) -> TracedProgram:
+        """Do the same for sizes that are known; raises InputError if `optimizer` is no optimizer."""
         check_precision(self.precision)
         optimizer = cast("object", self.optimizer)
         if not isinstance(optimizer, Optimizer):

@@ -82,7 +82,7 @@ def input_types(inputs: Mapping[str, Any]) -> dict[str, InputType]:
 
 
 def concrete_type(name: str, spec: Any) -> TensorType:
-    """Return the type of an input whose sizes are all known."""
+    """Return the type of an input whose sizes are all known. Raises InputError for an open size."""
     t = input_type(name, spec)
     sizes = tuple([d for d in t.shape if isinstance(d, int)])
     if len(sizes) < len(t.shape):

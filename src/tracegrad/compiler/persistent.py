@@ -39,7 +39,10 @@ def persistent_of(
     freeze: Mapping[str, freezing.Mask] = freezing.NONE,
     grads: bool = True,
 ) -> Persistent:
-    """Return arrays for parameters and states; with an optimizer, also for its state and, if kept, gradients."""
+    """Return arrays for parameters and states; with an optimizer, also for its state and, if kept, gradients.
+
+    Raises CompileError if no parameter is trainable.
+    """
     arena = part.whole
     places = {slot.name: Place("params", slot.offset) for slot in arena.slots}
     decay = {slot.name: slot.decay for slot in arena.slots}

@@ -69,7 +69,7 @@ def _defined(fn: Callable[..., Any]) -> Site | None:
 
 
 def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the rank-0 loss and the aux tensors."""
+    """Return the rank-0 loss and the aux tensors. Raises CompileError if there is no scalar f32 loss."""
     name = getattr(loss, "__name__", "loss")
     aux: Any = {}
     result = _read(result)
@@ -108,7 +108,10 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
 
 
 def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
-    """Return the outputs by name, and the structure they came in."""
+    """Return the outputs by name, and the structure they came in.
+
+    Raises CompileError for a result that is no tensor, tuple or dict.
+    """
     result = _read(result)
     if isinstance(result, Tensor):
         return {"output": result}, None

@@ -47,7 +47,10 @@ def traced(
     patching: bool = False,
     frozen: Selection | None = None,
 ) -> Generator[Traced]:
-    """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters without a gradient."""
+    """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters without a gradient.
+
+    Raises TraceError inside another trace, and CompileError if the model has no parameters.
+    """
     if ambient.active() is not None:
         raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it outside, before the trace")
     arrays = named_arrays(model)

@@ -26,7 +26,10 @@ class Pair(NamedTuple):
     b: int
 
     def per(self, a: int, b: int) -> int:
-        """Return elements per element of the batch, from counts at the two sizes; 0 if the counts are equal."""
+        """Return elements per element of the batch, from counts at the two sizes; 0 if the counts are equal.
+
+        Raises UnsizedError if the elements are not proportional.
+        """
         if a == b:
             return 0
         if a % self.a or a // self.a * self.b != b:
@@ -145,7 +148,10 @@ def _touched(plan: Plan, launch: Launch, seen: dict[int, Any], number: int) -> l
 
 
 def leading(a: TensorType, b: TensorType, sizes: Pair) -> int:
-    """Return elements of axis 0 per element of the batch. No other axis may grow."""
+    """Return elements of axis 0 per element of the batch. No other axis may grow.
+
+    Raises UnsizedError if another does.
+    """
     if a.shape[1:] != b.shape[1:]:
         raise UnsizedError(f"{a} grows with the batch along another axis than the first")
     return sizes.per(a.shape[0], b.shape[0]) if a.shape else 0

@@ -29,7 +29,10 @@ def merge(
     more: Sequence[Any] = (),
     known: Iterable[str] = ("x",),
 ) -> dict[str, Any]:
-    """Merge the inputs of a call, given as one mapping, by keyword, or both. more: further arguments by position."""
+    """Merge the inputs of a call, given as one mapping, by keyword, or both. more: further arguments by position.
+
+    Raises InputError for an argument too many, of another type, or given twice.
+    """
     if more:
         raise InputError.here(f"{what}: {_by_name(what, known)}; got {1 + len(more)} values by position")
     if mapping is None:

@@ -157,7 +157,10 @@ class TrainedParameters:
         self.call(write, stepper)
 
     def download_params(self, ema: bool = False) -> dict[str, Array]:
-        """Do what `CompiledTraining.download_params` documents."""
+        """Do what `CompiledTraining.download_params` documents.
+
+        Raises InputError for averages that the optimizer does not keep.
+        """
         if ema and not any(_ema_of(s.program) for s in self.stepper.together):
             raise InputError.here(
                 "download_params: the optimizer keeps no averages; make it with ema=, such as ema=0.999"

@@ -45,7 +45,10 @@ def key(op: Op) -> str:
 
 
 def part(a: Any) -> Any:
-    """Return the part of an argument in a key. True differs from 1 there, and 0.0 from -0.0."""
+    """Return the part of an argument in a key. True differs from 1 there, and 0.0 from -0.0.
+
+    Raises DTypeError for a value that cannot be part of a call.
+    """
     kind = kind_of(a)
     if kind is GradTensor:
         return a._spec

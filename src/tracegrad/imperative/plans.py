@@ -222,7 +222,10 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
 
 @ambient.restored
 def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> Plan:
-    """Return the plan of the graph that `build` makes from leaves with these types."""
+    """Return the plan of the graph that `build` makes from leaves with these types.
+
+    Raises DTypeError if dtypes differ, and TraceError if the result is no tensor.
+    """
     floats = [s for s in specs if s is not NUMBER and s.type.dtype.is_float]
     double = any(s.double for s in floats)
     if double and not all(s.double for s in floats):

@@ -101,14 +101,17 @@ def _own(data: Any, x: Array) -> DType:
 
 
 def nearest(x: Array) -> DType:
-    """Return the dtype that an array becomes, as in a trace: of unsigned integers, only those of 32 bits are u32."""
+    """Return the dtype that an array becomes, as in a trace: of unsigned integers, only those of 32 bits are u32.
+
+    Raises InputError for values that are neither numbers nor truth values.
+    """
     if x.dtype.kind not in KINDS:
         raise InputError(f"{x.dtype.name} values are neither numbers nor truth values")
     return i32 if x.dtype.kind == "u" and x.dtype.itemsize != 4 else KINDS[x.dtype.kind]
 
 
 def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:
-    """Do the same as `typed`; errors name the purpose of the data and the line."""
+    """Do the same as `typed`; an InputError names the purpose of the data and the line."""
     try:
         return typed(data, dtype)
     except DTypeError as e:

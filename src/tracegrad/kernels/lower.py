@@ -84,7 +84,8 @@ def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int,
 def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
     """Return the kernel of a cluster.
 
-    Axes are split until indices need no division, then merged where merging adds no division.
+    Axes are split until indices need no division, then merged where merging adds no division. Raises ShapeError for a
+    cluster that is too large.
     """
 
     def over(domain: Domain) -> Kernel:

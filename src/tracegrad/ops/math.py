@@ -100,7 +100,7 @@ def _integer_power(x: Tensor, n: int) -> Tensor:
 def reciprocal(x: Operand) -> Tensor:
     """Return 1 / x. f32, any shape; gradient -1 / x^2.
 
-    Raises:   DTypeError if x is not f32. As numpy.reciprocal and torch.reciprocal. Any shape.
+    Raises:   DTypeError if x is not f32. As numpy.reciprocal and torch.reciprocal.
 
     >>> tg.reciprocal([1.0, 4.0])
     tensor([1.  , 0.25])

@@ -132,7 +132,10 @@ HIGH = {"i32": 2**31 - 1, "u32": 2**32 - 1}
 
 
 def literal(array: Any, dtype: DType | None = None) -> Tensor:
-    """Return a constant from anything with the buffer protocol, a nested list, or a number."""
+    """Return a constant from anything with the buffer protocol, a nested list, or a number.
+
+    Raises DTypeError for other objects.
+    """
     if isinstance(array, (bool, int, float)):
         return const(fitting(array, dtype), dtype) if dtype else const(array, scalar_dtype(array))
     if isinstance(array, (list, tuple)):

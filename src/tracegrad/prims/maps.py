@@ -24,7 +24,10 @@ ANY = (f32, i32, u32, bool_)
 
 
 def broadcast(*values: Any) -> tuple[Tensor, ...]:
-    """Convert numbers, arrays and tensors to tensors of one shape. A number takes the dtype of the first tensor."""
+    """Convert numbers, arrays and tensors to tensors of one shape. A number takes the dtype of the first tensor.
+
+    Raises DTypeError if dtypes differ, and ShapeError if shapes do not broadcast.
+    """
     xs = as_tensors(*values)
     shape = xs[0].shape
     if all(x.shape == shape for x in xs):
@@ -129,7 +132,7 @@ def _document(
         f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
         f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays or numbers, any shape.\n"
         f"Returns {out.name if out else 'the same dtype'}. {'Differentiable.' if differentiable else 'No gradient.'}\n"
-        f"Raises DTypeError for other or differing dtypes{', ShapeError if shapes do not broadcast' if two else ''}.\n"
+        f"Raises DTypeError for other {'or differing dtypes, ShapeError if shapes do not fit' if two else 'dtypes'}.\n"
         f"As {f'numpy.{array} and ' if isinstance(array, str) else ''}torch.{TORCH.get(name, name)}."
         f"{_example(name)}"
     )

@@ -287,7 +287,7 @@ def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return `x` repeated along new leading axes and along axes of size 1."""
+    """Return `x` repeated along new leading axes and along axes of size 1. Raises ShapeError for fewer dimensions."""
     shape = tuple(shape)
     if shape == x.shape:
         return x

@@ -81,10 +81,10 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class WebGPUSupport:
-    """Whether `device="webgpu"` can work here.
+    """Tell whether `device="webgpu"` can work here, and if not, why.
 
-    reason: "ok", "software" (it works, but slowly: "auto" does not choose it), or why not: "browser", "no-wgpu",
-            "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader", "no-driver".
+    reason: "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
+            "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
 
     >>> tg.WebGPUSupport(False, "no-adapter", "there is no GPU here").ok
     False
@@ -225,7 +225,7 @@ def open_device(adapter: AdapterInfo) -> Any:
 
 
 def load_wgpu() -> Any:
-    """Return the wgpu module, without loading a driver."""
+    """Return the wgpu module, without loading a driver. Raises DeviceError if the package cannot be loaded."""
     try:
         with cffi_header.read_once():
             native = importlib.import_module("wgpu.backends.wgpu_native")

@@ -41,7 +41,7 @@ class Batch:
             self.error = e
 
     def outputs(self) -> list[dict[str, Any]]:
-        """Return the outputs of each run by name."""
+        """Return the outputs of each run by name. Raises the error of the runs if there is one."""
         if self.raw is None and self.error is None:
             wait(self, "waiting for a run")
         if self.raw is None:

@@ -144,7 +144,10 @@ class Compiler:
     def compiled(
         self, source: str, key: str, folder: Path, more: tuple[str, ...] = (), children: Children | None = None
     ) -> Path:
-        """Compile into a file of `folder` that is named by the key."""
+        """Compile into a file of `folder` that is named by the key.
+
+        Raises TimeoutExpired if the compiler takes too long.
+        """
         if self in _hung:
             raise subprocess.TimeoutExpired(self.path, seconds())
         out = folder / f"{key}.so"

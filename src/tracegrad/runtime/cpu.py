@@ -100,7 +100,10 @@ class CpuSession:
         return cpu_info(self._compiler, self._failed)
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Allocate new memory and begin to compile; the first run waits for the kernels."""
+        """Allocate new memory and begin to compile; the first run waits for the kernels.
+
+        Raises DeviceError for kernels of another process, or too little memory.
+        """
         check_open(self._closed)
         self._next += 1
         if like is not None:

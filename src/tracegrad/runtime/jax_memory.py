@@ -110,7 +110,10 @@ class Memory:
         self._to_device, self._fetch = put, fetch
 
     def allocate(self, program: Program) -> dict[str, tuple[Part, ...]]:
-        """Return the parts of a program's buffers; fill new ones."""
+        """Return the parts of a program's buffers; fill new ones.
+
+        Raises DeviceError if a persistent buffer has another size.
+        """
         parts = parts_of(program)
         for b in program.buffers:
             if b.role not in PERSISTENT:

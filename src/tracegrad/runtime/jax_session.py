@@ -46,7 +46,7 @@ class JaxBatch:
         self._calls, self._begun = calls, begun
 
     def outputs(self) -> list[dict[str, Array]]:
-        """Wait for the results."""
+        """Wait for the results. Raises DeviceError if JAX failed."""
         try:
             return self._calls.outputs(self._begun)
         except JaxError as e:
@@ -90,7 +90,10 @@ class JaxSession:
         )
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Allocate new memory. XLA compiles at the first run."""
+        """Allocate new memory. XLA compiles at the first run.
+
+        Raises DeviceError for a program of another process, or too little memory.
+        """
         check_open(self._closed)
         if program.graph is None:
             raise DeviceError("the program was not compiled by this process; JAX runs the graph that it came from")
@@ -189,7 +192,7 @@ class JaxSession:
         return 1 if self._several else max(self._loaded[handle].calls.most, MOST_RUNS)
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> JaxBatch:
-        """Begin the runs."""
+        """Begin the runs. Raises DeviceError if JAX failed."""
         check_open(self._closed)
         calls = self._loaded[handle].calls
         try:

@@ -173,7 +173,10 @@ class NativeSession:
         return batch
 
     def outputs_of(self, batch: Batch) -> list[dict[str, Any]]:
-        """Do the work of `Batch.outputs`."""
+        """Do the work of `Batch.outputs`.
+
+        Raises DeviceError for outputs that were read, or whose program was unloaded.
+        """
         self._check_open()
         loaded, memory = batch.loaded, batch.memory
         if not loaded.alive:

@@ -122,7 +122,10 @@ def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
 
 
 def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:
-    """Refuse a program that `device` is too small for; name the largest buffer, its largest value, and the limit."""
+    """Raise DeviceError for a program that `device` is too small for.
+
+    The error names the largest buffer, its largest value, and the limit.
+    """
     if program.needs_f16 and HALF not in features:
         raise DeviceError(f'precision="f16" needs {HALF}, which {device} does not offer; compile with precision="f32"')
     needs = program.needs
@@ -308,7 +311,7 @@ def _copies(loaded: Loaded, memory: BatchMemory, runs: int) -> Iterator[Copy]:
 
 
 def allocate(device: Any, name: str, size: int, usage: int) -> Any:
-    """Return a buffer of `size` bytes, rounded up to whole vectors."""
+    """Return a buffer of `size` bytes, rounded up to whole vectors. Raises DeviceError if there is no memory."""
     try:
         return device.create_buffer(label=name, size=whole(size) or VECTOR, usage=usage)
     except Exception as e:

@@ -107,7 +107,10 @@ class BatchMemory:
         self._given: list[NDArray[Any]] = []  # large values of the runs staged so far
 
     def put(self, run: int, given: Mapping[str, Any]) -> None:
-        """Stage the values of the `run`-th run: booleans as 0 and 1, u32 as the same 32 bits."""
+        """Stage the values of the `run`-th run: booleans as 0 and 1, u32 as the same 32 bits.
+
+        Raises InputError for missing and unknown inputs.
+        """
         plan = self._plan
         if given.keys() != plan.names:
             missing, extra = sorted(plan.names - given.keys()), sorted(given.keys() - plan.names)

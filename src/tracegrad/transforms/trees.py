@@ -70,7 +70,10 @@ def with_arrays(value: Any, arrays: Iterable[Any]) -> Any:
 
 
 def prefix(tree: Any, marks: Any, who: str) -> list[Any]:
-    """Return one mark for each leaf. `marks`: an integer or None for all leaves below, or a container like `tree`."""
+    """Return one mark for each leaf. `marks`: an integer or None for all leaves below, or a container like `tree`.
+
+    Raises TraceError for marks of another structure.
+    """
     if marks is None or isinstance(marks, int):
         return [marks] * len(tree_leaves(tree))
     parts, own = children(tree), children(marks)
