@@ -5,8 +5,9 @@ Every way of reading it gives the same numbers, for every width of vectors.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from tracegrad.runtime.c_compiler import OTHER_FLAGS, compiler_named
 from tracegrad.runtime.calls import neighbours, places, runs_of
 from tracegrad.runtime.cpu import CpuSession
 
-FLAGS = ("", "-march=x86-64-v3", "-march=x86-64")  # vectors of what this machine has, of 8 and of 4
+# Vectors of what this machine has, of 8 and of 4
+FLAGS = ("", "-march=x86-64-v3", "-march=x86-64") if platform.machine() == "x86_64" else ("",)
 Fn = Callable[..., Any]
 
 
@@ -62,71 +64,67 @@ def run(session: CpuSession, fn: Fn, w: np.ndarray, given: dict[str, np.ndarray]
     return next(iter(found.values())), sum(isinstance(s, GatheredStep) for source in sources for s in source.steps)
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_convolutions_and_both_gradients(shape: Any, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "x86" in flags and os.uname().machine != "x86_64":
-        return
-    monkeypatch.setenv(OTHER_FLAGS, flags)
+@pytest.fixture(params=[""])
+def sessions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[CpuSession, ...]]:
+    """Sessions with kernels in C, for vectors as the flags say, and in NumPy."""
+    monkeypatch.setenv(OTHER_FLAGS, request.param)
     compiler = compiler_named("cc")
     if compiler is None:
         pytest.skip("no C compiler")
-    rng, (x_shape, w_shape, how) = np.random.default_rng(0), shape
-    x, w = rng.standard_normal(x_shape).astype("f"), rng.standard_normal(w_shape).astype("f")
-    session = CpuSession(compiler)
-    reference = CpuSession(None)  # NumPy's kernels
-    try:
-        ct = rng.standard_normal(run(reference, lambda m, x: conv(x, m.w, **how), w, {"x": x})[0].shape).astype("f")
-
-        def by_input(m: Filters, ct: Any) -> Any:
-            return tg.grad(lambda x: (conv(x, m.w, **how) * ct).sum())(tg.zeros(x_shape))
-
-        def by_weights(m: Filters, x: Any, ct: Any) -> Any:
-            return tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
-
-        ways: list[tuple[Fn, dict[str, np.ndarray]]] = [
-            (lambda m, x: conv(x, m.w, **how), {"x": x}),
-            (by_input, {"ct": ct}),
-            (by_weights, {"x": x, "ct": ct}),
-        ]
-        gathering = 0
-        for fn, given in ways:
-            got, count = run(session, fn, w, given)
-            expected, _ = run(reference, fn, w, given)
-            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
-            gathering += count
-        assert gathering
-    finally:
-        session.close()
-        reference.close()
+    with closing(CpuSession(compiler)) as session, closing(CpuSession(None)) as reference:
+        yield session, reference
 
 
-@pytest.mark.parametrize("flags", FLAGS)
+def drawn(x: tuple[int, ...], w: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal(x).astype("f"), rng.standard_normal(w).astype("f"), rng
+
+
+every_width = pytest.mark.parametrize("sessions", FLAGS, indirect=True)
+
+
+@every_width
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_images_with_channels_last_in_memory(shape: Any, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_and_both_gradients(shape: Any, sessions: tuple[CpuSession, ...]) -> None:
+    (session, reference), (x_shape, w_shape, how) = sessions, shape
+    x, w, rng = drawn(x_shape, w_shape)
+    ct = rng.standard_normal(run(reference, lambda m, x: conv(x, m.w, **how), w, {"x": x})[0].shape).astype("f")
+
+    def by_input(m: Filters, ct: Any) -> Any:
+        return tg.grad(lambda x: (conv(x, m.w, **how) * ct).sum())(tg.zeros(x_shape))
+
+    def by_weights(m: Filters, x: Any, ct: Any) -> Any:
+        return tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
+
+    ways: list[tuple[Fn, dict[str, np.ndarray]]] = [
+        (lambda m, x: conv(x, m.w, **how), {"x": x}),
+        (by_input, {"ct": ct}),
+        (by_weights, {"x": x, "ct": ct}),
+    ]
+    gathering = 0
+    for fn, given in ways:
+        got, count = run(session, fn, w, given)
+        expected, _ = run(reference, fn, w, given)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+        gathering += count
+    assert gathering
+
+
+@every_width
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_images_with_channels_last_in_memory(shape: Any, sessions: tuple[CpuSession, ...]) -> None:
     """Axes of k or of the columns go in another order then: forward, and the gradient by the weights."""
-    if "x86" in flags and os.uname().machine != "x86_64":
-        return
-    monkeypatch.setenv(OTHER_FLAGS, flags)
-    compiler = compiler_named("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    rng, (x_shape, w_shape, how) = np.random.default_rng(0), shape
-    x, w = rng.standard_normal(x_shape).astype("f"), rng.standard_normal(w_shape).astype("f")
+    (session, reference), (x_shape, w_shape, how) = sessions, shape
+    x, w, rng = drawn(x_shape, w_shape)
     last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
     turned = lambda x: tg.permute(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
-    session, reference = CpuSession(compiler), CpuSession(None)
-    try:
-        plain: Fn = lambda m, x: conv(x, m.w, **how)
-        ct = rng.standard_normal(run(reference, plain, w, {"x": x})[0].shape).astype("f")
-        by_weights: Fn = lambda m, x, ct: tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
-        for fn, given in ((plain, {}), (by_weights, {"ct": ct})):
-            expected, _ = run(reference, fn, w, {"x": x, **given})
-            got, _ = run(session, lambda m, x, fn=fn, **rest: fn(m, turned(x), **rest), w, {"x": last, **given})
-            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
-    finally:
-        session.close()
-        reference.close()
+    plain: Fn = lambda m, x: conv(x, m.w, **how)
+    ct = rng.standard_normal(run(reference, plain, w, {"x": x})[0].shape).astype("f")
+    by_weights: Fn = lambda m, x, ct: tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
+    for fn, given in ((plain, {}), (by_weights, {"ct": ct})):
+        expected, _ = run(reference, fn, w, {"x": x, **given})
+        got, _ = run(session, lambda m, x, fn=fn, **rest: fn(m, turned(x), **rest), w, {"x": last, **given})
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
 
 
 def test_k_and_columns_go_as_neighbours_meet() -> None:
@@ -138,62 +136,39 @@ def test_k_and_columns_go_as_neighbours_meet() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 3 * 108), (2, 6 * 9, 12), (2, 648)], ids=str)
-def test_an_image_that_was_grouped_otherwise_in_memory(shape: tuple[int, ...]) -> None:
+def test_an_image_that_was_grouped_otherwise_in_memory(
+    shape: tuple[int, ...], sessions: tuple[CpuSession, ...]
+) -> None:
     """A group norm leaves its result as groups of channels: padding and windows must be seen through the reshape."""
-    compiler = compiler_named("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    rng = np.random.default_rng(0)
-    x, w = rng.standard_normal(shape).astype("f"), rng.standard_normal((5, 6, 3, 3)).astype("f")
-    session, reference = CpuSession(compiler), CpuSession(None)
+    session, reference = sessions
+    x, w, _ = drawn(shape, (5, 6, 3, 3))
     fn: Fn = lambda m, x: conv(tg.reshape(x, (2, 6, 9, 12)), m.w, padding=1)
-    try:
-        got, count = run(session, fn, w, {"x": x})
-        np.testing.assert_allclose(got, run(reference, fn, w, {"x": x})[0], rtol=1e-4, atol=1e-4)
-        assert count == 1
-    finally:
-        session.close()
-        reference.close()
+    got, count = run(session, fn, w, {"x": x})
+    np.testing.assert_allclose(got, run(reference, fn, w, {"x": x})[0], rtol=1e-4, atol=1e-4)
+    assert count == 1
 
 
-def test_a_product_that_lies_as_a_matrix_gathers_nothing() -> None:
-    compiler = compiler_named("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    session = CpuSession(compiler)
-    rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((20, 30)).astype("f"), rng.standard_normal((30, 40)).astype("f")
-    try:
-        for fn, expected in (
-            (lambda m, x: x @ m.w, x @ w),
-            (lambda m, x: m.w.T @ x.T, (x @ w).T),
-            (lambda m, x: tg.relu(x) @ m.w, np.maximum(x, 0) @ w),
-        ):
-            got, count = run(session, fn, w, {"x": x})
-            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
-            assert count == 0
-    finally:
-        session.close()
+def test_a_product_that_lies_as_a_matrix_gathers_nothing(sessions: tuple[CpuSession, ...]) -> None:
+    x, w, _ = drawn((20, 30), (30, 40))
+    for fn, expected in (
+        (lambda m, x: x @ m.w, x @ w),
+        (lambda m, x: m.w.T @ x.T, (x @ w).T),
+        (lambda m, x: tg.relu(x) @ m.w, np.maximum(x, 0) @ w),
+    ):
+        got, count = run(sessions[0], fn, w, {"x": x})
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+        assert count == 0
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-def test_rows_far_apart_whose_number_is_no_whole_vector(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "x86" in flags and os.uname().machine != "x86_64":
-        return
-    monkeypatch.setenv(OTHER_FLAGS, flags)
+@every_width
+def test_rows_far_apart_whose_number_is_no_whole_vector(
+    sessions: tuple[CpuSession, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACEGRAD_VERIFY", "off")
-    compiler = compiler_named("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    session = CpuSession(compiler)
-    rng = np.random.default_rng(0)
-    try:
-        for rows in (3, 5, 6, 7, 13):
-            x, w = rng.standard_normal((rows, 1024)).astype("f"), rng.standard_normal((1024, 20)).astype("f")
-            got, _ = run(session, lambda m, x: x @ m.w, w, {"x": x})
-            np.testing.assert_allclose(got, x @ w, rtol=1e-3, atol=1e-3)
-    finally:
-        session.close()
+    for rows in (3, 5, 6, 7, 13):
+        x, w, _ = drawn((rows, 1024), (1024, 20))
+        got, _ = run(sessions[0], lambda m, x: x @ m.w, w, {"x": x})
+        np.testing.assert_allclose(got, x @ w, rtol=1e-3, atol=1e-3)
 
 
 def test_places_of_axes_and_their_neighbours() -> None:
