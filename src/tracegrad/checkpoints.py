@@ -197,7 +197,8 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
 def first_hyper(file: safetensors.File) -> dict[str, float]:
     """Return the values that the optimizer of the file was made with, those of the right kind. `read` checks the rest.
 
-    An option that was switched on stays in the program when it is set to off, so the values of now do not tell."""
+    An option that was switched on stays in the program when it is set to off, so the values of now do not tell.
+    """
     try:
         given = _object(_object(_entry(file.metadata, "optimizer"), "optimizer").get("hyper"), "hyper")
     except InputError:

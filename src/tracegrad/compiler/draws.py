@@ -157,9 +157,10 @@ def _named(fn: Callable[..., Any], model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _held(node: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of what modules and containers hold, and objects in them, and objects in those.
+    """Yield the names and values that modules and containers hold, and those of objects in them, two objects deep.
 
-    depth: how many objects that are neither modules nor containers lead here."""
+    depth: how many objects that are neither modules nor containers lead here.
+    """
     held = children(node)
     if held is None:
         depth += 1
