@@ -13,7 +13,7 @@ from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import TensorType
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
-from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, names_of, walk
 from tracegrad.kernels.form import Extent, Fold, Kernel, Store, UnsizedError, sized
 from tracegrad.kernels.group import Launch
 from tracegrad.prims.leaves import CONST, LITERAL
@@ -193,16 +193,8 @@ def _own_row(index: Index, axis: str, per: int, of_slot: int) -> bool:
     less than a share at the last point. An offset that does not depend on the point is in this range everywhere.
     """
     rest = [a for a, _ in index.terms if not (isinstance(a, Var) and a.name == axis)]
-    return index.strides.get(axis, -1) * per == of_slot and not any(_varies(a, axis) for a in rest)
-
-
-def _varies(atom: Var | Quotient | Dynamic, axis: str) -> bool:
-    """Return whether an atom of an index can change along an axis."""
-    if isinstance(atom, Var):
-        return atom.name == axis
-    if isinstance(atom, Quotient):
-        return any(_varies(a, axis) for a, _ in atom.index.terms)
-    return False  # clamped to a fixed range, whatever the value
+    # A value read from memory is clamped to a fixed range, so an index by it counts as the same at every point
+    return index.strides.get(axis, -1) * per == of_slot and axis not in names_of(rest, loaded=False)
 
 
 def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, capacity: int) -> bool:
@@ -212,7 +204,7 @@ def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, cap
     `slope * size + at`, is below the slot's size at the smallest and at the largest batch.
     """
     guards = [g.index for v in walk(_roots(kernel)) if v.op == "inside" for g in v.arg]
-    guarded = any(_varies(a, axis) for g in guards for a in atoms_of(g))
+    guarded = axis in names_of((a for g in guards for a, _ in g.terms), loaded=False)
     if per and not guarded and _own_row(index, axis, per, of_slot):
         return True
     slope, at = _largest(index, axis, per)

@@ -382,6 +382,19 @@ def indices_of(v: Value) -> list[Index]:
     return []
 
 
+def names_of(atoms: Iterable[Atom], loaded: bool = True) -> set[str]:
+    """Return the names of the variables that atoms depend on. loaded: also through values read from memory."""
+    names: set[str] = set()
+    for atom in atoms:
+        if isinstance(atom, Var):
+            names.add(atom.name)
+        elif isinstance(atom, Quotient):
+            names |= names_of((a for a, _ in atom.index.terms), loaded)
+        elif loaded:
+            names |= names_of(a for v in walk([atom.value]) for index in indices_of(v) for a, _ in index.terms)
+    return names
+
+
 def atoms_of(index: Index) -> Iterator[Atom]:
     """Yield all atoms of an index, also the atoms inside quotients."""
     for atom, _ in index.terms:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import f32, i32
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Store
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_text import ALIGNED, C_TYPE
@@ -64,7 +64,7 @@ def _stride(index: Index, axis: str) -> int | None:
     for atom, c in index.terms:
         if isinstance(atom, Var):
             stride += c if atom.name == axis else 0
-        elif isinstance(atom, Dynamic) or any(isinstance(a, Var) and a.name == axis for a in atoms_of(atom.index)):
+        elif isinstance(atom, Dynamic) or axis in names_of([atom], loaded=False):
             return None
     return stride
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tracegrad.dtypes import f32
-from tracegrad.kernels.expr import Atom, Dynamic, Index, Quotient, Value, Var, indices_of, walk
+from tracegrad.kernels.expr import Index, Value, Var, names_of, walk
 from tracegrad.kernels.form import Axis, Kernel, Store, divides
 from tracegrad.kernels.tiling import Tiling
 
@@ -66,14 +66,4 @@ def steps_by_one(index: Index, axis: Axis) -> bool:
     """Return whether every fourth point along `axis` begins a vector, and the next point is the next element."""
     others = [(atom, c) for atom, c in index.terms if not (isinstance(atom, Var) and atom.name == axis.name)]
     whole = divides(4, axis.size) and index.const % 4 == 0 and all(c % 4 == 0 for _, c in others)
-    return index.strides.get(axis.name) == 1 and whole and not any(_depends(atom, axis.name) for atom, _ in others)
-
-
-def _depends(atom: Atom, name: str) -> bool:
-    """Return whether an atom depends on the variable `name`."""
-    if isinstance(atom, Var):
-        return atom.name == name
-    if isinstance(atom, Quotient):
-        return any(_depends(a, name) for a, _ in atom.index.terms)
-    assert isinstance(atom, Dynamic)
-    return any(_depends(a, name) for v in walk([atom.value]) for index in indices_of(v) for a, _ in index.terms)
+    return index.strides.get(axis.name) == 1 and whole and axis.name not in names_of(atom for atom, _ in others)
