@@ -149,12 +149,11 @@ OWN_SIZES_ON_GPU = 8  # sizes | the same on a GPU: a shared step takes up to thr
 
 KEPT_VALUES = 1 << 14  # elements | of a value, such as a mask, that is computed when the plan is made | -
 MOST_PLANS = 4096  # plans | of one op: a loop over ever new shapes must not fill the memory | -
-SORT_BLOCK = 32  # elements | sorted by counting: each is compared with every other one | ?
+SORT_BLOCK = 64  # elements | sorted by counting: each is compared with every other one | 2 cores
 SORT_LANES = 12  # elements | side by side, from which a long axis before them is sorted by a network | 2 cores
 SORT_LONG = 256  # elements | of an axis from which that is no slower on llvmpipe, which pays for launches | 2 cores
 SORT_COLUMNS = 16  # columns | into which a network cuts an axis without others beside it: one or two vectors | 2 cores
-SORT_COLUMNS_FROM = 513  # elements | of an axis from which that is no slower | llvmpipe
-SORT_COLUMNS_TO = 4096  # elements | of an axis to which that is no slower | llvmpipe
+SORT_COLUMNS_FROM = 513  # elements | of an axis from which that is no slower; see the diary for shorter ones | llvmpipe
 SORT_TOGETHER = 2  # exchanges | of a sorting network in one kernel; n of them compare 2^n - 1 times | 2 cores
 SCAN_BLOCK = 32  # elements | summed up directly; longer axes take one more level for each factor of 32 | ?
 MAX_MEMBERS = 8  # kernels | of different text that share a launch | -

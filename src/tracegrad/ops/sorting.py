@@ -1,8 +1,8 @@
 """Sorting, made of ops that every runtime has.
 
-In a block of up to 32 elements, the position of an element is the number of elements that come before it. Two sorted
+In a block of up to 64 elements, the position of an element is the number of elements that come before it. Two sorted
 runs are merged by a binary search at each position of the result: how many elements before this position come from the
-first run? An axis of n elements takes log2(n / 32) merges of at most log2(n) steps, and no scatter. Some long axes are
+first run? An axis of n elements takes log2(n / 64) merges of at most log2(n) steps, and no scatter. Some long axes are
 sorted by a network of exchanges instead (`networks.py`).
 """
 
@@ -25,7 +25,7 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import Tangents, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis
-from tracegrad.tuning import SORT_BLOCK, SORT_COLUMNS_FROM, SORT_COLUMNS_TO, SORT_LANES, SORT_LONG
+from tracegrad.tuning import SORT_BLOCK, SORT_COLUMNS_FROM, SORT_LANES, SORT_LONG
 
 __all__ = ["argsort", "sort", "topk"]
 
@@ -47,7 +47,7 @@ def _gathered(x: Tensor, at: Tensor) -> Tensor:
 def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
     """Return the indices in `x` of the first `k` elements of the sorted axis."""
     n, beside = x.shape[axis], math.prod(x.shape[axis + 1 :]) >= SORT_LANES
-    if (beside and n >= SORT_LONG) or SORT_COLUMNS_FROM <= n <= SORT_COLUMNS_TO:
+    if (beside and n >= SORT_LONG) or n >= SORT_COLUMNS_FROM:
         return _exchanged(x, axis, k, descending)
     return swapaxes(_merged_blocks(swapaxes(x, axis, -1), k, descending), axis, -1)
 
