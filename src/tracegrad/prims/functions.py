@@ -150,6 +150,17 @@ fn log_(x: f32) -> f32 {{
   return log_special_(log_sum_(select(m, m + m, low) - 1.0, e), x, v);
 }}"""
 
+# The bits of sqrt(1/2) subtracted leave e above 23 bits of the factor in [sqrt(1/2), sqrt(2)).
+LOG_AS_WRITTEN = """fn log_(x: f32) -> f32 {
+  let u = bitcast<u32>(x);
+  let tiny = u < 0x800000u;
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny) - 0x3f3504f3u;
+  let e = (i32(v) >> 23u) - select(0, 23, tiny);
+  let y = log_sum_(bitcast<f32>((v & 0x7fffffu) + 0x3f3504f3u) - 1.0, f32(e));
+  let positive = select(y, x, u >= 0x7f800000u);
+  return select(select(positive, bitcast<f32>(nan_bits), u > 0x80000000u), -bitcast<f32>(inf_bits), u << 1u == 0u);
+}"""
+
 LOG1P = f"""{LOG_PARTS}
 
 fn log1p_(x: f32) -> f32 {{

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
-from tracegrad.prims.functions import EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, NEAR_EXP_AS_WRITTEN
+from tracegrad.prims.functions import EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, LOG_AS_WRITTEN, NEAR_EXP_AS_WRITTEN
 from tracegrad.prims.turns import NEAR_TURN, NEAR_TURNS, OF_TURNS, TURN_IN_DOUBLES
 
 C_TYPE = {
@@ -42,6 +42,7 @@ AS_WRITTEN = {  # shorter than the rows' functions, where no driver rewrites ari
     "exp_times_": EXP_AS_WRITTEN,
     "near_exp_": NEAR_EXP_AS_WRITTEN,
     "expm1_": EXPM1_AS_WRITTEN,
+    "log_": LOG_AS_WRITTEN,
 }
 _pattern = cache(re.compile)  # on first use: at import it would cost 5000 calls
 
