@@ -10,10 +10,8 @@ from sys import getrefcount
 from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, Array, np
-from tracegrad.runtime.storage import MARGIN_BYTES
+from tracegrad.runtime.storage import AROUND, between_margins
 from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES
-
-ALIGNED = 64  # bytes of a cache line; each copy begins at one
 
 
 class CopyPool:
@@ -30,9 +28,7 @@ class CopyPool:
         """Return `x` as a contiguous array with memory of its own."""
         if not HAVE_NUMPY or x.nbytes < POOL_FROM:
             return np.array(x, order="C", copy=True)
-        memory = self._memory(x.nbytes)
-        first = MARGIN_BYTES + -(memory.ctypes.data + MARGIN_BYTES) % ALIGNED
-        out = memory[first : first + x.nbytes].view(x.dtype).reshape(x.shape)
+        out = between_margins(self._memory(x.nbytes), x.nbytes).view(x.dtype).reshape(x.shape)
         out[...] = x
         return out
 
@@ -45,7 +41,7 @@ class CopyPool:
             memory = _next_if_free(kept, ALONE)
             if memory is not None:
                 return memory
-        memory = np.empty(MARGIN_BYTES + ALIGNED + size + MARGIN_BYTES, np.uint8)
+        memory = np.empty(size + AROUND, np.uint8)
         if len(kept) < (kept.maxlen or 0):
             kept.append(memory)
         return memory

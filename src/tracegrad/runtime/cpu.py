@@ -23,7 +23,7 @@ from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE, decided
-from tracegrad.program import MARGIN, PERSISTENT, Buffer, Field, Program
+from tracegrad.program import PERSISTENT, Buffer, Field, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
 from tracegrad.render.c_engine import ENGINE
@@ -35,7 +35,15 @@ from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
 from tracegrad.runtime.process import processors
-from tracegrad.runtime.storage import MARGIN_BYTES, address, check_memory, lying, readable_around, taken
+from tracegrad.runtime.storage import (
+    AROUND,
+    address,
+    between_margins,
+    check_memory,
+    lying,
+    readable_around,
+    taken,
+)
 from tracegrad.tuning import C_SOURCE, C_SOURCES
 
 
@@ -278,8 +286,7 @@ class CpuSession:
         size = math.prod(shape) * wanted.itemsize
         have = self._scratch.get(number)
         if have is None or have.nbytes < size:
-            margin = MARGIN_BYTES
-            have = self._scratch[number] = np.zeros(margin + max(size, 64) + margin, np.uint8)[margin:-margin]
+            have = self._scratch[number] = _with_margins(size - 1, np.uint8)
         return have[:size].view(wanted).reshape(shape)
 
     def unload(self, handle: int) -> None:
@@ -362,7 +369,8 @@ class CpuSession:
 
 def _with_margins(size: int, dtype: Any) -> Array:
     """Return this many elements with a zero after them, between margins."""
-    return np.zeros(MARGIN + size + 1 + MARGIN, dtype)[MARGIN:-MARGIN]
+    length = (size + 1) * np.dtype(dtype).itemsize
+    return between_margins(np.zeros(length + AROUND, np.uint8), length).view(dtype)
 
 
 def _size(program: Program) -> Array:

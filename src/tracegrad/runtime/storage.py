@@ -14,6 +14,14 @@ from tracegrad.errors import DeviceError
 from tracegrad.program import MARGIN, Field
 
 MARGIN_BYTES = 4 * MARGIN
+ALIGNED = 64  # bytes of a cache line, and of the longest vectors: a load across two lines takes twice as long
+AROUND = MARGIN_BYTES + ALIGNED + MARGIN_BYTES  # bytes that an array needs besides its own
+
+
+def between_margins(memory: Array, size: int) -> Array:
+    """Return `size` bytes of a memory of `size + AROUND`, which begin a cache line."""
+    first = MARGIN_BYTES + -(memory.ctypes.data + MARGIN_BYTES) % ALIGNED
+    return memory[first : first + size]
 
 
 def to_storage(x: Array, dtype: str) -> Array:
