@@ -23,7 +23,7 @@ from test_kernels import NOTHING, graph_of
 from tracegrad import nn, optim
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.wgpu_calls import DirectCalls, PublicCalls
+from tracegrad.runtime.wgpu_calls import Calls, DirectCalls
 
 # A compiler that reads its text from standard input, as cc does, and changes it on the way.
 COMPILER = """#!{python}
@@ -264,7 +264,7 @@ def translate(monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]) -> Non
 
         monkeypatch.setattr(calls, "module", module)
 
-    for calls in (PublicCalls, DirectCalls):
+    for calls in (Calls, DirectCalls):
         if "module" in vars(calls):
             lying(calls)
 

@@ -34,7 +34,7 @@ from tracegrad.runtime.base import DeviceInfo, Timings, as_run, check_within, pe
 from tracegrad.runtime.c_compiler import begin_library
 from tracegrad.runtime.storage import check_memory
 from tracegrad.runtime.verdicts import Verdicts
-from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, DirectCalls, LogTap, PublicCalls, device_error
+from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, DirectCalls, LogTap, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
@@ -108,7 +108,7 @@ class NativeSession:
         self._verdicts = Verdicts(
             ("webgpu", adapter.description, adapter.driver, adapter.type, importlib.metadata.version("wgpu"))
         )
-        self.calls: Calls = PublicCalls(self._device)
+        self.calls = Calls(self._device)
         try:
             self._kernels = Kernels(self._device)
             self._pick_calls(calls, library)
@@ -307,7 +307,7 @@ class NativeSession:
         ways: dict[str, Callable[[], Calls]] = {
             "compiled": lambda: CompiledCalls(self._device, library.result() if library else None),
             "direct": lambda: DirectCalls(self._device),
-            "public": lambda: PublicCalls(self._device),
+            "public": lambda: Calls(self._device),
         }
         for name in [*ways][[*ways].index(first) :]:
             try:

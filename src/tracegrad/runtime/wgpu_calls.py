@@ -2,7 +2,7 @@
 
 Encoding a step is most of what the host does, so `DirectCalls` issues prepared C calls through wgpu-py's cffi handles.
 They are private to wgpu-py: pinned to 0.32, tried on a small program when a session opens (native.py), and replaced
-by `PublicCalls` if anything is off.
+by `Calls` if anything is off.
 
 An error inside `wgpuQueueSubmit` or `wgpuBufferGetConstMappedRange` aborts the process, so both get only valid
 arguments. A command buffer lives inside one call of `submit`, which submits it only if finishing it reported no error;
@@ -16,9 +16,9 @@ import importlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError
@@ -76,22 +76,36 @@ class Commands(NamedTuple):
         return ((w, next(rest) if w.values is None else w.values) for w in self.writes)
 
 
-class Calls(Protocol):
-    """The calls of wgpu that a session needs for each run. Errors are DeviceError or wgpu's own."""
+def changes(launches: Iterable[BoundDispatch]) -> Iterator[tuple[BoundDispatch, bool, bool]]:
+    """Yield each dispatch, and whether its pipeline and its group differ from those of the dispatch before."""
+    pipeline = group = None
+    for x in launches:
+        yield x, x.pipeline is not pipeline, x.group is not group
+        pipeline, group = x.pipeline, x.group
 
-    name: str
+
+class Calls:
+    """The calls of wgpu that a session needs for each run, by wgpu-py's documented interface.
+
+    Errors are DeviceError or wgpu's own.
+    """
+
+    name = "public"
+
+    def __init__(self, device: Any) -> None:
+        self._owner = device
 
     def module(self, label: str, code: str, *, trusted: bool) -> Any:
         """Return a shader module. Untrusted code runs with the driver's checks of indices and loops."""
-        ...
+        return self._owner.create_shader_module(label=label, code=code)
 
     def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
         """Return the launches of a run in the form that `prepared` takes."""
-        ...
+        return tuple(launches)
 
     def prepared(self, commands: Commands) -> Any:
         """Return commands in the form that `submit` takes. They can be submitted again after they were sent."""
-        ...
+        return commands
 
     def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
         """Queue commands and return a mark for later calls.
@@ -101,54 +115,14 @@ class Calls(Protocol):
         Sending can continue in the background until `sent`: the written values must not change before, and an error can
         come then.
         """
-        ...
-
-    def sent(self, mark: Any) -> None:
-        """Wait until the device has the submission of `mark`, which must be the last one."""
-        ...
-
-    def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
-        """Queue a write of contiguous `values` at `offset` bytes; they can change as soon as this returns."""
-        ...
-
-    def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
-        """Wait for the submission of `mark`, which was sent, and copy the first `size` bytes of a mappable buffer."""
-        ...
-
-    def close(self) -> None:
-        """End the calls: nothing is called after this."""
-        ...
-
-
-class PublicCalls:
-    """wgpu-py's documented interface."""
-
-    name = "public"
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-
-    def module(self, label: str, code: str, *, trusted: bool) -> Any:
-        return self._device.create_shader_module(label=label, code=code)
-
-    def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
-        return tuple(launches)
-
-    def prepared(self, commands: Commands) -> Any:
-        return commands
-
-    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
-        encoder = self._device.create_command_encoder()
+        encoder = self._owner.create_command_encoder()
         if any(commands.runs):
             run = encoder.begin_compute_pass()
-            pipeline = group = None
-            for x in itertools.chain.from_iterable(commands.runs):
-                if x.pipeline is not pipeline:
-                    pipeline = x.pipeline
-                    run.set_pipeline(pipeline)
-                if x.group is not group:
-                    group = x.group
-                    run.set_bind_group(0, group)
+            for x, new_pipeline, new_group in changes(itertools.chain.from_iterable(commands.runs)):
+                if new_pipeline:
+                    run.set_pipeline(x.pipeline)
+                if new_group:
+                    run.set_bind_group(0, x.group)
                 if x.offsets is not None:
                     run.set_bind_group(1, x.offsets, [x.at])
                 run.dispatch_workgroups(*x.grid)
@@ -157,16 +131,17 @@ class PublicCalls:
             encoder.copy_buffer_to_buffer(c.source, c.source_offset, c.target, c.target_offset, c.size)
         for w, values in commands.written(given):
             self.write(w.buffer, w.at, values)
-        self._device.queue.submit([encoder.finish()])
-        return None
+        self._owner.queue.submit([encoder.finish()])
 
     def sent(self, mark: Any) -> None:
-        """Do nothing, because it was sent."""
+        """Wait until the device has the submission of `mark`, which must be the last one."""
 
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
-        self._device.queue.write_buffer(buffer, offset, values)
+        """Queue a write of contiguous `values` at `offset` bytes; they can change as soon as this returns."""
+        self._owner.queue.write_buffer(buffer, offset, values)
 
     def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
+        """Wait for the submission of `mark`, which was sent, and copy the first `size` bytes of a mappable buffer."""
         buffer.map_async("READ_NOSYNC", 0, size).sync_wait()
         try:
             return np.frombuffer(buffer.read_mapped(0, size), np.uint8)
@@ -174,10 +149,10 @@ class PublicCalls:
             buffer.unmap()
 
     def close(self) -> None:
-        """Do nothing, because there is nothing to end."""
+        """End the calls: nothing is called after this."""
 
 
-class DirectCalls:
+class DirectCalls(Calls):
     """wgpu-native's C functions, called with the handles that wgpu-py holds."""
 
     name = "direct"
@@ -191,7 +166,7 @@ class DirectCalls:
         self._lib, self._ffi, self._errors = native.lib, native.ffi, api.error_handler
         self._api = api
         self._device, self._queue = device._internal, device.queue._internal
-        self._owner = device  # keeps the handles alive
+        super().__init__(device)  # keeps the handles alive
         self._commands = self._ffi.new("WGPUCommandBuffer[1]")
         self._mark = self._ffi.new("WGPUSubmissionIndex *")
         self._map_status = 0
@@ -207,7 +182,7 @@ class DirectCalls:
     def module(self, label: str, code: str, *, trusted: bool) -> Any:
         """Trust kernels of this process's compiler, which proves that its indices are in range, or clamps them."""
         if not trusted:
-            return self._owner.create_shader_module(label=label, code=code)
+            return super().module(label, code, trusted=False)
         api, ffi = self._api, self._ffi
         source = ffi.new("WGPUShaderSourceWGSL *")
         text, name = ffi.new("char[]", code.encode()), ffi.new("char[]", label.encode())
@@ -225,14 +200,11 @@ class DirectCalls:
         set_pipeline, set_group, dispatch = self._recording()
         calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         kept: list[Any] = list(launches)  # keeps the handles alive
-        pipeline = group = None
-        for x in launches:
-            if x.pipeline is not pipeline:
-                pipeline = x.pipeline
-                calls.append((set_pipeline, (self._pointer(pipeline),)))
-            if x.group is not group:
-                group = x.group
-                calls.append((set_group, (u32(0), self._pointer(group), size(0), pointer())))
+        for x, new_pipeline, new_group in changes(launches):
+            if new_pipeline:
+                calls.append((set_pipeline, (self._pointer(x.pipeline),)))
+            if new_group:
+                calls.append((set_group, (u32(0), self._pointer(x.group), size(0), pointer())))
             if x.offsets is not None:
                 kept.append(u32(x.at))
                 at = pointer(ctypes.addressof(kept[-1]))
@@ -257,9 +229,6 @@ class DirectCalls:
         names = ("SetPipeline", "SetBindGroup", "DispatchWorkgroups")
         found = [self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}") for name in names]
         return [kind(None)(self._address(x)) for x in found]
-
-    def prepared(self, commands: Commands) -> Any:
-        return commands
 
     def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
         lib, ffi = self._lib, self._ffi
@@ -294,9 +263,6 @@ class DirectCalls:
             if command:
                 lib.wgpuCommandBufferRelease(command)
 
-    def sent(self, mark: Any) -> None:
-        """Do nothing, because it was sent."""
-
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
         self._errors.capture("tracegrad")
         try:
@@ -325,9 +291,6 @@ class DirectCalls:
         result = np.frombuffer(view, np.uint8).copy()
         lib.wgpuBufferUnmap(handle)
         return result
-
-    def close(self) -> None:
-        """Do nothing, because there is nothing to end."""
 
 
 class LogTap(logging.Handler):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError
-from tracegrad.runtime.wgpu_calls import BoundDispatch, Commands, DirectCalls, device_error
+from tracegrad.runtime.wgpu_calls import BoundDispatch, Commands, DirectCalls, changes, device_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -266,14 +266,11 @@ class CompiledCalls(DirectCalls):
     def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
         """Return an array of C's, and the objects that keep its handles alive."""
         rows = (_BoundDispatch * len(launches))()
-        pipeline = group = None
-        for row, x in zip(rows, launches, strict=True):
-            if x.pipeline is not pipeline:
-                pipeline = x.pipeline
-                row.pipeline = self._address(pipeline._internal)
-            if x.group is not group:
-                group = x.group
-                row.group = self._address(group._internal)
+        for row, (x, new_pipeline, new_group) in zip(rows, changes(launches), strict=True):
+            if new_pipeline:
+                row.pipeline = self._address(x.pipeline._internal)
+            if new_group:
+                row.group = self._address(x.group._internal)
             if x.offsets is not None:
                 row.offsets, row.a = self._address(x.offsets._internal), x.at
             row.x, row.y = x.grid

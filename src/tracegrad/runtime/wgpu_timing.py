@@ -12,7 +12,7 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.runtime.base import Timings
-from tracegrad.runtime.wgpu_calls import BoundDispatch, PublicCalls
+from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls
 from tracegrad.runtime.wgpu_program import COPY_DST, COPY_SRC, MAP_READ, Loaded, allocate
 
 QUERY_RESOLVE = 0x200  # GPUBufferUsage
@@ -76,7 +76,7 @@ def stamped(device: Any, launches: Sequence[BoundDispatch], runs: int) -> list[l
 
 def waited(device: Any, launches: Sequence[BoundDispatch]) -> Iterator[Span]:
     """Yield spans by the host's clock, from before a submission until it is done."""
-    calls = PublicCalls(device)
+    calls = Calls(device)
     flag = allocate(device, "done", 4, MAP_READ | COPY_DST)  # on_submitted_work_done of wgpu-py 0.32 raises TypeError
     try:
         for x in launches:
