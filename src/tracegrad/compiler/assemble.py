@@ -15,8 +15,7 @@ from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
 from tracegrad.kernels.form import on_device
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
-from tracegrad.kernels.tiling import grid_of, reach_of, without_barriers, workgroup_bytes
-from tracegrad.kernels.workgroups import takes_first
+from tracegrad.kernels.tiling import grid_of, reach_of, takes_first, without_barriers, workgroup_bytes
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Loop, Needs, Program
 from tracegrad.render.languages import LANGUAGES

@@ -12,8 +12,7 @@ from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.masks import behind_masks
-from tracegrad.kernels.tiling import GRID_X, Tiling, without_barriers, workgroup_arrays
-from tracegrad.kernels.workgroups import takes_first
+from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl_loads import Access

@@ -17,7 +17,7 @@ from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f32
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.workgroups import group_of
+from tracegrad.kernels.tiling import group_of
 from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench
 from tracegrad.runtime.inexact import EPS
