@@ -99,7 +99,7 @@ def hashes(model: Model, device: str, steps: int) -> tuple[str, str]:
             return straight, train.digest(losses)
 
 
-def digests(device: str | None, steps: int = STEPS) -> int:
+def digests(device: str | None) -> int:
     """Print the digest of a training of every model on every device, or on the given one. Returns the exit code.
 
     The code is 1 if a training resumed from a checkpoint has another digest than an uninterrupted one.
@@ -110,11 +110,11 @@ def digests(device: str | None, steps: int = STEPS) -> int:
         for place in names:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # a software adapter was asked for by name
-                straight, resumed = hashes(model, place, steps)
+                straight, resumed = hashes(model, place, STEPS)
             differ += straight != resumed
             said = "the same resumed" if straight == resumed else f"resumed: {resumed}"
             print(f"{name:6} {place:6} {straight} {said}")
-    print(f"SHA-256 of losses, parameters and optimizer state after {steps} steps")
+    print(f"SHA-256 of losses, parameters and optimizer state after {STEPS} steps")
     return int(differ > 0)
 
 

@@ -56,6 +56,10 @@ def smooth(y: Sequence[float] | Array, window: int) -> Array:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
+CHART = 640, 360  # the size of a chart
+COLUMNS = 12  # of an image sheet
+
+
 def line_chart(
     series: Sequence[Series],
     *,
@@ -63,11 +67,10 @@ def line_chart(
     x_label: str,
     y_label: str,
     log: bool = False,
-    size: tuple[int, int] = (640, 360),
 ) -> str:
     """Return an SVG of `series` over common axes. `log` makes the y axis logarithmic, and leaves out y <= 0."""
-    frame = _Frame.around(series, log, size)
-    parts = [_open(size), _text(frame.left, 26, title, size=15, weight=600)]
+    frame = _Frame.around(series, log, CHART)
+    parts = [_open(CHART), _text(frame.left, 26, title, size=15, weight=600)]
     parts += frame.axes(x_label, y_label)
     parts += [frame.draw(s, COLOURS[k % len(COLOURS)]) for k, s in enumerate(series)]
     parts += _legend(series, frame)
@@ -149,14 +152,14 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
     return [round(k * step, 12) for k in range(first, last + 1)]
 
 
-def image_sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], *, title: str, columns: int = 12) -> str:
+def image_sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], *, title: str) -> str:
     """Return an SVG of grey images u8[n, h, w], each with a caption below. Captions marked `wrong` are red."""
     cell, gap, head = 56, 30, 48
-    rows = -(-len(images) // columns)
-    size = (columns * (cell + 8) + 24, head + rows * (cell + gap) + 8)
+    rows = -(-len(images) // COLUMNS)
+    size = (COLUMNS * (cell + 8) + 24, head + rows * (cell + gap) + 8)
     parts = [_open(size), _text(16, 28, title, size=15, weight=600)]
     for k, image in enumerate(images):
-        x, y = 16 + k % columns * (cell + 8), head + k // columns * (cell + gap)
+        x, y = 16 + k % COLUMNS * (cell + 8), head + k // COLUMNS * (cell + gap)
         colour = WRONG if wrong[k] else RIGHT
         # magnified here, because viewers blur small images
         data = base64.b64encode(png(image.repeat(4, axis=0).repeat(4, axis=1))).decode()

@@ -83,7 +83,7 @@ def _by_columns(x: Pairs, k: int, pad: float) -> Tensor:
             together *= 2
         else:
             both = _reshaped(x, (rows, shape[1], 2 * together, height))
-            low, high = (_cut_out(y, 2, 0, together) for y in (both, _flipped(both, (2, 3))))
+            low, high = (_cut_out(y, 2, together) for y in (both, _flipped(both, (2, 3))))
             x = _reshaped(_smaller(low, high), (rows, columns // 2, height))
             x = _exchanged(x, _halving(together // 2), pad)
         x = _turned(_exchanged(_turned(x), _halving(height // 2), pad))
@@ -141,7 +141,7 @@ def _first_half(x: Pairs, run: int, pad: float) -> Pairs:
     outer, n, lanes = x.keys.shape
     count = -(-n // (2 * run))
     blocks = _reshaped(_sized(x, count * 2 * run, pad), (outer, count, 2 * run, lanes))
-    low, high = (_cut_out(y, 2, 0, run) for y in (blocks, _flipped(blocks, (2,))))
+    low, high = (_cut_out(y, 2, run) for y in (blocks, _flipped(blocks, (2,))))
     return _reshaped(_smaller(low, high), (outer, count * run, lanes))
 
 
@@ -158,7 +158,7 @@ def _sized(x: Pairs, n: int, pad: float) -> Pairs:
     """Return the first `n` of the middle axis; beyond its end, pairs that sort last."""
     own = x.keys.shape[1]
     if n <= own:
-        return _cut_out(x, 1, 0, n)
+        return _cut_out(x, 1, n)
     filled = (const(pad, x.keys.dtype), const(LAST, i32))
     return Pairs(*[where(iota((t := place(y, 1, 0, n)).shape, 1) < own, t, z) for y, z in zip(x, filled)])
 
@@ -171,8 +171,8 @@ def _turned(x: Pairs) -> Pairs:
     return Pairs(*[permute(t, (0, 2, 1)) for t in x])
 
 
-def _cut_out(x: Pairs, axis: int, start: int, length: int) -> Pairs:
-    return Pairs(*[slice_(t, axis, start, length) for t in x])
+def _cut_out(x: Pairs, axis: int, length: int) -> Pairs:
+    return Pairs(*[slice_(t, axis, 0, length) for t in x])
 
 
 def _flipped(x: Pairs, axes: Sequence[int]) -> Pairs:

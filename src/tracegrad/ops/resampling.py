@@ -228,7 +228,7 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
     >>> tg.pixel_shuffle(np.zeros((1, 4, 2, 2)), 2).shape
     (1, 1, 4, 4)
     """
-    x, r = _squared(x, factor, 3)
+    x, r = _squared(x, factor)
     *batch, c, h, w = x.shape
     if c % (r * r):
         raise ShapeError(f"{c} channels cannot be divided by {r} * {r}: x is {x.type}")
@@ -252,7 +252,7 @@ def pixel_unshuffle(x: Any, factor: int) -> Tensor:
     >>> tg.pixel_unshuffle(np.zeros((1, 1, 4, 4)), 2).shape
     (1, 4, 2, 2)
     """
-    x, r = _squared(x, factor, 3)
+    x, r = _squared(x, factor)
     *batch, c, h, w = x.shape
     if h % r or w % r:
         raise ShapeError(f"an image of {h}x{w} does not divide into blocks of {r}x{r}: x is {x.type}")
@@ -262,11 +262,11 @@ def pixel_unshuffle(x: Any, factor: int) -> Tensor:
     return reshape(moved, (*batch, c * r * r, h // r, w // r))
 
 
-def _squared(x: Any, factor: int, least: int) -> tuple[Tensor, int]:
+def _squared(x: Any, factor: int) -> tuple[Tensor, int]:
     x, r = as_tensor(x), integer(factor, "factor")
     if r < 1:
         raise ShapeError(f"factor must be a positive integer, got {r}")
-    if x.ndim < least:
+    if x.ndim < 3:
         raise ShapeError(f"x must be images [...,C,H,W], got {x.type}")
     return x, r
 

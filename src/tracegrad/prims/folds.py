@@ -235,19 +235,19 @@ def _clamped(xp: Any, indices: Any, n: int) -> Any:
     return xp.minimum(xp.maximum(indices, 0), n - 1)  # half the time of xp.clip, which is written in Python
 
 
-def _shared_indices(t: Tensor, k: int, indices: Any) -> Any | None:
-    """Return the indices along the axis if input `k` repeats them at all other places, else None.
+def _shared_indices(t: Tensor, indices: Any) -> Any | None:
+    """Return the indices along the axis if input 1 repeats them at all other places, else None.
 
     XLA then moves whole rows, many times faster than looking up one index for each element of a table's row.
     """
-    node = t.inputs[k]
+    node = t.inputs[1]
     if node.prim.name != "broadcast" or node.inputs[0].size != node.inputs[0].shape[t.axis] or 0 in node.shape:
         return None
     return indices[tuple([slice(None) if d == t.axis else 0 for d in range(node.ndim)])]
 
 
 def _take(x: Any, t: Tensor, values: Any, indices: Any) -> Any:
-    rows = _shared_indices(t, 1, indices)
+    rows = _shared_indices(t, indices)
     if rows is None:
         return _gather_array(x.np, values, indices, axis=t.axis)
     return x.np.take(values, rows, t.axis, mode="clip")
@@ -294,7 +294,7 @@ def _scatter_array(xp: Any, x: Any, indices: Any, *, axis: int, length: int) -> 
 
 
 def _add_rows(x: Any, t: Tensor, updates: Any, indices: Any) -> Any:
-    rows, length = _shared_indices(t, 1, indices), t.attrs["length"]
+    rows, length = _shared_indices(t, indices), t.attrs["length"]
     if rows is None:
         return _scatter_array(x.np, updates, indices, axis=t.axis, length=length)
     at = (*[slice(None)] * t.axis, _clamped(x.np, rows, length))
