@@ -15,7 +15,7 @@ from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.habits import INITS
-from tracegrad.hypers import AT_LEAST_0, POSITIVE, checked, kind_of
+from tracegrad.hypers import ANY, AT_LEAST_0, POSITIVE, kind_of
 from tracegrad.initializer import Even, Gaussian, Initializer, fans
 from tracegrad.prims import leaves
 from tracegrad.shapes import show
@@ -35,8 +35,7 @@ class Randn(Gaussian):
     scale: float
 
     def __init__(self, scale: float = 0.02) -> None:
-        self._hold(scale=scale)
-        checked("scale", self.scale, AT_LEAST_0, "init.randn")
+        self._hold({"scale": AT_LEAST_0}, scale=scale)
 
     def deviation(self, shape: Shape) -> float:
         """Return scale."""
@@ -56,9 +55,7 @@ class Normal(Gaussian):
     std: float
 
     def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
-        self._hold(mean=mean, std=std)
-        checked("mean", self.mean, what="init.normal")
-        checked("std", self.std, AT_LEAST_0, "init.normal")
+        self._hold({"mean": ANY, "std": AT_LEAST_0}, mean=mean, std=std)
 
     def center(self) -> float:
         """Return mean."""
@@ -84,10 +81,8 @@ class TruncatedNormal(Initializer):
     high: float
 
     def __init__(self, mean: float = 0.0, std: float = 1.0, low: float = -2.0, high: float = 2.0) -> None:
-        self._hold(mean=mean, std=std, low=low, high=high)
-        for name in ("mean", "low", "high"):
-            checked(name, getattr(self, name), what="init.truncated_normal")
-        checked("std", self.std, POSITIVE, "init.truncated_normal")
+        ranges = {"mean": ANY, "std": POSITIVE, "low": ANY, "high": ANY}
+        self._hold(ranges, mean=mean, std=std, low=low, high=high)
         if self.low >= self.high:
             raise InputError.here(
                 f"init.truncated_normal: low must be below high, got [{self.low!r}, {self.high!r}]; swap them"
@@ -108,8 +103,7 @@ class Kaiming(Gaussian):
     gain: float
 
     def __init__(self, gain: float = SQRT2) -> None:
-        self._hold(gain=gain)
-        checked("gain", self.gain, AT_LEAST_0, "init.kaiming")
+        self._hold({"gain": AT_LEAST_0}, gain=gain)
 
     def deviation(self, shape: Shape) -> float:
         """Return gain / sqrt(fan_in)."""
@@ -143,8 +137,7 @@ class Xavier(Gaussian):
     gain: float
 
     def __init__(self, gain: float = 1.0) -> None:
-        self._hold(gain=gain)
-        checked("gain", self.gain, AT_LEAST_0, "init.xavier")
+        self._hold({"gain": AT_LEAST_0}, gain=gain)
 
     def deviation(self, shape: Shape) -> float:
         """Return gain * sqrt(2 / (fan_in + fan_out))."""
@@ -164,9 +157,7 @@ class Uniform(Even):
     high: float
 
     def __init__(self, low: float, high: float) -> None:
-        self._hold(low=low, high=high)
-        checked("low", self.low, what="init.uniform")
-        checked("high", self.high, what="init.uniform")
+        self._hold({"low": ANY, "high": ANY}, low=low, high=high)
         if self.low > self.high:
             raise InputError.here(
                 f"init.uniform: low must not be above high, got [{self.low!r}, {self.high!r}); swap them"
@@ -189,8 +180,7 @@ class KaimingUniform(Even):
     gain: float
 
     def __init__(self, gain: float = SQRT2) -> None:
-        self._hold(gain=gain)
-        checked("gain", self.gain, AT_LEAST_0, "init.kaiming_uniform")
+        self._hold({"gain": AT_LEAST_0}, gain=gain)
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
         """Return -c and c."""
@@ -210,8 +200,7 @@ class XavierUniform(Even):
     gain: float
 
     def __init__(self, gain: float = 1.0) -> None:
-        self._hold(gain=gain)
-        checked("gain", self.gain, AT_LEAST_0, "init.xavier_uniform")
+        self._hold({"gain": AT_LEAST_0}, gain=gain)
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
         """Return -c and c."""
@@ -233,8 +222,7 @@ class Orthogonal(Initializer):
     stacked: int  # number of leading axes added by `nn.stack`
 
     def __init__(self, gain: float = 1.0, stacked: int = 0) -> None:
-        self._hold(gain=gain, stacked=stacked)
-        checked("gain", self.gain, AT_LEAST_0, "init.orthogonal")
+        self._hold({"gain": AT_LEAST_0}, gain=gain, stacked=stacked)
 
 
 class Zeros(Initializer):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad.dtypes import Shape
-from tracegrad.hypers import kind_of
+from tracegrad.hypers import Range, checked, kind_of
 from tracegrad.refusals import check_call
+
+NONE: Mapping[str, Range] = MappingProxyType({})
 
 
 def fans(shape: Shape) -> tuple[int, int]:
@@ -62,9 +66,12 @@ class Initializer:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(self.values().values())
 
-    def _hold(self, **values: Any) -> None:
+    def _hold(self, ranges: Mapping[str, Range] = NONE, **values: Any) -> None:
+        """Set the arguments. Raises InputError for one that is not a number in its range."""
         for name, x in values.items():
             object.__setattr__(self, name, x)
+            if name in ranges:
+                checked(name, x, ranges[name], f"init.{kind_of(type(self))}")
 
 
 class Gaussian(Initializer):
