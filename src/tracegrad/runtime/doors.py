@@ -63,23 +63,18 @@ class Door:
         if parts is None:
             return None
         into = [(f.name, f.dtype, x.ctypes.data, x.nbytes) for f, x in parts.inputs]
-        out_of = [(x.shape, x.dtype, x.ctypes.data, x.nbytes) for _, x in parts.outputs]
-        names = [f.name for f, _ in parts.outputs]
-        flags = [(f.name, f) for f, _ in parts.outputs if f.dtype == "bool"]  # integers in memory
-        pack_in, pack_out = (struct.Struct(COPY * len(x)).pack for x in (into, out_of))
-        calls, given, at, run_direct, empty = parts.calls, parts.given, self._at, self._run, np.empty
+        out_of = [(f, x, x.ctypes.data, x.nbytes) for f, x in parts.outputs]
+        rows_in, rows_out = struct.Struct(COPY * len(into)), struct.Struct(COPY * len(out_of))
+        calls, given = parts.calls, parts.given
 
         def run(arrays: Mapping[str, Any]) -> dict[str, Any] | None:
             given.clear()
-            sources = [to_storage(arrays[name], dtype) for name, dtype, _, _ in into]  # lives until the call is over
-            results = [empty(shape, dtype) for shape, dtype, _, _ in out_of]
-            first = pack_in(*[v for (_, _, to, n), x in zip(into, sources) for v in (to, address(x), n)])
-            last = pack_out(*[v for (_, _, of, n), x in zip(out_of, results) for v in (address(x), of, n)])
-            if not run_direct(at, first, len(into), *calls.given, last, len(out_of)):
+            sources = [to_storage(arrays[name], dtype) for name, dtype, _, _ in into]
+            results = [np.empty_like(x) for _, x, _, _ in out_of]
+            first = rows_in.pack(*[v for (_, _, to, n), x in zip(into, sources) for v in (to, address(x), n)])
+            last = rows_out.pack(*[v for (_, _, at, n), x in zip(out_of, results) for v in (address(x), at, n)])
+            if not self._run(self._at, first, len(into), *calls.given, last, len(out_of)):
                 return None
-            outputs = dict(zip(names, results))
-            for name, f in flags:
-                outputs[name] = taken(outputs[name], f)
-            return outputs
+            return {f.name: taken(x, f) if f.dtype == "bool" else x for (f, _, _, _), x in zip(out_of, results)}
 
         return run
