@@ -35,15 +35,7 @@ from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
 from tracegrad.runtime.process import processors
-from tracegrad.runtime.storage import (
-    AROUND,
-    address,
-    between_margins,
-    check_memory,
-    lying,
-    readable_around,
-    taken,
-)
+from tracegrad.runtime.storage import address, check_memory, lying, readable_around, taken, zeros_between_margins
 from tracegrad.tuning import C_SOURCE, C_SOURCES
 
 
@@ -286,7 +278,7 @@ class CpuSession:
         size = math.prod(shape) * wanted.itemsize
         have = self._scratch.get(number)
         if have is None or have.nbytes < size:
-            have = self._scratch[number] = _with_margins(size - 1, np.uint8)
+            have = self._scratch[number] = zeros_between_margins(size)
         return have[:size].view(wanted).reshape(shape)
 
     def unload(self, handle: int) -> None:
@@ -369,8 +361,7 @@ class CpuSession:
 
 def _with_margins(size: int, dtype: Any) -> Array:
     """Return this many elements with a zero after them, between margins."""
-    length = (size + 1) * np.dtype(dtype).itemsize
-    return between_margins(np.zeros(length + AROUND, np.uint8), length).view(dtype)
+    return zeros_between_margins((size + 1) * np.dtype(dtype).itemsize).view(dtype)
 
 
 def _size(program: Program) -> Array:

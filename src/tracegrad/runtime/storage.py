@@ -18,6 +18,11 @@ ALIGNED = 64  # bytes of a cache line, and of the longest vectors: a load across
 AROUND = MARGIN_BYTES + ALIGNED + MARGIN_BYTES  # bytes that an array needs besides its own
 
 
+def zeros_between_margins(size: int) -> Array:
+    """Return `size` bytes of zeros as `between_margins` does, in memory of their own."""
+    return between_margins(np.zeros(size + AROUND, np.uint8), size)
+
+
 def between_margins(memory: Array, size: int) -> Array:
     """Return `size` bytes of a memory of `size + AROUND`, which begin a cache line."""
     first = MARGIN_BYTES + -(memory.ctypes.data + MARGIN_BYTES) % ALIGNED
