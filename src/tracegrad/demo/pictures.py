@@ -19,6 +19,8 @@ Array = npt.NDArray[Any]
 INK, FAINT, GRID, PAPER = "#1f2933", "#7b8794", "#e4e7eb", "#ffffff"
 COLOURS = ("#2563eb", "#ea580c", "#059669", "#9333ea")
 RIGHT, WRONG = "#059669", "#dc2626"
+CHART = 640, 360  # the size of a chart
+COLUMNS = 12  # of an image sheet
 FONT = 'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"'
 
 
@@ -54,10 +56,6 @@ def smooth(y: Sequence[float] | Array, window: int) -> Array:
     ends = np.arange(1, len(sums))
     starts = np.maximum(ends - window, 0)
     return (sums[ends] - sums[starts]) / (ends - starts)
-
-
-CHART = 640, 360  # the size of a chart
-COLUMNS = 12  # of an image sheet
 
 
 def line_chart(
