@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tracegrad"
 TEXT = (SOURCE / "tuning.py").read_text(encoding="utf-8")
 LINES = [line for line in TEXT.splitlines() if re.match("[A-Z_]+ = ", line)]
-ROW = re.compile(r"[A-Z_]+ = [\d_.e*< ]+  # [^|]+ \| [^|]+ \| (H200|2 cores|llvmpipe|[?]|-)")
+ROW = re.compile(r"[A-Z_]+ = [\d_.e*< ]+  # [^|]+ \| [^|]+ \| (H200|H100|2 cores|llvmpipe|[?]|-)")
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.split()[0])

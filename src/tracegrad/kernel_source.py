@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracegrad.dtypes import STORED
 from tracegrad.jsontext import LOCAL, demand, natural
+from tracegrad.kernels.blocks import Blocks
 from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.mirrors import Mirrors
 from tracegrad.kernels.tiling import Reach, Tiling, grid_of
 
 FILED = ("wgsl", "serial_wgsl")  # the languages stored in files
@@ -34,6 +36,17 @@ class BoundLaunch:
     binding_of: Sequence[int]  # binding of each slot, for one kernel after the other
     bindings: Sequence[Binding]
     aligned: Sequence[bool]  # for each slot: does it begin at a multiple of four elements in all dispatches?
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLoop:
+    """The input of a renderer: all iterations of a loop in one launch. A workgroup runs them for each block."""
+
+    blocks: Blocks
+    mirrors: Mirrors | None  # None: kernels hand on what they write through storage
+    binding_of: Sequence[int]  # binding of each slot, for one kernel after the other
+    bindings: tuple[Binding, ...]
+    moves: Mapping[int, tuple[int, int]]  # slot -> the step and ring by which its offset moves
 
 
 SPELLING = [threading.RLock()]  # kernels share expressions, which generating a text changes
@@ -130,11 +143,18 @@ class KernelSource:
     # the kernels behind the texts, and the binding of each slot: verification computes results from these
     forms: tuple[Kernel, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
+    # of a loop in one launch: the kernels of an iteration, in order
+    turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     # of each form, what a software adapter runs, if it can run some workgroups without the others
     apart: tuple[Tiling, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     # if the size of a run decides: the number of workgroups of wgsl and of serial_wgsl
     reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
     serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
+
+    @property
+    def launches(self) -> int:
+        """The number of dispatches that one of this kernel replaces in an iteration; 1 if it is no loop."""
+        return self.turns[-1].launch + 1 if self.turns else 1
 
     @property
     def wgsl(self) -> str:
@@ -163,6 +183,19 @@ class KernelSource:
         """Return the kernel with constant offsets, which saves a bind group, if it reads them at constant positions."""
         shader: Shader = self.texts["wgsl"]
         return replace(self, slots=0, texts=Texts(wgsl=Shader(shader.text(offsets)))) if shader.constant else self
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A kernel of a loop in one launch. Two offsets behind those of all kernels tell which turns to take, and it can be
+    taken alone: in iteration t, the k-th of n kernels is turn t * n + k.
+    """
+
+    source: KernelSource  # with the form and the bindings of this kernel
+    first: int  # the number of its first slot
+    moved: tuple[int, ...]  # how far each of its slots has moved in iteration 1
+    kernel: int  # its number among the kernels of the program whose loop is not in one launch
+    launch: int  # the number of its dispatch in an iteration there
 
 
 def check_kernel(k: KernelSource, where: str) -> None:

@@ -1,7 +1,8 @@
 """Tuning constants: thresholds, sizes and costs from measurements, which another machine can change.
 
-Each row is `NAME = value  # unit | meaning | measured on`. H200 is an NVIDIA H200, "2 cores" an x86 machine, llvmpipe
-the software GPU on two cores, "?" an unrecorded machine, and "-" means reasoned, not measured.
+Each row is `NAME = value  # unit | meaning | measured on`. H200 and H100 are GPUs of NVIDIA,
+"2 cores" an x86 machine, llvmpipe the software GPU on two cores, "?" an unrecorded machine, and "-" means reasoned, not
+measured.
 `python bench/refit.py` measures rows again on the current machine. Name that machine in a row that you change.
 Another value changes speed and rounding, and nothing else. Limits of WGSL, of formats and of mathematics are defined
 where they apply.
@@ -34,6 +35,16 @@ PARTIAL_TRAFFIC = 0.5  # sums | of one processor, to write and read one partial 
 
 LIFTED_BYTES = 2**24  # bytes | of values of all iterations that may always be stored to work on them at once | -
 LIFTED_TIMES = 4  # times | the memory of a scan's elements and results that they may take beyond that | -
+
+LOOP_THREADS = 256  # threads | of a workgroup that runs all iterations of a loop: what every device allows | H100
+FEWEST_BLOCKS = 8  # blocks | of a loop that run side by side; fewer leave a large GPU idle | -
+MOST_BLOCKS = 4096  # blocks | of a loop: more keep a device busy in every iteration | -
+BLOCK_POINTS = 64  # points | of a kernel that keep the workgroup of a block busy | -
+MOST_BLOCK_WORK = 2**17  # points | that one kernel folds for a block: a launch costs less than more of them | H100
+SHORTEST_LANE = 4  # points | of a row that each of several threads folds | -
+MOST_LOOP_TURNS = 2**17  # kernels | that a launch runs one after the other: some tenths of a second | -
+KEPT_IN_REGISTERS = 192  # numbers | that a thread keeps from one iteration to the next | H100
+STREAMED_TOGETHER = 16  # numbers | that a thread reads at a time of those that it cannot keep | H100
 
 # --- Launches ---
 

@@ -6,9 +6,10 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -19,10 +20,16 @@ from fuzzing.exact import double
 from fuzzing.open_sizes import with_open_sizes
 from fuzzing.program import Array, Program
 from fuzzing.training import trained, trained_by_torch
+from tracegrad.compiler.joined import joined
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import evaluate
+from tracegrad.introspection import explain, profile
+from tracegrad.kernels import blocks
+from tracegrad.program import Program as Compiled
+from tracegrad.runtime import native
 from tracegrad.runtime.adapters import check_webgpu
+from tracegrad.runtime.base import DeviceInfo
 from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
 
 
@@ -137,11 +144,26 @@ def together(given: Sequence[Given], device: str) -> list[Ran]:
     return [{n: y for p, n, y in named if p == f"p{k}"} for k in range(len(given))]
 
 
-def on(device: str, compiler: str = "") -> Several:
+def as_on_a_gpu(program: Compiled, info: DeviceInfo) -> Compiled:
+    """The form that a GPU runs, with loops in one launch; but kernels outside of loops have barriers, slow here."""
+    return joined(program).without_barriers()
+
+
+@contextmanager
+def taken_for_a_gpu(fewest: int = 1) -> Iterator[None]:
+    """Sessions that take any adapter for a GPU, whose loops run in one launch for batches of `fewest` rows or more."""
+    with ExitStack() as stack:
+        for module in (native, profile, explain):
+            stack.enter_context(patch.object(module, "as_run", as_on_a_gpu))
+        stack.enter_context(patch.object(blocks, "FEWEST_BLOCKS", fewest))
+        yield
+
+
+def on(device: str, compiler: str = "", during: Callable[[], AbstractContextManager[None]] = nullcontext) -> Several:
     """A runner of compiled programs. Where all together fail, each runs alone."""
 
     def run(given: Sequence[Given]) -> list[Ran]:
-        with c_compiler(compiler):
+        with c_compiler(compiler), during():
             try:
                 with no_fallback():
                     return together(given, device)
@@ -282,6 +304,7 @@ RUNNERS = {
         Runner("c", on("cpu"), trained_on("cpu"), lacks=lambda: "" if compiler_named("") else "there is no C compiler"),
         Runner("sizes", each(sizes), special=False),
         Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False, lacks=no_adapter),
+        Runner("loops", on("webgpu", during=taken_for_a_gpu), special=False, lacks=no_adapter),
         Runner("xla", on("jax"), trained_on("jax"), special=False, lacks=lambda: no_package("jax")),
         Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False, lacks=lambda: no_package("torch")),
         Runner("jax", each(jax), oracle=True, special=False, lacks=lambda: no_package("jax")),

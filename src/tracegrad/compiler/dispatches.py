@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from tracegrad.compiler.layout import Persistent
@@ -81,7 +81,8 @@ class Planned(NamedTuple):
         shared = program.capacity > 0
         plan = make_plan(optimize(marked, open_size=program.capacity), Persistent.of(program), declared, apart=shared)
         launches = tuple(plan.dispatched())
-        assert len(launches) == len(program.dispatches), "planning the graph again gave another program"
+        expected = sum(program.kernels[d.kernel].launches for d in program.dispatches)
+        assert len(launches) == expected, "planning the graph again gave another program"
         many = [len([*plan.scans[id(x.clusters[0])].plan.dispatched()]) if not x.kernels else 1 for x in plan.launches]
         starts = tuple(accumulate(many, initial=0))
         numbers = {id(c): range(at, at + n) for x, at, n in zip(plan.launches, starts, many) for c in x.clusters}
@@ -114,24 +115,25 @@ def _marked(graph: Graph) -> tuple[Graph, dict[int, Tensor]]:
 
 def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
     """Return the dispatches of the program that `graph` was compiled to, in order."""
-    launches = Planned.of(graph, program).launches
+    launches = iter(Planned.of(graph, program).launches)
     times = Counter(run_order(program))
     at = partial(at_size, program)
     costs: dict[int, Cost] = {}  # clusters of equal form share a kernel
     out: list[DispatchInfo] = []
-    for number, ((plan, launch), d) in enumerate(zip(launches, program.dispatches)):
-        cost = Cost()
-        for c, kernel in zip(launch.clusters, launch.kernels):
-            if id(kernel) not in costs:
-                axes = (*kernel.outer, *kernel.inner) if program.capacity else ()
-                now = sized(kernel, {a.name: at(a.size) for a in axes})
-                costs[id(kernel)] = cost_of(now, [at(t.size) for t in plan.externals[id(c)]])
-            cost += costs[id(kernel)]
-        sites = sorted(set[Site]().union(*(sites_of(c, plan.externals[id(c)]) for c in launch.clusters)))
-        label = program.kernels[d.kernel].label
-        forms = tuple(launch.kernels)
+    for number, d in enumerate(program.dispatches):
+        source, cost, sites, forms = program.kernels[d.kernel], Cost(), set[Site](), list[Kernel]()
+        for plan, launch in islice(launches, source.launches):
+            forms += launch.kernels
+            for c, kernel in zip(launch.clusters, launch.kernels):
+                if id(kernel) not in costs:
+                    axes = (*kernel.outer, *kernel.inner) if program.capacity else ()
+                    now = sized(kernel, {a.name: at(a.size) for a in axes})
+                    costs[id(kernel)] = cost_of(now, [at(t.size) for t in plan.externals[id(c)]])
+                cost += costs[id(kernel)]
+                sites |= sites_of(c, plan.externals[id(c)])
         workgroups, n = d.grid[0] * d.grid[1], times[number]
-        out.append(DispatchInfo(number, n, d.kernel, label, workgroups, cost.repeated(n), tuple(sites), forms))
+        own = cost.repeated(n * (d.offsets[-1] // len(source.turns) if source.turns else 1))
+        out.append(DispatchInfo(number, n, d.kernel, source.label, workgroups, own, tuple(sorted(sites)), tuple(forms)))
     return tuple(out)
 
 

@@ -112,15 +112,16 @@ class Profile:
 
 def profiled(built: Built, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:
     """Compute the median times, and their shares of the total and of the device's limits."""
-    order = run_order(built.program)
-    sums = [[0.0] * len(built.program.dispatches) for _ in timings.runs]
+    program = as_run(built.program, device)
+    order = run_order(program)
+    sums = [[0.0] * len(program.dispatches) for _ in timings.runs]
     for spans, run in zip(timings.runs, sums):
         for number, (begin, end) in zip(order, spans, strict=True):
             run[number] += end - begin
     seconds = [_median(each) for each in zip(*sums, strict=True)]
     total = sum(seconds)
     rows: list[TimedDispatch] = []
-    for d, s in zip(dispatches_of(built.graph, as_run(built.program, device)), seconds, strict=True):
+    for d, s in zip(dispatches_of(built.graph, program), seconds, strict=True):
         rows.append(TimedDispatch(d, s, s / total if total else 0.0, *limits.share(d.cost.flops, d.cost.bytes, s)))
     return Profile(str(device), tuple(rows), tuple(order), timings, limits)
 

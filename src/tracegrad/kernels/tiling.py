@@ -54,6 +54,20 @@ class ScatterShape(NamedTuple):
         return self.rows * TOGETHER // BITS
 
 
+class BlockShape(NamedTuple):
+    """How a workgroup folds all rows of a block of a loop: `lanes` threads a row, each `chunk` points in turn."""
+
+    rows: int
+    lanes: int
+    chunk: int  # a multiple of four
+    gathered: int  # values that are the same for all rows, which the workgroup reads into its memory
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of each value in workgroup memory."""
+        return self.lanes * self.chunk // 4
+
+
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """How points are spread over threads, by `kind`:
@@ -63,6 +77,7 @@ class Tiling:
     tile      a workgroup for each rectangle of results
     square    a thread for each small square of results
     scatter   a workgroup for some results of a scatter; its threads look for updates together
+    block     a workgroup for all rows of a block, in every iteration of a loop
 
     In a kernel of points with uniform folds, all threads of a workgroup fold. Then each thread computes every
     `threads * workgroups`-th point.
@@ -76,6 +91,7 @@ class Tiling:
     threads: int = WORKGROUP  # of a workgroup
     tile: TileShape | None = None  # of "tile"; a "square" sums in the same order
     scatter: ScatterShape | None = None
+    block: BlockShape | None = None
     each: int = 1  # points that a thread of "points" computes side by side
 
 
@@ -180,7 +196,7 @@ def _by_rows(kernel: Kernel) -> Tiling:
     rows, length = kernel.rows, kernel.length
     if length < COOPERATE_FROM:
         return Tiling("rows", -(-rows // WORKGROUP))
-    if _columns(kernel):
+    if columns(kernel):
         lanes = 8 if length < LONG_COLUMN else 32
         while lanes > 1 and rows * lanes > MANY_THREADS:
             lanes //= 2
@@ -254,12 +270,16 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
     for t in tilings:
         if t.kind == "tile" and t.tile:
             out["sv"] = max(out.get("sv", 0), t.tile.shared // 4)
+        elif t.kind == "block" and t.block:
+            out["sv"] = max(out.get("sv", 0), t.block.vectors * t.block.gathered)
+            for name in ("sf", "si", "su"):
+                out[name] = max(out.get(name, 0), t.block.rows * t.block.lanes)
         elif t.kind == "scatter" and t.scatter:
             out["sa"] = max(out.get("sa", 0), t.scatter.words)
         elif t.lanes > 1:
-            last = LAST_LANES * (WORKGROUP // t.lanes) if t.lanes > LAST_LANES else 0
+            last = LAST_LANES * (t.threads // t.lanes) if t.lanes > LAST_LANES else 0
             for name in ("sf", "si", "su"):
-                out[name] = max(out.get(name, 0), WORKGROUP + last)
+                out[name] = max(out.get(name, 0), t.threads + last)
     return out
 
 
@@ -268,7 +288,7 @@ def workgroup_bytes(tilings: Sequence[Tiling]) -> int:
     return sum(size * (16 if name == "sv" else 4) for name, size in workgroup_arrays(tilings).items())
 
 
-def _columns(kernel: Kernel) -> bool:
+def columns(kernel: Kernel) -> bool:
     """Return whether more loads step by 1 along the rows than along the folded axes."""
     last_outer = kernel.outer[-1].name if kernel.outer else ""
     last_inner = kernel.inner[-1].name if kernel.inner else ""

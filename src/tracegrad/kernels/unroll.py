@@ -21,7 +21,7 @@ def unroll(kernel: Kernel) -> Kernel:
     if not axes:
         return kernel
     points = [dict(zip([a.name for a in axes], at)) for at in itertools.product(*(range(a.size) for a in axes))]
-    copies = [_AtPoint(kernel, p) for p in points]
+    copies = [AtPoint(kernel, p) for p in points]
     space = copies[0].space
     for c in copies:
         c.space = space
@@ -51,7 +51,7 @@ def short_axes(kernel: Kernel) -> list[Axis]:
     return chosen
 
 
-def _folds(f: Fold, copies: Sequence[_AtPoint], space: Space, kernel: Kernel) -> list[Statement]:
+def _folds(f: Fold, copies: Sequence[AtPoint], space: Space, kernel: Kernel) -> list[Statement]:
     """Return a fold over the remaining axes for each copy, then the statement that combines the copies."""
     values = [c.value(f.value) for c in copies]
     out: list[Statement] = []
@@ -69,7 +69,7 @@ def _folds(f: Fold, copies: Sequence[_AtPoint], space: Space, kernel: Kernel) ->
     return out
 
 
-class _AtPoint:
+class AtPoint:
     """The kernel's values at one point of the unrolled axes."""
 
     def __init__(self, kernel: Kernel, point: Mapping[str, int]) -> None:
@@ -138,7 +138,7 @@ def substituted(v: Value, space: Space, replaced: Mapping[str, tuple[Index, int]
     return _Substituted(space, replaced).value(v)
 
 
-class _Substituted(_AtPoint):
+class _Substituted(AtPoint):
     """Values with replaced variables. The atoms of their indices must all be variables."""
 
     def __init__(self, space: Space, replaced: Mapping[str, tuple[Index, int] | None]) -> None:

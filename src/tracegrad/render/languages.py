@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from tracegrad.kernel_source import BoundLaunch
+from tracegrad.kernel_source import BoundLaunch, BoundLoop, Shader
 
 
 class Language(NamedTuple):
@@ -27,3 +27,8 @@ LANGUAGES: Mapping[str, Language] = {
     "numpy": Language("numpy", "render_numpy"),
     "c": Language("c_calls", "render_c"),
 }
+
+
+def loop_in_wgsl(loop: BoundLoop) -> Shader:
+    """Return a loop in one launch."""
+    return import_module("tracegrad.render.wgsl_loop").render_loop(loop)

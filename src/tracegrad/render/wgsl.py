@@ -5,16 +5,19 @@ There are five skeletons, one for each kind of `Tiling`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
+from tracegrad.kernels.blocks import BLOCK
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.masks import behind_masks
+from tracegrad.kernels.mirrors import Copy, local
 from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
+from tracegrad.render.wgsl_block import BlockFold
 from tracegrad.render.wgsl_loads import Access
 from tracegrad.render.wgsl_rows import Rows
 from tracegrad.render.wgsl_scatter import Scattering
@@ -32,11 +35,11 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
     """Return one shader for kernels that run side by side."""
     kernels, tilings, binding_of, aligned = launch.kernels, launch.tilings, launch.binding_of, launch.aligned
     vectors = vector_slots(list(zip(kernels, tilings)), binding_of, aligned)
-    functions: list[_Function] = []
+    functions: list[Function] = []
     first = 0
     for kernel, tiling in zip(kernels, tilings):
         mine = slice(first, first + len(kernel.slots))
-        made = _Function(kernel, tiling, first, vectors[mine], aligned[mine], [binding_of[mine]])
+        made = Function(kernel, tiling, first, vectors[mine], aligned[mine], [binding_of[mine]])
         first += len(kernel.slots)
         if functions and functions[-1].does(made):
             functions[-1].bound += made.bound
@@ -47,14 +50,14 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
     helpers: dict[str, None] = {}
     texts: list[str] = []
     for number, f in enumerate(functions):
-        writer = _Writer(f, f"k{number}", elements)
+        writer = Writer(f, f"k{number}", elements)
         lines = writer.function()
         helpers.update(writer.emit.helpers)
         texts += [*writer.puts.values(), *lines]
     base = first > 0 and takes_first(tilings)
     text = "\n".join([*helpers, *texts, *_main(functions, first if base else None)])
     capacity = next(map(_capacity, kernels)) if SIZE in text else 0
-    head, body = _arrays(launch.bindings, elements), [*_variables(tilings, text), text]
+    head, body = declared(launch.bindings, elements), [*variables(tilings, text), text]
     constant = all(f.times == 1 for f in functions) and first > 0 and not capacity
     numbers = first + 2 if capacity else first + base
     start, rest = ("".join(f"{line}\n" for line in lines) for lines in (head, body))
@@ -68,7 +71,7 @@ def _capacity(kernel: Kernel) -> int:
 
 
 @dataclass(slots=True)
-class _Function:
+class Function:
     """A function for a kernel, or for equal neighbouring kernels that differ in offsets and written arrays only."""
 
     kernel: Kernel
@@ -77,6 +80,10 @@ class _Function:
     vectors: Sequence[bool]  # of each slot: is its array one of vectors?
     aligned: Sequence[bool]  # of each slot: does it begin at a whole vector?
     bound: list[Sequence[int]]  # of each kernel, the bindings of its slots
+    moves: Mapping[int, tuple[int, int]] | None = None  # in a loop: slot -> the step and ring by which it moves
+    fixed: frozenset[int] = frozenset()  # in a loop: slots whose elements are the same in all iterations
+    room: int = 0  # in a loop: how many numbers a thread may keep in registers
+    copies: Mapping[int, Copy] = field(default_factory=dict[int, Copy])  # in a loop: slots in workgroup memory, too
 
     @property
     def times(self) -> int:
@@ -88,13 +95,13 @@ class _Function:
         """The bindings of the slots that are only read."""
         return [b for b, slot in zip(self.bound[0], self.kernel.slots) if not slot.written]
 
-    def does(self, other: _Function) -> bool:
+    def does(self, other: Function) -> bool:
         """Return whether this function can compute `other` with other offsets: drivers then compile the text once."""
         mine, others = ((f.kernel, f.tiling, f.reads, f.vectors, f.aligned) for f in (self, other))
         return mine == others
 
 
-def _arrays(bindings: Sequence[Binding], elements: Sequence[str]) -> list[str]:
+def declared(bindings: Sequence[Binding], elements: Sequence[str]) -> list[str]:
     """Return the bindings in order. An array that is both read and written is bound once, as read_write."""
     out = ["enable f16;"] if any(b.dtype == f16.storage for b in bindings) else []
     for k, (b, element) in enumerate(zip(bindings, elements)):
@@ -104,7 +111,7 @@ def _arrays(bindings: Sequence[Binding], elements: Sequence[str]) -> list[str]:
     return out
 
 
-def _variables(tilings: Sequence[Tiling], text: str) -> list[str]:
+def variables(tilings: Sequence[Tiling], text: str) -> list[str]:
     """Return the variables that functions share."""
     sizes = {name: size for name, size in workgroup_arrays(tilings).items() if f"{name}[" in text}
     return [
@@ -117,7 +124,7 @@ SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>", "sa": "atomi
 SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 
-def _main(functions: Sequence[_Function], base: int | None) -> list[str]:
+def _main(functions: Sequence[Function], base: int | None) -> list[str]:
     """The entry point. base: where the first workgroup's number is, behind the offsets; it is 0 in a step."""
     begins = "" if base is None else f" + at[{base // 4}].{XYZW[base % 4]}"
     lines = [
@@ -137,10 +144,15 @@ def _main(functions: Sequence[_Function], base: int | None) -> list[str]:
     return [*lines, "}"]
 
 
-class _Writer:
+def moved(step: int, ring: int) -> str:
+    """Return how far an offset has moved in iteration `t`."""
+    return f"({step}) * (t % {ring})"
+
+
+class Writer:
     """Writes a function. elements: the element type of every binding's array."""
 
-    def __init__(self, function: _Function, name: str, elements: Sequence[str]) -> None:
+    def __init__(self, function: Function, name: str, elements: Sequence[str]) -> None:
         self.of, self.name, self.elements = function, name, elements
         self.kernel, self.tiling = behind_masks(function.kernel), function.tiling
         self.vectors, self.aligned = function.vectors, function.aligned
@@ -150,18 +162,30 @@ class _Writer:
 
     def function(self) -> list[str]:
         """Return the function's lines."""
+        lines: list[Statement] = [*self.offsets(), *self.body()]
+        text = spelled([Block(f"fn {self.name}({self.arguments})", lines)], "var")
+        if any(SIZE in line for line in text):  # behind the offsets of the launch and the first workgroup's number
+            size = len(self.kernel.slots) + 1
+            text.insert(1, f"  let {SIZE} = at[{size // 4}].{XYZW[size % 4]};")
+        return text
+
+    @property
+    def arguments(self) -> str:
+        """The parameters of the function."""
+        several = ", n: i32, first: i32" if self.of.times > 1 else ""
+        return "w: i32, lid: i32" + several + (f", {BLOCK}: i32, t: i32" if self.of.moves is not None else "")
+
+    def offsets(self) -> list[str]:
+        """Return the lines that define `o0`, `o1` and so on, the offsets of the slots."""
         f, slots = self.of, range(len(self.kernel.slots))
         if f.times == 1:
             places = [f"at[{(f.first + s) // 4}].{XYZW[(f.first + s) % 4]}" for s in slots]
         else:
             places = [f"at[(first + {s}) / 4][(first + {s}) % 4]" for s in slots]
-        arguments = "w: i32, lid: i32" + (", n: i32, first: i32" if f.times > 1 else "")
-        lines: list[Statement] = [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *self.body()]
-        text = spelled([Block(f"fn {self.name}({arguments})", lines)], "var")
-        if any(SIZE in line for line in text):  # behind the offsets of the launch and the first workgroup's number
-            size = len(slots) + 1
-            text.insert(1, f"  let {SIZE} = at[{size // 4}].{XYZW[size % 4]};")
-        return text
+        if f.moves is not None:
+            places = [f"{p} + {moved(*f.moves[s])}" if s in f.moves else p for s, p in enumerate(places)]
+        copies = [f"let c{s} = {copy.at('t')};" for s, copy in f.copies.items()]
+        return [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *copies]
 
     def memory(self, slot: int) -> str:
         """Return the array of a slot."""
@@ -189,6 +213,8 @@ class _Writer:
 
     def load(self, slot: int, index: str) -> str:
         """Return an element of a slot in the type that kernels compute with."""
+        if slot in self.of.copies:
+            return f"{self.of.copies[slot].array}[c{slot} + {index}]"
         at = f"o{slot} + {index}"
         text = self.memory(slot) + (f"[({at}) >> 2u][({at}) & 3]" if self.vectors[slot] else f"[{at}]")
         return f"f32({text})" if self.kernel.slots[slot].dtype is f16 else text
@@ -196,7 +222,7 @@ class _Writer:
     def body(self) -> list[Statement]:
         """Return the body, in which `o0`, `o1` and so on are the offsets of the slots."""
         kinds = {"points": self.points, "rows": self.rows, "tile": self.tile, "square": self.square}
-        return (kinds | {"scatter": self.scatter})[self.tiling.kind]()
+        return (kinds | {"scatter": self.scatter, "block": self.block})[self.tiling.kind]()
 
     def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
         """Return values first, then writes: in place, every load precedes the store to its element."""
@@ -207,7 +233,12 @@ class _Writer:
         """Return lines that compute the stored values, and lines that store them."""
         named = self.named(emit, stores, loop)
         places = [f"o{s.slot} + {emit.index(s.index, loop)}" for s in stores]
-        return named, [self.store(s.slot, at, self.stored(s, emit.copy)) for s, at in zip(stores, places)]
+        writes = [self.store(s.slot, at, self.stored(s, emit.copy)) for s, at in zip(stores, places)]
+        for s in stores:
+            if s.slot in self.of.copies:
+                at = emit.index(local(s.index), loop)
+                writes.append(f"{self.of.copies[s.slot].array}[c{s.slot} + {at}] = {self.stored(s, emit.copy)};")
+        return named, writes
 
     def named(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
         """Return names of the stored values."""
@@ -311,6 +342,24 @@ class _Writer:
     def scatter(self) -> list[Statement]:
         scatter = Scattering(self.kernel, self.tiling, self.load, self.emit.helpers)
         return [*scatter.before_stores(), *self.results(scatter.sums())]
+
+    # all rows of a block a workgroup
+    def block(self) -> list[Statement]:
+        stores = [s for s in self.kernel.body if isinstance(s, Store)]
+
+        def stored() -> list[str]:
+            written = self.stores(stores, loop=False)
+            return [*self.emit.flush(), *written]
+
+        return self.block_fold().lines(stored)
+
+    def block_fold(self) -> BlockFold:
+        """Return a writer of the kernel's fold."""
+        assert self.tiling.block is not None
+        return BlockFold(
+            self.kernel, self.tiling.block, self.tiling.threads, self.load, self.emit.helpers,
+            self.of.fixed, self.of.room, self.name,
+        )  # fmt: skip
 
     def results(self, results: Sequence[Result], axis: Axis | None = None) -> list[Statement]:
         """Return the stores of some results of a product or scatter; along `axis` every four are neighbours."""

@@ -71,7 +71,7 @@ class Rows:
         then the uses.
         """
         k, together = self.kernel, self.held or 1
-        if not self.held and self.tiling.threads == WORKGROUP and k.length >= COOPERATE_FROM:
+        if not self.held and self.tiling.threads >= WORKGROUP and k.length >= COOPERATE_FROM:
             together = min(TURNS_TOGETHER, -(-int(k.length) // step))
         first: list[str] = []
         then: list[Statement] = []

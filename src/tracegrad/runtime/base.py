@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tracegrad.compiler.joined import joined
 from tracegrad.errors import DeviceError
 from tracegrad.program import Program
 
@@ -36,7 +37,7 @@ class DeviceInfo:
 
 def as_run(program: Program, info: DeviceInfo) -> Program:
     """Return the form of a program that a WebGPU device runs."""
-    return program.without_barriers() if info.software else program
+    return program.without_barriers() if info.software else joined(program)
 
 
 def persistent(arrays: Mapping[str, Any], name: str) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import Binding, KernelSource, Texts
@@ -18,6 +19,26 @@ THREADS = 64
 ROW = 32768  # workgroups in x
 NOWHERE = (0, 0)  # the grid of an extra launch, so that a kernel's offsets are not constants in its text
 FIXED = ("table", "picks", "found")  # the first buffers: bits of patterns, indices, and picked bits
+
+
+class Launch(NamedTuple):
+    """How to launch a kernel."""
+
+    grid: tuple[int, int]
+    constant: bool  # are its offsets constants in its text?
+    # of a turn of a loop: all slots of the loop, the first slot of the turn, and how far its slots have moved
+    turn: tuple[int, int, tuple[int, ...]] | None = None
+    number: int = 0  # of the turn, which is taken alone
+
+    def offsets(self, own: Sequence[int]) -> tuple[int, ...]:
+        """Return the offsets to pass for a kernel whose values are at `own`."""
+        if self.turn is None:
+            return tuple(own)
+        slots, first, moved = self.turn
+        out = [0] * slots
+        out[first : first + len(own)] = [x - more for x, more in zip(own, moved, strict=True)]
+        out[-2:] = self.number, self.number + 1
+        return tuple(out)
 
 
 class Bench:
@@ -35,7 +56,7 @@ class Bench:
         self.places: list[list[int]] = []  # for each trial, where its checks begin among the picked bits
         self.found, self.memory, self.bindings = 0, 0, 4
 
-    def add(self, trial: Trial, grid: tuple[int, int], constant: bool) -> None:
+    def add(self, trial: Trial, launch: Launch) -> None:
         """Prepare memory, run the kernel, and pick."""
         for f in self.contents.lacking(trial):
             begin = self._entry(f.kind, trial.patterns.of(f.kind))
@@ -50,9 +71,9 @@ class Bench:
         alone = KernelSource(kernel.label, kernel.bindings, kernel.slots, memory, texts, own=True)  # unchecked
         number = self.kernels.setdefault(alone, len(self.kernels))
         self.launches.append(len(self.dispatches))
-        offsets = shader.numbers(trial.layout.offsets)
-        self.dispatches.append(Dispatch(number, buffers, offsets, grid))
-        if not constant:
+        offsets = shader.numbers(launch.offsets(trial.layout.offsets))
+        self.dispatches.append(Dispatch(number, buffers, offsets, launch.grid))
+        if not launch.constant:
             self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in offsets), NOWHERE))
         self.memory, self.bindings = max(self.memory, memory), max(self.bindings, len(buffers))
         begins: dict[int, int] = {}

@@ -19,7 +19,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import group_of
 from tracegrad.program import Dispatch, Program
-from tracegrad.runtime.bench import Bench
+from tracegrad.runtime.bench import Bench, Launch
 from tracegrad.runtime.inexact import EPS
 from tracegrad.runtime.points import STRIDE, Patterns, chosen, drawn, kind_of
 from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout_of, sizes_of, trials_of
@@ -97,7 +97,7 @@ def _on_bench(
     """Return the bench that runs the kernels, and its checks: kernel, kind, place and size of what was found."""
     bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
     for n, grid, (trial, expected) in zip(map(int, kernels), grids, tries):
-        bench.add(_looking_at(trial, expected), grid, constant=True)
+        bench.add(_looking_at(trial, expected), Launch(grid, constant=True))
         kinds = ["bool" if c.slot.dtype.name == "bool" else c.array[1] for c in trial.checks]
         checks += [[n, *row] for row in zip(kinds, bench.places[-1], [e.at.size for e in expected])]
     return bench, checks

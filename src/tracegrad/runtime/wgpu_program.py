@@ -175,9 +175,9 @@ class Compiling:
             return kernel, kernels.pipeline(kernel, calls)
 
         self._program, self._calls, self._kernels = program, calls, kernels
-        sizes = [(kernel.workgroup_memory, kernel.slots) for kernel in program.kernels]
-        self._order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-        self._pool = ThreadPoolExecutor(max(1, min(COMPILERS, len(sizes), processors())))
+        used = {d.kernel: program.kernels[d.kernel] for d in program.dispatches}
+        self._order = sorted(used, key=lambda k: (used[k].workgroup_memory, used[k].slots), reverse=True)
+        self._pool = ThreadPoolExecutor(max(1, min(COMPILERS, len(used), processors())))
         self._made = self._pool.map(made, self._order)
 
     def also(self, kernel: KernelSource) -> Future[Any]:
@@ -189,7 +189,7 @@ class Compiling:
         """Return the program with the compiled kernels, and their pipelines. Raises CompileError."""
         with self._pool:
             found = dict(zip(self._order, self._made, strict=True))
-        sources = tuple([found[k][0] for k in range(len(found))])
+        sources = tuple([found[n][0] if n in found else k for n, k in enumerate(self._program.kernels)])
         dispatches = [
             d if sources[d.kernel].slots else replace(d, offsets=(), moves=()) for d in self._program.dispatches
         ]

@@ -15,7 +15,7 @@ from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.bench import Bench, movers
+from tracegrad.runtime.bench import Bench, Launch, movers
 from tracegrad.runtime.verdicts import RIGHT, Verdicts, key_of
 from tracegrad.runtime.verify import (
     Kernels,
@@ -58,7 +58,7 @@ fn main(@builtin(workgroup_id) wid: vec3u) {
     needs=Needs(storage_buffers=2, binding_bytes=32, buffer_bytes=32, workgroup_memory=0, largest="y"),
 )
 
-Launches = Mapping[str, tuple[tuple[int, int], bool]]  # for each kernel: its grid, and whether its offsets are constant
+Launches = Mapping[str, Launch]  # of each kernel
 
 
 class Unchecked:
@@ -68,6 +68,7 @@ class Unchecked:
         self.program, self.verdicts = program, verdicts
         self.numbers: dict[str, int] = {}
         self.kernels: dict[str, tuple[KernelSource, Layout]] = {}
+        self.launches: dict[str, Launch] = {}
         self.trials: Trials = ()
         self.helpers: list[Any] = []  # pipelines of the bench, kept until they were used
 
@@ -75,20 +76,38 @@ class Unchecked:
         """Compute the expected results while pipelines are compiled; `compiled` lets others compile one more kernel."""
         known, kernels = self.verdicts.known, self.program.kernels
         if enabled():
-            keys = {key_of(k.wgsl, repr(k.bindings)): n for n, k in enumerate(kernels) if k.forms}
+            firsts = {d.kernel: d for d in reversed(self.program.dispatches)}
+            used = {n: kernels[n] for n in sorted(firsts)}
+            keys = {key_of(k.wgsl, repr(k.bindings)): n for n, k in used.items() if k.forms}
             self.numbers = {key: n for key, n in keys.items() if known(key) != RIGHT}
-            firsts = {d.kernel: d.offsets for d in reversed(self.program.dispatches)}
-            self.kernels = {key: (kernels[n], layout_of(kernels[n], firsts[n])) for key, n in self.numbers.items()}
+            constant = offsets_of_kernels(self.program)
+            for key, n in self.numbers.items():
+                self.kernels[key] = kernels[n], layout_of(kernels[n], firsts[n].offsets)
+                self.launches[key] = Launch(firsts[n].grid, n in constant)
+            for n, k in used.items():
+                if k.turns:
+                    self._begin_loop(k, firsts[n])
             self.helpers = [compiled(k) for k in movers(d for _, at in self.kernels.values() for _, d in at.arrays)]
             self.trials = trials_of(self.kernels)
+
+    def _begin_loop(self, loop: KernelSource, first: Dispatch) -> None:
+        """Add the kernels of a loop in one launch. Each runs alone, in iteration 1 if there are several."""
+        turns = len(loop.turns)
+        several = first.offsets[-1] > turns
+        for k, turn in enumerate(loop.turns):
+            key = key_of(loop.wgsl, f"{loop.bindings} {k}")
+            if self.verdicts.known(key) != RIGHT:
+                moved = turn.moved if several else (0,) * len(turn.moved)
+                own = [x + more for x, more in zip(first.offsets[turn.first :], moved)]
+                self.numbers[key] = turn.kernel
+                self.kernels[key] = turn.source, layout_of(turn.source, own)
+                self.launches[key] = Launch(first.grid, False, (loop.slots, turn.first, moved), several * turns + k)
 
     def refuse_wrong(self, session: Session) -> None:
         """Run the kernels. Raise CompileError, with the kernel's number, for a wrong one."""
         if not self.numbers:
             return
-        grids, constant = {d.kernel: d.grid for d in self.program.dispatches}, offsets_of_kernels(self.program)
-        launches = {key: (grids[n], n in constant) for key, n in self.numbers.items()}
-        found = _checked(self.kernels, self.trials, launches, session)
+        found = _checked(self.kernels, self.trials, self.launches, session)
         self.verdicts.add(found)
         self.helpers = []
         for key, how in found.items():
@@ -104,7 +123,7 @@ class Unchecked:
 def _checked(kernels: Kernels, trials: Trials, launches: Launches, session: Session) -> dict[str, str]:
     """Describe what each kernel computes wrongly. If memory does not suffice for all kernels, check them in halves."""
     try:
-        return faults(trials, partial(_run, session, sizes_of(x for _, x in kernels.values()), launches))
+        return faults(kernels, trials, partial(_run, session, sizes_of(x for _, x in kernels.values()), launches))
     except DeviceLostError:
         raise
     except DeviceError as e:  # too little memory beside the program's own
@@ -121,7 +140,7 @@ def _run(session: Session, sizes: Mapping[Name, int], launches: Launches, trials
     """Return the device's results at the elements that each trial checks."""
     bench = Bench(sizes)
     for key, trial in trials:
-        bench.add(trial, *launches[key])
+        bench.add(trial, launches[key])
     inputs = {"table": np.concatenate(bench.table), "picks": np.concatenate(bench.picks)}
     handle = session.load(bench.program({name: x.size for name, x in inputs.items()}))
     try:

@@ -1,0 +1,283 @@
+"""Cut the kernels of a loop into blocks that never meet, so that a GPU runs all iterations in one launch.
+
+A loop over a batch of sequences computes each sequence by itself. A workgroup then runs every iteration of one block of
+sequences, and no workgroup waits for another. The proof is by memory. In every value that the loop writes, element `e`
+belongs to block `e // step % count`. Each kernel reads and writes the elements of its own block only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import NamedTuple
+
+from tracegrad.dtypes import f32
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, names_of, walk
+from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store
+from tracegrad.kernels.tiling import WORKGROUP_BYTES, BlockShape, Tiling, columns, workgroup_bytes
+from tracegrad.kernels.unroll import AtPoint
+from tracegrad.tuning import (
+    BLOCK_POINTS,
+    COOPERATE_FROM,
+    FEWEST_BLOCKS,
+    LOOP_THREADS,
+    MOST_BLOCK_WORK,
+    MOST_BLOCKS,
+    SHORTEST_LANE,
+)
+
+BLOCK = "block"  # the variable that holds a block's number
+
+
+class Span(NamedTuple):
+    """The memory of one slot in all iterations: its place in the first one, and how it moves."""
+
+    array: int
+    dtype: str  # of the array
+    offset: int
+    size: int
+    written: bool
+    move: tuple[int, int] = (0, 1)  # step and ring in this loop
+    outer: tuple[tuple[int, int, int], ...] = ()  # depth, step and ring in loops around it
+
+    def at(self, t: int) -> int:
+        """Return where it begins in iteration `t`."""
+        step, ring = self.move
+        return self.offset + step * (t % ring)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps by which it moves."""
+        return [step for step in (self.move[0], *(step for _, step, _ in self.outer)) if step]
+
+    @property
+    def begin(self) -> int:
+        """The first element that it can have in any iteration."""
+        return self.offset + sum(min(0, s * (ring - 1)) for s, ring in (self.move, *(x[1:] for x in self.outer)))
+
+    @property
+    def end(self) -> int:
+        """The end of the last element that it can have in any iteration."""
+        far = sum(max(0, s * (ring - 1)) for s, ring in (self.move, *(x[1:] for x in self.outer)))
+        return self.offset + far + self.size
+
+    def follows(self, other: Span, later: int, iterations: range) -> bool:
+        """Return whether it is, `later` iterations later, where `other` is."""
+        return self.outer == other.outer and all(self.at(t + later) == other.at(t) for t in iterations)
+
+    def meets(self, other: Span) -> bool:
+        """Return whether one of the two writes what the other touches."""
+        apart = self.array != other.array or self.end <= other.begin or other.end <= self.begin
+        return not apart and (self.written or other.written)
+
+
+class Blocks(NamedTuple):
+    """The kernels of a loop, each restricted to one of `number` blocks: the variable `block` tells which."""
+
+    number: int
+    kernels: tuple[Kernel, ...]
+    tilings: tuple[Tiling, ...]
+    fixed: tuple[frozenset[int], ...]  # of each kernel, the slots whose elements are the same in all iterations
+
+
+def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]]) -> Blocks | None:
+    """Return the kernels of a loop in blocks, or None if blocks would meet or be too large.
+
+    spans: of each kernel, the memory of its slots.
+    """
+    if not all(map(_simple, kernels)):
+        return None
+    shared = [[any(s.meets(x) for own in spans for x in own) for s in own] for own in spans]
+    for count in _counts(kernels):
+        found = _cut(count, kernels, spans, shared)
+        if found is None:
+            continue
+        tilings = tuple(map(in_workgroup, found))
+        if max(k.work for k in found) > MOST_BLOCK_WORK or workgroup_bytes(tilings) > WORKGROUP_BYTES:
+            return None
+        fixed = [
+            frozenset(k for k, s in enumerate(own) if not (s.steps or both[k])) for own, both in zip(spans, shared)
+        ]
+        return Blocks(count, found, tilings, tuple(fixed))
+    return None
+
+
+def _simple(kernel: Kernel) -> bool:
+    """Return whether a kernel can be cut: its axes are fixed, and each point stands for itself."""
+    p = kernel.product
+    whole = p is None or not (p.limits or p.part)
+    fixed = not any(isinstance(a.size, Extent) for a in (*kernel.outer, *kernel.inner))
+    return fixed and whole and not kernel.uniform and kernel.scatter is None
+
+
+def _counts(kernels: Sequence[Kernel]) -> list[int]:
+    """Return the numbers of blocks to try: those that leave a workgroup enough points first, then the most blocks."""
+    sizes = {a.size for k in kernels for a in k.outer}
+    counts = sizes | {n // LOOP_THREADS for n in sizes if n % LOOP_THREADS == 0}
+    fewest = min(k.rows for k in kernels)
+
+    def order(count: int) -> tuple[bool, int]:
+        return fewest // count < BLOCK_POINTS, -count
+
+    return sorted((n for n in counts if FEWEST_BLOCKS <= n <= MOST_BLOCKS), key=order)
+
+
+def _cut(
+    count: int, kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]], shared: Sequence[Sequence[bool]]
+) -> tuple[Kernel, ...] | None:
+    """Return the kernels restricted to one of `count` blocks along an axis of each; None if no axes will do."""
+    chosen: list[Kernel] = []
+    known: list[tuple[Span, tuple[int, int]]] = []  # memory that the loop writes, and how it is divided
+
+    def place(k: int) -> bool:
+        if k == len(kernels):
+            return True
+        for axis in kernels[k].outer:
+            if axis.size % count:
+                continue
+            kernel = restricted(kernels[k], axis, count)
+            own = _division(kernel, count, spans[k], shared[k])
+            if own is None or any(a.meets(b) and x != y for a, x in own for b, y in (*known, *own)):
+                continue
+            chosen.append(kernel)
+            known.extend(own)
+            if place(k + 1):
+                return True
+            chosen.pop()
+            del known[len(known) - len(own) :]
+        return False
+
+    return tuple(chosen) if place(0) else None
+
+
+def restricted(kernel: Kernel, axis: Axis, count: int) -> Kernel:
+    """Return the kernel for one of `count` equal parts of an axis; `block` is the number of the part."""
+    part = axis.size // count
+    space = Space()
+    inside = space.var(BLOCK, count) * part + space.var(axis.name, part)
+    values = Replaced(space, {axis.name: inside})
+
+    def statement(s: Statement) -> Statement:
+        return values.store(s) if isinstance(s, Store) else Fold(s.local, s.prim, values.value(s.value))
+
+    outer = tuple([Axis(a.name, part) if a == axis else a for a in kernel.outer])
+    return replace(kernel, outer=outer, body=tuple(map(statement, kernel.body)))
+
+
+class Replaced(AtPoint):
+    """Values with an index in place of a variable."""
+
+    def __init__(self, space: Space, replaced: Mapping[str, Index]) -> None:
+        self.space, self.replaced = space, replaced
+        self.locals, self._values = {}, {}
+
+    def atom(self, atom: Var | Quotient | Dynamic) -> Index:
+        if isinstance(atom, Var):
+            return self.replaced.get(atom.name) or self.space.var(atom.name, atom.size)
+        return super().atom(atom)
+
+    def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
+        return self.space.value("local", v.dtype, v.arg) if v.op == "local" else super().rebuilt(v, args)
+
+
+def steps_of(kernel: Kernel) -> dict[int, int]:
+    """Return by slot how far the elements of one block are from those of the next."""
+    return {slot: index.strides.get(BLOCK, 0) for slot, index, _ in _accesses(kernel)}
+
+
+def _division(
+    kernel: Kernel, count: int, spans: Sequence[Span], shared: Sequence[bool]
+) -> list[tuple[Span, tuple[int, int]]] | None:
+    """Return how a restricted kernel divides the memory that the loop writes; None if it leaves its block.
+
+    A division is the step, and where in the pattern of `step * count` elements a value begins.
+    """
+    steps: dict[int, int] = {}
+    for slot, index, guards in _accesses(kernel):
+        if not shared[slot]:
+            continue
+        step = index.strides.get(BLOCK, 0)
+        if step <= 0 or steps.setdefault(slot, step) != step or not _stays(index, guards, step, count):
+            return None
+    found: list[tuple[Span, tuple[int, int]]] = []
+    for slot, step in steps.items():
+        span = spans[slot]
+        if any(move % (step * count) for move in span.steps):
+            return None
+        found.append((span, (step, span.offset % (step * count))))
+    return found
+
+
+def _accesses(kernel: Kernel) -> Iterator[tuple[int, Index, tuple[Guard, ...]]]:
+    """Yield the slot, index and guards of every load and store."""
+    roots = [s.value for s in kernel.body]
+    for s in kernel.body:
+        if isinstance(s, Store):
+            yield s.slot, s.index, ()
+    found = list(walk(roots))
+    parents = [(v, x) for v in found for x in v.args]
+    guarded = {x for v, x in parents if v.op == "inside"}
+    bare = {x for v, x in parents if v.op != "inside"} | set(roots)
+    bare |= {v for v in found if v.op == "load" and v not in guarded}  # values inside of indices have no parent
+    for v in found:
+        if v.op == "load" and v in bare:
+            yield v.arg[0], v.arg[1], ()
+    for v, x in parents:
+        if v.op == "inside" and x.op == "load":
+            yield x.arg[0], x.arg[1], v.arg
+
+
+def _stays(index: Index, guards: Sequence[Guard], step: int, count: int) -> bool:
+    """Return whether `index // step % count` is the number of the block wherever the guards hold."""
+    space = index.space
+    within = index
+    for k, g in enumerate(guards):
+        rest = within - g.index
+        if len(rest.terms) < len(within.terms):  # the guarded index is a part of this one, and now has its bounds
+            within = rest + space.var(f"guarded{k}", g.hi - g.lo) + g.lo
+    block = space.var(BLOCK, count)
+    return any(x // step % count is block for x in (index, within))
+
+
+def in_workgroup(kernel: Kernel) -> Tiling:
+    """Return the tiling of a kernel all of whose points one workgroup computes."""
+    rows, threads = int(kernel.rows), LOOP_THREADS
+    folds = [s for s in kernel.body if isinstance(s, Fold)]
+    if not folds:
+        return Tiling("points", -(-rows // threads), threads=threads)
+    lanes = 1
+    while rows * lanes < threads and lanes * SHORTEST_LANE <= kernel.length:
+        lanes *= 2
+    by_rows = Tiling("rows", -(-rows * lanes // threads), lanes, columns(kernel) and lanes > 1, lanes, threads)
+    if len(folds) > 1 or kernel.length < COOPERATE_FROM or any(isinstance(s, Store) and s.inner for s in kernel.body):
+        return by_rows
+    chunk = -(-int(kernel.length) // lanes)
+    shape = BlockShape(rows, lanes, chunk + -chunk % 4, len(gathered(kernel)))
+    tiling = Tiling("block", 1, threads=threads, block=shape)
+    return tiling if workgroup_bytes([tiling]) <= WORKGROUP_BYTES else by_rows
+
+
+def gathered(kernel: Kernel) -> list[Value]:
+    """Return the loads of folds that are the same for all rows: a workgroup reads them together."""
+    outer = {a.name for a in kernel.outer if a.size > 1}
+    return [v for v in _folded_loads(kernel) if not _variables(v) & outer]
+
+
+def kept(kernel: Kernel, fixed: Set[int]) -> list[Value]:
+    """Return the loads of folds that are the same in all iterations, from `fixed` slots: threads keep them."""
+    together = gathered(kernel)
+    loads = [v for v in _folded_loads(kernel) if v.arg[0] in fixed and BLOCK not in _variables(v)]
+    return [v for v in loads if v not in together]
+
+
+def _folded_loads(kernel: Kernel) -> list[Value]:
+    """Return the numbers that folds load without guards."""
+    roots = [s.value for s in kernel.body if isinstance(s, Fold)]
+    values = list(walk(roots))
+    bare = {x for v in values for x in v.args if v.op == "map"}.union(roots)
+    return [v for v in values if v.op == "load" and v in bare and v.dtype is f32]
+
+
+def _variables(load: Value) -> set[str]:
+    """Return the variables that the index of a load depends on."""
+    return names_of(atom for atom, _ in load.arg[1].terms)

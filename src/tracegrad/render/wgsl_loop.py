@@ -1,0 +1,100 @@
+"""All iterations of a loop as one shader: a workgroup runs every kernel of every iteration for its block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tracegrad.kernel_source import BoundLoop, Shader
+from tracegrad.kernels.blocks import BLOCK
+from tracegrad.kernels.tiling import GRID_X, Tiling, workgroup_arrays
+from tracegrad.render.loops import Block, Loop, Statement, spelled, when
+from tracegrad.render.wgsl import Function, Writer, declared, variables
+from tracegrad.render.wgsl_vectors import XYZW
+from tracegrad.tuning import KEPT_IN_REGISTERS
+
+COPIED = {"wf": "f32", "wi": "i32"}  # workgroup arrays of what kernels hand on
+
+
+def render_loop(launch: BoundLoop) -> Shader:
+    """Return the shader of a loop."""
+    tilings, elements = launch.blocks.tilings, [b.dtype for b in launch.bindings]
+    helpers: dict[str, None] = {}
+    texts: list[str] = []
+    before: list[Statement] = []
+    turns: list[Block] = []
+    writers = _writers(launch, elements)
+    for number, writer in enumerate(writers):
+        texts += writer.function()
+        registers, prepared = _prepared(writer)
+        if prepared:
+            head = f"fn before{number}({writer.arguments})"
+            texts += [*registers, *spelled([Block(head, [*writer.offsets(), *prepared])], "var")]
+            call = f"before{number}(0, i32(lid), {BLOCK}, begin / turns);"
+            before.append(when(f"end > begin + 1 || begin % turns == {number}", [call]))
+        helpers.update(writer.emit.helpers)
+        turns.append(Block(f"case {number}:", _turn(number, tilings[number])))
+    copied: Mapping[str, int] = launch.mirrors.sizes if launch.mirrors else {}
+    if copied:
+        before.append("workgroupBarrier();")
+    barrier = "workgroupBarrier();" if copied else "storageBarrier();"
+    first = len(launch.binding_of)
+    text = "\n".join([*helpers, *texts, *_main(tilings[0].threads, before, turns, barrier, first)])
+    arrays = [f"var<workgroup> {name}: array<{COPIED[name]}, {size}>;" for name, size in copied.items()]
+    head, body = declared(launch.bindings, elements), [*variables(tilings, text), *arrays, text]
+    start, rest = ("".join(f"{line}\n" for line in lines) for lines in (head, body))
+    return Shader(start, rest, first + 2)
+
+
+def _writers(launch: BoundLoop, elements: list[str]) -> list[Writer]:
+    """Return a writer of each kernel's function."""
+    out: list[Writer] = []
+    first = 0
+    for number, (kernel, tiling) in enumerate(zip(launch.blocks.kernels, launch.blocks.tilings)):
+        slots = range(len(kernel.slots))
+        function = Function(
+            kernel, tiling, first, [False for _ in slots], [False for _ in slots],
+            bound=[launch.binding_of[first : first + len(slots)]],
+            moves={s: launch.moves[first + s] for s in slots if first + s in launch.moves},
+            fixed=launch.blocks.fixed[number],
+            room=KEPT_IN_REGISTERS // max(1, sum(t.kind == "block" for t in launch.blocks.tilings)),
+            copies=launch.mirrors.of[number] if launch.mirrors else {},
+        )  # fmt: skip
+        out.append(Writer(function, f"k{number}", elements))
+        first += len(slots)
+    return out
+
+
+def _prepared(writer: Writer) -> tuple[list[str], list[Statement]]:
+    """Return the registers of a kernel, and what fills them and workgroup memory before the first turn."""
+    registers: list[str] = []
+    lines: list[Statement] = []
+    for slot, copy in writer.of.copies.items():
+        if not writer.kernel.slots[slot].written:
+            source = f"{writer.memory(slot)}[o{slot} + {BLOCK} * {copy.size} + i]"
+            lines.append(Loop("i", copy.size, [f"{copy.array}[c{slot} + i] = {source};"], "lid", writer.tiling.threads))
+    if writer.tiling.kind == "block" and (fold := writer.block_fold()).turns:
+        registers, lines = fold.registers(), [*lines, *fold.reading()]
+    return registers, lines
+
+
+def _turn(number: int, tiling: Tiling) -> list[Statement]:
+    """Return all calls of a kernel's function for a block, one after the other if one is not enough."""
+    shared = ["workgroupBarrier();"] if workgroup_arrays([tiling]) else []
+    call = f"k{number}(w, i32(lid), {BLOCK}, s / turns);"
+    return [Loop("w", tiling.workgroups, [call, *shared])]
+
+
+def _main(threads: int, before: list[Statement], turns: list[Block], barrier: str, first: int) -> list[str]:
+    """Return the entry point. The first turn and the end of the turns are behind the offsets."""
+    begin, end = (f"at[{k // 4}].{XYZW[k % 4]}" for k in (first, first + 1))
+    arguments = "@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32"
+    turn = [Block(f"switch s % {len(turns)}", [*turns, "default: {}"]), barrier]
+    lines: list[Statement] = [
+        f"let {BLOCK} = i32(wid.x + wid.y * {GRID_X}u);",
+        f"let turns = {len(turns)};",
+        f"let begin = {begin};",
+        f"let end = {end};",
+        *before,
+        Loop("s", "end", turn, "begin"),
+    ]
+    return [f"@compute @workgroup_size({threads})", *spelled([Block(f"fn main({arguments})", lines)], "var")]
