@@ -12,7 +12,7 @@ from tracegrad.arrays import Array, checked_seed, np
 from tracegrad.compiler.persistent import arena_of
 from tracegrad.compiler.signatures import checked_loss
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.engine.params import declared, declared_states, drawn
+from tracegrad.engine.params import declared, drawn
 from tracegrad.errors import InputError
 from tracegrad.hypers import ANY, COMPLEMENT, GROUP, OFF, checked
 from tracegrad.ir import Tensor
@@ -81,7 +81,7 @@ class SweepPlan(NamedTuple):
 
     def stacked(self, model: Any) -> dict[str, dict[str, Parameter]]:
         """Return the stacked model: parameters of all members by name, and the members' values as states."""
-        n, fields = len(self.seeds), [*declared(model), *declared_states(model)]
+        n, fields = len(self.seeds), declared(model)
         draws = {seed: drawn(fields, seed) for seed in dict.fromkeys(self.seeds)}
         parts: dict[str, Parameter] = {}
         for name, p in named_parameters(model).items():

@@ -23,6 +23,7 @@ from tracegrad.errors import InputError, TraceError, TracegradError, located
 from tracegrad.graph import Graph
 from tracegrad.hypers import NORMAL, PREFIX, UNIT
 from tracegrad.ir import Tensor, toposort
+from tracegrad.nn.module import named_parameters, named_states, state_specs
 from tracegrad.optim import freezing
 from tracegrad.optim.guard import PARAMS, bounded_arrays
 from tracegrad.optim.optimizer import Optimizer
@@ -226,6 +227,14 @@ class ForwardSource(NamedTuple):
 
 ProgramSource = StepSource | ForwardSource
 AnySource = TypeVar("AnySource", bound=ProgramSource)
+
+
+def arrays_of(model: Any) -> Program:
+    """Return a program that computes nothing, with the arrays of a model's parameters and states."""
+    parameters, states = named_parameters(model), named_states(model)
+    first = {STATE + n: (s.type, spec) for (n, s), spec in zip(states.items(), state_specs(model), strict=True)}
+    persistent = persistent_of(parameters, Part.alone(arena_of(parameters)), states=first)
+    return make_program(Graph({}), persistent, {}, {"kind": "forward"})
 
 
 def traced_first(source: ProgramSource) -> TracedProgram:

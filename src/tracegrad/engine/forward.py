@@ -186,7 +186,7 @@ class CompiledForward(HasStates):
         arrays |= self._programs.hyper(program)
 
         def measure(session: Session) -> Profile:
-            timings = session.timings(program.load(session, self.store), arrays, steps)
+            timings = session.timings(program.load(session), arrays, steps)
             return profiled(program.built, timings, session.info, limits_of(worker, session))
 
         return worker.call(measure)
@@ -214,7 +214,7 @@ class CompiledForward(HasStates):
         from tracegrad import safetensors
 
         tensors = safetensors.read(path).tensors
-        states = params.declared_states(self.store.model)
+        states = params.states_in(self.store.layout)
         own, found = params.of_file(tensors, self.store.fields, states)
         params.check_record(states, found, False, f"load {os.fspath(path)}", "state")
         params.check_record(self.store.fields, own, True, f"load {os.fspath(path)}")

@@ -100,7 +100,7 @@ class ForwardPrograms:
         def unload(session: Session) -> None:
             for program in programs:
                 if program.version is self.store.version:
-                    program.unload(session, self.store)
+                    program.unload(session)
 
         if programs:
             self.store.worker.post(unload)
@@ -120,8 +120,8 @@ class ForwardRun:
 
     def computed(self) -> bool:
         """Compute on the caller's thread. Return False if nothing was done, because the worker should do it."""
-        program, store = self.of, self.owner.store
-        if program.direct is None or store.unwritten or reference.enabled():
+        program = self.of
+        if program.direct is None or reference.enabled():
             return False
         try:
             outputs = program.direct(self.arrays)
@@ -136,7 +136,7 @@ class ForwardRun:
         """Load the program if needed, and return its handle and inputs."""
         if self._displaced():
             return None
-        handle = self.of.load(session, self.owner.store)
+        handle = self.of.load(session)
         self.began = time.perf_counter()
         if reference.enabled():
             self.checked = self._checked(session)

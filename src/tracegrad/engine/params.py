@@ -23,18 +23,13 @@ PARAM = "param/"  # the prefix of parameters' names in checkpoints
 
 
 def declared(model: Any) -> list[Field]:
-    """Return the parameters of a model, in declaration order, without a place."""
+    """Return the parameters of a model, then its states by path, in declaration order, without a place."""
+    parameters, states = named_parameters(model), named_states(model)
+    specs = [*(p.init.spec() for p in parameters.values()), *state_specs(model)]
+    arrays = [*parameters.items(), *states.items()]
     return [
-        Field(n, 0, 0, p.dtype.name, p.shape, {"init": p.init.spec(), "trainable": p.trainable})
-        for n, p in named_parameters(model).items()
-    ]
-
-
-def declared_states(model: Any) -> list[Field]:
-    """Return the states of a model, by path, in declaration order, without a place."""
-    return [
-        Field(n, 0, 0, p.dtype.name, p.shape, {"init": spec, "trainable": False})
-        for (n, p), spec in zip(named_states(model).items(), state_specs(model), strict=True)
+        Field(n, 0, 0, p.dtype.name, p.shape, {"init": spec, "trainable": p.trainable})
+        for (n, p), spec in zip(arrays, specs, strict=True)
     ]
 
 

@@ -74,30 +74,22 @@ class RunProgram:
         self.unpatched = blank([f for f in fields if f.name.startswith(PATCH)])  # inputs of unpatched sites
         self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
 
-    def load(self, session: Session, store: Any = None) -> int:
-        """Return the program's handle, after loading it. store: of parameters to write before a run of a forward."""
-        if self.base is not None:
-            like = self.base.load(session, store)
-            if self.handle == UNLOADED:
-                self.handle = session.load(self.program, like)
-            return self.handle
-        new = self.handle == UNLOADED
-        if new:
+    def load(self, session: Session) -> int:
+        """Return the program's handle, after loading it."""
+        if self.handle == UNLOADED and self.base is not None:
+            self.handle = session.load(self.program, self.base.load(session))
+        elif self.handle == UNLOADED:
             with blamed_lines(self.built.graph, self.program):
                 self.handle = load_on(session, self.program)
-        if store is not None:
-            store.write(session, self.program, new)
         return self.handle
 
-    def unload(self, session: Session, store: Any = None) -> None:
+    def unload(self, session: Session) -> None:
         """Free what only this program uses."""
         if self.handle != UNLOADED:
-            if store is not None and self.base is None:
-                store.release(session, self.program)
             session.unload(self.handle)
         self.handle = UNLOADED
         if self.patched is not None:
-            self.patched.unload(session, store)
+            self.patched.unload(session)
 
 
 def numbers_of(built: Built) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""Hold the parameters of a model: in the arrays of a training, or in a forward's own copy.
+"""The parameters of a model on a device: those of a training, or those of a forward compiled alone.
 
 A store has the `worker`, the `model` and its parameters as `fields`, the `seed` of random streams, and the hot values,
-`knobs`. Programs share the parameters of `layout`, if any. Programs compiled for another `version` are useless.
+`knobs`. Forwards share the arrays of its `layout`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tracegrad.arrays import Array, handed_out
+from tracegrad.compiler.build import arrays_of
 from tracegrad.engine import params
 from tracegrad.engine.inputs import as_arrays, sizes_of
 from tracegrad.engine.knobs import Knobs, Rate
@@ -21,7 +23,7 @@ from tracegrad.errors import AbortedError, InputError
 from tracegrad.lr import as_schedule
 from tracegrad.program import Field, Program
 from tracegrad.refusals import Helped, helpful
-from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.runtime.base import DeviceInfo, Session, load_on
 from tracegrad.runtime.storage import from_storage
 
 T = TypeVar("T")
@@ -29,7 +31,43 @@ BY_POSITION = ("step", "run_steps")  # methods that take the name of a loss firs
 EMA = "ema"  # the optimizer state of the parameters' averages
 
 
-class TrainedParameters:
+class _Parameters(ABC):
+    """The parameters and states of a model, in the arrays of one program, its `layout`."""
+
+    worker: Worker
+
+    @property
+    @abstractmethod
+    def version(self) -> Any:
+        """Changes with the model; programs compiled for another version are useless."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Program:
+        """The program that declares the arrays."""
+
+    @abstractmethod
+    def with_arrays(self, fn: Callable[[Session, Program], T], version: Any = None) -> T:
+        """Run `fn` on the worker's thread, after all work queued so far. version: the one it is for; None for any."""
+
+    @property
+    def fields(self) -> Sequence[Field]:
+        """The parameters, in declaration order."""
+        return self.layout.params
+
+    def set_states(self, record: Mapping[str, Any], strict: bool) -> None:
+        """Do what `HasStates.set_states` documents."""
+        fields, version = params.states_in(self.layout), self.version
+        arrays = params.check_record(fields, record, strict, "set_states", "state")
+        self.with_arrays(lambda session, program: params.upload(session, program, fields, arrays), version)
+
+    def states(self) -> dict[str, Array]:
+        """Do what `HasStates.states` documents."""
+        found = self.with_arrays(lambda session, program: params.download(session, program, params.states_in(program)))
+        return {name: handed_out(x) for name, x in found.items()}
+
+
+class TrainedParameters(_Parameters):
     """The parameters of a training, in the arrays of its step. Forwards attached to it share them."""
 
     def __init__(self, worker: Worker, stepper: Stepper):
@@ -83,11 +121,6 @@ class TrainedParameters:
         """The seed of initialisation and of all random numbers."""
         return self.stepper.seed
 
-    @property
-    def fields(self) -> Sequence[Field]:
-        """The parameters, in declaration order."""
-        return self.stepper.program.params
-
     def program_for(
         self, stepper: Stepper, given: Mapping[str, Any], what: str, split: bool = False
     ) -> tuple[RunProgram, Mapping[str, Any]]:
@@ -108,11 +141,6 @@ class TrainedParameters:
         if dropped:
             self.worker.post(unload)  # after the steps queued so far
         return program, given
-
-    unwritten = False  # forwards share the step's buffers
-
-    def write(self, session: Session, program: Program, new: bool) -> None:
-        """Do nothing, because forwards share the step's buffers."""
 
     def call(self, fn: Callable[[Session, Stepper], T], stepper: Stepper | None = None) -> T:
         """Run `fn` on the worker's thread, after the steps queued so far.
@@ -175,23 +203,9 @@ class TrainedParameters:
 
         return {name: handed_out(x) for name, x in self.call(read).items()}
 
-    def set_states(self, record: Mapping[str, Any], strict: bool) -> None:
-        """Do what `HasStates.set_states` documents."""
-        stepper = self.stepper
-        fields = params.states_in(stepper.program)
-        arrays = params.check_record(fields, record, strict, "set_states", "state")
-        self.call(lambda session, stepper: params.upload(session, stepper.program, fields, arrays), stepper)
-
-    def states(self) -> dict[str, Array]:
-        """Do what `HasStates.states` documents."""
-
-        def read(session: Session, stepper: Stepper) -> dict[str, Array]:
-            return params.download(session, stepper.program, params.states_in(stepper.program))
-
-        return {name: handed_out(x) for name, x in self.call(read).items()}
-
-    def release(self, session: Session, program: Program) -> None:
-        """Do nothing, because the step keeps the buffers."""
+    def with_arrays(self, fn: Callable[[Session, Program], T], version: Stepper | None = None) -> T:
+        """Run `fn`. Raise AbortedError if `replace_model` has replaced its version by then."""
+        return self.call(lambda session, stepper: fn(session, stepper.program), version)
 
     def download_grads(self, stepper: Stepper) -> dict[str, Array]:
         """Do what `CompiledTraining.download_grads` documents."""
@@ -214,85 +228,53 @@ def _ema_of(program: Program) -> str:
     return next((f.name for f in program.states if f.name in (EMA, f"{program.part}/{EMA}")), "")
 
 
-class OwnParameters:
-    """The parameters of a `tg.compile_forward`: drawn from the seed, kept here, written before a run.
-
-    A forward changes no parameter, so this copy is always current, also before the first program exists. A forward can
-    change states: while a program is loaded, the device has the current ones.
-    """
+class OwnParameters(_Parameters):
+    """The parameters of a `tg.compile_forward`, drawn from the seed, in arrays that outlive its programs."""
 
     knobs = Knobs(Rate(as_schedule(0.0)), {})  # no hyperparameter was set
     unset = False  # true if the parameters come from a seed that the user did not choose: the first run then warns
 
     def __init__(self, model: Any, seed: int, session_factory: Callable[[], Callable[[], Session]]):
         self.model, self.seed = model, seed
-        self.version: object = self
-        self.layout: Program | None = None
-        self.fields, self.states_fields = params.declared(model), params.declared_states(model)
-        first = params.drawn([*self.fields, *self.states_fields], seed)
-        self._values = {f.name: first[f.name] for f in self.fields}
-        self._states = {f.name: first[f.name] for f in self.states_fields}
-        self._unwritten: dict[str, Array] = {}  # parameters changed since the last run
-        self._loaded: list[Program] = []  # programs on the device, which hold the states
-        self.worker = Worker(session_factory()).opened()
+        self._layout = arrays_of(model)
+        fields = params.drawable(self.layout)
+        first = params.drawn(fields, seed)
+
+        def install(session: Session) -> None:
+            load_on(session, self.layout)
+            params.upload(session, self.layout, fields, first)
+
+        self.worker = Worker(session_factory())
+        try:
+            self.worker.opened().begin(install)
+        except BaseException:
+            self.worker.close()
+            raise
 
     @property
-    def unwritten(self) -> bool:
-        """Return whether there is something to write before the next run."""
-        return bool(self._unwritten)
+    def version(self) -> object:
+        """The store itself, because its model stays."""
+        return self
 
-    def write(self, session: Session, program: Program, new: bool) -> None:
-        """Write all changes before a run of `program`; write everything if it is `new`, as its buffers can be."""
-        if new:
-            self._unwritten = dict(self._values)
-            if not self._loaded:
-                params.upload(session, program, params.states_in(program), self._states)
-            self._loaded.append(program)
-        if self._unwritten:
-            params.upload(session, program, program.params, self._unwritten)
-            self._unwritten = {}
+    @property
+    def layout(self) -> Program:
+        """The program that declares the arrays."""
+        return self._layout
 
-    def release(self, session: Session, program: Program) -> None:
-        """Keep the states before `program` is unloaded: the device loses them with its last program."""
-        if self._loaded == [program]:
-            self._states = params.download(session, program, params.states_in(program))
-        self._loaded = [p for p in self._loaded if p is not program]
-
-    def set_states(self, record: Mapping[str, Any], strict: bool) -> None:
-        """Do the same as `TrainedParameters.set_states`."""
-        arrays = params.check_record(self.states_fields, record, strict, "set_states", "state")
-
-        def apply(session: Session) -> None:
-            self._states |= arrays
-            for program in self._loaded[:1]:
-                params.upload(session, program, params.states_in(program), arrays)
-
-        self.worker.call(apply)
-
-    def states(self) -> dict[str, Array]:
-        """Do the same as `TrainedParameters.states`."""
-
-        def read(session: Session) -> dict[str, Array]:
-            for program in self._loaded[:1]:
-                return params.download(session, program, params.states_in(program))
-            return {name: x.copy() for name, x in self._states.items()}
-
-        return {name: handed_out(x) for name, x in self.worker.call(read).items()}
+    def with_arrays(self, fn: Callable[[Session, Program], T], version: object = None) -> T:
+        """Run `fn`."""
+        return self.worker.call(lambda session: fn(session, self.layout))
 
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Do the same as `CompiledTraining.upload_params`."""
         arrays = params.check_record(self.fields, record, strict, "upload_params")
         self.unset = False
-
-        def apply(_: Session) -> None:
-            self._values |= arrays
-            self._unwritten |= arrays
-
-        self.worker.call(apply)
+        self.with_arrays(lambda session, program: params.upload(session, program, program.params, arrays))
 
     def download_params(self) -> dict[str, Array]:
         """Do the same as `CompiledTraining.download_params`."""
-        return self.worker.call(lambda _: {name: handed_out(x.copy()) for name, x in self._values.items()})
+        found = self.with_arrays(lambda session, program: params.download(session, program, program.params))
+        return {name: handed_out(x) for name, x in found.items()}
 
 
 ParameterStore = TrainedParameters | OwnParameters

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from tracegrad.arrays import as_array, cast_lossless
 from tracegrad.dtypes import InputType
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.params import declared, declared_states, drawn
+from tracegrad.engine.params import declared, drawn
 from tracegrad.errors import InputError
 from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor
@@ -32,8 +32,7 @@ def instantiate(model: M, seed: int | None = None) -> M:
     tensor([[1.],
             [2.]])
     """
-    fields = [*declared(model), *declared_states(model)]
-    return _with_values(model, drawn(fields, streams.place()[0] if seed is None else seed))
+    return _with_values(model, drawn(declared(model), streams.place()[0] if seed is None else seed))
 
 
 def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
