@@ -1,13 +1,20 @@
-"""Batch 1: the time of one forward that is waited for, beside PyTorch eager under inference_mode.
+"""Batch 1: the time of one forward that is waited for, beside PyTorch eager under inference_mode and onnxruntime.
 
-python bench/latency.py [threads]        # an MLP, a CNN and a small GPT; medians in microseconds
+python bench/latency.py [--threads 1]    # an MLP, a CNN and a small GPT, in microseconds
+
+The libraries take turns in blocks of calls, and the least of their blocks' medians counts. onnxruntime runs the model
+that PyTorch exports (`pip install onnx onnxruntime`); without it, its column stays empty.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import io
+import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +24,8 @@ import torch
 import tracegrad as tg
 from tracegrad import nn
 
-ROUNDS = 400
+ROUNDS, CALLS = 12, 200  # blocks of each library, calls of a block
+Run = Callable[[], object]
 
 
 class MLP(tg.Module):
@@ -78,34 +86,76 @@ ROWS: dict[str, tuple[Callable[[], Any], Callable[[], Any], tuple[int, ...]]] = 
 }
 
 
-def median(run: Callable[[], object]) -> float:
-    """Microseconds of a call."""
-    for _ in range(50):
-        run()
-    times: list[float] = []
+def least(runs: dict[str, Run]) -> dict[str, float]:
+    """Microseconds of a call: the least median of blocks that take turns."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return 1e6 * statistics.median(times)
+        for name, run in runs.items():
+            times: list[float] = []
+            for _ in range(CALLS):
+                begin = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - begin)
+            found[name].append(1e6 * statistics.median(times))
+    return {name: min(medians) for name, medians in found.items()}
+
+
+def of_onnxruntime(net: Any, given: Any, threads: int) -> Run | None:
+    """Return a run of the model in onnxruntime; None if it is not installed."""
+    try:
+        importlib.import_module("onnx")  # PyTorch's exporter needs it
+        runtime: Any = importlib.import_module("onnxruntime")
+    except ImportError:
+        return None
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecation
+        torch.onnx.export(net, (given,), file, input_names=["x"], dynamo=False)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = runtime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    inputs = {"x": given.numpy()}
+    return lambda: session.run(None, inputs)
+
+
+def of_torch(net: Any, given: Any) -> Run:
+    """Return a run of the model in PyTorch."""
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return net(given)
+
+    return run
+
+
+def forwards(threads: int) -> None:
+    """Print a row for each model."""
+    names = ("tracegrad", "PyTorch", "onnxruntime")
+    print(f"{'':24}" + "".join(f"{name:>13}" for name in names) + f"   us, {threads} threads")
+    for name, (ours, theirs, shape) in ROWS.items():
+        x, net = np.random.default_rng(0).standard_normal(shape).astype(np.float32), theirs().eval()
+        given = torch.tensor(x)
+        onnx = of_onnxruntime(net, given, threads)
+        with tg.compile_forward(
+            model=ours(), forward=lambda m, x: m(x), inputs={"x": shape}, seed=0, device="cpu"
+        ) as f:
+            runs: dict[str, Run] = {"tracegrad": lambda f=f, x=x: f.run(x=x).output, "PyTorch": of_torch(net, given)}
+            found = least(runs | ({"onnxruntime": onnx} if onnx else {}))
+        cells = (f"{found[n]:13.1f}" if n in found else f"{'':13}" for n in names)
+        against = f"   {found['tracegrad'] / found['onnxruntime']:.2f} times onnxruntime" if onnx else ""
+        print(f"{name:24}{''.join(cells)}{against}", flush=True)
+        if onnx is None and name == next(iter(ROWS)):
+            print("onnxruntime is not measured: pip install onnx onnxruntime")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("threads", type=int, nargs="?", default=1, help="of PyTorch (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of all libraries (default: %(default)s)")
     threads = parser.parse_args().threads
+    if hasattr(os, "sched_setaffinity"):  # tracegrad uses all processors that it may
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
     torch.set_num_threads(threads)
-    print(f"{'':24}{'tracegrad':>10}{'PyTorch':>10}   us, PyTorch with {threads} threads")
-    for name, (ours, theirs, shape) in ROWS.items():
-        x, net = np.random.default_rng(0).standard_normal(shape).astype(np.float32), theirs().eval()
-        given = torch.tensor(x)
-        with tg.compile_forward(
-            model=ours(), forward=lambda m, x: m(x), inputs={"x": shape}, seed=0, device="cpu"
-        ) as f:
-            mine = median(lambda f=f, x=x: f.run(x=x).output)
-        with torch.inference_mode():
-            other = median(lambda net=net, given=given: net(given))
-        print(f"{name:24}{mine:10.0f}{other:10.0f}", flush=True)
+    forwards(threads)
 
 
 if __name__ == "__main__":
