@@ -1,8 +1,8 @@
 """Tuning constants: thresholds, sizes and costs from measurements, which another machine can change.
 
-Each row is `NAME = value  # unit | meaning | measured on`. H200 and H100 are GPUs of NVIDIA,
-"2 cores" an x86 machine, llvmpipe the software GPU on two cores, "?" an unrecorded machine, and "-" means reasoned, not
-measured.
+Each row is `NAME = value  # unit | meaning | measured on`. H200 and H100 are GPUs of NVIDIA, "2
+cores" an x86 machine, and llvmpipe the software GPU on two cores. "?" is an unrecorded machine, and "-" means reasoned,
+not measured.
 `python bench/refit.py` measures rows again on the current machine. Name that machine in a row that you change.
 Another value changes speed and rounding, and nothing else. Limits of WGSL, of formats and of mathematics are defined
 where they apply.

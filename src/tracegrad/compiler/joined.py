@@ -71,10 +71,13 @@ def _members(program: Program, loop: Loop) -> list[_Member]:
 def _in_one_launch(program: Program, loop: Loop, depth: int) -> tuple[KernelSource, Dispatch] | None:
     """Return the kernel and the dispatch of a loop inside of `depth` others; None if it must stay a loop."""
     members = _members(program, loop)
+    runs = len(members) * loop.count
+    arrays = tuple(dict.fromkeys(m.array(s) for m in members for s in m.slots))
+    if len(arrays) > MAX_BUFFERS or runs > MOST_LOOP_TURNS:
+        return None
     spans = [[m.span(s, depth) for s in m.slots] for m in members]
     blocks = blocks_of([m.form for m in members], spans)
-    arrays = tuple(dict.fromkeys(m.array(s) for m in members for s in m.slots))
-    if blocks is None or len(arrays) > MAX_BUFFERS or len(members) * loop.count > MOST_LOOP_TURNS:
+    if blocks is None:
         return None
     slots = [(m, s) for m in members for s in m.slots]
     moves = [(k, move) for k, (m, s) in enumerate(slots) for move in m.moves(s)]
@@ -83,7 +86,6 @@ def _in_one_launch(program: Program, loop: Loop, depth: int) -> tuple[KernelSour
     kernel = _source(members, BoundLoop(blocks, mirrors, *_bound(members, arrays), own))
     offsets = [m.dispatch.offsets[s] for m, s in slots]
     outer = tuple((k, move) for k, move in moves if move.depth < depth)
-    runs = len(members) * loop.count
     return kernel, Dispatch(0, arrays, (*offsets, 0, runs), grid_of(blocks.number), outer)
 
 

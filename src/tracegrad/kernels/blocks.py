@@ -157,11 +157,8 @@ def restricted(kernel: Kernel, axis: Axis, count: int) -> Kernel:
     inside = space.var(BLOCK, count) * part + space.var(axis.name, part)
     values = Replaced(space, {axis.name: inside})
 
-    def statement(s: Statement) -> Statement:
-        return values.store(s) if isinstance(s, Store) else Fold(s.local, s.prim, values.value(s.value))
-
     outer = tuple([Axis(a.name, part) if a == axis else a for a in kernel.outer])
-    return replace(kernel, outer=outer, body=tuple(map(statement, kernel.body)))
+    return replace(kernel, outer=outer, body=values.body(kernel))
 
 
 class Replaced(AtPoint):
@@ -170,6 +167,12 @@ class Replaced(AtPoint):
     def __init__(self, space: Space, replaced: Mapping[str, Index]) -> None:
         self.space, self.replaced = space, replaced
         self.locals, self._values = {}, {}
+
+    def body(self, kernel: Kernel) -> tuple[Statement, ...]:
+        """Return the statements of a kernel, of whose products only the terms are left."""
+        return tuple(
+            [self.store(s) if isinstance(s, Store) else Fold(s.local, s.prim, self.value(s.value)) for s in kernel.body]
+        )
 
     def atom(self, atom: Var | Quotient | Dynamic) -> Index:
         if isinstance(atom, Var):

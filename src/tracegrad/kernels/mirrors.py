@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from tracegrad.kernels.blocks import BLOCK, Blocks, Replaced, Span, steps_of
 from tracegrad.kernels.expr import Atom, Index, Space, Value, Var
-from tracegrad.kernels.form import Fold, Kernel, Statement, Store
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, workgroup_bytes
 
 ARRAYS = {"f32": "wf", "i32": "wi"}  # workgroup arrays by the type of their elements
@@ -66,7 +65,10 @@ def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -
     of: list[dict[int, Copy]] = [{slot: c for (j, slot), c in places.items() if j == k} for k in range(len(spans))]
     for (k, slot), w in sources.items():
         of[k][slot] = places[w]._replace(later=int(w[0] < k))
-    kernels = tuple(_local(kernel, {slot for j, slot in sources if j == k}) for k, kernel in enumerate(blocks.kernels))
+    kernels = tuple(
+        replace(kernel, body=_Local({slot for j, slot in sources if j == k}).body(kernel))
+        for k, kernel in enumerate(blocks.kernels)
+    )
     return blocks._replace(kernels=kernels), Mirrors(tuple(of), sizes)
 
 
@@ -94,22 +96,11 @@ def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> di
     return found
 
 
-def _local(kernel: Kernel, slots: set[int]) -> Kernel:
-    """Return the kernel with indices of some slots' loads counted from the begin of the block."""
-    space = Space()
-    values = _Local(space, slots)
-
-    def statement(s: Statement) -> Statement:
-        return values.store(s) if isinstance(s, Store) else Fold(s.local, s.prim, values.value(s.value))
-
-    return replace(kernel, body=tuple(map(statement, kernel.body)))
-
-
 class _Local(Replaced):
-    """Values whose loads from some slots are local."""
+    """Values whose loads from some slots count from the begin of the block."""
 
-    def __init__(self, space: Space, slots: set[int]) -> None:
-        super().__init__(space, {})
+    def __init__(self, slots: set[int]) -> None:
+        super().__init__(Space(), {})
         self.slots = slots
 
     def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:

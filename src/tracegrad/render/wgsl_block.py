@@ -16,13 +16,12 @@ from tracegrad.kernels.form import Fold, Kernel
 from tracegrad.kernels.tiling import BlockShape
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Loop, Statement, when
+from tracegrad.render.wgsl_rows import PARTIAL
 from tracegrad.render.wgsl_vectors import XYZW
 from tracegrad.tuning import STREAMED_TOGETHER
 
-SHARED = {"f32": "sf", "i32": "si", "u32": "su"}  # workgroup arrays of partial results
 
-
-class Turn(NamedTuple):
+class Term(NamedTuple):
     """A point of each row that a thread folds."""
 
     name: str
@@ -45,12 +44,12 @@ class BlockFold:
         self.across = threads // shape.lanes  # rows that are folded side by side
         self.rounds = -(-shape.rows // self.across)
         turns = room // (self.rounds * len(self.kept)) if self.kept else 0
-        self.turns = min(shape.chunk, turns - turns % 4)  # of which a thread keeps the operands
+        self.terms = min(shape.chunk, turns - turns % 4)  # of which a thread keeps the operands
         self.edge = shape.lanes * shape.chunk != int(kernel.length)
 
     def registers(self) -> list[str]:
         """Return the declarations of what a thread keeps."""
-        names = [self.register(v, c, r) for v in self.kept for c in range(self.turns) for r in range(self.rounds)]
+        names = [self.register(v, c, r) for v in self.kept for c in range(self.terms) for r in range(self.rounds)]
         return [f"var<private> {name}: f32;" for name in names]
 
     def register(self, v: Value, turn: int, number: int) -> str:
@@ -60,7 +59,7 @@ class BlockFold:
     def reading(self) -> list[Statement]:
         """Return the statements that read what a thread keeps."""
         lines: list[Statement] = [*self.threads_of_rows()]
-        for c in range(self.turns):
+        for c in range(self.terms):
             for number in range(self.rounds):
                 emit = self.emitter(f"_{c}_{number}", {})
                 values = emit.values(self.kept, loop=False)
@@ -70,20 +69,20 @@ class BlockFold:
 
     def lines(self, stored: Callable[[], Sequence[Statement]]) -> list[Statement]:
         """Return the body of the kernel's function. stored: writes the stores of a row whose fold is known."""
-        shared, f, rows = SHARED[self.fold.value.dtype.name], self.fold, self.shape.rows
+        shared, f, rows = PARTIAL[self.fold.value.dtype.name], self.fold, self.shape.rows
         identity = self.emitter("", {}).identity(f)
         lines = [*self.gathering(), *self.threads_of_rows()]
         lines += [f"var t_{r} = {identity};" for r in range(self.rounds)]
-        for c in range(0, self.turns, 4):
-            lines += self.together([Turn(f"{k}", f"first + {k}", k) for k in range(c, c + 4)], f"{c // 4}")
-        left = self.shape.chunk - self.turns
+        for c in range(0, self.terms, 4):
+            lines += self.together([Term(f"{k}", f"first + {k}", k) for k in range(c, c + 4)], f"{c // 4}")
+        left = self.shape.chunk - self.terms
         if left:
             step = next(n for n in (STREAMED_TOGETHER, 8, 4) if left % n == 0)
             body: list[Statement] = []
             for c in range(0, step, 4):
-                four = [Turn(f"s{k}", f"first + c + {k}", None) for k in range(c, c + 4)]
+                four = [Term(f"s{k}", f"first + c + {k}", None) for k in range(c, c + 4)]
                 body += self.together(four, f"c / 4 + {c // 4}")
-            lines.append(Loop("c", self.shape.chunk, body, self.turns, step))
+            lines.append(Loop("c", self.shape.chunk, body, self.terms, step))
         for r in range(self.rounds):
             at = f"lane * {rows} + row_{r}"
             write = f"{shared}[{at}] = t_{r};"
@@ -114,7 +113,7 @@ class BlockFold:
         rows = [f"let row_{r} = lid % {self.across} + {r * self.across};" for r in range(self.rounds)]
         return [f"let lane = lid / {self.across};", f"let first = lane * {self.shape.chunk};", *rows]
 
-    def together(self, turns: Sequence[Turn], vector: str) -> list[Statement]:
+    def together(self, turns: Sequence[Term], vector: str) -> list[Statement]:
         """Return four turns, whose values from workgroup memory are a vector each: first all values, then the sums."""
         at = f"lane * {self.shape.chunk // 4} + {vector}"
         names = [f"x{k}_{turns[0].name}" for k in range(len(self.gathered))]

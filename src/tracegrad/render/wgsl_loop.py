@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from tracegrad.kernel_source import BoundLoop, Shader
 from tracegrad.kernels.blocks import BLOCK
+from tracegrad.kernels.mirrors import ARRAYS
 from tracegrad.kernels.tiling import GRID_X, Tiling, workgroup_arrays
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl import Function, Writer, declared, variables
 from tracegrad.render.wgsl_vectors import XYZW
 from tracegrad.tuning import KEPT_IN_REGISTERS
 
-COPIED = {"wf": "f32", "wi": "i32"}  # workgroup arrays of what kernels hand on
+COPIED = {array: dtype for dtype, array in ARRAYS.items()}  # the types of workgroup arrays that kernels hand on
 
 
 def render_loop(launch: BoundLoop) -> Shader:
@@ -72,7 +73,7 @@ def _prepared(writer: Writer) -> tuple[list[str], list[Statement]]:
         if not writer.kernel.slots[slot].written:
             source = f"{writer.memory(slot)}[o{slot} + {BLOCK} * {copy.size} + i]"
             lines.append(Loop("i", copy.size, [f"{copy.array}[c{slot} + i] = {source};"], "lid", writer.tiling.threads))
-    if writer.tiling.kind == "block" and (fold := writer.block_fold()).turns:
+    if writer.tiling.kind == "block" and (fold := writer.block_fold()).terms:
         registers, lines = fold.registers(), [*lines, *fold.reading()]
     return registers, lines
 

@@ -14,6 +14,7 @@ from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, when
 from tracegrad.tuning import COOPERATE_FROM, HELD, LAST_LANES, TURNS_TOGETHER, WORKGROUP
 
+PARTIAL = {"f32": "sf", "i32": "si", "u32": "su"}  # workgroup arrays of partial results
 Written = tuple[Sequence[str], Sequence[Statement]]  # lines that compute the stored values, and lines that store them
 
 
@@ -147,7 +148,7 @@ class Rows:
         no lane needs a broadcast. This step has its own memory, so the next fold need not wait.
         """
         t, acc = self.tiling, f"t{f.local}"
-        shared = {"f32": "sf", "i32": "si", "u32": "su"}[f.value.dtype.name]
+        shared = PARTIAL[f.value.dtype.name]
         per_group = t.threads // t.lanes
         stride = per_group if t.rows_fastest else 1
         first = f"lid - lane * {stride}" if t.lanes < t.threads else "0"
