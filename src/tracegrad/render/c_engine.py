@@ -100,7 +100,8 @@ void run_calls(const call_ *calls, long n, long threads) {{
 
 /* Who may use a session's memory: its own thread, nobody yet, or a caller for the length of one call */
 enum {{ SHUT, OPEN, TAKEN }};
-typedef struct {{ void *to; const void *from; long bytes; }} copy_;
+typedef struct {{ void *at; long bytes; }} place_;
+typedef struct {{ int *door; const call_ *calls; long n, threads, n_in, n_out; place_ places[]; }} direct_;
 
 static int pass(int *door, int from, int to) {{
   return __atomic_compare_exchange_n(door, &from, to, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
@@ -112,17 +113,15 @@ void shut_door(int *door) {{
   while (!pass(door, OPEN, SHUT) && __atomic_load_n(door, __ATOMIC_SEQ_CST) != SHUT) sched_yield();
 }}
 
-static void copy_all(const copy_ *copies, long n) {{
-  for (const copy_ *c = copies; c < copies + n; c++) __builtin_memcpy(c->to, c->from, c->bytes);
-}}
-
-int run_direct(int *door, const copy_ *in, long n_in, const call_ *calls, long n, long threads, const copy_ *out,
-               long n_out) {{
-  if (!pass(door, OPEN, TAKEN)) return 0;
-  copy_all(in, n_in);
-  run_calls(calls, n, threads);
-  copy_all(out, n_out);
-  pass(door, TAKEN, OPEN);
+/* One argument, because Python takes 0.1 us for each: the run, its inputs' addresses, its outputs' */
+int run_direct(void *const *given) {{
+  const direct_ *d = *given++;
+  const place_ *p = d->places, *computed = p + d->n_in, *end = computed + d->n_out;
+  if (!pass(d->door, OPEN, TAKEN)) return 0;
+  for (; p < computed; p++) __builtin_memcpy(p->at, *given++, p->bytes);
+  run_calls(d->calls, d->n, d->threads);
+  for (; p < end; p++) __builtin_memcpy(*given++, p->at, p->bytes);
+  pass(d->door, TAKEN, OPEN);
   return 1;
 }}
 """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import Array, np
 from tracegrad.program import Field
 from tracegrad.runtime.calls import BoundCalls
-from tracegrad.runtime.storage import address, taken, to_storage
+from tracegrad.runtime.storage import address, taken
 
 Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
@@ -27,7 +27,8 @@ class DirectParts(NamedTuple):
     outputs: Sequence[tuple[Field, Array]]
 
 
-COPY = "PPl"  # a copy that `run_direct` makes before or after the calls: to, from, bytes
+FIXED = "PPllll"  # the argument of `run_direct` that all runs share: `direct_`, followed by its places
+PLACE = "Pl"  # the memory of an input or output: address, bytes
 
 
 class Door:
@@ -40,10 +41,8 @@ class Door:
         self._state, self._parts = ctypes.c_int(0), parts
         self._at = ctypes.addressof(self._state)
         self._open, self._shut, self._run = engine.open_door, engine.shut_door, engine.run_direct
-        pointer, count = ctypes.c_void_p, ctypes.c_long
-        for function in (self._open, self._shut):
-            function.argtypes, function.restype = (pointer,), None
-        self._run.argtypes = (pointer, pointer, count, pointer, count, count, pointer, count)
+        for function in (self._open, self._shut, self._run):
+            function.argtypes, function.restype = (ctypes.c_void_p,), None
         self._run.restype = ctypes.c_int
 
     def open(self) -> None:
@@ -62,19 +61,21 @@ class Door:
         parts = self._parts(handle)
         if parts is None:
             return None
-        into = [(f.name, f.dtype, x.ctypes.data, x.nbytes) for f, x in parts.inputs]
-        out_of = [(f, x, x.ctypes.data, x.nbytes) for f, x in parts.outputs]
-        rows_in, rows_out = struct.Struct(COPY * len(into)), struct.Struct(COPY * len(out_of))
-        calls, given = parts.calls, parts.given
+        into = [(f.name, np.int32 if f.dtype == "bool" else x.dtype) for f, x in parts.inputs]
+        out_of = [(f, x.shape, x.dtype) for f, x in parts.outputs]
+        places = [v for _, x in (*parts.inputs, *parts.outputs) for v in (address(x), x.nbytes)]
+        words = (self._at, *parts.calls.given, len(into), len(out_of), *places)
+        fixed = ctypes.create_string_buffer(struct.pack(FIXED + PLACE * (len(into) + len(out_of)), *words))
+        at, pack = ctypes.addressof(fixed), struct.Struct("P" * (1 + len(into) + len(out_of))).pack
 
         def run(arrays: Mapping[str, Any]) -> dict[str, Any] | None:
-            given.clear()
-            sources = [to_storage(arrays[name], dtype) for name, dtype, _, _ in into]
-            results = [np.empty_like(x) for _, x, _, _ in out_of]
-            first = rows_in.pack(*[v for (_, _, to, n), x in zip(into, sources) for v in (to, address(x), n)])
-            last = rows_out.pack(*[v for (_, _, at, n), x in zip(out_of, results) for v in (address(x), at, n)])
-            if not self._run(self._at, first, len(into), *calls.given, last, len(out_of)):
+            parts.given.clear()
+            sources = [np.ascontiguousarray(arrays[name], dtype) for name, dtype in into]
+            results = [np.empty(shape, dtype) for _, shape, dtype in out_of]
+            # packed for each run: threads and signal handlers call this at the same time
+            if not self._run(pack(at, *map(address, sources), *map(address, results))):
                 return None
-            return {f.name: taken(x, f) if f.dtype == "bool" else x for (f, _, _, _), x in zip(out_of, results)}
+            _ = fixed  # and `parts`: keep the addressed memory alive
+            return {f.name: taken(x, f) if f.dtype == "bool" else x for (f, _, _), x in zip(out_of, results)}
 
         return run

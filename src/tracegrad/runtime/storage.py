@@ -45,9 +45,10 @@ def lying(flat: Array, field: Field) -> Array:
 
 def address(x: Array) -> int:
     """Return the address of an array. The buffer protocol takes a tenth of the time, but is for writable arrays."""
-    if x.flags.writeable and x.flags.c_contiguous and x.nbytes:
+    try:
         return ctypes.addressof(ctypes.c_char.from_buffer(x))
-    return x.__array_interface__["data"][0]
+    except (TypeError, ValueError, BufferError):  # read-only, with gaps, or empty
+        return x.__array_interface__["data"][0]
 
 
 def readable_around(x: Array, dtype: str) -> bool:
