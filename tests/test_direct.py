@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -260,3 +261,113 @@ def test_a_signal_handler_may_run_the_forward_that_it_interrupted() -> None:
             signal.signal(signal.SIGALRM, before)
         assert infer.device.name == "cpu"
     assert runs[0] > 100
+
+
+LIKE: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda x: np.ascontiguousarray(x.T).T,
+    "with gaps": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+    "backwards": lambda x: x[::-1].copy()[::-1],
+    "read-only": lambda x: np.frombuffer(x.tobytes(), np.float32).reshape(x.shape),
+    "misaligned": lambda x: np.frombuffer(bytearray(b"\0" + x.tobytes()), np.float32, offset=1).reshape(x.shape),
+    "of the other byte order": lambda x: x.astype(">f4"),
+    "of doubles": lambda x: x.astype(np.float64),
+    "masked": np.ma.masked_array,
+    "nested lists": lambda x: x.tolist(),
+    "a broadcast row": lambda x: np.broadcast_to(x[:1], x.shape),
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_inputs_in_any_memory(name: str, forward: tg.CompiledForward, handed: list[int]) -> None:
+    given = LIKE[name](X)
+    want = forward.run(x=np.array(given, np.float32)).output
+    warm(forward, x=given)
+    handed.clear()
+    np.testing.assert_array_equal(forward.run(x=given).output, want)
+    assert not handed
+
+
+def test_outputs_and_inputs_are_the_callers_alone(forward: tg.CompiledForward, handed: list[int]) -> None:
+    warm(forward, x=X)
+    handed.clear()
+    mine = X.copy()
+    first = forward.run(x=mine)
+    kept = first.output.copy()
+    mine[:] = 7.0
+    np.testing.assert_array_equal(first.output, kept)
+    second = forward.run(x=mine).output
+    second[:] = -1.0
+    np.testing.assert_array_equal(first.output, kept)
+    np.testing.assert_array_equal(forward.run(x=X).output, kept)
+    assert not handed and not np.shares_memory(first.output, second)
+
+
+def program_of(f: tg.CompiledForward) -> Any:
+    found: Any = f
+    return found._programs.latest
+
+
+def test_a_run_that_is_handed_over_after_all_has_inputs_of_its_own(
+    forward: tg.CompiledForward, handed: list[int]
+) -> None:
+    want = forward.run(x=X).output
+    warm(forward, x=X)
+    program_of(forward).direct = lambda arrays: None  # as if another thread were inside
+    handed.clear()
+    mine, entered, release = X.copy(), threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        entered.set()
+        release.wait(20)
+
+    forward.store.worker.post(hold)
+    entered.wait(20)
+    p = forward.run(x=mine)
+    mine[:] = 7.0
+    release.set()
+    np.testing.assert_array_equal(p.output, want)
+    assert handed == [1]
+
+
+def test_a_run_that_fails_midway_is_a_result(forward: tg.CompiledForward, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = forward.run(x=X).output
+    warm(forward, x=X)
+    program = program_of(forward)
+    direct = program.direct
+
+    def failing(arrays: Any) -> Any:
+        direct(arrays)
+        raise MemoryError
+
+    program.direct = failing
+    failed = forward.run(x=X).result()
+    assert isinstance(failed, tg.Failed) and isinstance(failed.error.__cause__, MemoryError)
+    program.direct = direct
+    np.testing.assert_array_equal(forward.run(x=X).output, want)
+
+
+def test_indices_are_copied_before_they_are_checked(c_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tg.compile_forward(
+        model=nn.Embedding(9, 4), forward=lambda m, k: m(k), inputs={"k": tg.i32[5]}, seed=0, device="cpu"
+    ) as f:
+        k = np.arange(5, dtype=np.int32)
+        warm(f, k=k)
+        program, seen = program_of(f), list[Any]()
+        direct = program.direct
+        program.direct = lambda arrays: (seen.append(arrays["k"]), direct(arrays))[1]
+        f.run(k=k).result()
+        assert seen and not np.shares_memory(seen[0], k)
+        assert isinstance(f.run(k=k + 5).result(), tg.Failed)
+
+
+def test_a_forked_child_is_refused_and_its_parent_goes_on(forward: tg.CompiledForward) -> None:
+    want = forward.run(x=X).output
+    warm(forward, x=X)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if isinstance(forward.run(x=X).result(), tg.Failed) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    np.testing.assert_array_equal(forward.run(x=X).output, want)

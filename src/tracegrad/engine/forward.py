@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tracegrad.arrays import new_copy
 from tracegrad.attributes import FORWARDS
 from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
@@ -39,6 +40,10 @@ UNSET = (
     "the parameters of this forward were never set: they are random. Write infer.load(path), infer.set_params(record) "
     "or tg.load_forward(path, ...); seed= of tg.compile_forward says that random ones are wanted"
 )
+
+
+def _itself(x: Array) -> Array:
+    return x
 
 
 class CompiledForward(HasStates):
@@ -111,6 +116,8 @@ class CompiledForward(HasStates):
         if refusal is not None:
             return resolved(refusal, "run")
         pending: Pending[RunResult] = worker.pending("run")
+        pending.demand = demand = self._demand
+        waits, demand.asked = demand.asked, False
         try:
             if patches is not None and "patches" in free.types:
                 inputs, patches = {**inputs, "patches": patches}, None
@@ -118,7 +125,9 @@ class CompiledForward(HasStates):
             with worker.own(self._lock):
                 program = programs.of(sizes_of(free, given, "run"))
                 programs.runs += 1
-                arrays = check_inputs(program.inputs, given, "run")
+                # the caller waits, so the arrays need no copy; only another thread could change a checked index
+                lent = waits and program.direct is not None and not program.indexed
+                arrays = check_inputs(program.inputs, given, "run", copied=_itself if lent else new_copy)
                 patched = check_patches(program.built.sites, patches, "run") if patches is not None else {}
                 if patched:
                     program = programs.with_patches(program)
@@ -131,9 +140,10 @@ class CompiledForward(HasStates):
         if isinstance(self.store, OwnParameters) and self.store.unset:
             self.store.unset = False
             warnings.warn(UNSET, RuntimeWarning, stacklevel=2)
-        one, demand = ForwardRun(programs, program, arrays, pending), self._demand
-        asked, demand.asked, pending.demand = demand.asked, False, demand
-        if not (asked and one.computed()):
+        one = ForwardRun(programs, program, arrays, pending)
+        if not (waits and one.computed()):
+            if lent:
+                one.keep()
             worker.enqueue([one], pending)
         return pending
 

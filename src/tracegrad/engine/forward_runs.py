@@ -7,19 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tracegrad.arrays import new_copy
 from tracegrad.compiler.build import ForwardSource, at_sizes
 from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.engine import params, reference
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.programs import UNLOADED, RunProgram, SizedPrograms
-from tracegrad.engine.results import Aborted, CompletedRun, Failed, RunResult, failure, output_of
+from tracegrad.engine.results import Aborted, Captures, CompletedRun, Failed, RunResult, failure, output_of
 from tracegrad.engine.stepper import by_role
 from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore
 from tracegrad.errors import DeviceError
 from tracegrad.runtime.base import Session
 from tracegrad.tuning import HANDED_OVER_FROM
+
+NO_CAPTURES = Captures()
 
 
 class ForwardPrograms:
@@ -70,7 +73,8 @@ class ForwardPrograms:
         """Return the program for some sizes; build it if needed, and drop others for it."""
         program, dropped = self._current.of(sizes, self.now, lambda: self.store.worker.info)
         program.commits = bool(program.built.graph.writes)
-        self._unload(dropped)
+        if dropped:
+            self._unload(dropped)
         return program
 
     def with_patches(self, program: RunProgram) -> RunProgram:
@@ -93,7 +97,7 @@ class ForwardPrograms:
     def close(self, unload: bool) -> None:
         """Drop all programs. unload: free them on the device too, after the runs queued so far."""
         dropped = self._sized.drop()
-        if unload:
+        if unload and dropped:
             self._unload(dropped)
 
     def _unload(self, programs: Sequence[RunProgram]) -> None:
@@ -102,8 +106,7 @@ class ForwardPrograms:
                 if program.version is self.store.version:
                     program.unload(session)
 
-        if programs:
-            self.store.worker.post(unload)
+        self.store.worker.post(unload)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +134,10 @@ class ForwardRun:
         except Exception as e:
             self.fail(e)
         return True
+
+    def keep(self) -> None:
+        """Copy the inputs, which can be the caller's arrays: the worker reads them later."""
+        self.arrays = {name: new_copy(x) for name, x in self.arrays.items()}
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
         """Load the program if needed, and return its handle and inputs."""
@@ -160,7 +167,8 @@ class ForwardRun:
         return True
 
     def _complete(self, outputs: dict[str, Any]) -> None:
-        self.pending.resolve(CompletedRun(captures_of(outputs), output_of(outputs, self.of.built.structure)))
+        captures = captures_of(outputs) if self.of.tells_more else NO_CAPTURES
+        self.pending.resolve(CompletedRun(captures, output_of(outputs, self.of.built.structure)))
 
     def _look_for_direct(self, session: Session) -> None:
         """Let short runs be computed on their caller's thread: handing them over takes longer than some of them."""

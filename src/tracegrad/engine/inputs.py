@@ -295,6 +295,8 @@ def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:
 
 def as_arrays(free: FreeSizes, values: Mapping[str, Any], split: bool = False) -> dict[str, Any]:
     """Return the values of a call, as arrays if their shapes matter. split: they can have one more axis in front."""
+    if not free.axes:
+        return dict(values)
     named = {name for axes in free.axes.values() for name, _ in axes}
     out: dict[str, Any] = {}
     for n, v in values.items():

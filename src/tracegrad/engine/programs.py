@@ -31,8 +31,8 @@ class RunProgram:
     """A program in the form that the worker runs. Loaded and unloaded on the worker's thread only."""
 
     __slots__ = (
-        "at_once", "base", "built", "commits", "direct", "handle", "hyper", "inputs", "numbers", "patched", "sizes",
-        "source", "tells_more", "unpatched", "version",
+        "at_once", "base", "built", "commits", "direct", "handle", "hyper", "indexed", "inputs", "numbers", "patched",
+        "sizes", "source", "tells_more", "unpatched", "version",
     )  # fmt: skip
     inputs: tuple[Field, ...]
     hyper: tuple[Field, ...]
@@ -73,6 +73,7 @@ class RunProgram:
         self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX) and f.name not in built.numbers)
         self.unpatched = blank([f for f in fields if f.name.startswith(PATCH)])  # inputs of unpatched sites
         self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
+        self.indexed = any("range" in f.spec for f in self.inputs)  # are inputs used as indices?
 
     def load(self, session: Session) -> int:
         """Return the program's handle, after loading it."""
