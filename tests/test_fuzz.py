@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -195,3 +198,11 @@ def test_a_program_survives_json() -> None:
 
 def test_every_runner_has_a_name() -> None:
     assert list(RUNNERS) == ["passes", "eager", "numpy", "c", "sizes", "webgpu", "loops", "xla", "torch", "jax"]
+
+
+def test_the_command_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text('raise ModuleNotFoundError("No module named torch", name="torch")')
+    paths = [str(tmp_path), *sys.path]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run([sys.executable, "-m", "fuzzing.command", "--help"], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr

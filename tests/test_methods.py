@@ -24,6 +24,7 @@ def test_a_method_is_the_public_op_itself() -> None:
     x = tg.tensor([1.0, -2.0])
     assert x.log1p is not None and x.abs().tolist() == [1.0, 2.0]
     assert +x is x
+    assert x.clamp(0.0).tolist() == x.clip(0.0).tolist() == [1.0, 0.0]
 
 
 def test_an_op_that_is_no_method_is_no_attribute_of_tensors() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir import Tensor
-from tracegrad.methods import Operand, entered, method, op
+from tracegrad.methods import Operand, entered, method
 from tracegrad.prims import elementwise as rows
 from tracegrad.prims.elementwise import div, isnan, less, less_equal, logical_not, nonfinite, sqrt, square, where
 from tracegrad.prims.leaves import as_tensor, unboxed
@@ -130,7 +130,7 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
     return y
 
 
-@op
+@method
 def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
     """Limit `x` to [lo, hi], as `clip`.
 
