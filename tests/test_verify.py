@@ -312,7 +312,7 @@ def test_what_rounding_alone_decides_is_no_defect(
 
 def test_a_forward_is_checked_when_it_first_runs(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("tracegrad.runtime.wgpu_verify.faults", lambda kernels, *_: dict.fromkeys(kernels, "not 2"))
+    monkeypatch.setattr("tracegrad.runtime.wgpu_verify.faults", lambda trials, *_: {key: "not 2" for key, _ in trials})
     f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (9, 5)}, device="webgpu")
     with f, pytest.raises(tg.CompileError, match=r"(?s)computes wrongly.*test_verify.py:\d+"):
         _ = f.run(x=np.ones((9, 5), np.float32)).output

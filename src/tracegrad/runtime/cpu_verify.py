@@ -68,7 +68,7 @@ def computes_wrongly(
             launch(trial.kernel, [arrays[name] for name in trial.layout.arrays], trial.layout.offsets)
             yield [arrays[c.array][c.at] for c in trial.checks]
 
-    found = faults(placed, trials_of(placed, strict=True), run, FURTHER)
+    found = faults(trials_of(placed, strict=True), run, FURTHER)
     verdicts.add(found)
     wrong = [(keyed[key].label, how) for key, how in found.items() if how]
     fault = arithmetic.fault()
@@ -82,8 +82,8 @@ def computes_wrongly(
 def _prepare(trial: Trial, contents: Contents, arrays: Mapping[Name, Array]) -> None:
     """Fill the arrays with the values that a trial expects."""
     for f in contents.lacking(trial):
-        values = np.roll(trial.patterns.of(f.kind), -(f.begin + f.array[0] * STRIDE))
         target = arrays[f.array][f.begin : f.end]
+        values = trial.patterns.along(f.kind, f.begin + f.array[0] * STRIDE)
         whole = target.size // PERIOD * PERIOD
         target[:whole].reshape(-1, PERIOD)[...] = values
         target[whole:] = values[: target.size - whole]
@@ -112,6 +112,7 @@ ROWS = {
     "floor": 1, "ceil": 1, "round": 1, "minimum": 2, "maximum": 2, "less": 2, "less_equal": 2, "equal": 2,
     "not_equal": 2, "nonfinite": 1, "isnan": 1, "half": 1,
 }  # fmt: skip
+GROUPED = 4  # rows a loop: a loop for each takes the compiler longer, and with 7 GCC chooses shorter vectors
 # Zeros, denormals of both precisions, ties, values that overflow; each with both signs
 SPECIAL = (
     0.0, 1e-45, 1e-40, 2.0**-126, 2.0**-25, 2.0**-24, 3 * 2.0**-25, 5e-5, 2.0**-14, 0.1, 0.5, 1.0, 1.5, 2.5, 3.0, 7.3,
@@ -128,17 +129,18 @@ def operands() -> tuple[Array, Array]:
 
 @cache
 def source() -> str:
-    """Return a C function for each row, written as in kernels: a loop over operands."""
+    """Return a C function for each GROUPED rows, written as in kernels: a loop over operands."""
     helpers: dict[str, None] = {}
     loops: list[str] = []
-    count = operands()[0].size  # a constant multiple of all vector lengths: less for the compiler to write
-    for name in ROWS:
-        p = PRIMITIVES[name]
-        helpers |= dict.fromkeys([p.helper] * bool(p.helper))
-        value = as_c(f"f32({p.wgsl.format('x', 'y', t='f32', of='f32')})")
+    names, count = list(ROWS), operands()[0].size  # a multiple of all vector lengths: less for the compiler to write
+    for first in range(0, len(names), GROUPED):
+        rows = [PRIMITIVES[name] for name in names[first : first + GROUPED]]
+        helpers |= dict.fromkeys([p.helper for p in rows if p.helper])
+        values = [as_c(f"f32({p.wgsl.format('x', 'y', t='f32', of='f32')})") for p in rows]
+        stores = " ".join(f"out[{k * count} + i] = {value};" for k, value in enumerate(values))
         loops.append(
-            f"void check_{name}(const float *restrict a, const float *restrict b, float *restrict out) {{\n"
-            f"  for (long i = 0; i < {count}; i++) {{ const float x = a[i], y = b[i]; out[i] = {value}; }}\n}}"
+            f"void check_{first}(const float *restrict a, const float *restrict b, float *restrict out) {{\n"
+            f"  for (long i = 0; i < {count}; i++) {{ const float x = a[i], y = b[i]; {stores} }}\n}}"
         )
     return "\n".join([PRELUDE, *map(helper, helpers), *loops])
 
@@ -155,7 +157,8 @@ class Arithmetic:
         library = self._library and self._library.result()
         if library is None:
             return ""
-        how = next(filter(None, (_difference(library, name) for name in ROWS)), "")
+        groups = range(0, len(ROWS), GROUPED)
+        how = next(filter(None, (_difference(name, x) for k in groups for name, x in _computed(library, k))), "")
         self._verdicts.add({self.key: how})
         return how
 
@@ -165,11 +168,17 @@ def _flushes() -> bool:
     return not np.float32(1e-40) * np.float32(0.5)
 
 
-def _difference(library: ctypes.CDLL, name: str) -> str:
+def _computed(library: ctypes.CDLL, first: int) -> Iterator[tuple[str, Array]]:
+    """Yield the results of a group of rows."""
+    names, given = [*ROWS][first : first + GROUPED], operands()
+    out = np.empty((len(names), given[0].size), np.float32)
+    library[f"check_{first}"](*[ctypes.c_void_p(x.ctypes.data) for x in (*given, out)])
+    yield from zip(names, out)
+
+
+def _difference(name: str, out: Array) -> str:
     """Describe the first operands for which a row's result differs."""
-    given, out = operands(), np.empty_like(operands()[0])
-    library[f"check_{name}"](*[ctypes.c_void_p(x.ctypes.data) for x in (*given, out)])
-    used = given[: ROWS[name]]
+    used = operands()[: ROWS[name]]
     with np.errstate(all="ignore"):
         want = np.asarray(function_of(PRIMITIVES[name], len(used), {}, np)(*used)).astype(np.float32)
     wrong = np.flatnonzero((out != want) & ~(np.isnan(out) & np.isnan(want)))

@@ -285,6 +285,7 @@ class Patterns:
     def __init__(self, seed: int, strict: bool) -> None:
         self.seed, self.strict = seed, strict
         self._made: dict[Kind, Array] = {}
+        self._twice: dict[Kind, Array] = {}
 
     def of(self, kind: Kind) -> Array:
         """Return one period, in the form in which it is stored."""
@@ -294,6 +295,12 @@ class Patterns:
             made = integers(first, second, below, dtype == "i32") if below else self.floats(first, second)
             self._made[kind] = made.astype(STORED[dtype if dtype in STORED else "i32"].numpy)
         return self._made[kind]
+
+    def along(self, kind: Kind, at: int) -> Array:
+        """Return the period that begins with the number of this element. It is a view, because fills are many."""
+        if kind not in self._twice:
+            self._twice[kind] = np.tile(self.of(kind), 2)
+        return self._twice[kind][at % PERIOD :][:PERIOD]
 
     def floats(self, first: Array, second: Array) -> Array:
         """Return floats of both signs, mostly positive, so that most roots and logarithms exist."""

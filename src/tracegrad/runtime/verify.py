@@ -169,11 +169,20 @@ class Check(NamedTuple):
         return cast("Array", np.where(np.abs(exact) < np.finfo(np.float16).max, exact, np.inf)) if self.half else exact
 
 
-class Trial(NamedTuple):
-    """One run of a kernel on memory of its own: the initial contents, and the expected results."""
+class Plan(NamedTuple):
+    """What all trials of a kernel have in common, whatever their numbers are."""
 
     kernel: KernelSource
     layout: Layout
+    below: int  # bound of integers
+    outer: list[Array]  # for each form, the points that are compared
+    zeros: dict[Name, Array]  # elements that products can skip
+
+
+class Trial(NamedTuple):
+    """One run of a kernel on memory of its own: the initial contents, and the expected results."""
+
+    plan: Plan
     patterns: Patterns
     fills: list[Fill]
     puts: list[Put]  # applied after the fills
@@ -181,13 +190,27 @@ class Trial(NamedTuple):
     checks: list[Check]
     one_sided: bool = False  # did a choice among few values fall the same way for all of them?
 
+    @property
+    def kernel(self) -> KernelSource:
+        """The kernel that runs."""
+        return self.plan.kernel
 
-def trial_of(kernel: KernelSource, layout: Layout, patterns: Patterns) -> Trial:
-    """Return a trial with these numbers."""
-    out = Trial(kernel, layout, patterns, [], [], [], [])
-    below, first = max(map(indexed, kernel.forms)), 0
+    @property
+    def layout(self) -> Layout:
+        """The places of its values."""
+        return self.plan.layout
+
+
+def plan_of(kernel: KernelSource, layout: Layout) -> Plan:
+    """Choose the points to compare."""
     outer = [chosen(form, SEED) for form in kernel.forms]
-    zeros = _left_out(kernel, layout, outer)
+    return Plan(kernel, layout, max(map(indexed, kernel.forms)), outer, _left_out(kernel, layout, outer))
+
+
+def trial_of(plan: Plan, patterns: Patterns) -> Trial:
+    """Return a trial with these numbers."""
+    out = Trial(plan, patterns, [], [], [], [])
+    (kernel, layout, below, outer, zeros), first = plan, 0
     out.puts.extend(Put(name, at, 0) for name, at in zeros.items())
     one_sided = False
     within: list[Fill] = []  # applied after all fills around values, whose type can differ
@@ -289,29 +312,42 @@ def trials_of(kernels: Kernels, seed: int = SEED, *, strict: bool = False) -> Tr
             comparisons are of equal ones, which inexact division would decide differently. WebGPU allows both.
     """
     patterns = Patterns(seed, strict)
-    return [(key, trial_of(*kernel, patterns)) for key, kernel in kernels.items()]
+    return [(key, trial_of(plan_of(*kernel), patterns)) for key, kernel in kernels.items()]
 
 
-def faults(kernels: Kernels, trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, str]:
+def _others(trials: Trials, seed: int) -> Trials:
+    """Return trials of the same kernels with other numbers."""
+    patterns = Patterns(seed, any(trial.patterns.strict for _, trial in trials))
+    return [(key, trial_of(trial.plan, patterns)) for key, trial in trials]
+
+
+def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, str]:
     """Describe what each kernel computes wrongly; "" for a correct kernel.
+
+    What is always tried is prepared before the first run, because a run waits for compilers.
 
     trials:  the first trial of each kernel; kernels that fail get another.
     run:     runs trials, and returns the elements of each of their checks.
     further: seeds of more trials for kernels of few values that all fell on one side of a choice; seeds after the first
              OFTEN are for kernels that failed once. A kernel that fails twice is wrong.
     """
+    one_sided = [x for x in trials if x[1].one_sided]
+    often = [_others(one_sided, seed) for seed in further[:OFTEN]]
     found = _failing(trials, run, unsure=True)
-    strict = any(trial.patterns.strict for _, trial in trials)
-    found = _failing(trials_of({key: kernels[key] for key in found}, AGAIN, strict=strict), run)
-    one_sided = {key: kernels[key] for key, trial in trials if trial.one_sided and key not in found}
+    found = _failing(_others([x for x in trials if x[0] in found], AGAIN), run)
     suspected: set[str] = set()
-    for k, seed in enumerate(further if one_sided else ()):
-        still = one_sided if k < OFTEN else {key: one_sided[key] for key in suspected if key not in found}
-        for key, how in _failing(trials_of(still, seed, strict=strict), run).items():
+
+    def tried(those: Trials) -> None:
+        for key, how in _failing([x for x in those if x[0] not in found], run).items():
             if key in suspected:
                 found[key] = how
             suspected.add(key)
-    return {key: found.get(key, "") for key in kernels}
+
+    for those in often:
+        tried(those)
+    for seed in further[OFTEN:]:
+        tried(_others([x for x in one_sided if x[0] in suspected and x[0] not in found], seed))
+    return {key: found.get(key, "") for key, _ in trials}
 
 
 def _failing(trials: Trials, run: Run, *, unsure: bool = False) -> dict[str, str]:

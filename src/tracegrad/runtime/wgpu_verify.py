@@ -123,7 +123,7 @@ class Unchecked:
 def _checked(kernels: Kernels, trials: Trials, launches: Launches, session: Session) -> dict[str, str]:
     """Describe what each kernel computes wrongly. If memory does not suffice for all kernels, check them in halves."""
     try:
-        return faults(kernels, trials, partial(_run, session, sizes_of(x for _, x in kernels.values()), launches))
+        return faults(trials, partial(_run, session, sizes_of(x for _, x in kernels.values()), launches))
     except DeviceLostError:
         raise
     except DeviceError as e:  # too little memory beside the program's own
