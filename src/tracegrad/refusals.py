@@ -15,7 +15,7 @@ from tracegrad.errors import CallError, MissingNameError, TraceError, call_site,
 from tracegrad.habits import BRANCHES, found
 
 F = TypeVar("F", bound=Callable[..., Any])
-INNER = ("called", "fitted", "remedies", "source", "store", "worker")  # internal attributes, which other modules use
+INNER = ("called", "copies", "fitted", "remedies", "source", "store", "worker")  # attributes for other modules only
 MOST = 12  # names listed in a message
 
 

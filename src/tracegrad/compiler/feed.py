@@ -1,19 +1,20 @@
-"""Draw batches on the device, from examples that stay there: the host uploads only a few scalars.
+"""Make batches on the device, from examples that stay there: the host uploads a few scalars, or the numbers of rows.
 
-A *feed* is a program that a runtime runs before each step, in the same pass: it writes the step's inputs. Its buffers
-of role "data" hold the examples. A data buffer of size 0 is as large as the host makes it, because the number of
-examples is a hot value that no kernel depends on. Its buffers of role "fed" are the step's own, of the same name.
+A *feed* is a program that runs before each step, in the same pass: it writes the step's inputs. Its buffers of role
+"data" hold the examples. In a page it draws a batch. A data buffer of size 0 is as large as the host makes it then,
+because the number of examples is a hot value that no kernel depends on. For `fit` the host names the rows, and the
+number of examples is fixed. Its buffers of role "fed" are the step's own, of the same name; `fed` joins the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tracegrad import ambient, hypers
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
-from tracegrad.dtypes import TensorType
+from tracegrad.dtypes import TensorType, i32
 from tracegrad.errors import InputError
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
@@ -21,18 +22,20 @@ from tracegrad.kernels.lower import LARGEST
 from tracegrad.ops.indexing import take
 from tracegrad.ops.random import rows_at_random
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Buffer, Field, Program
+from tracegrad.program import PERSISTENT, Buffer, Field, Needs, Program
 
 PREFIX = "data."  # of the arrays of examples
 COUNT = "data.count"  # the hot value that counts the examples; not an identifier, so no user's name clashes
+ROWS = "data.rows"  # the input of the rows that a batch has
 MOST = 2**24  # examples: a draw has 24 random bits
 
 
 @ambient.restored
-def make_feed(step: Program, drawn: Collection[str]) -> Program:
+def make_feed(step: Program, drawn: Collection[str], count: int = 0) -> Program:
     """Return the program that fills the inputs of `step`: `drawn` inputs with examples, the others with their value.
 
-    Examples are drawn with replacement: the same ones for all inputs, others at every step.
+    count: the number of examples, whose rows the host names by the input ROWS. 0: examples are drawn with replacement,
+           the same ones for all inputs, others at every step.
     Raises: InputError for a drawn input without a leading axis, or if those axes differ in length.
     """
     fields = [f for f in step.inputs if not f.name.startswith(hypers.PREFIX)]
@@ -41,10 +44,11 @@ def make_feed(step: Program, drawn: Collection[str]) -> Program:
         shown = ", ".join(f"{f.name} {f.type}" for f in fields if f.name in drawn)
         raise InputError.here(f"all inputs must have the same first axis, along which a batch is drawn; got {shown}")
     with ambient.tracing():
-        rows = rows_at_random(lengths.pop(), hypers.scalar(COUNT)) if lengths else None
-        values = {f.name: _value(f, rows if f.name in drawn else None) for f in fields}
+        rows = _rows(lengths.pop(), count) if lengths else None
+        values = {f.name: _value(f, rows if f.name in drawn else None, count) for f in fields}
     data = tuple(
-        Buffer(PREFIX + f.name, f.type.dtype.storage, 0 if f.name in drawn else f.size, "data") for f in fields
+        Buffer(PREFIX + f.name, f.type.dtype.storage, count * _each(f) if f.name in drawn else f.size, "data")
+        for f in fields
     )
     feed = make_program(Graph(values), Persistent(data, (), {}), {}, {"kind": "feed"})
     for f, out in zip(fields, feed.outputs, strict=True):  # inputs are laid out like outputs: one after the other
@@ -52,10 +56,61 @@ def make_feed(step: Program, drawn: Collection[str]) -> Program:
     return replace(feed, buffers=tuple(_fed(b) if b.role == "output" else b for b in feed.buffers))
 
 
-def _value(f: Field, rows: Tensor | None) -> Tensor:
+def data_of(types: Mapping[str, TensorType]) -> Program:
+    """Return a program that computes nothing, with the arrays of examples of these types."""
+    data = tuple(Buffer(PREFIX + name, t.dtype.storage, t.size, "data") for name, t in types.items())
+    return make_program(Graph({}), Persistent(data, (), {}), {}, {"kind": "feed"})
+
+
+def fed(step: Program, feed: Program) -> Program:
+    """Return one program that makes its batch by `feed`, and then does `step`."""
+    own = {b.name: k for k, b in enumerate(step.buffers)}
+    buffers, places = list(step.buffers), list[int]()
+    for b in feed.buffers:
+        if b.role == "fed":
+            places.append(own[b.name])
+        else:
+            places.append(len(buffers))
+            buffers.append(b if b.role in PERSISTENT else replace(b, name=f"feed.{b.name}"))
+    first, before = len(step.kernels), len(feed.dispatches)
+    fill = [replace(d, kernel=first + d.kernel, buffers=tuple([places[k] for k in d.buffers])) for d in feed.dispatches]
+    given = [replace(f, buffer=places[f.buffer]) for f in feed.inputs]
+    return replace(
+        step,
+        kernels=(*step.kernels, *feed.kernels),
+        buffers=tuple(buffers),
+        dispatches=(*fill, *step.dispatches),
+        inputs=(*[f for f in step.inputs if f.name.startswith(hypers.PREFIX)], *given),
+        loops=tuple([replace(x, begin=x.begin + before, end=x.end + before) for x in step.loops]),
+        needs=_both(step.needs, feed.needs),
+    )
+
+
+def _both(a: Needs, b: Needs) -> Needs:
+    return Needs(
+        max(a.storage_buffers, b.storage_buffers),
+        max(a.binding_bytes, b.binding_bytes),
+        max(a.buffer_bytes, b.buffer_bytes),
+        max(a.workgroup_memory, b.workgroup_memory),
+        a.largest if a.buffer_bytes >= b.buffer_bytes else b.largest,
+    )
+
+
+def _rows(length: int, count: int) -> Tensor:
+    if count:
+        return leaf("input", ROWS, TensorType(i32, (length,)))
+    return rows_at_random(length, hypers.scalar(COUNT))
+
+
+def _each(f: Field) -> int:
+    """Return the elements of one example."""
+    return f.size // f.shape[0]
+
+
+def _value(f: Field, rows: Tensor | None, count: int) -> Tensor:
     if rows is None:
         return leaf("state", PREFIX + f.name, f.type)
-    most = min(MOST, LARGEST // max(1, f.size // f.shape[0]))  # kernels depend only on this limit
+    most = count or min(MOST, LARGEST // max(1, _each(f)))  # kernels depend only on this limit
     return take(leaf("state", PREFIX + f.name, TensorType(f.type.dtype, (most, *f.shape[1:]))), rows, 0)
 
 

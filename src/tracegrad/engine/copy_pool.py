@@ -5,6 +5,7 @@ C kernels can read the memory around each copy, so they can compute on the copy 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from sys import getrefcount
 from typing import Any
@@ -28,9 +29,20 @@ class CopyPool:
         """Return `x` as a contiguous array with memory of its own."""
         if not HAVE_NUMPY or x.nbytes < POOL_FROM:
             return np.array(x, order="C", copy=True)
-        out = between_margins(self._memory(x.nbytes), x.nbytes).view(x.dtype).reshape(x.shape)
+        out = self._empty(x.shape, x.dtype)
         out[...] = x
         return out
+
+    def rows(self, x: Array, at: Array) -> Array:
+        """Return `x[at]`, the rows of these numbers, all of which exist."""
+        shape = (len(at), *x.shape[1:])
+        if not HAVE_NUMPY or math.prod(shape) * x.itemsize < POOL_FROM:
+            return x[at]
+        return np.take(x, at, axis=0, out=self._empty(shape, x.dtype), mode="clip")  # "raise" would copy once more
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        size = math.prod(shape) * dtype.itemsize
+        return between_margins(self._memory(size), size).view(dtype).reshape(shape)
 
     def _memory(self, size: int) -> Array:
         kept = self._kept.get(size)

@@ -22,6 +22,15 @@ from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 Given = Mapping[str, Any] | None
 
 
+class Owned(dict[str, Any]):
+    """Inputs of a call whose arrays nobody else changes: they need no copy."""
+
+
+def unchanged(x: Array) -> Array:
+    """Return `x` itself, in place of a copy."""
+    return x
+
+
 def merge(
     mapping: Mapping[str, Any] | None,
     named: Mapping[str, Any],

@@ -31,8 +31,8 @@ class RunProgram:
     """A program in the form that the worker runs. Loaded and unloaded on the worker's thread only."""
 
     __slots__ = (
-        "at_once", "base", "built", "commits", "direct", "handle", "hyper", "indexed", "inputs", "numbers", "patched",
-        "sizes", "source", "tells_more", "unpatched", "version",
+        "at_once", "base", "built", "commits", "direct", "fed", "handle", "hyper", "indexed", "inputs", "numbers",
+        "patched", "sizes", "source", "tells_more", "unpatched", "version",
     )  # fmt: skip
     inputs: tuple[Field, ...]
     hyper: tuple[Field, ...]
@@ -56,12 +56,22 @@ class RunProgram:
         self.commits = False  # false: a step that is not applied changes nothing, and neither do later ones
         self.direct: Direct | None = None  # see `runtime.doors.Door`
         self.patched: RunProgram | None = None  # the program with its patch sites, made at the first run that patches
+        self.fed: RunProgram | None = None  # the program that makes its own batches; see engine/examples.py
         self.take(built)
 
     @property
     def program(self) -> Program:
         """The program as plain data."""
         return self.built.program
+
+    @property
+    def step(self) -> RunProgram:
+        """The program that follows the source of a step."""
+        return self
+
+    def given(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the graph's inputs are in a run on `arrays`."""
+        return arrays
 
     def take(self, built: Built) -> None:
         """Become this program from now on."""
@@ -89,8 +99,9 @@ class RunProgram:
         if self.handle != UNLOADED:
             session.unload(self.handle)
         self.handle = UNLOADED
-        if self.patched is not None:
-            self.patched.unload(session)
+        for other in (self.patched, self.fed):
+            if other is not None:
+                other.unload(session)
 
 
 def numbers_of(built: Built) -> dict[str, Any]:

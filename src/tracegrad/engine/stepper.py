@@ -104,13 +104,13 @@ class Stepper:
         step = self.submitted + 1
         checked = None
         if self.sized is not None:
-            self.sized.update(session, program, self.source)
-            program.load(session)
+            self.sized.update(session, program.step, self.source)
+        program.load(session)
         try:
             hyper = knobs.upload(program.hyper, step, self.stream)
             inputs = {**arrays, **hyper, **program.numbers}
             if reference.enabled():
-                env = {**self.read(session), **by_role("input", arrays), **hyper}
+                env = {**self.read(session), **by_role("input", program.given(arrays)), **hyper}
                 checked = reference.checked(session, program.built, inputs, env)
         except BaseException:
             knobs.rate.rewind(step)

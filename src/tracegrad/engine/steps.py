@@ -111,7 +111,7 @@ class StepRun:
             from tracegrad.engine.nonfinite import blame
 
             hyper = call.knobs.upload(self.of.hyper, self.step, call.stepper.stream)
-            inputs = by_role("input", self.arrays)
+            inputs = by_role("input", self.of.given(self.arrays))
             env = {**call.stepper.read(session), **inputs, **hyper}
             found = f"The update overflows in {overflows}" if overflows else blame(self.of.built.graph, env)
         except Exception as e:  # the step failed for its own reason; a failure of the search must not hide it

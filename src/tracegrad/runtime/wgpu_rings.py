@@ -7,6 +7,7 @@ that live in persistent arrays are copied once, after the last run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -17,7 +18,7 @@ from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.program import COUNTS, Field, Program
 from tracegrad.runtime.wgpu_calls import Write
-from tracegrad.tuning import FEW_ELEMENTS, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, RUNS_AT_ONCE
+from tracegrad.tuning import FEW_ELEMENTS, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, RING_MEMORY, RUNS_AT_ONCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,7 +55,9 @@ def depth_of(program: Program) -> int:
     elsewhere = any(program.buffers[f.buffer].role != "output" and not f.spec.get(COUNTS) for f in program.outputs)
     if program.copies or elsewhere:
         return 1  # such outputs would need a copy between the runs
-    return max(1, min(RUNS_AT_ONCE, RING_BYTES // max(1, sum(stride_of(b.size) for b in ring))))
+    given = sum(stride_of(f.size) for f in program.inputs) + sum(stride_of(b.size) for b in ring if b.role == "output")
+    memory = sum(stride_of(b.size) for b in ring)
+    return max(1, min(RUNS_AT_ONCE, RING_BYTES // max(1, min(given, memory)), RING_MEMORY // max(1, memory)))
 
 
 def stride_of(size: int) -> int:
@@ -172,9 +175,13 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     found = {f.buffer: arrays[f.buffer] for f in program.inputs}
     names = {f.name for f in program.inputs}
     large = tuple(f for f in program.inputs if 4 * f.size >= LARGE_INPUT)
-    # in a run smaller than the capacity, values are not contiguous
+    # in a run smaller than the capacity, values are not contiguous; a feed writes others
     apart = program.size < program.capacity
-    between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in (program.inputs if apart else large)}
+    given = Counter[int]()
+    for f in program.inputs:
+        given[f.buffer] += f.size
+    parts_of = [f for f in program.inputs if apart or f in large or given[f.buffer] < program.buffers[f.buffer].size]
+    between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in parts_of}
     for f in sorted(program.inputs, key=lambda f: f.offset):
         if f.buffer in between and f not in large and f.size:
             parts = between[f.buffer]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from tracegrad import safetensors
-from tracegrad.arrays import as_array, np
+from tracegrad.arrays import Array, as_array, np
+from tracegrad.engine.copy_pool import CopyPool
+from tracegrad.engine.inputs import Owned
 from tracegrad.errors import InputError
 from tracegrad.refusals import shown
 from tracegrad.shapes import whole
@@ -37,13 +39,19 @@ class Rows:
         """The number of examples."""
         return len(next(iter(self.arrays.values())))
 
-    def batches(self, epoch: int, begin: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the batches of an epoch, counted from 1, starting with batch `begin`."""
-        order = np.random.default_rng([*self.key, epoch]).permutation(self.count) if self.key else None
+    def orders(self, epoch: int = 1, begin: int = 0) -> Iterator[Array]:
+        """Yield the numbers of the rows of each batch of an epoch, counted from 1, starting with batch `begin`."""
+        order = np.arange(self.count)
+        if self.key:
+            order = np.random.default_rng([*self.key, epoch]).permutation(self.count)
         for k in range(begin, len(self)):
-            at: Any = slice(k * self.size, (k + 1) * self.size)
-            at = order[at] if order is not None else at
-            yield {name: x[at] for name, x in self.arrays.items()}
+            yield order[k * self.size : (k + 1) * self.size]
+
+    def batch(self, at: Array, names: Collection[str], memory: CopyPool) -> dict[str, Any]:
+        """Return these rows of some arrays: copies in `memory`, or views if the rows are in order."""
+        if self.key is None:
+            return {name: self.arrays[name][at[0] : at[-1] + 1] for name in names}
+        return Owned({name: memory.rows(self.arrays[name], at) for name in names})
 
     def split(self, share: float) -> tuple[Rows, Rows]:
         """Split off the last `share` of the examples, before shuffling, as Keras. Raises InputError if one is empty."""

@@ -22,6 +22,7 @@ from tracegrad.training.between import lr_metric, turns
 from tracegrad.training.callbacks import EVENTS
 from tracegrad.training.data import Position, Rows, as_inputs, from_arguments, rows, whole_arrays
 from tracegrad.training.history import FitState, History, Stop
+from tracegrad.training.placing import Placed, placed
 from tracegrad.training.progress import Log, Progress
 from tracegrad.training.training import Training
 from tracegrad.training.validation import Validation
@@ -39,6 +40,11 @@ class Options:
     ):  # fmt: skip
         self.epochs, self.steps, self.evaluate, self.every, self.hooks = epochs, steps, evaluate, every, hooks
         self.schedule, self.watched = schedule, False
+
+    @property
+    def changing(self) -> bool:
+        """Return whether hooks could change the arrays of examples between epochs."""
+        return self.evaluate is not None or any(self.hooks[event] for event in ("on_epoch", "on_evaluate"))
 
     def call(self, event: str) -> None:
         """Call the hooks of an event that has no argument."""
@@ -68,7 +74,10 @@ def fit(
     validate = Validation(train, held, metrics or {}) if held is not None else None
     total = options.steps or (options.epochs * size[-1] if size else None)
     bar = Progress(progress, None if total is None else total - where.own)
-    loop = _Loop(train, options, validate, Log(log, options.hooks["on_log"]), bar, where)
+    there = None
+    if isinstance(source, Rows) and total is not None and not options.hooks["on_step"]:
+        there = placed(train, source, total - where.own, options.changing)
+    loop = _Loop(train, options, validate, Log(log, options.hooks["on_log"]), bar, where, there)
     began = time.perf_counter()
     train.fitted = where
     try:
@@ -81,6 +90,8 @@ def fit(
         left = loop.unheard()
         where.sums = lambda: left  # without the loop: the training closes itself once nothing refers to it
         loop.history.seconds = time.perf_counter() - began
+        if there is not None:
+            there.end()
         bar.close()
         loop.log.close()
         options.call("on_end")
@@ -225,8 +236,9 @@ class _Loop:
 
     def __init__(
         self, train: Training, options: Options, validate: Validation | None, log: Log, progress: Progress,
-        where: Position,
+        where: Position, there: Placed | None,
     ):  # fmt: skip
+        self.there = there
         self.train, self.options, self.validate, self.log, self.progress = train, options, validate, log, progress
         self.where, self.history = where, History()
         # steps under way, each with the name of its loss; "" if there is one loss
@@ -248,7 +260,7 @@ class _Loop:
             self.history.epochs += 1
             before = self.queued
             for batch in self._batches(data, skip):
-                self._step(batch)
+                self._step(data, batch)
                 if every is not None and self.queued % every == 0:
                     self._evaluate()
                 if self.stop or self.queued == steps:
@@ -268,26 +280,36 @@ class _Loop:
 
     def _batches(self, data: Rows | Iterable[Any], skip: int) -> Iterator[Any]:
         if isinstance(data, Rows):
-            yield from data.batches(self.where.epoch, skip)
+            if self.there is not None:
+                self.there.renew()
+            yield from data.orders(self.where.epoch, skip)
             return
         for k, batch in enumerate(data):
             if k >= skip:
                 yield batch
 
-    def _step(self, batch: Any) -> None:
-        given, schedule, loss = as_inputs(batch, self.train.input_names), self.options.schedule, ""
-        if schedule:
-            loss = schedule[self.where.steps % len(schedule)]
-            own = self.train.store.steppers[loss].source.inputs
-            self.latest = self.train.step(loss, {name: x for name, x in given.items() if name in own})
-        else:
-            self.latest = self.train.step(given)
+    def _step(self, data: Rows | Iterable[Any], batch: Any) -> None:
+        """Take a step on a batch: the numbers of rows, if `data` are whole arrays."""
+        schedule = self.options.schedule
+        loss = schedule[self.where.steps % len(schedule)] if schedule else ""
+        self.latest = self.there.step(loss, batch) if self.there is not None else None
+        if self.latest is None:
+            given = self._given(data, batch, loss)
+            self.latest = self.train.step(loss, given) if loss else self.train.step(given)
         self.turn = loss
         self.waiting.append((loss, self.latest))
         self.queued, self.where.done, self.where.told = self.queued + 1, self.where.done + 1, False
         self._call("on_step")
         while self.waiting and self._enough():
             self._take()
+
+    def _given(self, data: Rows | Iterable[Any], batch: Any, loss: str) -> Mapping[str, Any]:
+        """Return the inputs of a step. Those of other losses are left out."""
+        names = self.train.store.steppers[loss].source.inputs
+        if isinstance(data, Rows):
+            return data.batch(batch, names, self.train.copies)
+        given = as_inputs(batch, self.train.input_names)
+        return {name: x for name, x in given.items() if name in names} if loss else given
 
     def _call(self, name: str) -> None:
         if not self.options.hooks[name]:

@@ -13,7 +13,7 @@ from tracegrad.attributes import TRAININGS
 from tracegrad.compiler.build import StepSource, traced_first
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import Given, check_inputs, merge, own_rows
+from tracegrad.engine.inputs import Given, Owned, check_inputs, merge, own_rows, unchanged
 from tracegrad.engine.pending import Pending, resolved
 from tracegrad.engine.results import StepResult, failure
 from tracegrad.engine.snapshots import take_all
@@ -57,7 +57,7 @@ class Training(Parts):
 
         sources: one for each loss.
         """
-        self._lock, self._memory, self._keep_grads = threading.Lock(), CopyPool(), keep_grads
+        self._lock, self.copies, self._keep_grads = threading.Lock(), CopyPool(), keep_grads
         self._saving = Saving()
         seed = seed_or_new(seed)
         most_sizes = whole("max_cached_shapes", max_cached_shapes)
@@ -114,12 +114,13 @@ class Training(Parts):
                 lead = n = number_of_steps(given[0] if given else None)
                 given = given[1:]
             mapping, *more = given or (None,)
+            copied = unchanged if isinstance(mapping, Owned) else self.copies.copied
             merged = merge(mapping, inputs, what, more, stepper.source.inputs)
             program, merged = self.store.program_for(stepper, merged, what, lead is not None)
             fields = program.inputs
             if self._share != WHOLE:
                 fields, merged = own_rows(fields, merged, self._share)
-            arrays = check_inputs(fields, merged, what, lead, self._memory.copied)
+            arrays = check_inputs(fields, merged, what, lead, copied)
             call = StepCall(stepper, stepper.knobs, pending, n, what, program)
             runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, program.inputs, n))
         except Exception as e:

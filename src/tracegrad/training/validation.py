@@ -44,7 +44,9 @@ class Validation:
         noted: dict[str, list[Sequence[Any]]] = {}
         names = train.input_names
         before = train.states()
-        batches: Iterable[Any] = self.data.batches(1) if isinstance(self.data, Rows) else self.data
+        data = self.data
+        rows = isinstance(data, Rows)
+        batches = (data.batch(at, names, train.copies) for at in data.orders()) if rows else data
         try:
             for batch in batches:
                 given = {n: np.asarray(x) for n, x in as_inputs(batch, names).items()}
