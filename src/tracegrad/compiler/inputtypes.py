@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from tracegrad.compiler.standins import tried
 from tracegrad.dtypes import Dimension, DType, InputType, TensorType, f32
 from tracegrad.errors import InputError
 from tracegrad.refusals import shown
@@ -13,9 +14,6 @@ from tracegrad.shapes import whole
 
 InputSpec = InputType | TensorType | Sequence[Dimension] | int
 Sizes = tuple[tuple[str, int], ...]  # of a call: each name and its size, in the order of the declaration
-# Sizes to trace a step with before the first call. Losses can refuse some, so the first accepted size counts. 840 has
-# all divisors up to 8; the small sizes are within most limits.
-TRIED = (16, 840, 64, 12, 4, 1)
 
 
 def input_type(name: str, spec: Any) -> InputType:
@@ -124,7 +122,7 @@ class FreeSizes(NamedTuple):
 
     def tried(self) -> Iterator[Sizes]:
         """Yield the sizes to trace with before a call has chosen any."""
-        return map(self.all, TRIED)
+        return tried({name: self.types[found[0][0]].shape[found[0][1]] for name, found in self.axes.items()})
 
 
 def name_of(size: Dimension, axis: int) -> str:
