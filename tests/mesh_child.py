@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import tracegrad as tg
 from tracegrad import nn, optim
+from tracegrad.runtime import jax_fsdp
 
 
 class Net(tg.Module):
@@ -66,6 +69,19 @@ def exported(train: tg.CompiledTraining, mesh: Any, data: list[dict[str, Any]]) 
     return losses
 
 
+def traffic(train: tg.CompiledTraining, batch: dict[str, Any]) -> dict[str, float]:
+    """Elements that XLA exchanges in a step, by what for, as multiples of the parameters'."""
+    step, state = train.to_jax()
+    text = jax.jit(step).lower(state, batch).compile().as_text()
+    found = {"all-gather": 0.0, "all-reduce": 0.0, "reduce-scatter": 0.0, "all-to-all": 0.0}
+    count = sum(x.size for x in train.params().values())
+    for result, kind in re.findall(r"= (.*?) ([a-z-]+?)(?:-start)?\(", text):
+        if kind in found:
+            shapes = re.findall(r"[a-z0-9]+\[([\d,]*)\]", result)
+            found[kind] += sum(math.prod(int(n) for n in shape.split(",") if n) for shape in shapes) / count
+    return found
+
+
 def held(train: tg.CompiledTraining, key: str) -> int:
     """Elements of an array on the first device."""
     return train.worker.call(lambda s: int(s._memory.arrays[key].addressable_shards[0].data.size))  # pyright: ignore
@@ -85,12 +101,16 @@ def main() -> None:
                 pure = exported(train, how["mesh"], data[4:])
                 got += [train.step(b).loss for b in data[4:]]
                 far = max(float(np.abs(train.params()[n] - x).max()) for n, x in params.items())
+                moved = traffic(train, data[0])
                 sizes = [held(train, "params:l1.W"), held(train, "m:l1.W")]
             other = layouts()["tensor" if name == "fsdp" else "fsdp"]
             with compiled(**other) as train:  # on another mesh
                 train.load(half)
                 resumed = [train.step(b).loss for b in data[4:]]
-            found[name] = {"losses": got, "far": far, "held": sizes, "resumed": resumed, "pure": pure}
+            found[name] = {"losses": got, "far": far, "held": sizes, "resumed": resumed, "pure": pure, "moved": moved}
+    jax_fsdp.GATHERED_TOGETHER = jax_fsdp.GATHERED_APART = 0  # as in a large model
+    with compiled(**layouts()["fsdp"]) as train:
+        found["apart"] = {"losses": [train.step(b).loss for b in data], "moved": traffic(train, data[0])}
     errors: list[str] = []
     mesh = jax.make_mesh((8,), ("data",))
     for how in ({"layout": {"nothing.*": P("data")}}, {"layout": {"l1.W": P("model")}}, {"layout": "zero"}):

@@ -52,6 +52,16 @@ def test_layouts_split_parameters_and_optimizer_state(found: dict[str, Any]) -> 
     assert found["tensor"]["held"] == [whole // 4, whole // 4]
 
 
+def test_fsdp_gathers_each_parameter_once_and_sums_each_gradient_once(found: dict[str, Any]) -> None:
+    """A large model gathers each parameter for each reader: l2.W again in the backward pass."""
+    moved, apart = found["fsdp"]["moved"], found["apart"]["moved"]
+    assert moved["all-gather"] == pytest.approx(1, abs=0.05)
+    assert moved["all-reduce"] + moved["reduce-scatter"] == pytest.approx(1, abs=0.05)
+    assert found["data"]["moved"]["all-gather"] == moved["all-to-all"] == apart["all-to-all"] == 0
+    assert 1.3 < apart["all-gather"] < 2.05 and apart["all-reduce"] == moved["all-reduce"]
+    np.testing.assert_allclose(found["apart"]["losses"], found["one"], rtol=1e-5)
+
+
 def test_errors_say_what_does_not_fit(found: dict[str, Any]) -> None:
     nothing, axis, word, batch = found["errors"]
     assert "'nothing.*' matches no parameter" in nothing and "l1.W" in nothing

@@ -31,8 +31,8 @@ Pieces = Sequence[Piece]
 Parts = tuple[Tensor, ...]
 
 
-def in_pieces(graph: Graph, arrays: Mapping[str, Pieces]) -> tuple[Graph, dict[str, list[str]]]:
-    """Return the same graph over pieces of arrays, and for each write of such an array the names of its pieces' writes.
+def in_pieces(graph: Graph, arrays: Mapping[str, Pieces]) -> tuple[Graph, set[int]]:
+    """Return the same graph over pieces of arrays, and the serials of pieces that were values of their own: gradients.
 
     arrays: name of a state -> the pieces that it consists of, in order. Pieces become states by their own names.
     """
@@ -41,15 +41,13 @@ def in_pieces(graph: Graph, arrays: Mapping[str, Pieces]) -> tuple[Graph, dict[s
     roots = rewrite(graph.roots, taker.rule)
     whole = graph.with_roots(roots)
     writes: dict[str, Tensor] = {}
-    names: dict[str, list[str]] = {}
     for name, t in whole.writes.items():
         parts = taker.parts_of(t, arrays[name]) if name in arrays else None
         if parts is None:
             writes[name] = t
-            continue
-        names[name] = [piece.name for piece in arrays[name]]
-        writes |= zip(names[name], parts)
-    return Graph(whole.outputs, whole.captures, writes, graph.precision), names
+        else:
+            writes |= zip([piece.name for piece in arrays[name]], parts)
+    return Graph(whole.outputs, whole.captures, writes, graph.precision), taker.separate
 
 
 class _Taker:
@@ -58,6 +56,7 @@ class _Taker:
     def __init__(self, arrays: Mapping[str, Pieces], layouts: Mapping[int, Pieces]) -> None:
         self.arrays, self.layouts = arrays, layouts
         self.known: dict[int, Parts] = {}  # by the serial of the rewritten node
+        self.separate: set[int] = set()  # serials of pieces that were values of their own, put together
 
     def rule(self, t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         """Return the replacement of `t`."""
@@ -66,6 +65,7 @@ class _Taker:
         pieces = self.layouts.get(t.size) if t.ndim == 1 else None
         if t.prim.family == "pack" and pieces and [x.size for x in inputs] == [p.size for p in pieces]:
             self.known[t.serial] = tuple([reshape(x, p.shape) for x, p in zip(inputs, pieces)])
+            self.separate.update(x.serial for x in self.known[t.serial])
         elif t.prim.family == "map" and any(x.serial in self.known for x in inputs) and pieces:
             return self._whole(self._mapped(t, inputs, pieces))
         elif t.prim is SLICE and t.attrs["step"] == 1 and inputs[0].serial in self.known:

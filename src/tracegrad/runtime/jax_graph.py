@@ -10,6 +10,7 @@ from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import LEAF
+from tracegrad.runtime.jax_fsdp import Split
 from tracegrad.runtime.jax_memory import jax, jnp
 from tracegrad.transforms.loops import Body
 
@@ -47,15 +48,20 @@ def for_xla(graph: Graph) -> Graph:
     return graph.with_roots(expand_composites(graph.roots, lambda t: t.prim.xla is not None))
 
 
-def run_graph(graph: Graph, leaf: Callable[[Tensor], Array]) -> list[Array]:
-    """Return the values of the roots of a graph from `for_xla`, under `jax.jit`; `leaf` gives the values of leaves."""
+def run_graph(graph: Graph, leaf: Callable[[Tensor], Array], split: Split | None = None) -> list[Array]:
+    """Return the values of the roots of a graph from `for_xla`, under `jax.jit`; `leaf` gives the values of leaves.
+
+    split: how parameters are split over devices between their readers, if they are.
+    """
     name, _ = PRODUCTS[graph.precision]
     with jax.default_matmul_precision(name):
-        values = _run(graph.roots, leaf, Xla.of(graph.precision))
+        values = _run(graph.roots, leaf, Xla.of(graph.precision), split)
         return [values[t.serial] for t in graph.roots]
 
 
-def _run(roots: Sequence[Tensor], leaf: Callable[[Tensor], Array], x: Xla) -> Mapping[int, Any]:
+def _run(
+    roots: Sequence[Tensor], leaf: Callable[[Tensor], Array], x: Xla, split: Split | None = None
+) -> Mapping[int, Any]:
     """Return the value of every node."""
     values: dict[int, Any] = {}
     for t in toposort(roots):
@@ -63,12 +69,16 @@ def _run(roots: Sequence[Tensor], leaf: Callable[[Tensor], Array], x: Xla) -> Ma
             values[t.serial] = leaf(t)
             continue
         inputs = [values[i.serial] for i in t.inputs]
+        if split is not None:
+            inputs = split.gathered(t, inputs)
         if t.prim.family == "scan":
             values[t.serial] = _scanned(t, inputs, x)
         elif t.prim.xla is not None:
             values[t.serial] = t.prim.xla(x, t, *inputs)
         else:
             values[t.serial] = array_rule(t, jnp)(*inputs)
+        if split is not None and t.serial in split.gradients:
+            values[t.serial] = split.reduced(values[t.serial])
     return values
 
 

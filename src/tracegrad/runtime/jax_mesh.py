@@ -94,7 +94,17 @@ class Layout:
             if part.name and matcher(pattern, "layout")(part.name):
                 self._check_fits(part, spec)
                 return jax.sharding.NamedSharding(self.mesh, spec)
-        return jax.sharding.NamedSharding(self.mesh, self._split(part) if self.fsdp else jax.sharding.PartitionSpec())
+        return self.of_shape(part.shape) if self.fsdp and part.name else self.whole()
+
+    def of_shape(self, shape: Sequence[int]) -> Any:
+        """Return the sharding of FSDP: over "data", along the longest axis that divides; whole without such an axis."""
+        n = self.mesh.shape[DATA]
+        axes = [(size, -axis) for axis, size in enumerate(shape) if size % n == 0]
+        if not axes:
+            return self.whole()
+        axis = -max(axes)[1]
+        spec = jax.sharding.PartitionSpec(*[DATA if d == axis else None for d in range(len(shape))])
+        return jax.sharding.NamedSharding(self.mesh, spec)
 
     def of_input(self, field: Field) -> Any:
         """Return the sharding of an input: its axis 0 over "data". Raise DeviceError if the axis does not divide."""
@@ -111,15 +121,6 @@ class Layout:
     def whole(self) -> Any:
         """Return the sharding of arrays that every device holds."""
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-
-    def _split(self, part: Part) -> Any:
-        """Split the longest axis that divides over "data"; without such an axis every device holds the whole array."""
-        n = self.mesh.shape[DATA]
-        axes = [(size, -axis) for axis, size in enumerate(part.shape) if part.name and size % n == 0]
-        if not axes:
-            return jax.sharding.PartitionSpec()
-        axis = -max(axes)[1]
-        return jax.sharding.PartitionSpec(*[DATA if d == axis else None for d in range(len(part.shape))])
 
     def _check_fits(self, part: Part, spec: Any) -> None:
         if len(spec) > len(part.shape):

@@ -6,7 +6,7 @@ A program is also given away as a pure function of JAX's arrays, for use in othe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import DeviceInfo, Timings, check_open
 from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
+from tracegrad.runtime.jax_fsdp import Split
 from tracegrad.runtime.jax_graph import PRODUCTS, for_xla, run_graph
 from tracegrad.runtime.jax_memory import JaxError, Memory, Part, follows, jax, jnp, leaf_keys, run_of_optimizer
 from tracegrad.runtime.jax_mesh import Layout
@@ -112,19 +113,21 @@ class JaxSession:
         except (MemoryError, JaxError) as e:
             self._memory.forget(known)
             raise DeviceError(f"not enough memory for the arrays of the program: {e}") from e
-        graph, writes = graph_of(program, parts)
+        graph, writes, gradients = graph_of(program, parts)
         self._next += 1
-        self._loaded[self._next] = self._compiled(program, graph, parts, writes)
+        self._loaded[self._next] = self._compiled(program, graph, parts, writes, gradients)
         return self._next
 
     def _compiled(
-        self, program: Program, graph: Graph, parts: Mapping[str, tuple[Part, ...]], writes: Mapping[str, str]
-    ) -> Loaded:
+        self, program: Program, graph: Graph, parts: Mapping[str, tuple[Part, ...]], writes: Mapping[str, str],
+        gradients: Set[int],
+    ) -> Loaded:  # fmt: skip
         keys = {**leaf_keys(program, parts), **{p.key: p.key for ps in parts.values() for p in ps}}
         written = sorted(set(writes.values()))
         leaves = graph.leaves("param", "frozen", "state")
         read = sorted({keys[t.name] for t in leaves} - set(written))
         n_results = len(graph.results)
+        layout = self._layout if self._layout is not None and self._layout.fsdp else None
 
         def step(old: list[Array], held: list[Array], inputs: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
             arrays = dict(zip((*written, *read), (*old, *held)))
@@ -135,7 +138,8 @@ class JaxSession:
                     return arrays[keys[t.name]]
                 return inputs[PREFIX + t.name if role == "hyper" else t.name]
 
-            values = run_graph(graph, leaf)
+            elements = sum(f.size for f in program.params)
+            values = run_graph(graph, leaf, Split(layout, gradients, elements) if layout is not None else None)
             new = dict(zip(graph.writes, values[n_results:]))
             found = {writes[name]: x for name, x in new.items()}
             return [found[key] for key in written], values[:n_results]
@@ -229,8 +233,11 @@ class JaxSession:
         self._memory.forget(set())
 
 
-def graph_of(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> tuple[Graph, dict[str, str]]:
-    """Return the graph for XLA, over the parts of flat arrays; and for each write the key of the array it replaces."""
+def graph_of(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> tuple[Graph, dict[str, str], set[int]]:
+    """Return the graph for XLA, over the parts of flat arrays; and for each write the key of the array it replaces.
+
+    Also return the serials of the gradients of single parameters.
+    """
     assert program.graph is not None
     flat: dict[str, list[Piece]] = {}
     own = run_of_optimizer(program, parts)
@@ -239,9 +246,9 @@ def graph_of(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> tuple[G
         like = [b.name for b in program.buffers if b.name in parts and follows(b, own)]
         flat |= {name: [p.piece for p in parts[name]] for name in like}
     states = {f.name for f in program.model_states}
-    graph, _ = in_pieces(for_xla(program.graph), flat)
+    graph, gradients = in_pieces(for_xla(program.graph), flat)
     named = {p.name: p.key for ps in parts.values() for p in ps if p.name in states}
-    return graph, {name: named.get(name, name) for name in graph.writes}
+    return graph, {name: named.get(name, name) for name in graph.writes}, gradients
 
 
 State = dict[str, Any]
