@@ -101,13 +101,13 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     """Return the shape that all of `shapes` broadcast to, by NumPy's rule. Raises ShapeError if there is none."""
     out: list[int] = []
     for dims in zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
-        sizes = {d for d in dims if d != 1}
-        if len(sizes) > 1:
+        sizes = [d for d in dims if d != 1]
+        if any(d != sizes[0] for d in sizes[1:]):
             raise ShapeError(
                 f"shapes {' and '.join(map(show, shapes))} do not broadcast: "
-                f"{' and '.join(map(str, sorted(sizes)))} differ on the same axis"
+                f"{' and '.join(map(str, sorted({*sizes})))} differ on the same axis"
             )
-        out.append(sizes.pop() if sizes else 1)
+        out.append(sizes[0] if sizes else 1)
     return tuple(reversed(out))
 
 

@@ -10,6 +10,7 @@ from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import Built, ProgramSource, TracedProgram, uncollected
 from tracegrad.compiler.counted import At, Number, counted, expanded, numbers_of, pairs_of, values_at
+from tracegrad.compiler.followed import Followed, follow_size
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.ranges import input_ranges
@@ -46,22 +47,21 @@ class Family(NamedTuple):
     numbers: Sequence[Number]
     numbered: Numbered | None  # the graph in which the numbers are found; None: `seen`
     shown: dict[int, Mapping[str, Any] | None]  # size -> its numbers, or None if its trace differed
+    followed: Followed | None  # how all follows from the size, if one trace tells
 
     def at(self, size: int) -> Built | None:
         """Return the program at a size; None if the program does not serve it.
 
-        The user's functions are traced at this size too. Python's own functions can read a size unnoticed, so only a
-        trace shows that `if math.gcd(x.shape[0], 16) == 16` changes nothing here. One row can be broadcast.
+        Unless `followed` knows the size, the user's functions are traced at it too. Python's own functions can read a
+        size, so only a trace shows that `if math.gcd(x.shape[0], 16) == 16` changes nothing here. One row can be
+        broadcast.
         """
         program = self.built.program
         if size > program.capacity:
             return None
-        if size not in self.shown:
-            try:
-                self.shown[size] = self._numbers(size)
-            except UnsizedError:
-                self.shown[size] = None
-        numbers = self.shown[size]
+        numbers = self.followed.at(size) if self.followed is not None else None
+        if numbers is None:
+            numbers = self._traced(size)
         if numbers is None:
             return None
         sites = tuple(
@@ -71,6 +71,15 @@ class Family(NamedTuple):
             ]
         )
         return self.built._replace(program=program.at(size), sites=sites, numbers=numbers)
+
+    def _traced(self, size: int) -> Mapping[str, Any] | None:
+        """Return what a trace at a size tells of its numbers; None if it differs."""
+        if size not in self.shown:
+            try:
+                self.shown[size] = self._numbers(size)
+            except UnsizedError:
+                self.shown[size] = None
+        return self.shown[size]
 
     @uncollected
     @ambient.restored
@@ -111,6 +120,7 @@ def build_family(source_at: SourceAt, most: int, gpu: bool = False) -> Family:
     constants = pairs_of(seen[0], seen[1])
     numbers, follow = numbers_of(graphs[0], graphs[1])
     numbered = _numbered(numbers, source_at, constants, sizes)
+    followed = follow_size(lambda n: expanded(_whole(source_at, n).graph), sizes, numbers)
     graphs = [*map(counted, graphs, follow)]
     try:
         program = _program((one, other), graphs, sizes, gpu)
@@ -118,7 +128,7 @@ def build_family(source_at: SourceAt, most: int, gpu: bool = False) -> Family:
         raise UnsizedError(str(e)) from e
     captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
     built = Built(program, graphs[0], one.structure, sites=one.sites)
-    return Family(built, captured, source_at, seen[0], constants, numbers, numbered, {})
+    return Family(built, captured, source_at, seen[0], constants, numbers, numbered, {}, followed)
 
 
 def _traced(source_at: SourceAt, most: int) -> tuple[Pair, list[TracedProgram], list[Graph]]:

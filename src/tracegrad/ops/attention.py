@@ -129,7 +129,6 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
 
 def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     batch: Shape = q.shape[:-2]
-    shown = f"q is {q.type}, k is {k.type}, v is {v.type}"
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         rule = "q must be (..., Tq, D), k (..., Tk, D) and v (..., Tk, Dv)"
     elif k.shape[:-2] != batch or v.shape[:-2] != batch:
@@ -138,7 +137,7 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
         rule = "causal attention needs as many queries as keys"
     else:
         return
-    raise ShapeError(f"{rule}: {shown}")
+    raise ShapeError(f"{rule}: q is {q.type}, k is {k.type}, v is {v.type}")
 
 
 @op

@@ -179,7 +179,7 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
         none = t == 0.0
         values = t * log(where(none, 1.0, t)) - t * where(none, 0.0, x)
     if reduction == "batchmean":
-        return sum(values) / float(x.shape[0] if x.ndim else 1)
+        return sum(values) / (x.shape[0] if x.ndim else 1)
     return reduced(values, reduction, more=("batchmean",))
 
 

@@ -24,14 +24,17 @@ __all__ = ["concat", "roll", "split", "stack"]
 
 def _concat_type(*types: TensorType, axis: int) -> TensorType:
     first = types[0]
-    shown = " and ".join(map(str, types))
     if any(t.dtype != first.dtype for t in types):
-        raise DTypeError(f"dtypes differ: {shown}; cast one with tg.cast(x, dtype)")
-    rests = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in types}
-    if len(rests) != 1 or any(t.ndim != first.ndim for t in types):
-        raise ShapeError(f"shapes may differ on axis {axis} only: {shown}; choose another axis, or reshape one")
+        raise DTypeError(f"dtypes differ: {_shown(types)}; cast one with tg.cast(x, dtype)")
+    rests = [(*t.shape[:axis], *t.shape[axis + 1 :]) for t in types]
+    if any(rest != rests[0] for rest in rests) or any(t.ndim != first.ndim for t in types):
+        raise ShapeError(f"shapes may differ on axis {axis} only: {_shown(types)}; choose another axis, or reshape one")
     n = builtins.sum(t.shape[axis] for t in types)
     return TensorType(first.dtype, (*first.shape[:axis], n, *first.shape[axis + 1 :]))
+
+
+def _shown(types: Sequence[TensorType]) -> str:
+    return " and ".join(map(str, types))
 
 
 def _concat(*xs: Tensor, axis: int) -> Tensor:

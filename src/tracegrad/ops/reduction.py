@@ -79,7 +79,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """
     x = _float(x)
     axes = normalize_axes(axis, x.ndim)
-    return folded(SUM, x, axes, keepdims) / float(count(x, axes))
+    return folded(SUM, x, axes, keepdims) / count(x, axes)
 
 
 def _reduced_float(x: TensorType, *, axes: tuple[int, ...], ddof: int = 0) -> TensorType:
@@ -90,8 +90,8 @@ def _centred(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return x - views.broadcast_to(mean(x, axes, keepdims=True), x.shape)
 
 
-def _degrees(x: Tensor, axes: tuple[int, ...], ddof: int) -> float:
-    return float(builtins.max(count(x, axes) - ddof, 0))
+def _degrees(x: Tensor, axes: tuple[int, ...], ddof: int) -> int:
+    return builtins.max(count(x, axes) - ddof, 0)
 
 
 def _var(x: Tensor, *, axes: tuple[int, ...], ddof: int) -> Tensor:

@@ -183,7 +183,7 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
 def fitting(value: Any, dtype: DType) -> bool | int | float:
     """Return a Python number as a value of `dtype`. Raises: DTypeError if the number would change."""
     if dtype.is_float:
-        return float(value)
+        return value.as_float() if hasattr(value, "as_float") else float(value)  # one that follows a size still does
     if dtype.is_int and float(value).is_integer() and LOW[dtype.name] <= value <= HIGH[dtype.name]:
         return int(value)
     if dtype.name == "bool" and value in (0, 1):

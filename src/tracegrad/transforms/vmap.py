@@ -130,15 +130,15 @@ _argument.__name__ = "vmap"
 
 def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
     """Return how many elements there are."""
-    sizes = {x.shape[axis] for x, axis in chosen}
+    sizes = [x.shape[axis] for x, axis in chosen]
     if not sizes:
         raise TraceError.here("vmap: in_axes must give at least one argument an axis")
-    if len(sizes) > 1:
+    if any(n != sizes[0] for n in sizes):
         shown = ", ".join(f"axis {axis} of {x.type}" for x, axis in chosen)
         raise ShapeError.here(
             f"vmap: the mapped axes have different sizes: {shown}; write None in in_axes for arguments that all share"
         )
-    return sizes.pop()
+    return sizes[0]
 
 
 def _moved(x: Tensor, a: int, b: int) -> Tensor:

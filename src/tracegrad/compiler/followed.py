@@ -1,0 +1,150 @@
+"""One trace that tells what a program for many sizes needs to know of each size, instead of a trace at each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NamedTuple, cast
+
+from tracegrad.compiler.counted import At, Number, constants_of
+from tracegrad.compiler.symbols import Record, Symbol
+from tracegrad.compiler.uniform import Pair, parts_of
+from tracegrad.dtypes import DType
+from tracegrad.graph import Graph
+from tracegrad.kernels.form import UnsizedError
+from tracegrad.prims.leaves import CONST
+
+PLAIN = (bool, int, float, str, bytes, type(None), DType)
+NOT_SEEN = {"tracegrad", *sys.stdlib_module_names}  # modules whose own instructions tell nothing
+Ran = list[tuple[Any, int]]  # the instructions of Python that ran: code and place
+
+
+class Followed(NamedTuple):
+    """How all that differs between traces follows from the size."""
+
+    record: Record
+    fixed: Sequence[int]  # numbers of the record that are the same at all sizes of the program
+    growing: Sequence[int]  # and those that are proportional to the size
+    numbers: Sequence[tuple[Number, Sequence[int]]]  # with the constants that are this number at the two sizes
+
+    def at(self, size: int) -> Mapping[str, Any] | None:
+        """Return the numbers at a size; None if a trace at this size could differ."""
+        values = self.record.at(size)
+        if values is None:
+            return None
+        then = self.record.values
+        if any(repr(values[k]) != repr(then[k]) for k in self.fixed):
+            return None
+        if any(values[k] * then[0] != then[k] * size for k in self.growing):
+            return None
+        if any(repr(values[k]) != repr(values[ks[0]]) for _, ks in self.numbers for k in ks):
+            return None
+        return {number.field: (number.dtype.numpy, values[ks[0]]) for number, ks in self.numbers}
+
+
+def follow_size(graph_at: Callable[[Any], Graph], sizes: Pair, numbers: Sequence[Number]) -> Followed | None:
+    """Trace on a number that records what becomes of it; None if the trace does not tell all.
+
+    Then a size became a plain number, or Python ran other instructions than on plain sizes: only a type that is
+    compared by `is` tells them apart.
+    numbers: of the graphs at the two sizes.
+    """
+    record = Record(sizes.a)
+    try:
+        graph, ran = _watched(lambda: graph_at(record.size()))
+        plain, plain_ran = _watched(lambda: graph_at(sizes.a))
+    except UnsizedError:  # such as a function in C that takes nothing but an int
+        return None
+    if record.escaped or ran != plain_ran or not _equal(graph, plain):
+        return None
+    given: dict[At, list[int]] = {n.at: [] for n in numbers}
+    later = record.at(sizes.b)
+    if later is None:
+        return None
+    sized = set(_numbers_in(graph))
+    for t in constants_of(graph):
+        value: Any = t.attrs["value"]
+        if type(value) is not Symbol:
+            continue
+        at = repr(value.value), repr(later[value.index])
+        if at in given:
+            given[at].append(value.index)
+        else:
+            sized.add(value.index)
+    if sum(map(len, given.values())) != len(numbers):
+        return None
+    fixed = [k for k in sized if repr(later[k]) == repr(record.values[k])]
+    growing = [k for k in sized if k not in fixed]
+    found = Followed(record, fixed, growing, [(n, given[n.at]) for n in numbers])
+    return found if found.at(sizes.b) is not None else None
+
+
+def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
+    """Trace, and return what ran outside of tracegrad, too."""
+    ran: Ran = []
+
+    def each(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            ran.append((frame.f_code, frame.f_lasti))
+        return each
+
+    def begin(frame: FrameType, event: str, argument: Any) -> Any:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] in NOT_SEEN or name.startswith("namedtuple_"):
+            return None
+        frame.f_trace_opcodes = True
+        return each(frame, event, argument)
+
+    before = sys.gettrace()
+    sys.settrace(begin)
+    try:
+        return trace(), ran
+    finally:
+        sys.settrace(before)
+
+
+def _equal(graph: Graph, plain: Graph) -> bool:
+    """Return whether two graphs are equal, node by node."""
+    numbers: list[dict[int, int]] = [{t.serial: k for k, t in enumerate(g.nodes)} for g in (graph, plain)]
+    roots = [
+        [(kind, name, seen[t.serial]) for kind, part in parts_of(g) for name, t in part.items()]
+        for g, seen in zip((graph, plain), numbers)
+    ]
+    return (
+        roots[0] == roots[1]
+        and len(graph.nodes) == len(plain.nodes)
+        and all(
+            x.prim is y.prim
+            and x.attrs.keys() == y.attrs.keys()
+            and [numbers[0][i.serial] for i in x.inputs] == [numbers[1][i.serial] for i in y.inputs]
+            and all(map(_same, (x.type, *x.attrs.values()), (y.type, *y.attrs.values())))
+            for x, y in zip(graph.nodes, plain.nodes)
+        )
+    )
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Return whether an attribute is equal in the trace on plain sizes. One of an unknown kind is not."""
+    if type(x) is Symbol:
+        return repr(x.value) == repr(y)
+    if isinstance(x, tuple):
+        xs, ys = cast("tuple[Any, ...]", x), cast("tuple[Any, ...]", y)
+        return isinstance(y, tuple) and len(xs) == len(ys) and all(map(_same, xs, ys))
+    return isinstance(x, PLAIN) and repr(x) == repr(y)
+
+
+def _numbers_in(graph: Graph) -> Iterator[int]:
+    """Yield the numbers of the record in types and attributes, except in values of constants."""
+
+    def inside(x: Any) -> Iterator[int]:
+        if type(x) is Symbol:
+            yield x.index
+        elif isinstance(x, tuple):
+            for part in cast("tuple[Any, ...]", x):
+                yield from inside(part)
+
+    for t in graph.nodes:
+        yield from inside(t.type)
+        if t.prim is not CONST:
+            yield from inside(tuple(t.attrs.values()))

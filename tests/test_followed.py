@@ -1,0 +1,183 @@
+"""What one trace tells of a size that was never seen is what a trace at this size tells, or nothing."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad.compiler.build import ForwardSource
+from tracegrad.compiler.counted import expanded, numbers_of, pairs_of, values_at
+from tracegrad.compiler.followed import Followed, follow_size
+from tracegrad.compiler.symbols import Record
+from tracegrad.compiler.uniform import Pair, check_graphs
+from tracegrad.graph import Graph
+from tracegrad.kernels.form import UnsizedError
+
+SIZES = Pair(67, 71)
+THIRD = range(1, 80)
+
+
+class Weight(tg.Module):
+    def __init__(self) -> None:
+        self.w = self.param((4,), init=tg.init.ones())
+
+
+Forward = Callable[[Any, Any], Any]
+Chosen = dict[str, Forward]
+
+
+def checked(forward: Forward) -> tuple[Followed | None, list[int]]:
+    """What one trace tells of a forward, if it does; and the sizes it knows, each of which is traced here."""
+
+    def graph_at(n: Any) -> Graph:
+        try:
+            graph = ForwardSource(Weight(), forward, {"x": (n, 4)}).traced().graph
+        except Exception as e:
+            raise UnsizedError(str(e)) from e
+        return expanded(graph)
+
+    graphs = [graph_at(n) for n in SIZES]
+    check_graphs(graphs[0], graphs[1], SIZES)
+    numbers, _ = numbers_of(*graphs)
+    followed = follow_size(graph_at, SIZES, numbers)
+    known = list[int]()
+    for n in THIRD if followed else ():
+        told = followed.at(n) if followed else None
+        if told is None:
+            continue
+        graph = graph_at(n)
+        check_graphs(graphs[0], graph, Pair(SIZES.a, n))
+        values = values_at(graph, pairs_of(graphs[0], graphs[1]))
+        assert told == {x.field: (x.dtype.numpy, values[x.at]) for x in numbers}, n
+        known.append(n)
+    return followed, known
+
+
+def rows(x: Any) -> Any:
+    return tg.sum(x, -1)
+
+
+def largest(m: Any, x: Any) -> Any:
+    return rows(x) * max(x.shape[0], 9) / min(x.shape[0], 5)
+
+
+def clipped(m: Any, x: Any) -> Any:
+    n = x.shape[0]
+    return rows(x) * (1 / n if 1 / n < 0.125 else 0.125)
+
+
+def remembered(m: Any, x: Any) -> Any:
+    shape = copy.deepcopy(x.shape)
+    return rows(x) * (2.0 if shape[0] == 13 else 1.0)
+
+
+def matched(m: Any, x: Any) -> Any:
+    match x.shape:
+        case (8, _):
+            return rows(x)
+        case (int() as n, 4) if n % 3 == 0:
+            return rows(x) * 3.0
+        case _:
+            return rows(x) * 2.0
+
+
+def until(m: Any, x: Any) -> Any:
+    n, y = x.shape[0], rows(x)
+    while n >= 64:  # one turn at both sizes of the traces
+        n, y = n // 2, y * 2.0
+    return y
+
+
+def padded(m: Any, x: Any) -> Any:
+    return rows(x) + (-x.shape[0]) % 4
+
+
+# Sizes of THIRD whose traces are equal to those at the two primes but for what grows with the size
+TOLD: dict[str, tuple[Forward, set[int]]] = {
+    "mean": (lambda m, x: tg.mean(x, -1) + tg.mean(x), {*THIRD}),
+    "divided": (lambda m, x: rows(x) / x.shape[0] * (1 / x.shape[0] ** 2), {*THIRD}),
+    "branch": (lambda m, x: rows(x) if x.shape[0] > 20 else rows(x) * 2.0, {n for n in THIRD if n > 20}),
+    "equal": (lambda m, x: rows(x) if x.shape[0] == 32 else rows(x) * 2.0, {n for n in THIRD if n != 32}),
+    "even": (lambda m, x: rows(x) if x.shape[0] % 2 else rows(x) * 2.0, {n for n in THIRD if n % 2}),
+    "half": (lambda m, x: rows(x) * (x.shape[0] // 2), {*THIRD}),
+    "largest": (largest, {n for n in THIRD if n >= 9}),
+    "clipped": (clipped, {n for n in THIRD if n > 8}),
+    "chained": (lambda m, x: rows(x) * (1.0 if 16 <= x.shape[0] <= 72 else 2.0), {n for n in THIRD if 16 <= n <= 72}),
+    "listed": (lambda m, x: rows(x) * (x.shape[0] in (8, 16)), {n for n in THIRD if n not in (8, 16)}),
+    "tuple": (lambda m, x: rows(x) if x.shape == (9, 4) else rows(x) * 2.0, {n for n in THIRD if n != 9}),
+    "matched": (matched, {n for n in THIRD if n != 8 and n % 3}),
+    "until": (until, {n for n in THIRD if n >= 64}),
+    "padded": (padded, {n for n in THIRD if n % 4 == 3}),
+    "product": (lambda m, x: rows(x) * math.prod(x.shape), {*THIRD}),
+    "reshaped": (lambda m, x: tg.sum(x.reshape(x.shape[0] * 2, 2), -1).reshape(-1, 2) / (2 * len(x.shape)), {*THIRD}),
+    "softmax": (lambda m, x: tg.softmax(x * m.w, -1) - tg.mean(x, 0) / tg.std(x, 0), {n for n in THIRD if n > 1}),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_one_trace_tells_of_a_size_is_what_a_trace_at_it_tells(name: str) -> None:
+    forward, equal = TOLD[name]
+    followed, known = checked(forward)
+    assert followed is not None
+    assert {*known} <= equal
+    assert {*known} >= equal - {1, SIZES.a, SIZES.b, 2, 4, 8}, equal - {*known}  # these can equal another axis
+
+
+HELD = {67: 1.0}
+
+
+@functools.cache
+def cached(n: int) -> float:
+    return 2.0 if n == 12 else 1.0
+
+
+def refused_by_json(m: Any, x: Any) -> Any:
+    try:
+        return rows(x) * (2.0 if json.dumps(x.shape[0]) == "12" else 1.0)
+    except TypeError:
+        return rows(x)
+
+
+PLAIN: Chosen = {
+    "gcd": lambda m, x: rows(x) * float(math.gcd(x.shape[0], 12)),
+    "float": lambda m, x: rows(x) * (2.0 if float(x.shape[0]) == 12.0 else 1.0),
+    "int": lambda m, x: rows(x) * (2.0 if int(x.shape[0]) == 12 else 1.0),
+    "text": lambda m, x: rows(x) * (2.0 if f"{x.shape[0]}" == "12" else 1.0),
+    "percent": lambda m, x: rows(x) * (2.0 if "%d" % x.shape[0] == "12" else 1.0),  # noqa: UP031
+    "of types": lambda m, x: rows(x) * (2.0 if str(x.type) == "f32[12,4]" else 1.0),
+    "dict": lambda m, x: rows(x) * {12: 2.0}.get(x.shape[0], 1.0),
+    "set": lambda m, x: rows(x) * (2.0 if x.shape[0] in {12} else 1.0),
+    "range": lambda m, x: rows(x) * float(sum(range(x.shape[0])) % 2 == 0),
+    "list": lambda m, x: rows(x) * float(len([0] * x.shape[0])),
+    "length": lambda m, x: rows(x) * (2.0 if len(x) == 12 else 1.0),
+    "cached": lambda m, x: rows(x) * cached(x.shape[0]),
+    "numpy": lambda m, x: rows(x) * (2.0 if np.prod(x.shape) == 48 else 1.0),
+    "random": lambda m, x: rows(x) * float(np.random.default_rng(x.shape[0]).random()),
+    "random shape": lambda m, x: rows(x) * float(np.random.default_rng(0).random(x.shape[0]).sum()),
+    "type": lambda m, x: rows(x) * ((2.0 if x.shape[0] == 12 else 1.0) if type(x.shape[0]) is int else 1.0),
+    "round": lambda m, x: rows(x) * (2.0 if round(x.shape[0] / 4) == 3 else 1.0),
+    "bits": lambda m, x: rows(x) * (2.0 if x.shape[0] & 1 == 0 else 1.0),
+    "attribute": lambda m, x: rows(x) * (2.0 if x.shape[0].bit_length() < 4 else 1.0),
+    "copied": remembered,
+    "json": refused_by_json,
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_where_a_size_becomes_a_plain_number_each_size_is_traced(name: str) -> None:
+    followed, _ = checked(PLAIN[name])
+    assert followed is None
+
+
+def test_a_number_of_another_trace_is_a_plain_one() -> None:
+    one, other = Record(5), Record(5)
+    assert one.size() == other.size() and (one.size() + other.size()).value == 10
+    assert one.at(6) is None and one.at(5) == [5, True, 10]
