@@ -48,6 +48,9 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "sums of reversed columns": lambda x: tg.sum(tg.flip(x[None] + tg.zeros((3, 1, 1), x.dtype), 2), (1, 2)),
     "sum of rolled rows": lambda x: tg.sum(tg.concat([x[:, 1:], x[:, :1]], 1) if x.shape[1] > 1 else x),
     "max of a concat": lambda x: tg.max(tg.concat([x, -x], 0), 1),
+    "distances of pairs": lambda x: over_pairs(x, lambda a, b: tg.abs(a - b)),
+    "counts of pairs": lambda x: over_pairs(x, lambda a, b: tg.cast(a < b, f32)),
+    "chosen conditions": lambda x: over_pairs(x, lambda a, b: tg.cast(tg.where(a < 2 * b, b < a, b > 0), x.dtype)),
 }
 GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "slice": lambda x: x[:-1, 1:] if min(x.shape) > 1 else x,
@@ -68,8 +71,15 @@ CHOICES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "two bounds": lambda x, y, z: tg.maximum(tg.minimum(x, y), z),
     "nested": lambda x, y, z: tg.where(x < y, tg.where(x < 0, y, x * 2), tg.where(y < z, x, z * 2)),
     "either": lambda x, y, z: tg.where((x < y) | (y > z), x, tg.relu(y)),
+    "condition": lambda x, y, z: tg.where(tg.where(x < y, y < z, tg.equal(x, z)), x, z * 2),
 }
 OPERANDS = ("k nk -", "nk k -", "nk nk k", "nk n k", "n nk n") if ALL else ("k nk -", "nk n k")
+
+
+def over_pairs(x: Tensor, f: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Sums of f(x[i], x[j]) over j, in rows as long as `x` has rows."""
+    x = tg.reshape(x, x.shape[::-1])
+    return tg.sum(f(x[:, :, None], x[:, None, :]), -1)
 
 
 def outputs(name: str, x: Tensor, weights: Callable[[tuple[int, ...]], Tensor]) -> Tensor:

@@ -333,4 +333,5 @@ def column_wise(kernel: Kernel) -> bool:
         return True
     both = [x for x in loads if outer[-1].name in x and inner[-1].name in x]  # other loads are small, and repeat
     mine, theirs = (sum(strides.get(axis.name) == 1 for strides in both or loads) for axis in (outer[-1], inner[-1]))
-    return mine > theirs
+    pairs = not both and mine == theirs > 0  # f(x[i], y[j]): vectors run along the longer axis
+    return mine > theirs or (pairs and outer[-1].size >= inner[-1].size)
