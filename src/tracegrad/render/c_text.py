@@ -76,7 +76,7 @@ HELPERS = "#define HELPER static inline __attribute__((always_inline))"
 # Chooses by bits, with both sides computed first, so that the compiler cannot make a branch in the loop. GCC makes a
 # masked load of `condition ? p[i] : 0`, and GCC 12 masks a group of neighbours by the first one's condition. GCC reads
 # `x & -condition` as such a choice, too: GCC 13.3 then summed groups of three with one condition for all of them. It
-# does not change `x & (condition - 1)`.
+# does not change `x & (condition - 1)`. Of conditions it makes vectors if they are chosen by `&` and `|` alone.
 CHOICE = """
 static inline int select_int(int no, int yes, _Bool condition) { return yes ^ ((no ^ yes) & ((int)condition - 1)); }
 static inline unsigned select_unsigned(unsigned no, unsigned yes, _Bool condition) {
@@ -85,8 +85,10 @@ static inline unsigned select_unsigned(unsigned no, unsigned yes, _Bool conditio
 static inline float select_float(float no, float yes, _Bool condition) {
   return float_of_int(select_int(int_of_float(no), int_of_float(yes), condition));
 }
+static inline _Bool select_bool(_Bool no, _Bool yes, _Bool condition) { return (condition & yes) | (!condition & no); }
 #define select(no, yes, condition) \\
-  _Generic((no), float: select_float, unsigned: select_unsigned, default: select_int)(no, yes, condition)
+  _Generic((no), float: select_float, unsigned: select_unsigned, _Bool: select_bool, default: select_int) \\
+  (no, yes, condition)
 """
 
 # Hides an integer from the optimiser. GCC 12 and 13 vectorize p[(int)condition] as a load of p[-1].
@@ -202,6 +204,7 @@ CALLED = {
     "vec2<f32>": "vec2_f32_",
     "array<u32, 8>": "array_of_unsigned",
     "f16": "f16_of_f32",
+    "f32": "(float)+",  # GCC makes no vectors of floats that come from `_Bool` instead of its int
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from tracegrad.dtypes import bool_
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
 from tracegrad.program import MARGIN
 from tracegrad.render.c_text import as_c, near
@@ -35,6 +36,8 @@ class CEmitter(Emitter):
 
     def _text(self, v: Value, loop: bool) -> str:
         text = f"(int)({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
+        if v.op == "map" and v.dtype is bool_:  # comparisons are ints in C, and `select` chooses by the type
+            text = f"(_Bool)({text})"
         return near(text) if self.near else text
 
     def need(self, helper: str) -> None:
