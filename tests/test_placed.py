@@ -280,6 +280,33 @@ def test_a_device_that_is_too_small(places, monkeypatch, caplog):
     assert not made and "the host makes the batches of fit: out of memory" in caplog.text
 
 
+def test_a_fit_inside_a_fit_makes_its_batches_on_the_host(places):
+    """Both have arrays of the same shapes, which must not take each other's place."""
+
+    def run() -> Any:
+        losses: list[list[float]] = []
+        with training("cpu", 16) as train:
+
+            def again(state: Any) -> None:
+                if len(losses) < 1:
+                    losses.append(train.fit(x=-X, y=Y, epochs=2, progress=False).loss)
+
+            losses.append(train.fit(x=X, y=Y, epochs=3, callbacks=[Between(again)], progress=False).loss)
+            return losses, train.digest()
+
+    assert not places(False)
+    wanted = run()
+    made = places(True)
+    assert run() == wanted and len(made) == 1
+
+
+class Between:
+    """A callback that is called after each epoch."""
+
+    def __init__(self, call: Any) -> None:
+        self.on_epoch = call
+
+
 def test_batches_from_the_host_are_copied_once():
     """Batches of shuffled rows are gathered straight into the memory that a step keeps."""
     from tracegrad.engine.copy_pool import CopyPool

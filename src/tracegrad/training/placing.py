@@ -17,7 +17,7 @@ from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall
 from tracegrad.errors import AbortedError, DeviceError, TracegradError
 from tracegrad.runtime import tab
-from tracegrad.runtime.base import DeviceInfo
+from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.training.data import Rows
 from tracegrad.training.training import Training
 from tracegrad.tuning import FED_FROM, FED_MOST, FED_TOTAL
@@ -40,7 +40,11 @@ class Placed:
     def end(self) -> None:
         """Free the arrays."""
         with contextlib.suppress(AbortedError, DeviceError):  # a training that was closed has freed them
-            self.train.worker.call(self.examples.end)
+            self.train.worker.call(self._free)
+
+    def _free(self, session: Session) -> None:
+        self.train.placed = False
+        self.examples.end(session)
 
     def step(self, loss: str, rows: Array) -> Pending[StepResult] | None:
         """Queue a step on these rows, as `CompiledTraining.step` does. None if the host must make the batch."""
@@ -72,11 +76,19 @@ def placed(train: Training, data: Rows, steps: int, changing: bool) -> Placed | 
         programs = [_program(train, s, data.arrays, data.size) for s in train.store.steppers.values()]
         fields = {f.name: f for program in programs for f in program.inputs}
         examples = Examples([*fields.values()], data.arrays)
-        train.worker.call(examples.begin)
+        train.worker.call(lambda session: _begin(train, examples, session))
     except TracegradError as e:  # what is wrong with the inputs, a step will say; what else there is, costs time only
         log.info("the host makes the batches of fit: %s", e)
         return None
     return Placed(train, data, examples, changing)
+
+
+def _begin(train: Training, examples: Examples, session: Session) -> None:
+    """Put the examples on the device. Raises DeviceError if another `fit` has put its own there."""
+    if train.placed:
+        raise DeviceError("another fit of this training keeps its examples on the device")
+    examples.begin(session)
+    train.placed = True
 
 
 def gathers(device: DeviceInfo) -> bool:

@@ -42,6 +42,7 @@ class Training(Parts):
 
     remedies = TRAININGS
     fitted: Position | None = None  # of the last `fit`, for checkpoints
+    placed = False  # does a `fit` keep its examples on the device? Used on the worker's thread
     called = "train.step(x=..., y=...) trains, train.attach(forward=..., inputs=...) makes a forward"
 
     def __init__(
