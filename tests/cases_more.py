@@ -90,13 +90,13 @@ SORTING_CASES: list[Case] = [
         torch=lambda x: torch.sort(x, 0, descending=True)[0],
     ),
     # second=False keeps its gradients out of test_half.py: rounding to half precision may exchange two elements
-    Case("sort_merged", lambda x: tg.sort(x * x)[0], ((2, 128),), second=False, torch=lambda x: torch.sort(x * x)[0]),
+    Case("sort_merged", lambda x: tg.sort(x * x)[0], ((2, 132),), second=False, torch=lambda x: torch.sort(x * x)[0]),
     Case("sort_one", lambda x: tg.sort(x)[0], ((3, 1),), torch=lambda x: x * 1),
-    Case("argsort", tg.argsort, ((3, 75),), grad=False, torch=lambda x: torch.argsort(x, stable=True).int()),
+    Case("argsort", tg.argsort, ((3, 135),), grad=False, torch=lambda x: torch.argsort(x, stable=True).int()),
     Case(
         "argsort_i32",
         lambda a: tg.argsort(a, 0, True),
-        ints=(((70, 2), 5),),
+        ints=(((134, 2), 5),),
         grad=False,
         torch=lambda a: torch.argsort(a, dim=0, descending=True, stable=True).int(),
     ),

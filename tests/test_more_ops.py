@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tracegrad as tg
+from tracegrad.ops import sorting
 
 NAN, INF = float("nan"), float("inf")
 
@@ -20,7 +21,9 @@ class Nothing(tg.Module):
         self.one = self.param((), init=tg.init.ones())
 
 
-@pytest.mark.parametrize("axis, n", [*((-1, n) for n in (2, 63, 64, 65, 100, 600, 1025, 4500)), (0, 256), (0, 700)])
+@pytest.mark.parametrize(
+    "axis, n", [*((-1, n) for n in (2, 64, 127, 128, 129, 300, 600, 1025, 4500)), (0, 256), (0, 700)]
+)
 def test_sorting_is_stable_and_puts_nan_last_as_in_pytorch(device_name: str, axis: int, n: int) -> None:
     """Of computed values, which a kernel must not compute twice."""
     rng = np.random.default_rng(n)
@@ -43,8 +46,18 @@ def test_sorting_is_stable_and_puts_nan_last_as_in_pytorch(device_name: str, axi
             np.testing.assert_array_equal(few, indices[:, :k] if axis else indices[:k])
 
 
+@pytest.mark.parametrize("scattered", [2, 1000])
+def test_gradients_of_a_sort_go_back_by_a_scatter_or_a_sort(scattered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorting, "SORT_SCATTERED", scattered)
+    rng = np.random.default_rng(0)
+    x, ct = rng.integers(0, 40, (3, 150)).astype(np.float32), rng.standard_normal((3, 150)).astype(np.float32)
+    want = np.empty_like(ct)
+    np.put_along_axis(want, np.argsort(x, 1, kind="stable"), ct, 1)
+    np.testing.assert_array_equal(tg.grad(lambda x: tg.sum(tg.sort(x)[0] * ct))(x), want)
+
+
 def test_sorting_integers_at_the_ends_of_their_range_and_nothing() -> None:
-    x = np.array([2**31 - 1, -(2**31), 0, 2**31 - 1] * 18, np.int32)
+    x = np.array([2**31 - 1, -(2**31), 0, 2**31 - 1] * 36, np.int32)
     for down in (False, True):
         want = np.argsort(-x.astype(np.int64) if down else x, kind="stable")
         np.testing.assert_array_equal(tg.argsort(x, descending=down).numpy(), want)

@@ -166,7 +166,9 @@ OWN_SIZES_ON_GPU = 8  # sizes | the same on a GPU: a shared step takes up to thr
 
 KEPT_VALUES = 1 << 14  # elements | of a value, such as a mask, that is computed when the plan is made | -
 MOST_PLANS = 4096  # plans | of one op: a loop over ever new shapes must not fill the memory | -
-SORT_BLOCK = 64  # elements | sorted by counting: each is compared with every other one | 2 cores
+SORT_BLOCK = 128  # elements | sorted by counting: each is compared with every other one | 2 cores
+SORT_OF_FEW = 8  # elements | of such a block for each result and one more, if they are few | 2 cores
+SORT_SCATTERED = 2**15  # elements | of an axis up to which the gradient of its sort is a scatter | H100
 SORT_LANES = 12  # elements | side by side, from which a long axis before them is sorted by a network | 2 cores
 SORT_LONG = 256  # elements | of an axis from which that is no slower on llvmpipe, which pays for launches | 2 cores
 SORT_COLUMNS = 16  # columns | into which a network cuts an axis without others beside it: one or two vectors | 2 cores

@@ -1,8 +1,8 @@
 """Sorting, made of ops that every runtime has.
 
-In a block of up to 64 elements, the position of an element is the number of elements that come before it. Two sorted
+In a block of up to 128 elements, the position of an element is the number of elements that come before it. Two sorted
 runs are merged by a binary search at each position of the result: how many elements before this position come from the
-first run? An axis of n elements takes log2(n / 64) merges of at most log2(n) steps, and no scatter. Some long axes are
+first run? An axis of n elements takes log2(n / 128) merges of at most log2(n) steps, and no scatter. Some long axes are
 sorted by a network of exchanges instead (`networks.py`).
 """
 
@@ -25,7 +25,14 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.rules import Tangents, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis
-from tracegrad.tuning import SORT_BLOCK, SORT_COLUMNS_FROM, SORT_LANES, SORT_LONG
+from tracegrad.tuning import (
+    SORT_BLOCK,
+    SORT_COLUMNS_FROM,
+    SORT_LANES,
+    SORT_LONG,
+    SORT_OF_FEW,
+    SORT_SCATTERED,
+)
 
 __all__ = ["argsort", "sort", "topk"]
 
@@ -76,7 +83,7 @@ def _merged_blocks(x: Tensor, k: int, descending: bool) -> Tensor:
     """Sort the last axis: blocks by counting, then merges of neighbouring runs."""
     *batch, n = x.shape
     merges = 0
-    while SORT_BLOCK << merges < n:
+    while min(SORT_BLOCK, SORT_OF_FEW * (k + 1)) << merges < n:
         merges += 1
     size = -(-n >> merges)
     keys = _blocks(x, size << merges, descending)
@@ -113,7 +120,7 @@ def _counted(keys: Tensor, k: int, descending: bool) -> Tensor:
     i, j = iota(square, len(batch)), iota(square, len(batch) + 1)
     one, other = broadcast_to(one, square), broadcast_to(other, square)
     earlier = where(j < i, _before(other, one, descending), ~_before(one, other, descending))
-    places = sum(cast(earlier & (i != j), i32), -1)
+    places = sum(cast(earlier, i32), -1)
     slots = (*batch, k, n)
     hit = broadcast_to(reshape(places, (*batch, 1, n)), slots) == iota(slots, len(batch))
     return sum(where(hit, iota(slots, len(batch) + 1), 0), -1)
@@ -169,7 +176,7 @@ def _arranged(x: Tensor, at: Tensor, *, axis: int) -> Tensor:
 
 
 def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, at: Tensor, *, axis: int) -> tuple[Tensor, None]:
-    """Apply the inverse order, which is the order of `at`. A scatter would compare each element with all others."""
+    """Apply the inverse order, the order of `at`. On a GPU, a scatter compares each element with all others."""
     back = bind(ORDER, at, axis=axis, k=at.shape[axis], descending=False)
     return bind(ARRANGED, ct, back, axis=axis), None
 
@@ -202,7 +209,8 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
         at = broadcast_to(const(0, i32), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
     else:
         at = bind(ORDER, keys, axis=axis, k=k, descending=descending)
-    return (bind(ARRANGED, t, at, axis=axis) if k == n else bind(GATHER, t, at, axis=axis)), at
+    kept = k == n and n > SORT_SCATTERED
+    return bind(ARRANGED if kept else GATHER, t, at, axis=axis), at
 
 
 @method
