@@ -5,16 +5,15 @@ from __future__ import annotations
 from tracegrad.habits import WHERE
 
 TRAINING = "pass a flag of your own to the forward, as in tg.dropout(x, 0.1, training)"
-WEIGHTS = (
-    "train.download_params() returns the trained values by name; nn.named_parameters(model) lists the declarations"
-)
+WEIGHTS = "train.params() returns the trained values by name; nn.named_parameters(model) lists the declarations"
 STEP = "tg.compile(...) makes a training; its train.step(x=..., y=...) computes gradients and updates the parameters"
 
 # Attributes of models, layers and parameters of a model
 MODELS = {
     "to cuda cpu device": WHERE,
     "train eval training": TRAINING,
-    "parameters named_parameters state_dict get_weights weights": WEIGHTS,
+    "parameters": f"{WEIGHTS}; an optimizer takes neither, as in optim.adam(lr=1e-3)",
+    "named_parameters state_dict get_weights weights": WEIGHTS,
     "load_state_dict set_weights load_weights": "write train.upload_params(record)",
     "zero_grad backward step": STEP,
     "fit compile evaluate predict": "tg.compile(model=..., loss=...) makes a training",
@@ -39,6 +38,12 @@ OPTIMIZERS = {
     "state_dict load_state_dict state": "train.save(path) and train.load(path) keep its state",
     "init": "tg.compile makes its state",
     "compute_gradients": "write tg.grad(function)",
+}
+
+# Of the loss of a step, which is a float
+LOSSES = {
+    "item detach cpu numpy tolist data float": "leave it out: the loss is a Python float already",
+    "backward grad": STEP,
 }
 
 RUN = "write train.attach(forward=..., inputs=...).run(x=x).output"

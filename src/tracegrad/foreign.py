@@ -42,7 +42,9 @@ def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
         methods = [n for n in dir(type(tensor)) if not n.startswith("_")]
         near = get_close_matches(name, methods, n=1) or get_close_matches(name, METHODS, n=1)
         remedy = "operations are methods and the functions of tg."
-        if near:
+        if name.endswith("_") and name[:-1] in METHODS:
+            remedy = f"tensors never change: write x = tg.{name[:-1]}(x)"
+        elif near:
             remedy = f"did you mean {f'x.{near[0]}' if near[0] in methods else f'tg.{near[0]}(x)'}?"
     return MissingNameError.here(f"{shown or repr(tensor)} has no {name!r}: {remedy}")
 

@@ -99,6 +99,7 @@ WITHOUT = {
     "padding_mode": "convolutions pad with zeros; for other padding, use tg.pad or tg.concat before the layer",
     "batch_first": "leave it out: sequences are always [B, T, features]",
     "elementwise_affine": "write the formula with ops for a norm without parameters",
+    "axis dim": "losses take classes on the last axis, where x.permute(0, 2, 3, 1) puts those of axis 1",
     "padding_idx": "mask the result, as in tg.where(tokens == 0, 0.0, h)",
     "key generator seed rng": "random ops draw from the seed of tg.compile",
     "x y": "write train.fit(x=..., y=...)",

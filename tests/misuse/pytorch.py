@@ -1,5 +1,7 @@
 """Habits of PyTorch: its keywords, methods, names of modules, and its training loop."""
 
+import numpy as np
+
 import tracegrad as tg
 from misuse.table import MLP, SHAPES, X, Y, classes, compiled, images, loss, mse, program, shared, training
 from tracegrad import nn, optim
@@ -279,7 +281,7 @@ def model_eval():
     MLP().eval()
 
 
-@program("MLP", "'state_dict'", "download_params")
+@program("MLP", "'state_dict'", "train.params()")
 def model_state_dict():
     MLP().state_dict()
 
@@ -421,3 +423,60 @@ def param_groups(train):
 @program("'append'", "list")
 def unknown_attribute_of_shared():
     shared().model.append(nn.Linear(2, 2))
+
+
+# What a new user tried first
+@training("the loss of a step", "'item'", "leave it out")
+def item_of_a_loss(train):
+    train.step(x=X, y=Y).loss.item()
+
+
+@training("the loss of a step", "'backward'", "train.step(")
+def backward_of_a_loss(train):
+    train.step(x=X, y=Y).loss.backward()
+
+
+@program("Mixed", "layer is a module of PyTorch", "tracegrad.nn", needs="torch")
+def a_layer_of_pytorch():
+    import torch
+
+    class Mixed(tg.Module):
+        def __init__(self):
+            self.layer = torch.nn.Linear(3, 2)
+
+    compiled(model=Mixed())
+
+
+@program("'parameters'", "an optimizer takes neither", "optim.adam(lr=")
+def parameters_for_an_optimizer():
+    optim.adam(MLP().parameters(), lr=0.01)
+
+
+@program("'sigmoid_'", "tg.sigmoid(x)", "tensors never change")
+def sigmoid_in_place():
+    compiled(loss=lambda m, x, y: tg.mean(m(x).sigmoid_() - y))
+
+
+@program("'F'", "tg.relu")
+def functional_as_f():
+    tg.F.relu(X)
+
+
+@program("cross_entropy", "f32[2,5,4,4]", "i32[2,4,4]", "logits.permute(0, 2, 3, 1)")
+def classes_on_axis_1():
+    tg.cross_entropy(np.zeros((2, 5, 4, 4), np.float32), np.zeros((2, 4, 4), np.int32))
+
+
+@program("cross_entropy", "'axis'", "last axis", "x.permute(")
+def axis_of_the_classes():
+    tg.cross_entropy(np.zeros((2, 5), np.float32), np.zeros(2, np.int32), axis=1)
+
+
+@program("sub", "f32[B,T,2]", "f32[T,B,2]")
+def named_sizes_in_another_order():
+    compiled(inputs={"x": ("B", "T", 3), "y": ("T", "B", 2)})
+
+
+@program("matmul", "f32[B,4]", "f32[3,4]", "= 4 must equal")
+def wrong_features_beside_an_open_size():
+    compiled(inputs={"x": ("B", 4), "y": ("B", 2)})

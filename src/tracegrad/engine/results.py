@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tracegrad.arrays import handed_out, np
+from tracegrad.attributes import LOSSES
 from tracegrad.errors import DeviceError, InputError, MissingKeyError, TracegradError
+from tracegrad.refusals import absent
 
 
 class Captures(Mapping[str, Any]):
@@ -59,6 +61,22 @@ class Aux(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         hint = ", ".join(self) or 'none; return (loss, {"name": tensor}) from the loss'
         raise MissingKeyError.here(f"aux: there is no {name!r}; there are: {hint}")
+
+
+class Loss(float):
+    """The loss of a step, a float. Other attributes, such as `item` of PyTorch, raise an error with a remedy."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise absent("the loss of a step, a float,", name, LOSSES, ())
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (float(self),)  # copies and pickles are plain
 
 
 @dataclass(frozen=True, slots=True)

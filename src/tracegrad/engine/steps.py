@@ -13,7 +13,7 @@ from tracegrad.engine import bounds, reference
 from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.programs import AUX, CAPTURE, RunProgram
-from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, StepResult, failure
+from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, Loss, StepResult, failure
 from tracegrad.engine.stepper import Stepper, by_role
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.program import Field
@@ -90,7 +90,7 @@ class StepRun:
             if self.of.tells_more:
                 captures, aux = captures_of(outputs), Aux(_named(AUX, outputs))
             losses = handed_out(np.asarray(call.losses, np.float32))
-            self.pending.resolve(CompletedStep(captures, loss, aux, self.step, losses, call.skipped))
+            self.pending.resolve(CompletedStep(captures, Loss(loss), aux, self.step, losses, call.skipped))
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:

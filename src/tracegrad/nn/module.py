@@ -19,6 +19,7 @@ from tracegrad.refusals import NoNumber, absent, check_call, shown, wrapped
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
 SHOWN = 4  # parameters in the repr of a module
+FROM_TORCH = "write it with layers of tracegrad.nn; tg.from_torch(net.state_dict(), train) takes its weights"
 
 
 def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,6 +203,7 @@ def named_arrays(model: Any) -> dict[str, Parameter]:
         hint = f"; derive it: class {type(model).__name__}(tg.Module)" if own else "; pass an instance of one"
         hint = "; are model and loss swapped?" if callable(model) and hasattr(model, "__code__") else hint
         hint = f"; call it: {model.__name__}(...)" if isinstance(model, type) else hint
+        hint = f"; {FROM_TORCH}" if _of_torch(model) else hint
         raise TraceError.here(f"a model is a tg.Module, a list or a dict, got {shown(model)}{hint}")
     out: dict[str, Parameter] = {}
     for path, parameter in _walk(cast("Any", model), "", set()):
@@ -221,7 +223,14 @@ def no_parameters(model: Any) -> str:
             return f"{advice}; {name} is a {type(cast('object', value)).__name__}: keep layers in a list"
         if isinstance(value, TensorMethods):
             return f"{advice}; {name} is an eager tensor: write self.param(shape, init=tg.init.literal(array))"
+        if _of_torch(value):
+            return f"{advice}; {name} is a module of PyTorch: {FROM_TORCH}"
     return advice
+
+
+def _of_torch(value: object) -> bool:
+    """Return whether a value is a module of PyTorch, or of a class derived from one."""
+    return any(c.__module__.startswith("torch.nn.") for c in type(value).__mro__)
 
 
 def children(node: Any) -> Mapping[Any, Any] | None:

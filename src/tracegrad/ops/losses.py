@@ -55,8 +55,11 @@ def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
         hint = "tg.argmax(targets, axis=-1) gives those of one-hot rows" if targets.shape == x.shape else hint
         raise DTypeError(f"targets must be class numbers, i32, got {targets}; the logits are {x}; {hint}")
     if x.ndim < 1 or targets.shape != x.shape[:-1]:
+        second = x.ndim > 2 and targets.shape == (x.shape[0], *x.shape[2:])
+        order = ", ".join(map(str, (0, *range(2, x.ndim), 1)))
+        hint = f"write logits.permute({order})" if second else "reshape the targets"
         raise ShapeError(f"targets must have the shape of the logits without their last axis (classes): "
-                         f"logits are {x}, targets are {targets}; reshape the targets")  # fmt: skip
+                         f"logits are {x}, targets are {targets}; {hint}")  # fmt: skip
     if x.shape[-1] == 0 and targets.size:
         raise ShapeError(f"no class to choose: the last axis of the logits {x} is empty")
     return TensorType(f32, targets.shape)
