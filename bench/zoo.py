@@ -218,6 +218,10 @@ class Library:
         """Seconds of n steps."""
         return self.ask(n)
 
+    def close(self) -> None:
+        """End the process. One that stands still heeds no other signal."""
+        self.process.kill()
+
 
 def measure(name: str, libraries: dict[str, Library], device: str, seconds: float, blocks: int) -> dict[str, Any]:
     """Milliseconds a step of each library, seconds to its first steps, and what failed."""
@@ -301,6 +305,8 @@ def main() -> None:
             ahead = sum(x >= 1 for x in known_ratios)
             print(f"\nto {what}: geometric mean {mean:.2f}, least {least:.2f}, ahead on {ahead} of {len(known_ratios)}")
     print("\n".join(problems))
+    for library in libraries.values():
+        library.close()
 
 
 if __name__ == "__main__":
