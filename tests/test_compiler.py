@@ -249,7 +249,7 @@ def test_products_of_all_shapes_are_the_same_in_any_number_of_parts(cc: Compiler
         b = rng.standard_normal((k, n), dtype=np.float32)
         b = b.T.copy().T if turned[1] else b
         outs = [np.full((m, n), np.nan, np.float32) for _ in range(3)]
-        calls.add([replace(calls.product(a, b, out), parts=parts) for parts, out in enumerate(outs, start=1)])
+        calls.add([calls.product(a, b, out)._replace(parts=parts) for parts, out in enumerate(outs, start=1)])
         made.append((a, b, outs))
     calls.bound().whole()
     for a, b, outs in made:

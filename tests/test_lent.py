@@ -30,6 +30,11 @@ def product(m: Any, x: Any) -> Any:
     return ((x @ m.w) ** 2).mean()
 
 
+def squares(m: Any, x: Any) -> Any:
+    h = tg.relu(tg.conv2d(x.reshape((-1, 3, 20, 10)), m.filters, padding=1)).mean()
+    return h + tg.softmax(x).std() + ((x @ m.w) ** 2).mean()
+
+
 def turned(m: Any, x: Any) -> Any:
     return ((m.w.T @ x.T) ** 2).mean() + ((x[::-1, ::-1] @ m.w) ** 3).mean()
 
@@ -89,6 +94,27 @@ def test_lent_inputs_give_the_same_bits(
     monkeypatch.setattr(cpu, "readable_around", never)
     others, copied, other = trained(loss, x, together)
     assert memory(other).any()
+    assert losses == others
+    assert all(np.array_equal(params[name], copied[name]) for name in params)
+
+
+def of_sizes(loss: Callable[..., Any], x: Any) -> tuple[list[float], Any]:
+    """Losses of steps of several sizes, some with inputs too small to be lent, and the parameters after them."""
+    given: dict[str, Any] = {"optimizer": optim.adamw(lr=1e-2), "inputs": {"x": (None, 600)}, "device": "cpu"}
+    with tg.compile(model=Weights(), loss=loss, seed=0, **given) as train:
+        losses = [float(train.step(x=x[:n]).loss) for n in (64, 60, 50, 40, 5, 64, 40, 33, 2, 50)]
+        assert "of a program for sizes up to" in train.explain().title
+        return losses, train.params()
+
+
+@pytest.mark.parametrize("loss", [product, squares], ids=lambda f: f.__name__)
+def test_lent_inputs_of_many_sizes_give_the_same_bits(
+    loss: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.random.default_rng(0).standard_normal((BATCH, 600)).astype(np.float32)
+    losses, params = of_sizes(loss, x)
+    monkeypatch.setattr(cpu, "readable_around", never)
+    others, copied = of_sizes(loss, x)
     assert losses == others
     assert all(np.array_equal(params[name], copied[name]) for name in params)
 

@@ -18,6 +18,7 @@ from tracegrad.compiler.build import StepSource
 from tracegrad.engine import programs, stepper
 from tracegrad.metrics import accuracy
 from tracegrad.runtime.base import DeviceInfo
+from tracegrad.runtime.cpu import CpuSession
 
 SIZES = (40, 1, 2, 3, 7, 16, 17, 33, 2)  # the first decides the capacity
 LABELS = tg.i32[None]
@@ -195,6 +196,19 @@ def test_a_hundred_sizes_are_a_few_programs(device_name: str, monkeypatch: pytes
         assert train.step(case.data(31)).step == 101
         after = train.params()
         assert all(np.array_equal(before[n], after[n]) == n.startswith("a.") for n in before)
+
+
+@pytest.mark.usefixtures("c_compiler")
+def test_a_new_size_binds_no_call_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound, add = list[Any](), CpuSession._add
+    monkeypatch.setattr(CpuSession, "_add", lambda *a: bound.append(a) or add(*a))
+    with compiled(CASES["cnn"], None, "cpu") as train:
+        for n in (40, 30, 20):  # the last has the program for many sizes
+            assert train.step(CASES["cnn"].data(n)).loss > 0
+        before = len(bound)
+        for n in (10, 19, 33, 2):
+            assert train.step(CASES["cnn"].data(n)).loss > 0
+        assert len(bound) == before > 0
 
 
 @SHARED

@@ -121,6 +121,10 @@ class Dispatch:
     grid: tuple[int, int]  # workgroups in x and y
     moves: tuple[tuple[int, Move], ...] = ()  # inside loops: (number of the offset, its move)
 
+    def with_grid(self, grid: tuple[int, int]) -> Dispatch:
+        """Return the dispatch of so many workgroups. Each new size makes many: `replace` takes three times as long."""
+        return self if grid == self.grid else Dispatch(self.kernel, self.buffers, self.offsets, grid, self.moves)
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -165,7 +169,7 @@ class Program:
         return replace(
             self,
             kernels=tuple([k.at(size) for k in self.kernels]),
-            dispatches=tuple([replace(d, grid=grids[d.kernel] or d.grid) for d in self.dispatches]),
+            dispatches=tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches]),
             inputs=tuple([f.at(size) for f in self.inputs]),
             outputs=tuple([f.at(size) for f in self.outputs]),
             size=size,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import KernelSource
+from tracegrad.kernels.form import Extent, decided
 from tracegrad.program import Program
 from tracegrad.render.c_calls import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
 from tracegrad.render.gathered import Lay
@@ -26,22 +26,18 @@ Shape = tuple[int, ...]
 FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+# (size of a run, address of the size) -> the arguments that follow it, by number, and the most parts
+AtSize = Callable[[int, int], tuple[Mapping[int, int], int]]
+
+
+class Call(NamedTuple):
     """A function, its arguments, and the most parts it can be split into. Keeps the addressed arrays alive."""
 
     function: int
     arguments: Any
     parts: int
     arrays: tuple[Array, ...]
-
-
-class BoundCalls(NamedTuple):
-    """The functions that run the calls of a program."""
-
-    each: list[Callable[[], None]]  # one for each dispatch
-    whole: Callable[[], None]  # runs all calls, and keeps the addressed arrays alive
-    given: tuple[int, int, int]  # address and number of the rows, and the number of threads: arguments of `run_calls`
+    at: AtSize | None = None  # None: it is the same in runs of all sizes
 
 
 class _CallRow(ctypes.Structure):
@@ -50,11 +46,55 @@ class _CallRow(ctypes.Structure):
     _fields_ = (("function", ctypes.c_void_p), ("at", ctypes.c_void_p), ("parts", ctypes.c_long))
 
 
+class BoundCalls:
+    """The calls of a program, ready to run."""
+
+    def __init__(self, libraries: Sequence[ctypes.CDLL], calls: Sequence[Call], ends: Sequence[int], rows: Any) -> None:
+        """ends: where each dispatch ends. rows: of all calls, for `run_calls`."""
+        self._libraries, self._calls, self._ends, self._rows = libraries, calls, ends, rows
+        function, threads = libraries[0].run_calls, processors()
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
+
+        def between(begin: int, end: int) -> Callable[[], None]:
+            at = ctypes.addressof(rows) + begin * ctypes.sizeof(_CallRow)
+
+            def run() -> None:
+                function(at, end - begin, threads)
+                _ = calls, rows, libraries  # keeps the addressed arrays alive
+
+            return run
+
+        self.each = [between(b, e) for b, e in zip([0, *ends], ends)]  # one for each dispatch
+        self.whole = between(0, len(calls))  # runs all calls
+        self.given = ctypes.addressof(rows), len(calls), threads  # arguments of `run_calls`
+
+    def at(self, size: Array, own: Container[int] = ()) -> tuple[BoundCalls, dict[int, Any]]:
+        """Return the calls for runs of a size, which share arguments with these. Also those of their own, by address.
+
+        own: addresses of arguments that are not shared although they are the same.
+        """
+        n, at_size, calls, moved = int(size[0]), address(size), list(self._calls), dict[int, Any]()
+        rows = _copied(self._rows)
+        for k, c in enumerate(self._calls):
+            at = ctypes.addressof(c.arguments)
+            if c.at is None and at not in own:
+                continue
+            arguments = moved[at] = _copied(c.arguments)
+            parts = c.parts
+            if c.at is not None:
+                follow, parts = c.at(n, at_size)
+                for place, word in follow.items():
+                    arguments[place] = word
+            calls[k] = Call(c.function, arguments, parts, (*c.arrays, size), c.at)
+            rows[k].at, rows[k].parts = ctypes.addressof(arguments), parts
+        return BoundCalls(self._libraries, calls, self._ends, rows), moved
+
+
 class CallList:
     """Collects the calls of a program. `engine` is render.c_engine's library; `libraries` hold the kernels."""
 
     def __init__(self, engine: ctypes.CDLL, libraries: Sequence[ctypes.CDLL]) -> None:
-        self._engine, self._libraries = engine, (engine, *libraries)
+        self._libraries = (engine, *libraries)
         self._calls: list[Call] = []
         self._ends: list[int] = []  # where each dispatch ends
         self._addresses: dict[str, int] = {}
@@ -65,34 +105,48 @@ class CallList:
         self._calls += calls
         self._ends.append(len(self._calls))
 
-    def call(self, name: str, parts: int, memory: Sequence[tuple[Array, int]]) -> Call:
+    def call(self, name: str, parts: int, memory: Sequence[tuple[Array, int]], at: AtSize | None = None) -> Call:
         """Return a call of the function `name` over memory that begins at these elements."""
         places = [array.ctypes.data + array.itemsize * offset for array, offset in memory]
         arrays = tuple([array for array, _ in memory])
-        return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays)
+        return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays, at)
 
-    def product(self, a: Array, b: Array, out: Array, limits: int = 0, part: int = 0) -> Call:
+    def product(
+        self, a: Array, b: Array, out: Array, limits: int = 0, part: int = 0, sizes: Sequence[int] = ()
+    ) -> Call:
         """out = a b, for matrices or stacks of them, within limits. The rows of `out` are contiguous.
 
-        part: how many k to sum at a time, 0 for all; the outermost axis of the stack counts the parts.
+        part:  how many k to sum at a time, 0 for all; the outermost axis of the stack counts the parts.
+        sizes: the axes of the stack, m, n and k; one can be an Extent.
         """
         batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
         arrays = (np.broadcast_to(a, (*batch, m, k)), np.broadcast_to(b, (*batch, k, n)), out)
         steps = tuple([tuple([s // 4 for s in x.strides]) for x in arrays])
-        count = math.prod(batch)
         key = (batch, tuple([s[:-2] for s in steps]))
         if key not in self._offsets:
-            points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(count, len(batch))
+            points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(
+                math.prod(batch), len(batch)
+            )
             self._offsets[key] = np.stack([points @ np.asarray(s, np.int64) for s in key[1]], axis=-1)
         offsets = self._offsets[key]
-        words = [count, m, n, k, *steps[0][-2:], *steps[1][-2:], steps[2][-2]]
-        words += [*(x.ctypes.data for x in (*arrays, offsets)), limits, part or k, count // batch[0] if part else count]
-        most = count if count >= PRODUCT_STACK else max(m, n) // PRODUCT_SIDE
-        parts = max(1, min(count * m * n * (part or k) // PRODUCT_GRAIN, most, PRODUCT_PARTS))
-        return Call(self._address("product"), (ctypes.c_int64 * len(words))(*words), parts, (*arrays, offsets))
+        addresses = [x.ctypes.data for x in (*arrays, offsets)]
+        whole, parts = _product_of((*batch, m, n, k), part)
+        words = [*steps[0][-2:], *steps[1][-2:], steps[2][-2], *addresses, limits]
+        words = [*[whole[i] for i in range(4)], *words, *[whole[i] for i in (14, 15)]]
 
-    def gathered(self, a: tuple[tuple[Array, int], Spread], b: tuple[tuple[Array, int], Spread], out: Array) -> Call:
-        """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous."""
+        def at(size: int, _: int) -> tuple[Mapping[int, int], int]:
+            return _product_of([decided(x, size) for x in sizes], part)
+
+        arguments = (ctypes.c_int64 * len(words))(*words)
+        return Call(self._address("product"), arguments, parts, (*arrays, offsets), at if grows(sizes) else None)
+
+    def gathered(
+        self, a: tuple[tuple[Array, int], Spread], b: tuple[tuple[Array, int], Spread], out: Array, sizes: Sequence[int]
+    ) -> Call:
+        """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous.
+
+        sizes: the axes of the stack, m and n; one of the stack or m can be an Extent.
+        """
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
         points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(math.prod(batch), len(batch))
@@ -103,33 +157,27 @@ class CallList:
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
         lies = n > LANES and n >= LYING * LANES * vectors  # tiles read two vectors at a time
         how = 0 if lies else 1 if runs[2].mean() >= runs[1].mean() else 2
-        most = max(1, min(len(points) * m * n * k // PRODUCT_GRAIN, PRODUCT_PARTS))
-        across = max(1, min(-(-most // len(points)), n // max(PRODUCT_SIDE, m)))
-        words = [len(points), m, n, k]
+
+        def of(sizes: Sequence[int]) -> tuple[Mapping[int, int], int]:
+            *batch, m, n = sizes
+            count = math.prod(batch)
+            most = max(1, min(count * m * n * k // PRODUCT_GRAIN, PRODUCT_PARTS))
+            across = max(1, min(-(-most // count), n // max(PRODUCT_SIDE, m)))
+            return {0: count, 1: m, 17: across}, min(most, count * across)
+
+        whole, parts = of(out.shape)
+        words = [whole[0], m, n, k]
         words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
         words += [left.rows[0].step if left.rows else 0, out.strides[-2] // 4]
-        words += [t.ctypes.data for t in (*tables, *runs)] + [how, across, self._address("tracegrad_tiles")]
-        held, parts = (x, y, out, offsets, *tables, *runs), min(most, len(points) * across)
-        return Call(self._address("gathered"), (ctypes.c_int64 * len(words))(*words), parts, held)
+        words += [t.ctypes.data for t in (*tables, *runs)] + [how, whole[17], self._address("tracegrad_tiles")]
+        at: AtSize | None = (lambda size, _: of([decided(x, size) for x in sizes])) if grows(sizes) else None
+        arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
+        return Call(self._address("gathered"), arguments, parts, held, at)
 
     def bound(self) -> BoundCalls:
         """Return the calls, ready to run."""
-        held, libraries = list(self._calls), self._libraries
-        entries = (_CallRow * len(held))(*[(c.function, ctypes.addressof(c.arguments), c.parts) for c in held])
-        function, threads = self._engine.run_calls, processors()
-        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
-
-        def between(begin: int, end: int) -> Callable[[], None]:
-            at = ctypes.addressof(entries) + begin * ctypes.sizeof(_CallRow)
-
-            def run() -> None:
-                function(at, end - begin, threads)
-                _ = held, entries, libraries  # keeps the addressed arrays alive
-
-            return run
-
-        each = [between(b, e) for b, e in zip([0, *self._ends], self._ends)]
-        return BoundCalls(each, between(0, len(held)), (ctypes.addressof(entries), len(held), threads))
+        rows = [(c.function, ctypes.addressof(c.arguments), c.parts) for c in self._calls]
+        return BoundCalls(self._libraries, list(self._calls), self._ends, (_CallRow * len(rows))(*rows))
 
     def _address(self, name: str) -> int:
         """Return the address of a function."""
@@ -140,6 +188,28 @@ class CallList:
             assert found is not None
             self._addresses[name] = found
         return found
+
+
+def _copied(x: Any) -> Any:
+    """Return a copy of an array of C."""
+    return x.__class__.from_buffer_copy(x)
+
+
+def grows(sizes: Sequence[int]) -> bool:
+    """Return whether the size of a run decides one of some axes."""
+    return any(isinstance(x, Extent) for x in sizes)
+
+
+def _product_of(sizes: Sequence[int], part: int) -> tuple[Mapping[int, int], int]:
+    """Return the arguments of a product that its sizes decide, by number, and the most parts.
+
+    In a smaller run the points of the stack are the first ones: no axis before the one that grows has a second point.
+    """
+    *batch, m, n, k = sizes
+    count = math.prod(batch)
+    most = count if count >= PRODUCT_STACK else max(m, n) // PRODUCT_SIDE
+    parts = max(1, min(count * m * n * (part or k) // PRODUCT_GRAIN, most, PRODUCT_PARTS))
+    return {0: count, 1: m, 2: n, 3: k, 14: part or k, 15: count // batch[0] if part else count}, parts
 
 
 def places(lays: Sequence[Lay]) -> Array:

@@ -22,7 +22,7 @@ from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
 from tracegrad.kernel_source import KernelSource
-from tracegrad.kernels.form import SIZE, decided
+from tracegrad.kernels.form import SIZE
 from tracegrad.program import PERSISTENT, Buffer, Field, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
@@ -30,7 +30,7 @@ from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, lent_inputs
+from tracegrad.runtime.calls import AtSize, BoundCalls, Call, CallList, Lent, lent_inputs
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
@@ -55,6 +55,7 @@ class _Loaded:
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
     whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
     bound: BoundCalls | None = None  # the same in C
+    like: _Loaded | None = None  # the program at its capacity, if this is the same at another size
 
 
 def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
@@ -108,7 +109,9 @@ class CpuSession:
         self._next += 1
         if like is not None:
             same = self._ready(like)
-            made = _Loaded(program, same.memory, same.libraries, _size(program), same.wrong, given=same.given)
+            made = _Loaded(
+                program, same.memory, same.libraries, _size(program), same.wrong, given=same.given, like=same
+            )
             self._loaded[self._next] = made
             return self._next
         foreign = [k.label for k in program.kernels if not k.own]
@@ -145,6 +148,20 @@ class CpuSession:
         loaded = self._loaded[handle]
         if loaded.whole is not None:
             return loaded
+        if loaded.like is not None and loaded.like.bound is not None:
+            bound = _at_size(loaded, loaded.like, loaded.like.bound)
+        else:
+            bound = self._bound_calls(loaded)
+        names = [b.name for b in loaded.program.buffers]
+        loaded.bound = bound
+        loaded.runs = bound.each if bound is not None else loaded.runs
+        loaded.inputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in loaded.program.inputs]
+        loaded.outputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in loaded.program.outputs]
+        loaded.whole = bound.whole if bound is not None else partial(_in_turn, loaded.runs)
+        return loaded
+
+    def _bound_calls(self, loaded: _Loaded) -> BoundCalls | None:
+        """Bind every kernel to its arrays: return the calls in C, or None and set `runs` in NumPy."""
         program, names = loaded.program, [b.name for b in loaded.program.buffers]
         if loaded.wrong is None:
             loaded.wrong = bool(loaded.libraries) and self._is_wrong(program, loaded.libraries)
@@ -164,17 +181,11 @@ class CpuSession:
                 size = (program.size,) if SIZE in text else ()
                 loaded.runs.append(self._bound(text)(np, view, self._scratch_view, memory, d.offsets, *size))
             else:
-                self._add(calls, kernel, memory, d.offsets, loaded.size, program.capacity, loaded.lent.values())
-        if calls is not None:
-            bound = loaded.bound = calls.bound()
-            loaded.runs, whole = bound.each, bound.whole
-            self.door = self.door or Door(libraries[0], self._parts)
-        else:
-            whole = partial(_in_turn, loaded.runs)
-        loaded.inputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in program.inputs]
-        loaded.outputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in program.outputs]
-        loaded.whole = whole
-        return loaded
+                self._add(calls, kernel, memory, d.offsets, loaded.size, loaded.lent.values())
+        if calls is None:
+            return None
+        self.door = self.door or Door(libraries[0], self._parts)
+        return calls.bound()
 
     def _parts(self, handle: int) -> DirectParts | None:
         """Return the parts of a run on another thread; None in NumPy, where an interrupt could end a kernel midway."""
@@ -191,11 +202,9 @@ class CpuSession:
         memory: Sequence[Array],
         offsets: Sequence[int],
         size: Array,
-        capacity: int,
         lent: Iterable[Lent] = (),
     ) -> None:
-        """Add a dispatch in C, for runs of `size`."""
-        n = int(size[0])
+        """Add a dispatch in C, for runs of `size`, the capacity."""
 
         def at(place: Place) -> tuple[Array, int]:
             if isinstance(place, RunSize):
@@ -206,7 +215,7 @@ class CpuSession:
 
         def matrix(v: View) -> Array:
             array, offset = at(v.place)
-            return view(array, offset + v.first, tuple([decided(x, n) for x in v.sizes]), v.steps)
+            return view(array, offset + v.first, tuple([int(x) for x in v.sizes]), v.steps)
 
         def spread(x: Spread) -> tuple[Array, int]:
             array, offset = at(x.place)
@@ -214,11 +223,11 @@ class CpuSession:
 
         def made(s: Step) -> Call:
             if isinstance(s, FunctionStep):
-                parts = max(1, s.parts * n // capacity) if s.sized else s.parts
-                return calls.call(s.name, parts, list(map(at, s.places)))
+                return calls.call(s.name, s.parts, list(map(at, s.places)), _sized(s, int(size[0])))
             if isinstance(s, GatheredStep):
-                return calls.gathered((spread(s.a), s.a), (spread(s.b), s.b), matrix(s.out))
-            return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part)
+                return calls.gathered((spread(s.a), s.a), (spread(s.b), s.b), matrix(s.out), s.out.sizes)
+            sizes = (*s.out.sizes, s.a.sizes[-1])
+            return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part, sizes)
 
         def call(s: Step) -> Call:
             out = made(s)
@@ -239,7 +248,7 @@ class CpuSession:
             if len(made) < len(found):
                 raise DeviceError("the compiler failed")
             calls = CallList(made[0], made[1:])
-            self._add(calls, kernel, memory, offsets, np.array([program.capacity], np.int64), program.capacity)
+            self._add(calls, kernel, memory, offsets, np.array([program.capacity], np.int64))
             calls.bound().whole()
 
         try:
@@ -367,6 +376,26 @@ def _with_margins(size: int, dtype: Any) -> Array:
 def _size(program: Program) -> Array:
     """Return the array from which C kernels read the size of a run; empty for a program of one size."""
     return np.array([program.size], np.int64)
+
+
+def _sized(s: FunctionStep, capacity: int) -> AtSize | None:
+    """Return what follows the size in a call of a function: where it reads the size, and the most parts."""
+    if not s.sized:
+        return None
+    return lambda n, at_size: ({len(s.places) - 1: at_size}, max(1, s.parts * n // capacity))
+
+
+def _at_size(loaded: _Loaded, like: _Loaded, bound: BoundCalls) -> BoundCalls:
+    """Return the calls of a program at another size, and set its lent inputs."""
+    for x in like.lent.values():
+        x.point(x.home)
+    pointing = {ctypes.addressof(a) for x in like.lent.values() for a, _, _ in x.pointers}
+    made, moved = bound.at(loaded.size, pointing)
+    for name, x in lent_inputs(loaded.program, loaded.memory).items():
+        if name in like.lent:
+            x.pointers = [(moved[ctypes.addressof(a)], k, behind) for a, k, behind in like.lent[name].pointers]
+            loaded.lent[name] = x
+    return made
 
 
 def _in_turn(runs: Sequence[Callable[[], None]]) -> None:
