@@ -199,14 +199,6 @@ def loops(m: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("forward, why", [
-    (lambda m, x: x * m.w if x.shape[0] == 32 else x, "uses the size of the batch as a number"),
-    (lambda m, x: x * m.w if x.shape[0] % 2 else x, "uses the size of the batch as a number"),
-    (lambda m, x: x * m.w if len(x) in (8, 16) else x, "uses the size of the batch as a number"),
-    (lambda m, x: x * m.w if x.size == 64 else x, "uses the size of the batch as a number"),
-    (lambda m, x: x * m.w if np.prod(x.shape) == 64 else x, "uses the size of the batch as a number"),
-    (lambda m, x: x * m.w if x.reshape(x.shape[0] * 2, 2).shape[0] == 64 else x, "as a number"),
-    (lambda m, x: {8: x}.get(x.shape[0], x * 2), "uses the size of the batch as a number"),
-    (lambda m, x: x * m.w if int(x.shape[0]) > 9 else x, "as a number"),
     (lambda m, x: tg.cumsum(x, axis=0), ""),
     (lambda m, x: tg.sort(x, axis=0), ""),
     (lambda m, x: x[::-1], "slice"),
@@ -273,13 +265,39 @@ def test_sizes_never_seen_cost_no_compilation(device_name: str, monkeypatch: pyt
         assert "matmul" in str(f.profile(2, x=x[:7]))
 
 
-def test_a_size_that_nothing_but_a_trace_at_it_tells_apart_has_its_own_program() -> None:
-    def doubled(m: Any, x: Any) -> Any:  # math reads an int without asking it
-        return x * m.w * (2.0 if math.gcd(x.shape[0], 16) == 16 else 1.0)
+DECIDING: dict[str, Callable[[Any, Any], Any]] = {
+    "equal": lambda m, x: x * m.w * 2.0 if x.shape[0] == 32 else x,
+    "even": lambda m, x: x * m.w * 2.0 if x.shape[0] % 2 else x,
+    "length": lambda m, x: x * m.w * 2.0 if len(x) in (8, 16) else x,
+    "elements": lambda m, x: x * m.w * 2.0 if x.size == 64 else x,
+    "numpy": lambda m, x: x * m.w * 2.0 if np.prod(x.shape) == 64 else x,
+    "reshaped": lambda m, x: x * 2.0 if x.reshape(x.shape[0] * 2, 2).shape[0] == 64 else x,
+    "dict": lambda m, x: {8: x}.get(x.shape[0], x * 2),
+    "int": lambda m, x: x * m.w * 2.0 if int(x.shape[0]) > 24 else x,
+    "more": lambda m, x: x * m.w * 2.0 if x.shape[0] > 24 else x,
+    "gcd": lambda m, x: x * m.w * (2.0 if math.gcd(x.shape[0], 16) == 16 else 1.0),  # math asks no int
+    "masks": lambda m, x: x * float(np.random.default_rng(x.shape[0]).random()),
+    "hyper": lambda m, x: x * tg.hyper("scale", 1 / x.shape[0]),
+    "some hyper": lambda m, x: x * tg.hyper("scale", 3.0 if x.shape[0] == 16 else 2.0),
+}
 
-    with tg.compile_forward(model=Weight(), forward=doubled, inputs={"x": (None, 4)}, device="cpu") as f:
-        for n in (40, 20, 16, 30, 32, 24):
-            np.testing.assert_array_equal(f.run(x=X[:n]).output, X[:n] * (1 + (n % 16 == 0)))
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_a_size_at_which_a_forward_decides_otherwise_has_its_own_program(name: str) -> None:
+    given: dict[str, Any] = {"model": Weight(), "forward": DECIDING[name], "device": "cpu", "seed": 0}
+    with tg.compile_forward(**given, inputs={"x": (None, 4)}) as f:
+        for n in (40, 20, 16, 30, 32, 8, 9, 24, 7):
+            with tg.compile_forward(**given, inputs={"x": (n, 4)}) as one:
+                np.testing.assert_array_equal(f.run(x=X[:n]).output, one.run(x=X[:n]).output)
+
+
+def test_the_form_of_results_can_follow_the_size() -> None:
+    def either(m: Any, x: Any) -> Any:
+        return {0: x * m.w} if x.shape[0] == 16 else (x * m.w,)
+
+    with tg.compile_forward(model=Weight(), forward=either, inputs={"x": (None, 4)}, device="cpu", seed=0) as f:
+        for n in (40, 20, 30, 16, 9):
+            assert isinstance(f.run(x=X[:n]).output, dict if n == 16 else tuple)
 
 
 def test_a_forward_that_mixes_rows_says_why_it_is_compiled_for_each_size() -> None:

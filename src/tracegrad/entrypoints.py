@@ -211,7 +211,7 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
     >>> graph.outputs
     {'output': <f32[4,1] add>}
     """
-    return ForwardSource(model, forward, inputs, writes=True).seen()
+    return ForwardSource(model, forward, inputs, writes=True).traced().graph
 
 
 def devices() -> list[DeviceInfo]:

@@ -177,10 +177,7 @@ class Tensor(TensorMethods):
                 f"{self!r} has rank 0: it has no length, and you cannot iterate over it; a reduction with axis= "
                 "keeps the other axes"
             )
-        n: Any = self.shape[0]
-        if type(n) is not int:
-            n.note()  # a watched size, which len() would turn into a plain int
-        return n
+        return self.shape[0]
 
     if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 

@@ -304,7 +304,7 @@ class TensorMethods(Spellings):
     def size(self) -> int:
         """Number of elements. As numpy.ndarray.size."""
         size = self.type.size
-        return Count(size) if type(size) is int else size  # a watched size stays watched
+        return Count(size) if type(size) is int else size  # one that follows a size still does
 
     def __iter__(self) -> Iterator[Self]:
         return (self[k] for k in range(len(self)))

@@ -21,7 +21,7 @@ def whole(value: object) -> int | None:
     Raises the error of a traced tensor, which has no value."""
     if type(value) is int:
         return value
-    if isinstance(value, int) and hasattr(value, "note"):  # a watched size stays one
+    if isinstance(value, int) and hasattr(value, "note"):  # a number that follows a size still does
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return None

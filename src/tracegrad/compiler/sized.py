@@ -8,16 +8,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.build import Built, ProgramSource, TracedProgram, uncollected
+from tracegrad.compiler.build import Built, ProgramSource, Seen, TracedProgram, uncollected
 from tracegrad.compiler.counted import At, Number, counted, expanded, numbers_of, pairs_of, values_at
 from tracegrad.compiler.followed import Followed, follow_size
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.ranges import input_ranges
 from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leading
-from tracegrad.compiler.watched import Watched
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import CompileError, ShapeError, Site
+from tracegrad.errors import CompileError, ShapeError
 from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field, Program, with_rows
@@ -42,7 +41,7 @@ class Family(NamedTuple):
     built: Built
     sites: tuple[int, ...]  # for each site: elements of axis 0 per element of the batch
     source_at: SourceAt
-    seen: Graph  # the graph of the user's functions at the capacity
+    seen: Seen  # the user's functions at the capacity
     constants: Sequence[At]  # the constants of `seen` at two sizes
     numbers: Sequence[Number]
     numbered: Numbered | None  # the graph in which the numbers are found; None: `seen`
@@ -84,9 +83,9 @@ class Family(NamedTuple):
     @uncollected
     @ambient.restored
     def _numbers(self, size: int) -> Mapping[str, Any]:
-        graph = _seen(self.source_at, size)
-        check_graphs(self.seen, graph, Pair(self.built.program.capacity, size))
-        known = values_at(graph, self.constants)
+        seen = _seen(self.source_at, size)
+        _check(self.seen, seen, Pair(self.built.program.capacity, size))
+        known = values_at(seen.graph, self.constants)
         if self.numbered is not None:
             known = values_at(self.numbered.graph_at(size), self.numbered.constants)
         return {n.field: (n.dtype.numpy, known[n.at]) for n in self.numbers}
@@ -108,16 +107,12 @@ def build_family(source_at: SourceAt, most: int, gpu: bool = False) -> Family:
     gpu:     it runs in the languages of GPUs.
     Raises:  UnsizedError with the reason why one program cannot serve all sizes.
     """
-    told: list[Site] = []
     sizes, (one, other), graphs = _traced(source_at, most)
-    _seen(source_at, Watched.of(sizes.a, "n", told))
-    if told:
-        raise UnsizedError(f"{told[0].short} uses the size of the batch as a number")
     check_graphs(graphs[0], graphs[1], sizes)
     whole = one.meta["kind"] == "forward"
-    seen = [t.graph if whole else _seen(source_at, n) for t, n in zip((one, other), sizes)]
-    check_graphs(seen[0], seen[1], sizes)
-    constants = pairs_of(seen[0], seen[1])
+    seen = [t.seen if whole else _seen(source_at, n) for t, n in zip((one, other), sizes)]
+    _check(seen[0], seen[1], sizes)
+    constants = pairs_of(seen[0].graph, seen[1].graph)
     numbers, follow = numbers_of(graphs[0], graphs[1])
     numbered = _numbered(numbers, source_at, constants, sizes)
     followed = follow_size(lambda n: expanded(_whole(source_at, n).graph), sizes, numbers)
@@ -149,9 +144,16 @@ def _whole(source_at: SourceAt, size: int) -> TracedProgram:
     return _at(size, lambda: source_at(size).traced())
 
 
-def _seen(source_at: SourceAt, size: int) -> Graph:
+def _seen(source_at: SourceAt, size: int) -> Seen:
     """Trace the user's functions alone at a size."""
     return _at(size, lambda: source_at(size).seen())
+
+
+def _check(one: Seen, other: Seen, sizes: Pair) -> None:
+    """Raise UnsizedError where two traces differ in more than the size of the batch."""
+    check_graphs(one.graph, other.graph, sizes)
+    if one.rest != other.rest:
+        raise UnsizedError("defaults of hyperparameters, or the form of the results, follow the size of the batch")
 
 
 def _at(size: int, trace: Callable[[], T]) -> T:
@@ -168,7 +170,7 @@ def _numbered(numbers: Sequence[Number], source_at: SourceAt, constants: Sequenc
         return None
 
     def inside(size: int) -> Graph:
-        return expanded(_seen(source_at, size))
+        return expanded(_seen(source_at, size).graph)
 
     def whole(size: int) -> Graph:
         return expanded(_whole(source_at, size).graph)

@@ -160,7 +160,7 @@ class CompiledForward(HasStates):
             program = self._programs.of(sizes)
             if program.base is None:
                 return program.built.graph
-            return self._programs.at(sizes).seen()
+            return self._programs.at(sizes).traced().graph
 
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
         """Explain the program for these inputs, or for the size used last; see `CompiledTraining.explain`.
