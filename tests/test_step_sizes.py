@@ -177,6 +177,21 @@ def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
         own.close()
 
 
+@pytest.mark.parametrize("at", [lambda n: n == 12, lambda n: math.gcd(n, 12) == 12], ids=["compared", "plain"])
+def test_a_gradient_that_decides_by_the_size(at: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    same = tg.custom_vjp(lambda x: x * 1.0)
+    same.defvjp(lambda x: (x * 1.0, None), lambda kept, ct: (ct * (2.0 if at(ct.shape[0]) else 1.0),))
+    case = Case(MLP, lambda m, x: tg.mean(tg.square(same(m(x)))), {"x": (None, 8)})
+    with compiled(case, None, optimizer=optim.sgd(0.0)) as train:
+        for n in (40, 11, 12, 13, 24):
+            with compiled(case, n, optimizer=optim.sgd(0.0)) as own:
+                assert train.step(case.data(n)).loss > 0 and own.step(case.data(n)).loss > 0
+                got, wanted = train.download_grads(), own.download_grads()
+                for name in wanted:
+                    close(got[name], wanted[name], f"{name} at {n}")
+
+
 @SHARED
 def test_a_hundred_sizes_are_a_few_programs(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = list[Any]()

@@ -68,13 +68,6 @@ class Built(NamedTuple):
     numbers: Mapping[str, Any] = {}  # of a program at a size: inputs that follow the size, as dtype and value
 
 
-class Seen(NamedTuple):
-    """What a trace of the user's function alone tells."""
-
-    graph: Graph
-    rest: Any = None  # of a forward: defaults of its hyperparameters, and the form of its results
-
-
 class TracedProgram(NamedTuple):
     """A step or a forward before it is compiled: a graph, without the user's functions."""
 
@@ -90,11 +83,6 @@ class TracedProgram(NamedTuple):
     def results(self) -> Mapping[str, Mapping[str, Any]]:
         """Plain data to attach to outputs."""
         return {HALTED: {COUNTS: True}} if HALTED in self.graph.outputs else {}
-
-    @property
-    def seen(self) -> Seen:
-        """The trace of a forward, which has nothing else."""
-        return Seen(self.graph, (self.meta, self.structure))
 
     @uncollected
     def compiled(self) -> Built:
@@ -153,10 +141,6 @@ class StepSource(NamedTuple):
     def free(self) -> FreeSizes:
         """The sizes that calls choose."""
         return FreeSizes.of(input_types(self.inputs))
-
-    def seen(self) -> Seen:
-        """Trace the user's function alone."""
-        return Seen(trace_loss(self.model, self.loss, self.inputs))
 
     @uncollected
     @ambient.restored
@@ -231,10 +215,6 @@ class ForwardSource(NamedTuple):
         if "patches" in self.inputs and any(s.kind == "patch" for s in sites):
             raise InputError.here("an input of a forward with patch sites cannot be named 'patches': rename it")
         return TracedProgram(graph, persistent, t.inputs, meta, sites, structure)
-
-    def seen(self) -> Seen:
-        """Trace the user's function alone."""
-        return self.traced().seen
 
 
 ProgramSource = StepSource | ForwardSource

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.build import Built, ProgramSource, Seen, TracedProgram, uncollected
+from tracegrad.compiler.build import Built, ProgramSource, TracedProgram, uncollected
 from tracegrad.compiler.counted import At, Number, counted, expanded, numbers_of, pairs_of, values_at
 from tracegrad.compiler.followed import Followed, follow_size
 from tracegrad.compiler.pipeline import optimize
@@ -22,17 +22,22 @@ from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field, Program, with_rows
 from tracegrad.render.languages import LANGUAGES
 
-T = TypeVar("T")
-
 SourceAt = Callable[[int], ProgramSource]  # the source of a step or forward, at a size
 LEAST = 17  # the least capacity: larger than any axis that is unrolled, and rarely the size of another axis
 
 
-class Numbered(NamedTuple):
-    """The graph in which numbers follow the size, and its constants at two sizes."""
+class Whole(NamedTuple):
+    """A trace of a step or forward."""
 
-    graph_at: Callable[[int], Graph]
-    constants: Sequence[At]
+    traced: TracedProgram
+    graph: Graph  # without composites
+
+    def check(self, other: Whole, sizes: Pair) -> None:
+        """Raise UnsizedError where another trace differs in more than the size of the batch."""
+        check_graphs(self.graph, other.graph, sizes)
+        one, two = self.traced, other.traced
+        if (one.meta, one.structure) != (two.meta, two.structure):
+            raise UnsizedError("defaults of hyperparameters, or the form of the results, follow the size of the batch")
 
 
 class Family(NamedTuple):
@@ -41,10 +46,9 @@ class Family(NamedTuple):
     built: Built
     sites: tuple[int, ...]  # for each site: elements of axis 0 per element of the batch
     source_at: SourceAt
-    seen: Seen  # the user's functions at the capacity
-    constants: Sequence[At]  # the constants of `seen` at two sizes
+    whole: Whole  # at the capacity
+    constants: Sequence[At]  # the constants of `whole` at two sizes
     numbers: Sequence[Number]
-    numbered: Numbered | None  # the graph in which the numbers are found; None: `seen`
     shown: dict[int, Mapping[str, Any] | None]  # size -> its numbers, or None if its trace differed
     followed: Followed | None  # how all follows from the size, if one trace tells
 
@@ -83,11 +87,9 @@ class Family(NamedTuple):
     @uncollected
     @ambient.restored
     def _numbers(self, size: int) -> Mapping[str, Any]:
-        seen = _seen(self.source_at, size)
-        _check(self.seen, seen, Pair(self.built.program.capacity, size))
-        known = values_at(seen.graph, self.constants)
-        if self.numbered is not None:
-            known = values_at(self.numbered.graph_at(size), self.numbered.constants)
+        whole = _whole(self.source_at, size)
+        self.whole.check(whole, Pair(self.built.program.capacity, size))
+        known = values_at(whole.graph, self.constants)
         return {n.field: (n.dtype.numpy, known[n.at]) for n in self.numbers}
 
 
@@ -107,79 +109,41 @@ def build_family(source_at: SourceAt, most: int, gpu: bool = False) -> Family:
     gpu:     it runs in the languages of GPUs.
     Raises:  UnsizedError with the reason why one program cannot serve all sizes.
     """
-    sizes, (one, other), graphs = _traced(source_at, most)
-    check_graphs(graphs[0], graphs[1], sizes)
-    whole = one.meta["kind"] == "forward"
-    seen = [t.seen if whole else _seen(source_at, n) for t, n in zip((one, other), sizes)]
-    _check(seen[0], seen[1], sizes)
-    constants = pairs_of(seen[0].graph, seen[1].graph)
-    numbers, follow = numbers_of(graphs[0], graphs[1])
-    numbered = _numbered(numbers, source_at, constants, sizes)
-    followed = follow_size(lambda n: expanded(_whole(source_at, n).graph), sizes, numbers)
-    graphs = [*map(counted, graphs, follow)]
+    sizes, one, other = _traced(source_at, most)
+    one.check(other, sizes)
+    constants = pairs_of(one.graph, other.graph)
+    numbers, follow = numbers_of(one.graph, other.graph)
+    followed = follow_size(lambda n: _whole(source_at, n).graph, sizes, numbers)
+    traced = one.traced, other.traced
+    graphs = [counted(w.graph, those) for w, those in zip((one, other), follow)]
     try:
-        program = _program((one, other), graphs, sizes, gpu)
+        program = _program(traced, graphs, sizes, gpu)
     except (CompileError, ShapeError) as e:
         raise UnsizedError(str(e)) from e
-    captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(one.sites, other.sites, strict=True)])
-    built = Built(program, graphs[0], one.structure, sites=one.sites)
-    return Family(built, captured, source_at, seen[0], constants, numbers, numbered, {}, followed)
+    captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(*[t.sites for t in traced], strict=True)])
+    built = Built(program, graphs[0], one.traced.structure, sites=one.traced.sites)
+    return Family(built, captured, source_at, one, constants, numbers, {}, followed)
 
 
-def _traced(source_at: SourceAt, most: int) -> tuple[Pair, list[TracedProgram], list[Graph]]:
+def _traced(source_at: SourceAt, most: int) -> tuple[Pair, Whole, Whole]:
     """Both traces, at primes of which no fixed axis is a multiple: so the passes know what grows."""
     a = prime_from(most)
     while True:
         sizes = Pair(a, prime_from(a + 1))
         found = [_whole(source_at, n) for n in sizes]
-        graphs = [expanded(t.graph) for t in found]
-        one, other = ({n for t in g.nodes for n in t.shape if n} for g in graphs)
+        one, other = ({n for t in w.graph.nodes for n in t.shape if n} for w in found)
         if not any(n % p == 0 for n in one & other for p in sizes):
-            return sizes, found, graphs
+            return sizes, found[0], found[1]
         a = sizes.b
 
 
-def _whole(source_at: SourceAt, size: int) -> TracedProgram:
+def _whole(source_at: SourceAt, size: int) -> Whole:
     """Trace a step or forward at a size."""
-    return _at(size, lambda: source_at(size).traced())
-
-
-def _seen(source_at: SourceAt, size: int) -> Seen:
-    """Trace the user's functions alone at a size."""
-    return _at(size, lambda: source_at(size).seen())
-
-
-def _check(one: Seen, other: Seen, sizes: Pair) -> None:
-    """Raise UnsizedError where two traces differ in more than the size of the batch."""
-    check_graphs(one.graph, other.graph, sizes)
-    if one.rest != other.rest:
-        raise UnsizedError("defaults of hyperparameters, or the form of the results, follow the size of the batch")
-
-
-def _at(size: int, trace: Callable[[], T]) -> T:
     try:
-        return trace()
+        traced = source_at(size).traced()
+        return Whole(traced, expanded(traced.graph))
     except Exception as e:  # errors of the user's code, too: no call has this size
         raise UnsizedError(f"a batch of {size} is refused: {str(e).partition(chr(10))[0]}") from e
-
-
-def _numbered(numbers: Sequence[Number], source_at: SourceAt, constants: Sequence[At], sizes: Pair) -> Numbered | None:
-    """Return the graph in which all numbers are found: the one that is cheapest to trace at another size."""
-    wanted = {n.at for n in numbers}
-    if wanted <= {*constants}:
-        return None
-
-    def inside(size: int) -> Graph:
-        return expanded(_seen(source_at, size).graph)
-
-    def whole(size: int) -> Graph:
-        return expanded(_whole(source_at, size).graph)
-
-    def where(graph_at: Callable[[int], Graph]) -> Numbered:
-        return Numbered(graph_at, pairs_of(graph_at(sizes.a), graph_at(sizes.b)))
-
-    found = where(inside)
-    return found if wanted <= {*found.constants} else where(whole)
 
 
 def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pair, gpu: bool) -> Program:
