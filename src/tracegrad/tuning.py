@@ -175,5 +175,6 @@ SORT_COLUMNS = 16  # columns | into which a network cuts an axis without others 
 SORT_COLUMNS_FROM = 513  # elements | of an axis from which that is no slower; bench/LOG.md has shorter ones | llvmpipe
 SORT_TOGETHER = 2  # exchanges | of a sorting network in one kernel; n of them compare 2^n - 1 times | 2 cores
 SCAN_BLOCK = 32  # elements | summed up directly; longer axes take one more level for each factor of 32 | ?
+SCAN_WRITTEN_OUT = 7  # elements | of an odd axis that the gradient of a running product follows one by one | 2 cores
 MAX_MEMBERS = 8  # kernels | of different text that share a launch | -
 MOST_ORDERED = 7  # kinds | of parameters of several losses whose orders are all tried | -

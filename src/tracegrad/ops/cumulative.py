@@ -14,7 +14,7 @@ from tracegrad.prims.folds import PROD, SUM
 from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.rules import multilinear, shifted
 from tracegrad.shapes import normalize_axis
-from tracegrad.tuning import SCAN_BLOCK
+from tracegrad.tuning import SCAN_BLOCK, SCAN_WRITTEN_OUT
 
 __all__ = ["cumprod", "cumsum"]
 
@@ -97,11 +97,12 @@ def _cumprod(x: Tensor, *, axis: int) -> Tensor:
 def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Return, for each k, x[0] ... x[k - 1], and y[k + 1] of y[k] = d[k] + x[k] y[k + 1].
 
-    Both follow from those of pairs: y[k] = d[k] + x[k] d[k + 1] + x[k] x[k + 1] y[k + 2].
+    Both follow from those of pairs: y[k] = d[k] + x[k] d[k + 1] + x[k] x[k + 1] y[k + 2]. A small odd number of
+    elements would have to be padded.
     """
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    if n == 1:
-        return views.broadcast_to(const(1.0), x.shape), views.broadcast_to(const(0.0), x.shape)
+    if n % 2 and n <= SCAN_WRITTEN_OUT:
+        return _written_out(x, d, axis)
     pairs = -(-n // 2)
     paired = (*before, pairs, 2, *after)
 
@@ -116,6 +117,18 @@ def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
         views.slice_(views.reshape(t, (*before, 2 * pairs, *after)), axis, 0, n) for t in (products, laters)
     )
     return first, second
+
+
+def _written_out(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return what `_around` does, each element from its neighbour."""
+    n = x.shape[axis]
+    one = (*x.shape[:axis], *x.shape[axis + 1 :])
+    xs, ds = ([views.reshape(views.slice_(t, axis, k, 1), one) for k in range(n)] for t in (x, d))
+    products, laters = [views.broadcast_to(const(1.0), one)], [views.broadcast_to(const(0.0), one)]
+    for k in range(n - 1):
+        products.append(products[-1] * xs[k])
+        laters.append(ds[-1 - k] + xs[-1 - k] * laters[-1])
+    return stack(products, axis), stack(laters[::-1], axis)
 
 
 def _cumprod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
