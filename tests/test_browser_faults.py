@@ -224,6 +224,91 @@ def test_the_last_checkpoint_outlives_the_device_and_the_worker(
         assert train.step(inputs[1]).step == 2
 
 
+# In the worker: the device is lost at the n-th call of a WebGPU method after the page has called `called`
+LOSE_AMID = """([called, [type, method], n, first]) => {
+  const kind = self[type].prototype, real = kind[method], own = self.onmessage;
+  const queue = Object.getOwnPropertyDescriptor(GPUDevice.prototype, "queue");
+  let device, left = n;
+  Object.defineProperty(GPUDevice.prototype, "queue", { ...queue, get() { return queue.get.call((device = this)); } });
+  const counted = function (...args) {
+    const lose = --left === 0;
+    if (lose) kind[method] = real;
+    if (lose && first) device.destroy();
+    const made = real.apply(this, args);
+    if (lose && !first) return Promise.resolve(made).then((x) => (device.destroy(), x));
+    return made;
+  };
+  self.onmessage = (event) => {
+    if (event.data.method === called) {
+      self.onmessage = own;
+      kind[method] = counted;
+    }
+    return own.call(self, event);
+  };
+}"""
+READ, WRITTEN = ("GPUBuffer", "mapAsync"), ("GPUQueue", "writeBuffer")
+SAVED = "return train.saveCheckpoint().then((x) => Array.from(x), (e) => [e.name, e.message]);"
+KEPT = "return [train.stepCount, Array.from(train.lastCheckpoint.bytes), train.lastCheckpoint.step];"
+
+
+def test_a_device_lost_amid_a_checkpoint_fails_it_and_the_last_one_stays(tab: Tab) -> None:
+    """Whichever array is being read, and whether its bytes have arrived; then without another device."""
+    inputs = batches(SINE, 4)
+    with compiled(SINE) as train:
+        tab.load(train, "amid")
+        tab.steps(inputs[:2])
+        kept = tab.run(SAVED)
+        want = tab.steps(inputs[2:])
+        for n in (1, 2, 3):
+            for first in (True, False):
+                tab.page.workers[0].evaluate(LOSE_AMID, ["saveCheckpoint", READ, n, first])
+                said = tab.run(SAVED)
+                assert said[0] == "DeviceLostError" and "from the last checkpoint, step 2" in said[1], (n, first, said)
+                assert tab.run(KEPT) == [2, kept, 2]
+                assert tab.steps(inputs[2:]) == want
+        tab.page.workers[0].evaluate(NO_ADAPTER)
+        tab.page.workers[0].evaluate(LOSE_AMID, ["saveCheckpoint", READ, 2, True])
+        for _ in range(2):
+            said = tab.run(SAVED)
+            assert said[0] == "DeviceLostError" and "lastCheckpoint has that of step 2" in said[1], said
+            assert tab.run(KEPT)[1:] == [kept, 2]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_device_lost_amid_loading_a_checkpoint_goes_on_from_it(tab: Tab, n: int) -> None:
+    """What is written to a lost device goes nowhere, but the checkpoint is kept before the loss is noticed."""
+    inputs = batches(SINE, 4)
+    load = "return train.loadCheckpoint(Uint8Array.from(a[0])).then(() => train.stepCount);"
+    with compiled(SINE) as train:
+        tab.load(train, "loading")
+        tab.steps(inputs[:2])
+        kept = tab.run(SAVED)
+        want = tab.steps(inputs[2:])
+        tab.page.workers[0].evaluate(LOSE_AMID, ["loadCheckpoint", WRITTEN, n, True])
+        assert tab.run(load, kept) == 2
+        failed = tab.run("return told(await train.step(given(a[0])));", plain(inputs[2]))
+        assert failed["error"][0] == "DeviceLostError" and "from the last checkpoint, step 2" in failed["error"][1]
+        assert tab.run(KEPT) == [2, kept, 2] and tab.steps(inputs[2:]) == want
+
+
+def test_the_page_says_that_its_own_checkpoint_lost_the_device(browser: Any, served: tuple[str, Path]) -> None:
+    """It stops: without a word it would train on from an earlier step."""
+    url, folder = served
+    page = ready(open_page(browser, f"{url}/{wave_page(folder / 'silent').parent.name}/"))
+    page.workers[0].evaluate(LOSE_AMID, ["saveCheckpoint", READ, 1, True])
+    page.click("#start")
+    wait_for_steps(page, 50)
+    page.evaluate("{ const now = performance.now.bind(performance); performance.now = () => now() + 30_000; }")
+    until(page, "() => document.getElementById('status').classList.contains('problem')")
+    assert "continues from the last checkpoint, step 0" in page.inner_text("#status")
+    until(page, "() => document.getElementById('start').textContent === 'Start'")
+    assert page.inner_text("#count") == "0" and page.evaluate("train.stepCount") == 0
+    page.click("#start")
+    wait_for_steps(page, 20)
+    assert page.problems == []
+    page.context.close()
+
+
 WEIGHTS = ("weights.safetensors", "data.safetensors", "checks.safetensors")
 
 

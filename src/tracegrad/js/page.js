@@ -35,10 +35,14 @@ function say(text, problem = false) {
   at("rescue").hidden = true;
 }
 
-/** Show an error in words. If the device was lost, offer the last checkpoint. */
+/** Show an error in words. If the device was lost, stop, and offer the last checkpoint, to which the training returned. */
 function tell(error) {
   say(error.message, true);
-  const last = error.name === "DeviceLostError" && train?.lastCheckpoint;
+  if (error.name !== "DeviceLostError" || !train) return;
+  running = false;
+  while (losses.at(-1)?.[0] > train.stepCount) losses.pop();
+  showFacts();
+  const last = train.lastCheckpoint;
   if (!last) return;
   at("rescue").hidden = false;
   at("rescued").textContent = `Download the last checkpoint, of step ${last.step}`;
@@ -88,7 +92,7 @@ async function loop() {
     at("speed").textContent = short((1000 * perCall) / ms);
     perCall = Math.max(1, Math.min(512, Math.round((perCall * CALL) / ms)));
     if (performance.now() - saved > SAFE) {
-      await train.saveCheckpoint().catch(() => {}); // the next step reports the error
+      await train.saveCheckpoint().catch(tell);
       saved = performance.now();
     }
     await new Promise((go) => (document.hidden ? setTimeout(go) : requestAnimationFrame(go)));
@@ -113,7 +117,6 @@ function take(result) {
     running = false;
     if (result.kind === "failed") tell(result.error);
     else say(`Aborted: ${result.reason}`, true);
-    while (losses.at(-1)?.[0] > train.stepCount) losses.pop(); // a lost device returns to the last checkpoint
     showFacts();
     return false;
   }

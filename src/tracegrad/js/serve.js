@@ -12,8 +12,8 @@ export function serve(scope) {
     scope.navigator.locks ? scope.navigator.locks.request(held, keep).catch(resolve) : resolve();
   });
   scope.onmessage = async ({ data: { id, method, args } }) => {
+    let result, error;
     try {
-      let result;
       if (method === "open") {
         const progress = (done, all) => scope.postMessage({ progress: [done, all] });
         training = await Training.open({ ...args[0], progress });
@@ -21,12 +21,13 @@ export function serve(scope) {
         result = { ...training.info, held };
       } else result = await training[method](...args);
       if (result?.error) result = { ...result, error: plain(result.error) };
-      const { state, lastCheckpoint } = training;
-      const news = lastCheckpoint === told ? {} : { checkpoint: (told = lastCheckpoint) };
-      scope.postMessage({ id, result, state, ...news }, [...new Set(buffers(result))]);
     } catch (e) {
-      scope.postMessage({ id, error: plain(e) });
+      error = plain(e);
     }
+    // A call that failed can have lost the device, and steps
+    const { state, lastCheckpoint = null } = training ?? {};
+    const news = lastCheckpoint === told ? {} : { checkpoint: (told = lastCheckpoint) };
+    scope.postMessage({ id, result, error, state, ...news }, [...new Set(buffers(result))]);
   };
 }
 

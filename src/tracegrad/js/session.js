@@ -216,15 +216,16 @@ export class Session {
   async #mapped(buffer, size) {
     try {
       await buffer.mapAsync(MAP_READ, 0, size);
+      // A device can be lost between the two
+      const bytes = buffer.getMappedRange(0, size).slice(0);
+      buffer.unmap();
+      this.check();
+      return bytes;
     } catch (e) {
       await Promise.race([this.device.lost, new Promise((resolve) => setTimeout(resolve, 100))]); // gives the reason
       this.check();
       throw deviceError(e.message);
     }
-    const bytes = buffer.getMappedRange(0, size).slice(0);
-    buffer.unmap();
-    this.check();
-    return bytes;
   }
 
   /** Return a buffer of whole vectors. */
