@@ -15,16 +15,8 @@ from tracegrad.errors import CallError, MissingNameError, TraceError, call_site,
 from tracegrad.habits import BRANCHES, found
 
 F = TypeVar("F", bound=Callable[..., Any])
-INNER = (
-    "called",
-    "copies",
-    "fitted",
-    "placed",
-    "remedies",
-    "source",
-    "store",
-    "worker",
-)  # attributes for other modules only
+# attributes for other modules only
+INNER = ("called", "copies", "fitted", "placed", "remedies", "source", "store", "worker")
 MOST = 12  # names listed in a message
 
 
