@@ -107,7 +107,7 @@ def test_auto_takes_the_first_runtime_that_finds_a_device(monkeypatch: pytest.Mo
     [
         ("({0} + 1.0)", "({0} + 1.0f)"),
         ("select({1}, 2f, bitcast<u32>({0}) > 0x7fu)", "select ({1}, 2.0f, bits_as_unsigned ({0}) > 0x7fu)"),
-        ("f32({0}) * 1e-8 - 1e+3f", "(float) ({0}) * 1e-8f - 1e+3f"),
+        ("f32({0}) * 1e-8 - 1e+3f", "(float)+ ({0}) * 1e-8f - 1e+3f"),
         ("let f32_ = i32(x);  // cut", "const __auto_type f32_ = (int) (x);"),
         ("var p: f32;", "float p;"),
     ],
