@@ -66,16 +66,15 @@ class Examples:
 
     def of(self, step: RunProgram) -> RunProgram | None:
         """Return the program that makes its batches of these examples; None if the step's program serves all sizes."""
-        if step.base is not None:
-            return None
+        known = step.fed
+        if step.base is not None or known in self._fed:
+            return known
         names = {f.name for f in step.inputs}
         arrays = {name: x for name, x in self._arrays.items() if name in names}
-        known = step.fed
         if not isinstance(known, FedProgram) or not known.takes(arrays):
             known = step.fed = FedProgram(step, arrays)
         known.arrays = arrays
-        if known not in self._fed:
-            self._fed.append(known)
+        self._fed.append(known)
         return known
 
     def begin(self, session: Session) -> None:
@@ -86,6 +85,8 @@ class Examples:
     def write(self, session: Session) -> None:
         """Write the given arrays as they are now. Raises InputError if their values have become invalid."""
         self._arrays = self._checked()
+        for program in self._fed:
+            program.arrays = {name: self._arrays[name] for name in program.arrays}
         self._write(session)
 
     def _write(self, session: Session) -> None:
