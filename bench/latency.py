@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fit import CNN
 
 import tracegrad as tg
 from tracegrad import nn
@@ -34,15 +35,6 @@ class MLP(tg.Module):
 
     def __call__(self, x: Any) -> Any:
         return self.layers[2](tg.relu(self.layers[1](tg.relu(self.layers[0](x)))))
-
-
-class CNN(tg.Module):
-    def __init__(self) -> None:
-        self.a, self.b, self.out = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1), nn.Linear(1568, 10)
-
-    def __call__(self, x: Any) -> Any:
-        x = tg.max_pool2d(tg.relu(self.a(x)), 2)
-        return self.out(tg.flatten(tg.max_pool2d(tg.relu(self.b(x)), 2)))
 
 
 class GPT(tg.Module):
