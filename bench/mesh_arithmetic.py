@@ -2,17 +2,19 @@
 
     python bench/mesh.py --arithmetic
 
-A step is bound by FLOPs: 6 for each parameter and token, and 12 T D a layer and token for attention. Their rate is that
-of the smallest model, as measured (`MEASURED`). A collective takes its bytes over the bandwidth of the slowest link.
-Nothing overlaps, so efficiencies are lower bounds. Memory counts 16 bytes a parameter in f32 (the parameter, Adam's two
-means, and the gradient inside of a step), and what the backward pass reads of each layer. The two large models compute
-their blocks again there (`tg.remat`).
+A step is bound by FLOPs: 6 for each parameter and token, and 12 T D a layer and token for attention. Their rate is
+measured for the two smaller models (`MEASURED`); the two larger ones get that of the second. A collective takes its
+bytes over the bandwidth of the slowest link. Neither overlap nor the latency of a collective is counted. Memory counts
+16 bytes a parameter in f32 (the parameter, Adam's two means, and the gradient inside of a step), and what the backward
+pass reads of each layer. The two large models compute their blocks again there (`tg.remat`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from tracegrad.tuning import GATHERED_TOGETHER
 
 GB, MS = 1e9, 1e-3
 HBM = 80 * GB
@@ -63,9 +65,32 @@ MODELS = (
     Model("1.3 B", 24, 2048, 1024, 32768, 16, True),
     Model("10 B", 40, 4480, 1024, 32768, 35, True),
 )
-# ms of a step of the first model on one H100, on two with data parallelism, and on two with FSDP (docs/scaling.md).
-MEASURED = {"f32": (36.9, 37.5, 37.5), "TF32": (15.7, 16.1, 16.4)}
-RATES = {kind: MODELS[0].flops * TOKENS / (one * MS) for kind, (one, _, _) in MEASURED.items()}
+
+
+class Measured(NamedTuple):
+    """Milliseconds of a step by `python bench/mesh.py --large` on H100s of one host: alone, and on `gpus` of them."""
+
+    model: int  # of MODELS
+    products: str
+    gpus: int
+    alone: float
+    data: float
+    fsdp: float
+
+    @property
+    def rate(self) -> float:
+        """FLOP a second of one GPU."""
+        return MODELS[self.model].flops * TOKENS / (self.alone * MS)
+
+
+MEASURED = (
+    Measured(0, "f32", 2, 36.9, 37.5, 37.5),
+    Measured(0, "TF32", 2, 15.0, 15.6, 16.0),
+    Measured(1, "TF32", 2, 69.2, 71.6, 72.0),
+    Measured(0, "TF32", 4, 14.9, 15.7, 16.4),
+    Measured(1, "TF32", 4, 69.2, 72.8, 72.6),
+)
+SMALL, LARGE = MEASURED[3].rate, MEASURED[4].rate
 
 
 class Way(NamedTuple):
@@ -85,9 +110,10 @@ def ways(m: Model, n: int, computing: float) -> Iterator[Way]:
     """What each way costs on `n` GPUs. A GPU computes TOKENS tokens in `computing` seconds, whatever the way."""
     around, state, kept = (n - 1) / n, STATE * m.parameters, m.kept * TOKENS
     yield Way("data", 2 * around * WORD * m.parameters / link(n), state + kept)
-    # gathered for the forward pass and again for the backward, and the gradients scattered; a layer whole at a time
-    largest = m.parameters / m.layers * WORD
-    yield Way("FSDP", 3 * around * WORD * m.parameters / link(n), state / n + largest + kept)
+    # gathered once, whole during a step; in a large model a layer at a time, for each pass; gradients are scattered
+    apart = m.parameters > GATHERED_TOGETHER
+    whole = m.parameters * WORD / (m.layers if apart else 1)
+    yield Way("FSDP", (3 if apart else 2) * around * WORD * m.parameters / link(n), state / n + whole + kept)
     # two sums of activations a layer in each pass, of the tokens of all
     group = min(n, HOST)
     sums = 4 * m.layers * 2 * (group - 1) / group * TOKENS * group * m.width * WORD
@@ -102,15 +128,15 @@ def ways(m: Model, n: int, computing: float) -> Iterator[Way]:
 
 def report() -> str:
     """Tables, as docs/scaling.md has them."""
-    rate = RATES["TF32"]
-    lines = [f"{rate / 1e12:.0f} TFLOP/s in TF32, {TOKENS} tokens a step and GPU. Each cell: efficiency, GiB a GPU", ""]
+    lines = [f"TF32: {SMALL / 1e12:.0f} TFLOP/s in the first model, {LARGE / 1e12:.0f} in the others. {TOKENS} tokens a"
+             " step and GPU. Each cell: efficiency, GiB a GPU", ""]  # fmt: skip
     counts = (2, 8, 64)
     lines += [
         f"| parameters | way | ms alone | {' | '.join(f'{n} GPUs' for n in counts)} |",
         "|---|---|---|---|---|---|",
     ]
-    for m in MODELS:
-        alone = m.flops * TOKENS / rate
+    for k, m in enumerate(MODELS):
+        alone = m.flops * TOKENS / (LARGE if k else SMALL)
         every = [list(ways(m, n, alone)) for n in counts]
         for row in zip(*every, strict=True):
             cells = [
@@ -118,15 +144,21 @@ def report() -> str:
                 for w in row
             ]
             lines.append(f"| {m.parameters / 1e6:,.0f} M | {row[0].name} | {alone / MS:.1f} | {' | '.join(cells)} |")
-    lines += ["", "| products in | layout | two GPUs, predicted | measured |", "|---|---|---|---|"]
-    for kind, measured in MEASURED.items():
-        for predicted, got, name in checked(kind):
-            lines.append(f"| {kind} | {name} | {predicted:.1f} ms | {got:.1f} ms, of {measured[0]} alone |")
+    lines += [
+        "",
+        "| parameters | products in | GPUs | layout | ms predicted | measured | alone |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for point in MEASURED:
+        for predicted, got, name in checked(point):
+            size = f"{MODELS[point.model].parameters / 1e6:,.0f} M"
+            lines.append(
+                f"| {size} | {point.products} | {point.gpus} | {name} | {predicted:.1f} | {got} | {point.alone} |"
+            )
     return "\n".join(lines)
 
 
-def checked(kind: str) -> list[tuple[float, float, str]]:
-    """Predicted and measured ms of a step on two GPUs."""
-    one, data, fsdp = MEASURED[kind]
-    found = {w.name: w.seconds / MS for w in ways(MODELS[0], 2, one * MS)}
-    return [(one + found["data"], data, "data"), (one + found["FSDP"], fsdp, "FSDP")]
+def checked(point: Measured) -> list[tuple[float, float, str]]:
+    """Predicted and measured ms of a step, for each layout."""
+    found = {w.name: w.seconds / MS for w in ways(MODELS[point.model], point.gpus, point.alone * MS)}
+    return [(point.alone + found["data"], point.data, "data"), (point.alone + found["FSDP"], point.fsdp, "FSDP")]
