@@ -166,6 +166,23 @@ def test_memory_rounds_to_nearest_in_wgsl(device: Any) -> None:
     assert_rounded_to_nearest(device)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_tiles_pass_halves_by_vectors(transposed: bool, device: Any) -> None:
+    """Two products with the identity: what lies between them was rounded to nearest once, and lost nothing else."""
+    n = 128
+    with tracing():
+        x, one = (leaf("input", name, TensorType(f32, (n, n))) for name in ("x", "one"))
+        between = x @ one
+        program = make_program(
+            Graph({"y": (between.transpose() if transposed else between) @ one}, precision="f16"), NOTHING, {}, {}
+        )
+    assert all("array<vec4<f16>>" in k.wgsl for k in program.kernels)
+    rng = np.random.default_rng(0)
+    x = (np.exp(rng.uniform(-18, 11, (n, n))) * rng.choice([-1, 1], (n, n))).astype(np.float32)
+    got = run(device, program, {"x": x, "one": np.eye(n, dtype=np.float32)})["y"]
+    np.testing.assert_array_equal(got.T if transposed else got, x.astype(np.float16).astype(np.float32))
+
+
 def test_numpy(expected: Expected) -> None:
     expected.check(CpuSession())
 

@@ -192,8 +192,9 @@ class Writer:
         return f"mem{self.of.bound[0][slot]}"
 
     def vector(self, slot: int, index: str) -> str:
-        """Return four neighbouring elements."""
-        return f"{self.memory(slot)}[(o{slot} + {index}) >> 2u]"
+        """Return four neighbouring elements in the type that kernels compute with."""
+        text = f"{self.memory(slot)}[(o{slot} + {index}) >> 2u]"
+        return f"vec4<f32>({text})" if self.kernel.slots[slot].dtype is f16 else text
 
     def store(self, slot: int, at: str, value: str) -> str:
         """Store `value` at `at` in a slot's array, which can differ between the kernels of one function."""
@@ -281,8 +282,9 @@ class Writer:
     def writes(self, s: Store, base: Emitter, emits: Sequence[Emitter]) -> list[str]:
         """Return the stores of neighbours: one store if the array is of vectors."""
         if self.vectors[s.slot]:
-            values = ", ".join(f"s{s.slot}{emit.copy}" for emit in emits)
-            return [self.store(s.slot, f"(o{s.slot} + {base.index(s.index, False)}) >> 2u", f"vec4<f32>({values})")]
+            values = ", ".join(self.stored(s, emit.copy) for emit in emits)
+            vector = f"{self.elements[self.of.bound[0][s.slot]]}({values})"
+            return [self.store(s.slot, f"(o{s.slot} + {base.index(s.index, False)}) >> 2u", vector)]
         places = [f"o{s.slot} + {emit.index(s.index, False)}" for emit in emits]
         return [self.store(s.slot, at, self.stored(s, emit.copy)) for at, emit in zip(places, emits)]
 

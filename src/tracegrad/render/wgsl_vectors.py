@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tracegrad.dtypes import f32
+from tracegrad.dtypes import f16, f32
 from tracegrad.kernels.expr import Index, Value, Var, names_of, walk
 from tracegrad.kernels.form import Axis, Kernel, Store, divides
 from tracegrad.kernels.tiling import Tiling
@@ -42,13 +42,13 @@ def slots_by_vectors(kernel: Kernel, tiling: Tiling) -> set[int]:
         return set()
     stores = [s for s in kernel.body if isinstance(s, Store)]
     rows, columns, k = (x[-1] if x else None for x in (p.m, p.n, tiling.tile.summed(kernel)))
-    single = [slot.dtype is f32 for slot in kernel.slots].__getitem__
+    floats = [slot.dtype in (f32, f16) for slot in kernel.slots].__getitem__
     loads = [
-        *(v for axis in (rows, k) for v in vector_loads([p.a], axis, single)),
-        *(v for axis in (columns, k) for v in vector_loads([p.b], axis, single)),
-        *vector_loads([s.value for s in stores], columns, single),
+        *(v for axis in (rows, k) for v in vector_loads([p.a], axis, floats)),
+        *(v for axis in (columns, k) for v in vector_loads([p.b], axis, floats)),
+        *vector_loads([s.value for s in stores], columns, floats),
     ]
-    written = [s.slot for s in stores if single(s.slot) and columns and steps_by_one(s.index, columns)]
+    written = [s.slot for s in stores if floats(s.slot) and columns and steps_by_one(s.index, columns)]
     return {v.arg[0] for v in loads} | set(written)
 
 
