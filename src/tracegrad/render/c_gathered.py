@@ -9,19 +9,26 @@ from __future__ import annotations
 
 from tracegrad.render.c_product import SIZES, each_height
 
+FEW = {1: 8, 2: 4, 3: 4}  # vectors of a tile of so few rows: their sums hide the latency of an addition
+MOST = max(FEW.values())
 
-def tile(rows: int) -> str:
-    """Return c (+)= a b for `rows` rows of a and two vectors of columns, each at its own offset."""
-    sums = [(f"s{i}{w}", f"*(vec *)(c{w} + {i} * row)") for i in range(rows) for w in (0, 1)]
-    add = [f"s{i}{w} += a[{i} * step] * b{w};" for i in range(rows) for w in (0, 1)]
+
+def tile(rows: int, vectors: int = 2) -> str:
+    """Return c (+)= a b for `rows` rows of a and some vectors of columns, each at its own offset."""
+    pairs = [(i, w) for i in range(rows) for w in range(vectors)]
+    sums = [(f"s{i}{w}", f"*(vec *)(c{w} + {i} * row)") for i, w in pairs]
     return "\n".join(
         [
-            f"static void lying_{rows}(LYING) {{",
+            f"static void lying_{rows}_{vectors}(LYING) {{",
             f"vec {', '.join(f'{s} = {{0}}' for s, _ in sums)};",
+            f"const long {', '.join(f'n{w} = from[{w}]' for w in range(vectors))};",
             "for (long p = 0; p < k; p++, a += along) {",
-            *(f"const vec b{w} = *(const vec *)(at{w} + kb[p]);" for w in (0, 1)),
-            *add,
+            "const float *at = b + kb[p];",
+            '__asm__("" : "+r"(at)); /* GCC would add each pair of offsets first, and run out of registers */',
+            *(f"const vec x{w} = *(const vec *)(at + n{w});" for w in range(vectors)),
+            *(f"s{i}{w} += a[{i} * step] * x{w};" for i, w in pairs),
             "}",
+            f"float {', '.join(f'*c{w} = c + to[{w}]' for w in range(vectors))};",
             f"if (more) {{ {' '.join(f'{s} += {to};' for s, to in sums)} }}",
             *(f"{to} = {s};" for s, to in sums),
             "}",
@@ -30,12 +37,17 @@ def tile(rows: int) -> str:
 
 
 GATHERED = f"""{SIZES}
-#define LYING long k, const float *a, long step, long along, const float *at0, const float *at1, const long *kb, \\
-  float *c0, float *c1, long row, long more
+#define LYING long k, const float *a, long step, long along, const float *b, const long *from, const long *kb, \\
+  float *c, const long *to, long row, long more
 {each_height(tile)}
+{chr(10).join(tile(*few) for few in FEW.items())}
 static void (*const lying[MR + 1])(LYING) = {{
-{each_height(lambda h: f"[{h}] = lying_{h},")}
+{each_height(lambda h: f"[{h}] = lying_{h}_2,")}
 }};
+static void (*const lying_few[])(LYING) = {{{", ".join(f"[{h}] = lying_{h}_{w}" for h, w in FEW.items())}}};
+static const long few[] = {{{", ".join(f"[{h}] = {w}" for h, w in FEW.items())}}};
+enum {{ MOST = {MOST} }};
+static const long beside[] = {{{", ".join(f"{w} * VL" for w in range(MOST))}}}; /* vectors one behind the other */
 
 enum {{ LYING_COLUMNS, PACKED_COLUMNS, TURNED_ROWS }}; /* how the right operand is read */
 typedef struct {{
@@ -97,49 +109,70 @@ static OPAQUE void pack_columns(float *to, const float *from, const long *at, co
       *(vec *)(to + p * width + l) = *(const vec *)(from + kb[p] + at[l]);
 }}
 
-static void gathered_part(const gathered_ *g, const float *a, const float *b, float *c, long from, long end) {{
+/* Vectors of columns [begin, end): where each lies, its first column, and how many of its columns count. */
+typedef struct {{ long begin, end, n, from[NC + MOST], to[NC + MOST], counts[NC + MOST]; }} vectors_;
+
+/* Find the vectors from a column on, as many as there is room for; each has neighbours in memory if it must lie there.
+   Behind them the last one is repeated, without columns. */
+static void find_vectors(vectors_ *v, const gathered_ *g, long begin, long last) {{
+  if (v->begin == begin && v->end > begin && v->end <= last) return;
+  long j = v->begin = begin;
+  for (v->n = 0; j < last && v->n < (g->how == LYING_COLUMNS ? NC : NC / VL); v->n++) {{
+    const long count = min_long(min_long(VL, last - j), g->how == LYING_COLUMNS ? g->nb_runs[j] : VL);
+    v->from[v->n] = g->nb[j], v->to[v->n] = j, v->counts[v->n] = count, j += count;
+  }}
+  v->end = j;
+  for (long w = 0; w < MOST; w++) v->from[v->n + w] = v->from[v->n - 1], v->counts[v->n + w] = 0;
+}}
+
+/* True if a tile can write whole vectors. What a first block writes behind a run, later tiles write again. */
+static int are_whole(const vectors_ *v, long t, long n, long first) {{
+  if (t + n > v->n || (first && v->to[t + n - 1] + VL <= v->end)) return t + n <= v->n;
+  for (long w = t; w < t + n; w++)
+    if (v->counts[w] < VL) return 0;
+  return 1;
+}}
+
+static void gathered_part(const gathered_ *g, const float *a, const float *b, float *c, const vectors_ *v) {{
   float edge[MR * NR];
+  int heights[MC]; /* of the tiles of a chunk */
   const long chunks = (g->m + MC - 1) / MC, blocks = (g->k + KC - 1) / KC, lies = g->how == LYING_COLUMNS;
   const long direct = g->ka_runs[0] == g->k && (g->step % APART || g->m == 1);
+  const long most = lies && g->m < (long)(sizeof few / sizeof *few) ? few[g->m] : 2;
   for (long block = 0; block < blocks; block++) {{
     const long pc = g->k * block / blocks, kc = g->k * (block + 1) / blocks - pc;
     const long *kb = g->kb + pc;
-    for (long j = from; j < end && !lies; j += NR) {{
-      const long n = min_long(NR, end - j), width = n > VL ? NR : VL;
-      float *to = packed_b + (j - from) * kc;
+    for (long j = v->begin; j < v->end && !lies; j += NR) {{
+      const long n = min_long(NR, v->end - j), width = n > VL ? NR : VL;
+      float *to = packed_b + (j - v->begin) * kc;
       if (g->how == PACKED_COLUMNS) pack_columns(to, b, g->nb + j, g->nb_runs + j, n, kb, kc, width);
       else turn_rows(to, b, g->nb + j, 0, n, kb, g->kb_runs + pc, kc, width);
     }}
     for (long chunk = 0; chunk < chunks; chunk++) {{
       const long top = g->m * chunk / chunks, rows = g->m * (chunk + 1) / chunks - top;
       const float *above = a + top * g->step;
-      for (long x = 0, h; x < rows && !direct; x += h) {{
-        h = height(rows - x);
-        turn_rows(packed_a + x * kc, above + x * g->step, 0, g->step, h, g->ka + pc, g->ka_runs + pc, kc, h);
+      int *h = heights;
+      for (long x = 0; x < rows; x += *h++) {{
+        *h = height(rows - x);
+        if (!direct)
+          turn_rows(packed_a + x * kc, above + x * g->step, 0, g->step, *h, g->ka + pc, g->ka_runs + pc, kc, *h);
       }}
-      for (long j = from, next; j < end; j = next) {{
-        long n0, n1;
-        if (lies) {{
-          n0 = min_long(min_long(VL, g->nb_runs[j]), end - j);
-          n1 = j + n0 < end ? min_long(min_long(VL, g->nb_runs[j + n0]), end - j - n0) : 0;
-        }} else n0 = min_long(VL, end - j), n1 = min_long(VL, end - j - n0);
-        next = j + n0 + n1;
-        const long wide = n1 > 0, whole = n0 == VL && (n1 == VL || (!wide && !lies));
-        const float *at0 = b + g->nb[j], *at1 = wide ? b + g->nb[j + n0] : at0; /* a lone vector is done twice */
-        for (long x = 0, h; x < rows; x += h) {{
-          h = height(rows - x);
+      for (long t = 0; t < v->n; t += most) {{
+        const long wide = t + 1 < v->n, n = lies || wide ? most : 1, whole = are_whole(v, t, n, lies && !block);
+        const long *to = whole ? v->to + t : beside, row = whole ? g->row : n * VL, more = whole && block > 0;
+        h = heights;
+        for (long x = 0; x < rows; x += *h++) {{
           const float *left = direct ? above + x * g->step + g->ka[pc] : packed_a + x * kc;
-          const long step = direct ? g->step : 1, along = direct ? 1 : h;
-          float *to = c + (top + x) * g->row + j, *first = whole ? to : edge, *second = whole ? to + VL : edge + VL;
-          const long row = whole ? g->row : NR, more = whole && block > 0;
-          if (lies) lying[h](kc, left, step, along, at0, at1, kb, first, second, row, more);
-          else g->tiles[h][wide](kc, left, step, along, packed_b + (j - from) * kc, wide ? NR : VL, first, row, more);
-          if (whole) continue;
-          for (long r = 0; r < h; r++) {{
-            for (long y = 0; y < n0; y++) to[r * g->row + y] = (block ? to[r * g->row + y] : 0.0f) + edge[r * NR + y];
-            for (long y = 0; y < n1; y++)
-              to[r * g->row + n0 + y] = (block ? to[r * g->row + n0 + y] : 0.0f) + edge[r * NR + VL + y];
-          }}
+          const long step = direct ? g->step : 1, along = direct ? 1 : *h;
+          float *under = c + (top + x) * g->row, *out = whole ? under : edge;
+          if (lies) (most > 2 ? lying_few : lying)[*h](kc, left, step, along, b, v->from + t, kb, out, to, row, more);
+          else g->tiles[*h][wide](kc, left, step, along, packed_b + t * VL * kc, n * VL, out + *to, row, more);
+          for (long r = 0; r < *h && !whole; r++)
+            for (long w = 0; w < n; w++)
+              for (long y = 0; y < v->counts[t + w]; y++) {{
+                float *one = under + r * g->row + v->to[t + w] + y;
+                *one = (block ? *one : 0.0f) + edge[r * row + w * VL + y];
+              }}
         }}
       }}
     }}
@@ -150,11 +183,14 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
 void gathered(void **at, long part, long parts) {{
   const gathered_ *g = (const gathered_ *)at;
   const long all = g->batch * g->across;
+  vectors_ v;
+  v.begin = v.end = 0;
   for (long i = all * part / parts; i < all * (part + 1) / parts; i++) {{
-    const long *o = g->offsets + 3 * (i / g->across), x = i % g->across;
-    const long from = g->n * x / g->across, end = g->n * (x + 1) / g->across;
-    for (long j = from; j < end; j += NC)
-      gathered_part(g, g->pa + o[0], g->pb + o[1], g->pc + o[2], j, min_long(end, j + NC));
+    const long *o = g->offsets + 3 * (i / g->across), x = i % g->across, end = g->n * (x + 1) / g->across;
+    for (long j = g->n * x / g->across; j < end; j = v.end) {{
+      find_vectors(&v, g, j, end);
+      gathered_part(g, g->pa + o[0], g->pb + o[1], g->pc + o[2], &v);
+    }}
   }}
 }}
 """
