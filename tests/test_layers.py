@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tracegrad"
 
 # CONTRIBUTING.md describes the layers. A package stands for all its modules; the longest name that fits counts.
 LAYERS = {
-    "errors": 0, "dtypes": 0, "shapes": 0, "sites": 0, "habits": 0, "attributes": 0, "keywords": 0, "refusals": 0,
+    "errors": 0, "dtypes": 0, "shapes": 0, "sites": 0, "refusals": 0,
     "jsontext": 0, "files": 0, "tuning": 0, "patterns": 0,
     "methods": 1, "ir": 1, "graph": 1, "ambient": 1, "foreign": 1, "inlining": 1, "states": 1,
     "prims": 2,
@@ -49,7 +49,7 @@ LATE = {
     "pandas",
 }  # what functions may import: optional, or costly to load
 # What functions may import: most processes that import tracegrad never start a child or a pool, and write no file
-SELDOM = {"subprocess", "tempfile", "concurrent.futures", "json"}
+SELDOM = {"subprocess", "tempfile", "concurrent.futures", "json", "tomllib"}
 OPENED = {  # by a function, since calling compilers and drivers costs as much to load as a tenth of tracegrad
     ("runtime.webgpu", "tracegrad.runtime.native"),
     ("runtime.jax", "tracegrad.runtime.jax_session"),
@@ -63,7 +63,6 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.between", "tracegrad.compiler.several"),
     ("engine.steps", "tracegrad.engine.nonfinite"),  # for a step that fails only
     ("compiler.debug", "tracegrad.kernels.show"),  # for TRACEGRAD_DEBUG only
-    ("refusals", "tracegrad.keywords"),  # read for a wrong call only
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
     ("training.compiled", "tracegrad.export"),  # likewise, what writes pages, and what explains programs
     ("training.compiled", "tracegrad.introspection.explain"),

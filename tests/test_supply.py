@@ -187,7 +187,7 @@ def test_the_guard_sees_connections(tmp_path: Path) -> None:
 PARTS = ("src", "tests", "examples", "bench", "docs", "tools", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md",
          "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", ".gitignore")  # fmt: skip
 STRAY = shutil.ignore_patterns("__pycache__", ".pytest_cache", ".hypothesis", "*.pyc")
-SHIPPED = {".py", ".js", ".ts", ".css", ".html", ".txt", ".npz", ".md", ".typed", ".pyi"}
+SHIPPED = {".py", ".js", ".ts", ".css", ".html", ".txt", ".npz", ".md", ".typed", ".pyi", ".toml"}
 
 
 def copied(to: Path, when: int, mode: int) -> Path:

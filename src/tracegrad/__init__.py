@@ -4,7 +4,6 @@ Write a model as a tree of parameters, and a loss as a plain function. `compile`
 Program, and runs it on any vendor's GPU through WebGPU, or on the CPU.
 """
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -122,7 +121,5 @@ if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
             return globals()[OTHER_NAMES[name]]
         if name in MODULES:
             return import_module(f"tracegrad.{name}")
-        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
-            raise AttributeError(name)  # importlib tries the attribute before it imports a submodule
         others = {"nn": nn.__all__, "optim": optim.__all__, "lr": lr.PUBLIC, "init": init.PUBLIC}
         raise foreign.no_such_name("tracegrad", name, {"tg": __all__, **others})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tracegrad import bare
 from tracegrad.dtypes import DTYPES, Dimension
 from tracegrad.errors import DeviceError, InputError, TracegradError
-from tracegrad.habits import found
+from tracegrad.refusals import found
 
 SEEDS = 2**32
 HAVE_NUMPY = importlib.util.find_spec("numpy") is not None
@@ -88,19 +88,9 @@ def as_array(value: Any, shapes: Sequence[tuple[Dimension, ...]] = ()) -> Array:
         raise InputError(f"{kind} cannot be read as an array: {why}") from e
     if x.dtype == object or x.dtype.kind in "US":
         kind = cast("type[object]", type(value)).__name__
-        raise InputError(f"{kind} cannot be read as an array of numbers{found(NO_ARRAYS, kind) or ''}")
+        remedy = found(kind, "no_arrays")
+        raise InputError(f"{kind} cannot be read as an array of numbers{f'; {remedy}' if remedy else ''}")
     return x
-
-
-NO_ARRAYS = {
-    "NoneType": "; is a value missing?",
-    "generator map zip filter": "; make a list of it first, and an array of that",
-    "dict": "; give its values as inputs of their own",
-    "str": "; read the file, or encode the text as integers first",
-    "set": "; make a list of it",
-    "Pending": "; read .output of a run",
-    "DataFrame Series": "; write .to_numpy(dtype='float32') of columns that hold numbers",
-}
 
 
 def _filling(x: Array, shapes: Sequence[tuple[Dimension, ...]]) -> Array:

@@ -9,23 +9,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from tracegrad.errors import MissingNameError, TraceError, call_site, located
-from tracegrad.habits import FUNCTIONS, NAMES, SCHEDULES, TENSORS, found
 from tracegrad.methods import METHODS
-
-INTERNAL = ("bit_xor", "fmax", "getitem", "logistic", "nonfinite", "shift_right")  # in METHODS, but not in tg.
-NOT_METHODS = (
-    "concat",
-    "stack",
-    "einsum",
-    "outer",
-    "clamp",
-    "conv2d",
-    "conv1d",
-    "conv3d",
-    "meshgrid",
-    "cosine_similarity",
-    "normalize",
-)
+from tracegrad.refusals import found
 
 # ufuncs that an ndarray on the left of an operator calls
 OPERATORS = {
@@ -37,7 +22,7 @@ OPERATORS = {
 
 def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
     """Return the error for an attribute that tensors do not have."""
-    remedy = found(TENSORS, name)
+    remedy = found(name, "tensors", "names")
     if remedy is None:
         methods = [n for n in dir(type(tensor)) if not n.startswith("_")]
         near = get_close_matches(name, methods, n=1) or get_close_matches(name, METHODS, n=1)
@@ -49,14 +34,13 @@ def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
     return MissingNameError.here(f"{shown or repr(tensor)} has no {name!r}: {remedy}")
 
 
-def no_such_name(
-    module: str, name: str, known: Mapping[str, Iterable[str]], table: Mapping[str, str] = {}
-) -> MissingNameError:
+def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]], *tables: str) -> MissingNameError:
     """Return the error for a name that a module does not have. known: the existing names, by their prefix.
 
-    table: remedies of the module, which take precedence over the common ones.
+    tables: remedies of the module, which take precedence over the common ones.
     """
-    if name.startswith("_"):
+    importing = sys._getframe(2).f_globals.get("__name__") == "importlib._bootstrap"  # pyright: ignore[reportPrivateUsage]
+    if name.startswith("_") or importing:  # importlib tries the attribute before it imports a submodule
         return MissingNameError(f"module {module!r} has no attribute {name!r}")
     own: dict[str, str] = {}
     for prefix, names in known.items():
@@ -66,9 +50,8 @@ def no_such_name(
     plain = _plain(name)
     near = get_close_matches(plain, own, n=1, cutoff=0.75) or [n for n in own if len(plain) > 3 and n.startswith(plain)]
     remedy = (
-        found(table, name)
-        or found(NAMES, name)
-        or (found(SCHEDULES, name) if name[0].isupper() else None)  # a class, such as StepLR, wherever it is sought
+        found(name, *tables, "names", "tensors")
+        or (found(name, "schedules") if name[0].isupper() else None)  # a class, such as StepLR, wherever it is sought
         or (f"did you mean {own[near[0]]}?" if near else f"dir({module}) lists what it has")
     )
     return MissingNameError.here(f"{module} has no {name!r}: {remedy}")
@@ -94,8 +77,8 @@ def ufunc(function: Any, method: str, inputs: tuple[Any, ...], options: Mapping[
 def unknown(library: str, function: Any) -> TraceError:
     """Return the error for a function of another library that was given a tensor."""
     name = str(getattr(function, "__name__", function))
-    public = name in NOT_METHODS or (name in METHODS and name not in INTERNAL)
-    hint = found(FUNCTIONS, name) or (f"write tg.{name}" if public else "write it with functions of tg.")
+    public = name in sys.modules["tracegrad.ops"].__all__
+    hint = found(name, "names", "tensors") or (f"write tg.{name}" if public else "write it with functions of tg.")
     message = f"{library}.{name} cannot compute with a tensor of tracegrad; {hint}"
     inside = getattr(sys.modules.get(library), "__file__", None)  # in its layers, the user's line is the call
     return TraceError(located(message, call_site(os.path.dirname(inside) if inside else None)))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, as_dtype, f32
 from tracegrad.errors import DTypeError, InputError
-from tracegrad.habits import INITS
 from tracegrad.hypers import ANY, AT_LEAST_0, POSITIVE, kind_of
 from tracegrad.initializer import Even, Gaussian, Initializer, fans
 from tracegrad.prims import leaves
@@ -333,4 +332,4 @@ def from_spec(spec: Mapping[str, Any]) -> Initializer:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.init", name, {"init": PUBLIC}, INITS)
+        raise foreign.no_such_name("tracegrad.init", name, {"init": PUBLIC}, "initialisers")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracegrad import foreign
 from tracegrad.errors import InputError
-from tracegrad.habits import SCHEDULES
 from tracegrad.hypers import RANGES, SHARE, checked, kind_of
 from tracegrad.refusals import NoNumber, shown
 from tracegrad.schedule import Schedule as Schedule  # noqa: PLC0414 so that type checkers see lr.Schedule
@@ -396,4 +395,4 @@ def starting_at(schedule: S, step: int) -> S:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.lr", name, {"lr": PUBLIC}, SCHEDULES)
+        raise foreign.no_such_name("tracegrad.lr", name, {"lr": PUBLIC}, "schedules")

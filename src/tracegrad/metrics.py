@@ -13,7 +13,6 @@ from tracegrad import foreign
 from tracegrad.ambient import active
 from tracegrad.dtypes import f32, i32
 from tracegrad.errors import DTypeError, ShapeError
-from tracegrad.habits import METRICS
 from tracegrad.ir import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.indexing import indices_for, segment_sum
@@ -199,4 +198,4 @@ def auc(scores: Any, targets: Any) -> Tensor:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.metrics", name, {"tg.metrics": __all__}, METRICS)
+        raise foreign.no_such_name("tracegrad.metrics", name, {"tg.metrics": __all__}, "metrics")

@@ -8,11 +8,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from difflib import get_close_matches
+from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tracegrad.errors import CallError, MissingNameError, TraceError, call_site, located, placed
-from tracegrad.habits import BRANCHES, found
 
 F = TypeVar("F", bound=Callable[..., Any])
 # attributes for other modules only
@@ -20,10 +20,25 @@ INNER = ("called", "copies", "fitted", "placed", "remedies", "source", "store", 
 MOST = 12  # names listed in a message
 
 
-def absent(what: str, name: str, table: Mapping[str, str], own: Iterable[str], hint: str = "") -> MissingNameError:
+@cache
+def remedies() -> dict[str, dict[str, Any]]:
+    """Return the tables of `remedies.toml`. Most processes never read them."""
+    import tomllib
+
+    with open(os.path.join(os.path.dirname(__file__), "remedies.toml"), "rb") as f:
+        return tomllib.load(f)
+
+
+def found(name: str, *tables: str) -> Any:
+    """Return the entry for a name in the first of some tables of `remedies.toml` that has one, or None."""
+    entries = [pair for table in tables for pair in remedies()[table].items()]
+    return next((entry for key, entry in entries if name in key.split()), None)
+
+
+def absent(what: str, name: str, own: Iterable[str], *tables: str, hint: str = "") -> MissingNameError:
     """Return the error for an attribute that an object does not have. own: its existing attributes."""
     names = [n for n in own if not n.startswith("_")]
-    remedy = found(table, name)
+    remedy = found(name, *tables)
     if remedy is None:
         near = get_close_matches(name, names, n=1)
         listed = f"{', '.join(names[:MOST])}{', ...' if names[MOST:] else ''}"
@@ -79,7 +94,7 @@ class Helped:
     """
 
     __slots__ = ()
-    remedies: ClassVar[Mapping[str, str]] = {}
+    remedies: ClassVar[str] = "objects"
     called: ClassVar[str] = ""
 
     def __dir__(self) -> list[str]:
@@ -93,7 +108,7 @@ class Helped:
             if name.startswith("_") or hasattr(cls, name):  # the latter: a property that raised an AttributeError
                 return object.__getattribute__(self, name)
             own = [n for c in cls.__mro__ for n in vars(c) if not hasattr(Helped, n) and n not in INNER]
-            raise absent(f"a {cls.__name__}", name, cls.remedies, own)
+            raise absent(f"a {cls.__name__}", name, own, cls.remedies, "objects")
 
         def __call__(self, *_: Any, **__: Any) -> Any:
             raise CallError.here(f"a {type(self).__name__} cannot be called: {self.called}")
@@ -109,12 +124,26 @@ class Count(int):
         )
 
 
+# Patterns of Python lines that branch on a value, and the remedy
+BRANCHES = (
+    (r"\bwhile\b", "tg.scan repeats a step a fixed number of times, and tg.where(done, old, new) keeps what is done"),
+    (r"\bassert\b", "shapes and dtypes can be asserted; return the condition as aux of the loss to look at it"),
+    (r"\b(and|or)\b", "write (a) & (b) for and, (a) | (b) for or"),
+    (r"\bnot\b", "write ~condition"),
+    (r"[<>]=?[^<>]*[<>]", "write (a < x) & (x < b)"),
+    (r"\b(max|min)\(", "write tg.maximum(a, b) or tg.minimum(a, b), and x.max() or x.min() of one tensor"),
+    (r"\bsorted\(", "write tg.sort(x), which gives values and indices"),
+    (r"\bif\b", "write tg.where(condition, a, b), or decide on a Python value"),
+    (r"\bin\b", "write tg.any(x == value)"),
+)
+
+
 def branching() -> str:
     """Return the remedy for a branch on a traced tensor at the user's line."""
     site = call_site()
     line = linecache.getline(site.file, site.line) if site else ""
-    found = next((remedy for pattern, remedy in BRANCHES if re.search(pattern, line)), None)
-    return found or "use tg.where(condition, a, b), or decide on a Python value"
+    remedy = next((remedy for pattern, remedy in BRANCHES if re.search(pattern, line)), None)
+    return remedy or "use tg.where(condition, a, b), or decide on a Python value"
 
 
 def no_operand(value: object) -> str:
@@ -161,15 +190,13 @@ def shown_argument(value: Any) -> str:
 
 def remedy(word: str, value: Any, names: Sequence[str]) -> str:
     """Return a separator and the remedy for the unknown keyword `word`, or "". names: the existing keywords."""
-    from tracegrad.keywords import KEYWORDS, WITHOUT
-
-    own = [name for name in (found(KEYWORDS, word) or ()) if name in names]
+    own = [name for name in (found(word, "arguments") or ()) if name in names]
     if len(own) == 1:
         value = int(value) if own[0] == "ddof" and isinstance(value, bool) else value  # unbiased=True is ddof=1
         return f"; write {own[0]}={shown_argument(value)}"
     if own:
         return f"; write {' and '.join([f'{name}=' for name in own])}"
-    instead = found(WITHOUT, word)
+    instead = found(word, "no_arguments")
     if instead:
         return f": {instead}"
     near = get_close_matches(word, names, n=1, cutoff=0.7)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from counterparts import counterpart
 
 import tracegrad as tg
-from tracegrad import attributes, habits
+from tracegrad.refusals import remedies
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ def index() -> str:
 
 
 TABLES = (
-    ("Functions and modules", "torch.", habits.NAMES),
-    ("Methods of tensors", "Tensor.", habits.TENSORS),
-    ("Models", "nn.Module.", attributes.MODELS),
-    ("Optimizers", "torch.optim.", attributes.OPTIMIZERS),
-    ("Schedules", "lr_scheduler.", habits.SCHEDULES),
-    ("Initialisers", "nn.init.", habits.INITS),
+    ("Functions and modules", "torch.", "names"),
+    ("Methods of tensors", "Tensor.", "tensors"),
+    ("Models", "nn.Module.", "models"),
+    ("Optimizers", "torch.optim.", "optimizers"),
+    ("Schedules", "lr_scheduler.", "schedules"),
+    ("Initialisers", "nn.init.", "initialisers"),
 )
 
 
@@ -162,7 +162,7 @@ def pytorch() -> str:
              "is `tg.relu`. [The last table](#every-public-name) lists every name of tracegrad.", ""]  # fmt: skip
     for title, prefix, table in TABLES:
         lines += [f"## {title}", "", f"| `{prefix}` | here |", "|---|---|"]
-        rows = [(name, remedy) for many, remedy in table.items() for name in many.split()]
+        rows = [(name, remedy) for many, remedy in remedies()[table].items() for name in many.split()]
         lines += [f"| `{n}` | {str(r).replace('|', chr(92) + '|')} |" for n, r in sorted(rows)]
         lines.append("")
     lines += ["## Every public name", "", "An empty cell means that PyTorch has no counterpart.", "",

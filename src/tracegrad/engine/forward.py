@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import new_copy
-from tracegrad.attributes import FORWARDS
 from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.signatures import check_function, check_signature
@@ -59,7 +58,7 @@ class CompiledForward(HasStates):
     (3, 1)
     """
 
-    remedies = FORWARDS
+    remedies = "forwards"
     called = "write infer.run(x=x).output"
 
     def __init__(

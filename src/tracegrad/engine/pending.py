@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
-from tracegrad.attributes import PENDINGS
 from tracegrad.engine.results import Aborted, Captures, CompletedStep, Failed
 from tracegrad.errors import AbortedError, MissingNameError
 from tracegrad.refusals import NoArray, absent
@@ -72,7 +71,8 @@ class Pending(NoArray, Generic[T]):
                 raise AttributeError(name)
             if name in OWN:  # a property whose error is an AttributeError
                 return object.__getattribute__(self, name)
-            raise absent(f"a Pending (the result of {'run' if self._what == 'run' else 'step'})", name, PENDINGS, OWN)
+            what = f"a Pending (the result of {'run' if self._what == 'run' else 'step'})"
+            raise absent(what, name, OWN, "pendings", "objects")
 
     def __init__(self, what: str = "call", worker: int | None = None, lock: Any = None):
         """lock: an RLock that the worker needs to resolve this."""

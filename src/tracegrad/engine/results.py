@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tracegrad.arrays import handed_out, np
-from tracegrad.attributes import LOSSES
 from tracegrad.errors import DeviceError, InputError, MissingKeyError, TracegradError
 from tracegrad.refusals import absent
 
@@ -73,7 +72,7 @@ class Loss(float):
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            raise absent("the loss of a step, a float,", name, LOSSES, ())
+            raise absent("the loss of a step, a float,", name, (), "losses", "objects")
 
     def __reduce__(self) -> tuple[type[float], tuple[float]]:
         return float, (float(self),)  # copies and pickles are plain

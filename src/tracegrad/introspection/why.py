@@ -96,7 +96,7 @@ def node_of(graph: Graph, program: Program, wanted: str | Tensor) -> Tensor:
     named = names_of(graph, program)
     if not isinstance(wanted, str) or wanted not in named:  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = f"; numbers are those of print(graph), from '%0' to '%{len(graph) - 1}'"
-        raise absent("the graph", str(wanted), {}, [n for n in named if not n.startswith("%")], hint)
+        raise absent("the graph", str(wanted), [n for n in named if not n.startswith("%")], hint=hint)
     return named[wanted]
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from tracegrad import init as inits
-from tracegrad.attributes import MODELS
 from tracegrad.dtypes import DType, f32
 from tracegrad.errors import DTypeError, TraceError, call_site
 from tracegrad.initializer import Initializer
@@ -80,7 +79,7 @@ class Module(NoNumber):
             constructors = [c for c in cls.__mro__ if "__init__" in vars(c) and c is not object]
             hint = "; was super().__init__() called?" if len(constructors) > 1 else ""
             own = [n for n in (*vars(self), *vars(cls)) if n != "instead"]
-            raise absent(f"the model {cls.__name__}", name, MODELS, own, hint)
+            raise absent(f"the model {cls.__name__}", name, own, "models", "objects", hint=hint)
 
         def __call__(self, *_: Any, **__: Any) -> Any:
             name = type(self).__name__

@@ -8,7 +8,6 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 
-from tracegrad.attributes import OPTIMIZERS
 from tracegrad.errors import InputError, call_site, placed
 from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
 from tracegrad.lr import as_schedule
@@ -90,7 +89,7 @@ class Optimizer:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            raise absent(f"optim.{self.name}", name, OPTIMIZERS, ("lr", "hyper", "options", "spec"))
+            raise absent(f"optim.{self.name}", name, ("lr", "hyper", "options", "spec"), "optimizers", "objects")
 
     @property
     def ranges(self) -> Mapping[str, Range]:

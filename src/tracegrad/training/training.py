@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from tracegrad.arrays import Array, checked_seed, seed_or_new
-from tracegrad.attributes import TRAININGS
 from tracegrad.compiler.build import StepSource, traced_first
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
@@ -40,7 +39,7 @@ WHOLE = (0, 1)  # the share of a process that is alone
 class Training(Parts):
     """A model, its step and its parameters. `CompiledTraining` adds the methods that fit, explain and export."""
 
-    remedies = TRAININGS
+    remedies = "trainings"
     fitted: Position | None = None  # of the last `fit`, for checkpoints
     placed = False  # does a `fit` keep its examples on the device? Used on the worker's thread
     called = "train.step(x=..., y=...) trains, train.attach(forward=..., inputs=...) makes a forward"
