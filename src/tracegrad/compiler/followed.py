@@ -50,10 +50,12 @@ def follow_size(graph_at: Callable[[Any], Graph], sizes: Pair, numbers: Sequence
     compared by `is` tells them apart.
     numbers: of the graphs at the two sizes.
     """
-    record = Record(sizes.a)
+    record, on_plain = Record(sizes.a), lambda: graph_at(sizes.a)
     try:
+        if sys.version_info >= (3, 12):  # reports the instructions of a function from its second call on
+            _watched(on_plain)
         graph, ran = _watched(lambda: graph_at(record.size()))
-        plain, plain_ran = _watched(lambda: graph_at(sizes.a))
+        plain, plain_ran = _watched(on_plain)
     except UnsizedError:  # such as a function in C that takes nothing but an int
         return None
     if record.escaped or ran != plain_ran or not _equal(graph, plain):
