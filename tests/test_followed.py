@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,14 @@ TOLD: dict[str, tuple[Forward, set[int]]] = {
     "padded": (padded, {n for n in THIRD if n % 4 == 3}),
     "product": (lambda m, x: rows(x) * math.prod(x.shape), {*THIRD}),
     "reshaped": (lambda m, x: tg.sum(x.reshape(x.shape[0] * 2, 2), -1).reshape(-1, 2) / (2 * len(x.shape)), {*THIRD}),
+    "repeated": (
+        lambda m, x: rows(x) + tg.sum(tg.broadcast_to(m.w, (x.shape[0] // 64 + 4, 4))),
+        {n for n in THIRD if n > 63},
+    ),
+    "as many": (
+        lambda m, x: rows(x) + tg.sum(tg.broadcast_to(m.w, (x.shape[0] // 64 * x.shape[0], 4))),
+        {n for n in THIRD if n > 63},
+    ),
     "softmax": (lambda m, x: tg.softmax(x * m.w, -1) - tg.mean(x, 0) / tg.std(x, 0), {n for n in THIRD if n > 1}),
 }
 
@@ -175,6 +184,69 @@ PLAIN: Chosen = {
 def test_where_a_size_becomes_a_plain_number_each_size_is_traced(name: str) -> None:
     followed, _ = checked(PLAIN[name])
     assert followed is None
+
+
+Changing = Callable[[Any, Any, Any], Any]
+# A forward of model, input and a value; what it usually gets, and what it gets in one trace. Both run the same code
+CHANGES: dict[str, tuple[Changing, Any, Any]] = {
+    "op": (lambda m, x, f: rows(x) * tg.sum(f(m.w)), tg.sin, tg.cos),
+    "more ops": (lambda m, x, f: rows(x) * tg.sum(f(m.w)), tg.sin, lambda w: tg.sin(tg.sin(w))),
+    "attribute": (lambda m, x, k: rows(x) * tg.sum(m.w[k]), slice(1, 2), slice(2, 3)),
+    "axes": (
+        lambda m, x, axes: rows(x) * tg.sum(tg.square(tg.permute(tg.reshape(m.w, (1, 2, 2)), axes))),
+        (0, 2, 1),
+        (1, 2, 0),
+    ),
+    "type": (lambda m, x, k: rows(x) * tg.sum(m.w[k]), slice(0, 2), slice(0, 3)),
+    "operand": (lambda m, x, k: rows(x) * tg.sum((m.w, tg.sin(m.w))[k] - tg.cos(m.w)), 0, 1),
+    "constant": (lambda m, x, c: rows(x) * c, 2.0, 3.0),
+    "output": (lambda m, x, name: {name: rows(x), "other": tg.sum(x)}, "one", "two"),
+    "outputs": (lambda m, x, k: {"one": (rows(x), tg.sin(rows(x)))[k], "two": tg.sin(rows(x))}, 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_forward_that_changes_from_trace_to_trace_is_traced_at_each_size(name: str, at: int) -> None:
+    forward, usual, other = CHANGES[name]
+    given = iter([*[usual] * at, other, *[usual] * 2])
+    followed, _ = checked(lambda m, x: forward(m, x, next(given)))
+    assert followed is None
+
+
+def test_numbers_are_computed_and_compared_as_plain_ones_at_every_size() -> None:
+    for name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "lt", "le", "eq", "ne", "gt", "ge"):
+        compute: Any = getattr(operator, name)
+        for operands in (lambda n: (n, 3), lambda n: (3, n), lambda n: (n, n), lambda n: (2 * n, n + 3)):
+            record = Record(3)
+            made = compute(*operands(record.size()))
+            for size in (2, 3, 4):
+                values, plain = record.at(size), compute(*operands(size))
+                if isinstance(plain, bool):
+                    assert made is compute(*operands(3)) and (values is not None) == (plain is made), (name, size)
+                else:
+                    assert values is not None and values[made.index] == plain, (name, size)
+    record = Record(3)
+    made = [-record.size(), +record.size(), abs(-record.size()), pow(record.size(), 2)]
+    assert [(record.at(5) or [])[x.index] for x in made] == [-5, 5, 5, 25]
+    assert not record.size() - 3
+    assert record.at(3) and record.at(4) is None and not record.escaped
+
+
+def test_what_is_no_number_is_no_operand() -> None:
+    for other in ("text", None, [1]):
+        with pytest.raises(TypeError):
+            Record(3).size() + other
+    assert Record(3).size() != "3"
+
+
+def test_a_number_that_becomes_a_plain_one_says_so() -> None:
+    for use in (float, int, hash, str, round, "{}".format, lambda n: n & 6, lambda n: 6 & n, lambda n: n.bit_length()):
+        record = Record(5)
+        assert use(record.size()) == use(5) and record.escaped
+    record = Record(5)
+    assert record.size() & record.size() == 5 and record.escaped
+    assert not hasattr(Record(5).size(), "__deepcopy__")
 
 
 def test_a_number_of_another_trace_is_a_plain_one() -> None:

@@ -56,7 +56,7 @@ def test_gradients_of_a_sort_go_back_by_a_scatter_or_a_sort(scattered: int, monk
     np.testing.assert_array_equal(tg.grad(lambda x: tg.sum(tg.sort(x)[0] * ct))(x), want)
 
 
-def test_sorting_integers_at_the_ends_of_their_range_and_nothing() -> None:
+def test_sorting_integers_at_the_ends_of_their_range() -> None:
     x = np.array([2**31 - 1, -(2**31), 0, 2**31 - 1] * 36, np.int32)
     for down in (False, True):
         want = np.argsort(-x.astype(np.int64) if down else x, kind="stable")
@@ -66,8 +66,33 @@ def test_sorting_integers_at_the_ends_of_their_range_and_nothing() -> None:
             found = tg.argsort(many, 0, descending=down).numpy()
             want = torch.argsort(torch.tensor(many.astype(np.int64)), dim=0, descending=down, stable=True)
             np.testing.assert_array_equal(found, want)
-    assert tg.sort(np.zeros((2, 0), np.float32))[0].shape == (2, 0)
-    assert tg.topk(np.zeros(3, np.float32), 0)[1].shape == (0,)
+        many = np.resize(x, (2, 3, 145))  # of two batch axes
+        want = torch.argsort(torch.tensor(many), descending=down, stable=True)
+        np.testing.assert_array_equal(tg.argsort(many, descending=down).numpy(), want)
+
+
+@pytest.mark.parametrize(
+    "shape, k, axis",
+    [
+        ((2, 0), 0, 1),
+        ((0, 5), 5, 1),
+        ((0, 5), 3, 1),
+        ((3,), 0, 0),
+        ((4, 300), 0, 1),
+        ((3000, 20), 0, 0),
+        ((0, 3000), 7, 1),
+    ],
+)
+def test_sorting_nothing_gives_nothing(shape: tuple[int, ...], k: int, axis: int, device_name: str) -> None:
+    want = tuple(k if d == axis else n for d, n in enumerate(shape))
+    for down in (False, True):
+        assert [y.shape for y in tg.topk(np.zeros(shape, np.float32), k, axis, largest=down)] == [want] * 2
+
+        def forward(m: Any, x: Any, down: bool = down) -> Any:
+            return tg.topk(tg.broadcast_to(x, shape), k, axis, largest=down)
+
+        with tg.compile_forward(model=Nothing(), forward=forward, inputs={"x": (1,)}, device=device_name) as f:
+            assert [y.shape for y in f.run(x=np.ones(1, np.float32)).output] == [want] * 2
 
 
 def test_gradients_of_a_norm_and_a_deviation_are_0_where_they_have_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
+from tracegrad.compiler.feed import fed, make_feed
+from tracegrad.program import Needs, Program
 from tracegrad.training import placing
 
 RNG = np.random.default_rng(0)
@@ -247,7 +250,7 @@ def test_nothing_is_left_on_the_device(device, places):
             train.fit(x=X, y=Y, epochs=2, progress=False)
             with pytest.raises(tg.DeviceError, match=r"no persistent array 'data\.x'"):
                 train.worker.call(lambda session: session.read("data.x"))
-    assert len(made) == 2
+    assert [len(placed.examples._fed) for placed in made] == [1, 1]  # one program served all steps of a fit
     gc.collect()
 
 
@@ -305,6 +308,40 @@ class Between:
 
     def __init__(self, call: Any) -> None:
         self.on_epoch = call
+
+
+def step_of(**inputs: Any) -> Program:
+    def loss(m: Any, **given: Any) -> Any:
+        return sum((tg.sum(tg.cast(x, tg.f32)) for x in given.values()), tg.sum(m.W))
+
+    model = nn.Linear(6, 1, bias=False)
+    with tg.compile(model=model, loss=loss, inputs=inputs, optimizer=optim.sgd(0.1), device="cpu") as train:
+        return train.program
+
+
+def test_drawn_inputs_have_one_length_and_others_any():
+    step = step_of(x=(4, 2), y=(3, 2), s=())
+    feed = make_feed(step, ["x"])
+    assert {b.name: b.size for b in feed.buffers if b.role == "data"} == {"data.x": 0, "data.y": 6, "data.s": 1}
+    for drawn in (["x", "y"], ["s"], ["x", "s"]):
+        with pytest.raises(tg.InputError, match="the same first axis"):
+            make_feed(step, drawn)
+
+
+def test_examples_of_any_size_can_be_drawn():
+    """A page draws from as many as indices of 32 bits can reach."""
+    assert make_feed(step_of(x=(2, 300, 300), y=(2,)), ["x", "y"]).dispatches
+
+
+def test_a_step_behind_a_feed_has_the_kernels_and_needs_of_both():
+    step = step_of(x=(4, 2), y=(4, 3))
+    feed = make_feed(step, ["x", "y"])
+    one, other = Needs(1, 9, 2, 8, "one"), Needs(5, 3, 7, 4, "other")
+    for a, b in ((one, other), (other, one)):
+        both = fed(replace(step, needs=a), replace(feed, needs=b))
+        assert both.needs == Needs(5, 9, 7, 8, "other")
+    run = [[p.kernels[d.kernel] for d in p.dispatches] for p in (feed, step, both)]
+    assert len({d.kernel for d in feed.dispatches}) > 1 and run[0] + run[1] == run[2]
 
 
 def test_batches_from_the_host_are_copied_once():

@@ -110,7 +110,7 @@ def _each(f: Field) -> int:
 def _value(f: Field, rows: Tensor | None, count: int) -> Tensor:
     if rows is None:
         return leaf("state", PREFIX + f.name, f.type)
-    most = count or min(MOST, LARGEST // max(1, _each(f)))  # kernels depend only on this limit
+    most = count or min(MOST, LARGEST // _each(f))  # kernels depend only on this limit
     return take(leaf("state", PREFIX + f.name, TensorType(f.type.dtype, (most, *f.shape[1:]))), rows, 0)
 
 

@@ -115,8 +115,6 @@ def _computed(compute: Callable[..., Any], turned: bool) -> Callable[..., Any]:
 
 def _compared(compute: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Symbol, *others: Any) -> Any:
-        if type(others[0]) is Symbol and others[0].record is self.record and others[0].index == self.index:
-            return compute(0, 0)
         made = _computed(compute, False)(self, *others)
         return made if made is NotImplemented else _decided(made)
 

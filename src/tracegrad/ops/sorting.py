@@ -22,7 +22,7 @@ from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import cast, isnan, where
 from tracegrad.prims.folds import GATHER
 from tracegrad.prims.leaves import as_tensor, const, iota
-from tracegrad.prims.rules import Tangents, shifted
+from tracegrad.prims.rules import Tangents, multilinear, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis
 from tracegrad.tuning import (
@@ -181,17 +181,13 @@ def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, at: Tensor, *, axis: int) ->
     return bind(ARRANGED, ct, back, axis=axis), None
 
 
-def _arranged_jvp(ts: Tangents, y: Tensor, x: Tensor, at: Tensor, *, axis: int) -> Tensor | None:
-    return None if ts[0] is None else bind(ARRANGED, ts[0], at, axis=axis)
-
-
 # x[..., at, ...], where `at` has each index once along `axis`
 ARRANGED = composite(
     "arranged",
     type=lambda x, at, *, axis: x,
     expand=_arranged,
     vjp=_arranged_vjp,
-    jvp=_arranged_jvp,
+    jvp=multilinear,
     batch=shifted,
 )
 
@@ -205,10 +201,7 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
     if not 0 <= k <= n:
         raise ShapeError(f"k = {k} elements of axis {axis} of {t.type}; valid are 0 to {n}")
     keys = cast(t, i32) if t.dtype is bool_ else t
-    if not keys.size or not k:
-        at = broadcast_to(const(0, i32), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
-    else:
-        at = bind(ORDER, keys, axis=axis, k=k, descending=descending)
+    at = bind(ORDER, keys, axis=axis, k=k, descending=descending)
     kept = k == n and n > SORT_SCATTERED
     return bind(ARRANGED if kept else GATHER, t, at, axis=axis), at
 
