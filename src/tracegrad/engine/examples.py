@@ -69,11 +69,9 @@ class Examples:
         known = step.fed
         if step.base is not None or known in self._fed:
             return known
-        names = {f.name for f in step.inputs}
-        arrays = {name: x for name, x in self._arrays.items() if name in names}
-        if not isinstance(known, FedProgram) or not known.takes(arrays):
-            known = step.fed = FedProgram(step, arrays)
-        known.arrays = arrays
+        if not isinstance(known, FedProgram) or not known.takes(self._arrays):
+            known = step.fed = FedProgram(step, self._arrays)
+        known.arrays = self._arrays
         self._fed.append(known)
         return known
 
@@ -86,7 +84,7 @@ class Examples:
         """Write the given arrays as they are now. Raises InputError if their values have become invalid."""
         self._arrays = self._checked()
         for program in self._fed:
-            program.arrays = {name: self._arrays[name] for name in program.arrays}
+            program.arrays = self._arrays
         self._write(session)
 
     def _write(self, session: Session) -> None:
