@@ -14,6 +14,7 @@ import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.compiler.feed import fed, make_feed
 from tracegrad.program import Needs, Program
+from tracegrad.runtime.base import DeviceInfo
 from tracegrad.training import placing
 
 RNG = np.random.default_rng(0)
@@ -262,6 +263,33 @@ def test_the_host_makes_batches_where_that_is_better(places, more):
     with training("cpu", 16) as train:
         train.fit(x=X, y=Y, progress=False, **more)
     assert not made
+
+
+FITS = {"FED_FROM": 16 * 28, "FED_TOTAL": 12 * 16 * 28, "FED_MOST": 103 * 28}  # steps of 16 rows, each of 28 bytes
+
+
+@pytest.mark.parametrize(
+    "steps, name, off, there",
+    [
+        (12, "FED_FROM", 0, True), (12, "FED_FROM", 1, False), (12, "FED_TOTAL", 0, True), (12, "FED_TOTAL", 1, False),
+        (12, "FED_MOST", 0, True), (12, "FED_MOST", -1, False), (11, "FED_FROM", 0, False),
+    ],
+)  # fmt: skip
+def test_bytes_and_steps_decide(places, monkeypatch, steps, name, off, there):
+    made = places(True)
+    monkeypatch.setattr(placing, name, FITS[name] + off)
+    run, real = list[Any](), placing.StepCall
+    monkeypatch.setattr(placing, "StepCall", lambda *call: run.append(call[-1]) or real(*call))
+    with training("cpu", 16) as train:
+        train.fit(x=X, y=Y, steps=steps, progress=False)
+    assert len(made) == there and len(run) == steps * there and None not in run
+
+
+@pytest.mark.parametrize(
+    "name, software, faster", [("webgpu", False, True), ("webgpu", True, False), ("cpu", False, False)]
+)
+def test_a_gpu_makes_batches_faster_than_the_host(name, software, faster):
+    assert placing.gathers(DeviceInfo(name, "one", software=software)) is faster
 
 
 def test_small_fits_stay_on_the_host(monkeypatch):
