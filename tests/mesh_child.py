@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.runtime import jax_fsdp
+from tracegrad.runtime import jax_graph
 
 
 class Net(tg.Module):
@@ -108,7 +108,7 @@ def main() -> None:
                 train.load(half)
                 resumed = [train.step(b).loss for b in data[4:]]
             found[name] = {"losses": got, "far": far, "held": sizes, "resumed": resumed, "pure": pure, "moved": moved}
-    jax_fsdp.GATHERED_TOGETHER = jax_fsdp.GATHERED_APART = 0  # as in a large model
+    jax_graph.GATHERED_TOGETHER = jax_graph.GATHERED_APART = 0  # as in a large model
     with compiled(**layouts()["fsdp"]) as train:
         found["apart"] = {"losses": [train.step(b).loss for b in data], "moved": traffic(train, data[0])}
     errors: list[str] = []

@@ -13,7 +13,7 @@ from tracegrad.ir import Tensor, toposort
 class Graph:
     """A traced program: named outputs, captures, and new values of states.
 
-    precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision; see `kernels.halves`.
+    precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision; see `kernels.storage`.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs

@@ -23,9 +23,9 @@ from tracegrad.compiler.plan import Plan
 from tracegrad.errors import CompileError, Site
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, reached
-from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.costs import Cost, cost_of
 from tracegrad.kernels.form import Kernel, sized
+from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.group import Launch
 from tracegrad.program import Program
 

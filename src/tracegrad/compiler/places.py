@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracegrad.compiler.bodies import iteration
 from tracegrad.compiler.layout import Beside, Filling, Lifetime, Persistent, Place, share_memory
-from tracegrad.compiler.plan import Plan, ScanPlan, blocks_of
+from tracegrad.compiler.plan import Plan, ScanPlan, blocks_of, iteration
 from tracegrad.dtypes import TensorType, f16, f32
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX

@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import Built, ProgramSource, TracedProgram, uncollected
-from tracegrad.compiler.counted import At, Number, counted, expanded, numbers_of, pairs_of, values_at
-from tracegrad.compiler.followed import Followed, follow_size
+from tracegrad.compiler.followed import (
+    At,
+    Followed,
+    Number,
+    counted,
+    expanded,
+    follow_size,
+    numbers_of,
+    pairs_of,
+    values_at,
+)
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.ranges import input_ranges

@@ -10,8 +10,7 @@ from tracegrad.compiler.dispatches import Planned
 from tracegrad.errors import MissingNameError, Site
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
-from tracegrad.kernels.clusters import SCAN, Cluster
-from tracegrad.kernels.fuse import PACKED
+from tracegrad.kernels.fuse import PACKED, SCAN, Cluster
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.stored import BY_COST, LOAD
 from tracegrad.program import Program

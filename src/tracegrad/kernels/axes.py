@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.expr import Index, Quotient, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Store
+from tracegrad.kernels.fuse import Cluster
 
 # The axes of a kernel in groups, each with the factors of its natural axes: parts of k, batch, m, n, k for products;
 # outer and inner for all others.

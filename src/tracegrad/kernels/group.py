@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
+from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule
 from tracegrad.kernels.reads import array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 from tracegrad.tuning import ALONE, FULL, KEPT_ALIVE, MAX_MEMBERS

@@ -10,7 +10,6 @@ from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.errors import ShapeError, placed
 from tracegrad.ir import Tensor, reached
 from tracegrad.kernels.axes import Domain, merge_axes, natural_domain, split_axes
-from tracegrad.kernels.clusters import Cluster
 from tracegrad.kernels.expr import (
     Guard,
     Index,
@@ -25,6 +24,7 @@ from tracegrad.kernels.expr import (
     walk,
 )
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points
+from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.reads import IN_MEMORY, region_of
 from tracegrad.kernels.storage import Storage
 from tracegrad.kernels.stored import COMPUTED

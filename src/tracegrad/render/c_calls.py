@@ -19,8 +19,7 @@ from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Stor
 from tracegrad.kernels.unroll import unroll
 from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
-from tracegrad.render.gathered import Lay, Operand, gathered
-from tracegrad.render.layouts import blas_ready
+from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered
 from tracegrad.render.loops import Statement
 from tracegrad.shapes import strides_of
 from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES

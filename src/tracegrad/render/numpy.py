@@ -16,7 +16,7 @@ from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, points
 from tracegrad.kernels.unroll import unroll
-from tracegrad.render.layouts import blas_ready
+from tracegrad.render.gathered import blas_ready
 from tracegrad.render.numpy_arrays import Arrays
 from tracegrad.render.numpy_values import Values
 from tracegrad.shapes import strides_of

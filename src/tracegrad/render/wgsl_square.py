@@ -13,8 +13,7 @@ from tracegrad.kernels.form import Axis, Extent, Kernel, points
 from tracegrad.kernels.tiling import Tiling
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement
-from tracegrad.render.wgsl_limits import Span
-from tracegrad.render.wgsl_tile import Result
+from tracegrad.render.wgsl_tile import Result, Span
 
 
 class Square:
