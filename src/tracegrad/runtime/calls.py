@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
@@ -94,7 +94,7 @@ class CallList:
     """Collects the calls of a program. `engine` is render.c_engine's library; `libraries` hold the kernels."""
 
     def __init__(self, engine: ctypes.CDLL, libraries: Sequence[ctypes.CDLL]) -> None:
-        self._libraries = (engine, *libraries)
+        self.engine, self._libraries = engine, (engine, *libraries)
         self._calls: list[Call] = []
         self._ends: list[int] = []  # where each dispatch ends
         self._addresses: dict[str, int] = {}
@@ -124,10 +124,7 @@ class CallList:
         steps = tuple([tuple([s // 4 for s in x.strides]) for x in arrays])
         key = (batch, tuple([s[:-2] for s in steps]))
         if key not in self._offsets:
-            points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(
-                math.prod(batch), len(batch)
-            )
-            self._offsets[key] = np.stack([points @ np.asarray(s, np.int64) for s in key[1]], axis=-1)
+            self._offsets[key] = offsets_in(batch, key[1])
         offsets = self._offsets[key]
         addresses = [x.ctypes.data for x in (*arrays, offsets)]
         whole, parts = _product_of((*batch, m, n, k), part)
@@ -149,9 +146,7 @@ class CallList:
         """
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
-        points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(math.prod(batch), len(batch))
-        steps = (left.batch, right.batch, [s // 4 for s in out.strides[:-2]])
-        offsets = np.stack([points @ np.asarray(s, np.int64) for s in steps], axis=-1)
+        offsets = offsets_in(batch, (left.batch, right.batch, [s // 4 for s in out.strides[:-2]]))
         tables = [places(left.columns), places(right.rows), places(right.columns)]
         runs = [neighbours(t) for t in tables]
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
@@ -188,6 +183,12 @@ class CallList:
             assert found is not None
             self._addresses[name] = found
         return found
+
+
+def offsets_in(batch: Shape, steps: Iterable[Sequence[int]]) -> Array:
+    """Return where each matrix of a stack begins, in several arrays with these steps along the axes of the stack."""
+    points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(math.prod(batch), len(batch))
+    return np.stack([points @ np.asarray(s, np.int64) for s in steps], axis=-1)
 
 
 def _copied(x: Any) -> Any:

@@ -25,7 +25,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE
 from tracegrad.program import PERSISTENT, Buffer, Field, Program
 from tracegrad.render.c import library_source
-from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Spread, Step, View
+from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
@@ -109,9 +109,8 @@ class CpuSession:
         self._next += 1
         if like is not None:
             same = self._ready(like)
-            made = _Loaded(
-                program, same.memory, same.libraries, _size(program), same.wrong, given=same.given, like=same
-            )
+            size = _size(program)
+            made = _Loaded(program, same.memory, same.libraries, size, same.wrong, given=same.given, like=same)
             self._loaded[self._next] = made
             return self._next
         foreign = [k.label for k in program.kernels if not k.own]
@@ -165,13 +164,12 @@ class CpuSession:
         program, names = loaded.program, [b.name for b in loaded.program.buffers]
         if loaded.wrong is None:
             loaded.wrong = bool(loaded.libraries) and self._is_wrong(program, loaded.libraries)
-        found = [x.result() for x in loaded.libraries]
-        self._failed = self._failed or None in found
+        compiled = _calls_into(loaded.libraries)
+        self._failed = self._failed or (bool(loaded.libraries) and compiled is None)
         if self._interrupted:
             raise DeviceError("this session was closed while its kernels were compiled")
-        libraries = [x for x in found if x is not None]
         # all or nothing: a value computed twice must have the same bits, and NumPy rounds differently
-        calls = CallList(libraries[0], libraries[1:]) if found and None not in found and not loaded.wrong else None
+        calls = None if loaded.wrong else compiled
         loaded.lent = lent_inputs(program, loaded.memory) if calls is not None else {}
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
@@ -184,7 +182,7 @@ class CpuSession:
                 self._add(calls, kernel, memory, d.offsets, loaded.size, loaded.lent.values())
         if calls is None:
             return None
-        self.door = self.door or Door(libraries[0], self._parts)
+        self.door = self.door or Door(calls.engine, self._parts)
         return calls.bound()
 
     def _parts(self, handle: int) -> DirectParts | None:
@@ -206,48 +204,40 @@ class CpuSession:
     ) -> None:
         """Add a dispatch in C, for runs of `size`, the capacity."""
 
-        def at(place: Place) -> tuple[Array, int]:
+        def at(place: Place, first: int = 0) -> tuple[Array, int]:
             if isinstance(place, RunSize):
                 return size, 0
             if isinstance(place, Scratch):
-                return self._scratch_view(place.number, (place.size,), place.dtype), 0
-            return memory[kernel.binding_of[place]], offsets[place]
+                return self._scratch_view(place.number, (place.size,), place.dtype), first
+            return memory[kernel.binding_of[place]], offsets[place] + first
 
         def matrix(v: View) -> Array:
-            array, offset = at(v.place)
-            return view(array, offset + v.first, tuple([int(x) for x in v.sizes]), v.steps)
-
-        def spread(x: Spread) -> tuple[Array, int]:
-            array, offset = at(x.place)
-            return array, offset + x.first
+            return view(*at(v.place, v.first), tuple([int(x) for x in v.sizes]), v.steps)
 
         def made(s: Step) -> Call:
             if isinstance(s, FunctionStep):
                 return calls.call(s.name, s.parts, list(map(at, s.places)), _sized(s, int(size[0])))
             if isinstance(s, GatheredStep):
-                return calls.gathered((spread(s.a), s.a), (spread(s.b), s.b), matrix(s.out), s.out.sizes)
+                places = [(at(x.place, x.first), x) for x in (s.a, s.b)]
+                return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes)
             sizes = (*s.out.sizes, s.a.sizes[-1])
             return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part, sizes)
 
-        def call(s: Step) -> Call:
-            out = made(s)
-            for x in lent:
-                x.note(out, kernel, memory, offsets, s)
-            return out
-
         source: CSource = kernel.texts["c"]
-        calls.add(list(map(call, source.steps)))
+        steps = [(s, made(s)) for s in source.steps]
+        for x in lent:
+            for s, call in steps:
+                x.note(call, kernel, memory, offsets, s)
+        calls.add([call for _, call in steps])
 
     def _is_wrong(self, program: Program, libraries: Sequence[Future[ctypes.CDLL | None]]) -> bool:
         """Return whether C computes a kernel wrongly. Expected values are computed while libraries compile."""
         assert self._compiler is not None
 
         def launch(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
-            found = [x.result() for x in libraries]
-            made = [x for x in found if x is not None]
-            if len(made) < len(found):
+            calls = _calls_into(libraries)
+            if calls is None:
                 raise DeviceError("the compiler failed")
-            calls = CallList(made[0], made[1:])
             self._add(calls, kernel, memory, offsets, np.array([program.capacity], np.int64))
             calls.bound().whole()
 
@@ -366,6 +356,13 @@ class CpuSession:
         self._sources.clear()
         self._persistent.clear()
         self._scratch.clear()
+
+
+def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]]) -> CallList | None:
+    """Wait for libraries; return calls into them, or None if there are none, or one could not be compiled."""
+    found = [x.result() for x in libraries]
+    made = [x for x in found if x is not None]
+    return CallList(made[0], made[1:]) if made and len(made) == len(found) else None
 
 
 def _with_margins(size: int, dtype: Any) -> Array:
