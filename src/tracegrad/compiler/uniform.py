@@ -6,16 +6,17 @@ factor that differs, a flip as an index, a Python loop over rows as more nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import TensorType
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
-from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, names_of, walk
-from tracegrad.kernels.form import Extent, Fold, Kernel, Store, UnsizedError, sized
+from tracegrad.kernels.expr import Dynamic, Index, Quotient, Var, names_of, walk
+from tracegrad.kernels.form import Axis, Extent, Kernel, Store, UnsizedError, operands_of, sized
 from tracegrad.kernels.group import Launch
+from tracegrad.kernels.show import body_of
 from tracegrad.prims.leaves import CONST, LITERAL
 
 
@@ -159,7 +160,7 @@ def leading(a: TensorType, b: TensorType, sizes: Pair) -> int:
 
 def _with_extent(one: Kernel, other: Kernel, sizes: Pair) -> Kernel:
     """Return the kernel with the axis whose extent the run sets, or the kernel itself if there is none."""
-    if [*_spelled(one)] != [*_spelled(other)]:
+    if _spelled(one) != _spelled(other):
         raise UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")
     axes = [*zip(one.outer, other.outer), *zip(one.inner, other.inner)]
     grown = {a.name: per for a, b in axes if (per := sizes.per(a.size, b.size))}
@@ -171,7 +172,7 @@ def _with_extent(one: Kernel, other: Kernel, sizes: Pair) -> Kernel:
     for s in one.body:
         if isinstance(s, Store) and not _stored(s, grown, slots[s.slot], first):
             raise UnsizedError(f"{one.label} writes what another kernel would have to know the batch of")
-    for v in walk(_roots(one)):
+    for v in walk([x for s in one.body for x in operands_of(s)]):
         slot: int = v.arg[0] if v.op == "load" else -1
         of_slot, axes = slots[slot] if slot >= 0 else 0, grown or {"": 0}
         if of_slot and not any(_within(v.arg[1], axis, per, of_slot, one, sizes.a) for axis, per in axes.items()):
@@ -203,7 +204,8 @@ def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, cap
     Either each row reads its own part, also under guards that do not depend on rows. Or the upper bound of the index,
     `slope * size + at`, is below the slot's size at the smallest and at the largest batch.
     """
-    guards = [g.index for v in walk(_roots(kernel)) if v.op == "inside" for g in v.arg]
+    values = walk([x for s in kernel.body for x in operands_of(s)])
+    guards = [g.index for v in values if v.op == "inside" for g in v.arg]
     guarded = axis in names_of((a for g in guards for a, _ in g.terms), loaded=False)
     if per and not guarded and _own_row(index, axis, per, of_slot):
         return True
@@ -230,55 +232,11 @@ def _largest_atom(atom: Var | Quotient | Dynamic, axis: str, per: int) -> tuple[
     return 0, atom.hi
 
 
-def _roots(kernel: Kernel) -> list[Value]:
-    found: list[Value] = []
-    for s in kernel.body:
-        found.append(s.value)
-        if isinstance(s, Fold) and s.product is not None:
-            found += [s.product.a, s.product.b]
-        if isinstance(s, Fold) and s.scatter is not None:
-            found += [s.scatter.target, s.scatter.update]
-    return found
+def _spelled(kernel: Kernel) -> list[str]:
+    """Return the text of a kernel except the sizes of its axes and slots."""
 
+    def names(axes: Sequence[Axis]) -> str:
+        return ", ".join([a.name for a in axes])
 
-def _spelled(kernel: Kernel) -> Iterator[Any]:
-    """Yield all of a kernel except the sizes of its axes and slots."""
-    number: dict[Value, int] = {}
-
-    def atom(a: Any) -> Any:
-        if isinstance(a, Var):
-            return a.name
-        if isinstance(a, Quotient):
-            return index(a.index), a.d, a.mod
-        return number[a.value], a.hi
-
-    def index(x: Index) -> Any:
-        return x.const, tuple([(atom(a), c) for a, c in x.terms])
-
-    def guards(given: Iterable[Guard]) -> Any:
-        return [(index(g.index), g.lo, g.hi, g.step) for g in given]
-
-    def argument(v: Value) -> Any:
-        if v.op == "load":
-            return v.arg[0], index(v.arg[1])
-        if v.op == "index":
-            return index(v.arg)
-        return guards(v.arg) if v.op == "inside" else repr(v.arg)
-
-    def statement(s: Fold | Store) -> Any:
-        if isinstance(s, Store):
-            return s.slot, index(s.index), number[s.value], s.inner
-        p, c = s.product, s.scatter
-        sides = p and [[a.name for a in side] for side in (p.batch, p.m, p.n)]
-        product = p and (number[p.a], number[p.b], sides, p.limits, p.part, p.parts)
-        sides = c and [[a.name for a in side] for side in (c.batch, c.m, c.n)]
-        scatter = c and (number[c.target], index(c.row), number[c.update], sides)
-        return s.local, s.prim.name, number[s.value], product, scatter
-
-    yield kernel.label, kernel.uniform, [a.name for a in kernel.outer], [a.name for a in kernel.inner]
-    yield [(s.dtype, s.written, s.replaces) for s in kernel.slots]
-    for v in walk(_roots(kernel)):
-        yield v.op, v.dtype, [number[a] for a in v.args], argument(v)
-        number[v] = len(number)
-    for s in kernel.body:
-        yield statement(s)
+    head = f"{kernel.label} {kernel.uniform} ({names(kernel.outer)}) ({names(kernel.inner)})"
+    return [head, *body_of(kernel, names)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracegrad.kernels.expr import Index, Quotient, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Index, Quotient, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Store
 from tracegrad.kernels.fuse import Cluster
 
@@ -43,19 +43,8 @@ def natural_domain(c: Cluster) -> Domain:
 
 def all_indices(kernel: Kernel) -> list[Index]:
     """Return every index that the kernel uses."""
-    roots: list[Value] = []
-    found: list[Index] = []
-    for s in kernel.body:
-        if isinstance(s, Store):
-            found.append(s.index)
-            roots.append(s.value)
-        else:
-            roots.append(s.value)
-            if s.product is not None:
-                roots += [s.product.a, s.product.b]
-    for v in walk(roots):
-        found += indices_of(v)
-    return found
+    stored = [s.index for s in kernel.body if isinstance(s, Store)]
+    return [*stored, *(index for v in walk([s.value for s in kernel.body]) for index in indices_of(v))]
 
 
 def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:

@@ -9,7 +9,7 @@ Both kinds are interned, so equality is identity.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Union
 
 from tracegrad.dtypes import DType, i32
@@ -154,14 +154,17 @@ class Space:
         self._values: dict[Any, Value] = {}
         self._guards: dict[Any, Guard] = {}
 
-    # indices
     def var(self, name: str, size: int) -> Index:
         """Return the variable `name` in [0, size), or 0 if size is 1."""
         if size == 1:
             return self.number(0)
-        atom = self._atoms.get(name)
+        return self._atom(name, Var, name, size)
+
+    def _atom(self, key: Any, kind: Callable[..., Atom], *parts: Any) -> Index:
+        """Return the interned atom of a key as an index."""
+        atom = self._atoms.get(key)
         if atom is None:
-            atom = self._atoms[name] = Var(name, size, len(self._atoms))
+            atom = self._atoms[key] = kind(*parts, len(self._atoms))
         return self.index({atom: 1}, 0)
 
     def number(self, n: int) -> Index:
@@ -191,18 +194,7 @@ class Space:
 
     def dynamic(self, value: Value, size: int) -> Index:
         """Return a computed integer as an index into `size` elements."""
-        key = (value, size)
-        atom = self._atoms.get(key)
-        if atom is None:
-            atom = self._atoms[key] = Dynamic(value, size, len(self._atoms))
-        return self.index({atom: 1}, 0)
-
-    def _quotient(self, x: Index, d: int, mod: bool) -> Index:
-        key = (x, d, mod)
-        atom = self._atoms.get(key)
-        if atom is None:
-            atom = self._atoms[key] = Quotient(x, d, mod, len(self._atoms))
-        return self.index({atom: 1}, 0)
+        return self._atom((value, size), Dynamic, value, size)
 
     def _split(self, x: Index, d: int) -> tuple[Index, Index]:
         """Write x = d*q + r with r as small as the coefficients allow."""
@@ -233,7 +225,7 @@ class Space:
             ((atom, c),) = r.terms
             if c == 1 and isinstance(atom, Quotient) and not atom.mod:
                 return q + self.floordiv(atom.index, atom.d * d)
-        return q + self._quotient(r, d, False)
+        return q + self._atom((r, d, False), Quotient, r, d, False)
 
     def mod(self, x: Index, d: int) -> Index:
         """x % d, never negative."""
@@ -246,7 +238,7 @@ class Space:
         if scaled is not None:
             g, y, small = scaled
             return self.mod(y, d // g) * g + small
-        return self._quotient(r, d, True)
+        return self._atom((r, d, True), Quotient, r, d, True)
 
     def guard(self, index: Operand, lo: int, hi: int, step: int) -> Guard | bool:
         """Return the interned condition, or True or False if bounds decide it."""
@@ -264,7 +256,6 @@ class Space:
             self._guards[key] = Guard(index, lo, hi, step)
         return self._guards[key]
 
-    # values
     def value(self, op: str, dtype: DType, arg: Any = None, args: tuple[Value, ...] = (), key: Any = None) -> Value:
         """Return the interned value."""
         full = (op, dtype.name, key if key is not None else arg, args)
@@ -391,8 +382,13 @@ def names_of(atoms: Iterable[Atom], loaded: bool = True) -> set[str]:
         elif isinstance(atom, Quotient):
             names |= names_of((a for a, _ in atom.index.terms), loaded)
         elif loaded:
-            names |= names_of(a for v in walk([atom.value]) for index in indices_of(v) for a, _ in index.terms)
+            names |= variables_of(atom.value)
     return names
+
+
+def variables_of(v: Value) -> set[str]:
+    """Return the names of the variables that a value depends on."""
+    return names_of(a for x in walk([v]) for index in indices_of(x) for a, _ in index.terms)
 
 
 def atoms_of(index: Index) -> Iterator[Atom]:

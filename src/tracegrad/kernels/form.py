@@ -192,6 +192,15 @@ class Store:
 Statement = Fold | Store
 
 
+def operands_of(s: Statement) -> list[Value]:
+    """Return the values that a statement is computed from."""
+    if isinstance(s, Fold) and s.scatter is not None:
+        return [s.scatter.target, s.scatter.update]
+    if isinstance(s, Fold) and s.product is not None:
+        return [s.product.a, s.product.b]
+    return [s.value]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One fused computation."""

@@ -9,19 +9,17 @@ from typing import Any, cast
 from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.errors import ShapeError, placed
 from tracegrad.ir import Tensor, reached
-from tracegrad.kernels.axes import Domain, merge_axes, natural_domain, split_axes
+from tracegrad.kernels.axes import Domain, all_indices, merge_axes, natural_domain, split_axes
 from tracegrad.kernels.expr import (
     Guard,
     Index,
     Quotient,
     Space,
     Value,
-    Var,
     atoms_of,
-    indices_of,
     ravel,
     regroup,
-    walk,
+    variables_of,
 )
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
@@ -107,9 +105,7 @@ def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
 
 def largest_number(kernel: Kernel) -> int:
     """Return the largest number of points or absolute value of an index that the kernel computes."""
-    values = [s.value for s in kernel.body]
-    indices = [s.index for s in kernel.body if isinstance(s, Store)]
-    indices += [index for v in walk(values) for index in indices_of(v)]
+    indices = all_indices(kernel)
     inside = [a.index for i in indices for a in atoms_of(i) if isinstance(a, Quotient)]
     bounds = [bound for i in (*indices, *inside) for bound in (i.hi, -i.lo)]
     return max([points(kernel.outer), points(kernel.inner), *bounds])
@@ -227,7 +223,7 @@ class _Lowering:
         value = self.map_value("where", hit, update, self.space.const(0.0, t.dtype))
         batch, rows, columns = self.sides()
         product = None
-        if depends(target, {a.name for a in columns}):
+        if variables_of(target).intersection([a.name for a in columns]):
             batch, columns = (*batch, *columns), ()
         elif t.dtype.is_float:
             one, none = self.space.const(1.0, f32), self.space.const(0.0, f32)
@@ -310,9 +306,3 @@ class _Lowering:
         else:
             index = self.space.dynamic(picked, size)
         return self.at(x, (*i[:axis], index, *i[axis + 1 :]))
-
-
-def depends(v: Value, names: set[str]) -> bool:
-    """Return whether a value varies along any of the axes."""
-    atoms = (a for x in walk([v]) for i in indices_of(x) for a in atoms_of(i))
-    return any(isinstance(a, Var) and a.name in names for a in atoms)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store
+from tracegrad.kernels.form import Axis, Kernel, Statement, Store, operands_of
 
 INLINE = ("const", "index", "local")  # printed inside the line that uses them
+
+
+def _axes(axes: Iterable[Axis]) -> str:
+    return ", ".join(f"{a.name} < {a.size}" for a in axes) or "one"
 
 
 def show_kernel(kernel: Kernel) -> str:
@@ -15,7 +19,12 @@ def show_kernel(kernel: Kernel) -> str:
     who = "every workgroup" if kernel.uniform else "each"
     part = " of" if kernel.product is not None and kernel.product.part else ""
     folds = f", {who} folds {kernel.length}{part} ({_axes(kernel.inner)})" if kernel.inner else ""
-    lines = [f"{kernel.label}: {kernel.rows} points ({_axes(kernel.outer)}){folds}"]
+    return "\n".join([f"{kernel.label}: {kernel.rows} points ({_axes(kernel.outer)}){folds}", *body_of(kernel)])
+
+
+def body_of(kernel: Kernel, axes: Callable[[Sequence[Axis]], str] = _axes) -> list[str]:
+    """Return the lines of a kernel's slots and statements. axes: spells some axes."""
+    lines: list[str] = []
     for k, s in enumerate(kernel.slots):
         role = "written" if s.written else "read"
         lines.append(f"  slot {k}: {s.dtype} {role}" + (f", over slot {s.replaces}" if s.replaces >= 0 else ""))
@@ -26,41 +35,33 @@ def show_kernel(kernel: Kernel) -> str:
                 text = _value(v, names)
                 names[v] = f"%{len(names)}"
                 lines.append(f"  {names[v]} = {text}")
-        lines.append(f"  {_statement(statement, kernel, names)}")
-    return "\n".join(lines)
-
-
-def _axes(axes: Iterable[Axis]) -> str:
-    return ", ".join(f"{a.name} < {a.size}" for a in axes) or "one"
+        lines.append(f"  {_statement(statement, axes, kernel.inner, names)}")
+    return lines
 
 
 def _values(s: Statement) -> list[Value]:
     """Return the values that a statement uses, the value of its index included."""
-    roots = [s.value]
-    if isinstance(s, Fold):
-        if s.scatter is not None:
-            roots = [s.scatter.target, s.scatter.update]
-        elif s.product is not None:
-            roots = [s.product.a, s.product.b]
-    else:
-        roots += [atom.value for atom, _ in s.index.terms if isinstance(atom, Dynamic)]
-    return roots
+    atoms = [atom for atom, _ in s.index.terms] if isinstance(s, Store) else []
+    return [*operands_of(s), *(atom.value for atom in atoms if isinstance(atom, Dynamic))]
 
 
-def _statement(s: Statement, kernel: Kernel, names: dict[Value, str]) -> str:
+def _statement(
+    s: Statement, axes: Callable[[Sequence[Axis]], str], inner: Sequence[Axis], names: dict[Value, str]
+) -> str:
     if isinstance(s, Store):
         return f"{s.slot}[{_index(s.index, names)}] = {_ref(s.value, names)}" + (" each" if s.inner else "")
-    over = f"over {_axes(kernel.inner)}"
+    over = f"over {axes(inner)}"
     if s.scatter is not None:
         c = s.scatter
         where = f"{_ref(c.target, names)} == {_index(c.row, names)}"
-        return f"{s.local} = sum {_ref(c.update, names)} where {where} {over}"
+        shape = f"rows {axes(c.m)}, columns {axes(c.n)}, batch {axes(c.batch)}"
+        return f"{s.local} = sum {_ref(c.update, names)} where {where} {over}; {shape}"
     if s.product is not None:
         p = s.product
         a, b = _ref(p.a, names), _ref(p.b, names)
         limits = "".join(f", {x.low} <= {x.high}" for x in p.limits)
-        part = f", {p.part} at a time" if p.part else ""
-        shape = f"rows {_axes(p.m)}, columns {_axes(p.n)}, batch {_axes(p.batch)}{limits}{part}"
+        part = f", {p.part} at a time, in {p.parts} parts" if p.part else ""
+        shape = f"rows {axes(p.m)}, columns {axes(p.n)}, batch {axes(p.batch)}{limits}{part}"
         return f"{s.local} = sum {a} * {b} {over}; {shape}"
     return f"{s.local} = {s.prim.name} {_ref(s.value, names)} {over}"
 
@@ -68,7 +69,9 @@ def _statement(s: Statement, kernel: Kernel, names: dict[Value, str]) -> str:
 def _ref(v: Value, names: dict[Value, str]) -> str:
     if v.op == "index":
         return _index(v.arg, names)
-    return names[v] if v in names else str(v.arg)
+    if v in names:
+        return names[v]
+    return f"{v.arg}u" if v.op == "const" and v.dtype.name == "u32" else str(v.arg)
 
 
 def _value(v: Value, names: dict[Value, str]) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32
 from tracegrad.kernel_source import BoundLaunch
-from tracegrad.kernels.expr import Index, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.kernels.unroll import unroll
 from tracegrad.render.c_orders import OrderedFunction
@@ -295,7 +295,7 @@ class _Writer:
     def packed(self, operand: Operand, by_rows: bool = False) -> View:
         """Return a copy made by a function, in reading order. A matrix that a whole batch shares is packed once."""
         v, batch, rows, columns = operand
-        varies = {a.name for x in walk([v]) for i in indices_of(x) for a in atoms_of(i) if isinstance(a, Var)}
+        varies = variables_of(v)
         own = [a for a in batch if a.name in varies]
         last = next(
             (name for x in walk([v]) if x.op == "load" for name, c in x.arg[1].strides.items() if c == 1),

@@ -14,7 +14,7 @@ from tracegrad.dtypes import f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.expr import Value
-from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, points
+from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, operands_of, points
 from tracegrad.kernels.unroll import unroll
 from tracegrad.render.gathered import blas_ready
 from tracegrad.render.numpy_arrays import Arrays
@@ -45,7 +45,7 @@ class _Writer:
     def __init__(self, kernel: Kernel, suffix: str, first: int, binding_of: Sequence[int]) -> None:
         self.kernel = kernel
         self.arrays = Arrays(kernel, suffix, first, binding_of)
-        self.values = Values(self.arrays, [root for s in kernel.body for root in _roots(s)])
+        self.values = Values(self.arrays, [root for s in kernel.body for root in operands_of(s)])
 
     def write(self) -> None:
         """Write all lines of the kernel."""
@@ -220,13 +220,3 @@ class _Writer:
     def overwritten(self, slot: int) -> bool:
         """Return whether the kernel writes the memory that it reads through `slot`."""
         return any(s.replaces == slot for s in self.kernel.slots)
-
-
-def _roots(s: Fold | Store) -> list[Value]:
-    if isinstance(s, Store):
-        return [s.value]
-    if s.scatter is not None:
-        return [s.scatter.target, s.scatter.update]
-    if s.product is not None:
-        return [s.product.a, s.product.b]
-    return [s.value]
