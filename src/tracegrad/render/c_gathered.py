@@ -7,7 +7,7 @@ packed, by rows or by columns. No matrix of windows is ever written out.
 
 from __future__ import annotations
 
-from tracegrad.render.c_product import SIZES, each_height
+from tracegrad.render.c_product import SIZES, TURNED, each_height
 
 FEW = {1: 8, 2: 4, 3: 4}  # vectors of a tile of so few rows: their sums hide the latency of an addition
 MOST = max(FEW.values())
@@ -74,16 +74,7 @@ static void turn_gathered(float *to, const float *const *from, long n, const lon
     vec x[VL], y[VL];
 #pragma GCC unroll 16
     for (int l = 0; l < VL; l++) x[l] = l < n ? *(const vec *)(from[l] + at[p]) : (vec){{0}};
-#pragma GCC unroll 4
-    for (int half = VL / 2; half; half /= 2) {{
-#pragma GCC unroll 8
-      for (int l = 0; l < VL / 2; l++) {{
-        y[2 * l] = SHUFFLE(x[l], x[l + VL / 2], ZIP_LOW);
-        y[2 * l + 1] = SHUFFLE(x[l], x[l + VL / 2], ZIP_HIGH);
-      }}
-#pragma GCC unroll 16
-      for (int l = 0; l < VL; l++) x[l] = y[l];
-    }}
+{TURNED}
 #pragma GCC unroll 16
     for (int l = 0; l < VL; l++)
       if (l < count) *(vec *)(to + (p + l) * width) = x[l];

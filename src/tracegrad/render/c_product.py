@@ -105,6 +105,18 @@ static inline int height(int rows) {{
 }}
 """
 
+# turns the square of vectors x in registers, by way of y
+TURNED = """#pragma GCC unroll 4
+    for (int half = VL / 2; half; half /= 2) {
+#pragma GCC unroll 8
+      for (int l = 0; l < VL / 2; l++) {
+        y[2 * l] = SHUFFLE(x[l], x[l + VL / 2], ZIP_LOW);
+        y[2 * l + 1] = SHUFFLE(x[l], x[l + VL / 2], ZIP_HIGH);
+      }
+#pragma GCC unroll 16
+      for (int l = 0; l < VL; l++) x[l] = y[l];
+    }"""
+
 PRODUCT = f"""{SIZES}
 /* Rows that lie side by side, as columns: to[p * width + l] = from[l * step + p] for l < n <= VL. Writes VL values for
    each p, so what comes behind is written later. */
@@ -114,16 +126,7 @@ static OPAQUE void turn(float *to, const float *from, long n, long k, long step,
     vec x[VL], y[VL];
 #pragma GCC unroll 16
     for (int l = 0; l < VL; l++) x[l] = l < n ? *(const vec *)(from + l * step + p) : (vec){{0}};
-#pragma GCC unroll 4
-    for (int half = VL / 2; half; half /= 2) {{
-#pragma GCC unroll 8
-      for (int l = 0; l < VL / 2; l++) {{
-        y[2 * l] = SHUFFLE(x[l], x[l + VL / 2], ZIP_LOW);
-        y[2 * l + 1] = SHUFFLE(x[l], x[l + VL / 2], ZIP_HIGH);
-      }}
-#pragma GCC unroll 16
-      for (int l = 0; l < VL; l++) x[l] = y[l];
-    }}
+{TURNED}
 #pragma GCC unroll 16
     for (int l = 0; l < VL; l++) *(vec *)(to + (p + l) * width) = x[l];
   }}
