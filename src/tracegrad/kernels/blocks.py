@@ -7,15 +7,15 @@ belongs to block `e // step % count`. Each kernel reads and writes the elements 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32
-from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, names_of, walk
+from tracegrad.kernels.expr import Guard, Index, Space, Value, names_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, BlockShape, Tiling, columns, workgroup_bytes
-from tracegrad.kernels.unroll import AtPoint
+from tracegrad.kernels.unroll import Replaced
 from tracegrad.tuning import (
     BLOCK_POINTS,
     COOPERATE_FROM,
@@ -156,31 +156,15 @@ def restricted(kernel: Kernel, axis: Axis, count: int) -> Kernel:
     space = Space()
     inside = space.var(BLOCK, count) * part + space.var(axis.name, part)
     values = Replaced(space, {axis.name: inside})
-
     outer = tuple([Axis(a.name, part) if a == axis else a for a in kernel.outer])
-    return replace(kernel, outer=outer, body=values.body(kernel))
+    return replace(kernel, outer=outer, body=body_of(kernel, values))
 
 
-class Replaced(AtPoint):
-    """Values with an index in place of a variable."""
-
-    def __init__(self, space: Space, replaced: Mapping[str, Index]) -> None:
-        self.space, self.replaced = space, replaced
-        self.locals, self._values = {}, {}
-
-    def body(self, kernel: Kernel) -> tuple[Statement, ...]:
-        """Return the statements of a kernel, of whose products only the terms are left."""
-        return tuple(
-            [self.store(s) if isinstance(s, Store) else Fold(s.local, s.prim, self.value(s.value)) for s in kernel.body]
-        )
-
-    def atom(self, atom: Var | Quotient | Dynamic) -> Index:
-        if isinstance(atom, Var):
-            return self.replaced.get(atom.name) or self.space.var(atom.name, atom.size)
-        return super().atom(atom)
-
-    def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
-        return self.space.value("local", v.dtype, v.arg) if v.op == "local" else super().rebuilt(v, args)
+def body_of(kernel: Kernel, values: Replaced) -> tuple[Statement, ...]:
+    """Return the statements of a kernel, rebuilt; of its products only the terms are left."""
+    return tuple(
+        [values.store(s) if isinstance(s, Store) else Fold(s.local, s.prim, values.value(s.value)) for s in kernel.body]
+    )
 
 
 def steps_of(kernel: Kernel) -> dict[int, int]:

@@ -249,16 +249,12 @@ def fold_batches(kernel: Kernel) -> list[list[Fold]]:
     out: list[list[Fold]] = []
     for s in kernel.body:
         if isinstance(s, Fold):
-            if out and not any(_uses_local(s.value, f.local) for f in out[-1]):
+            before = {f.local for f in out[-1]} if out else set[str]()
+            if before and not any(x.op == "local" and x.arg in before for x in walk([s.value])):
                 out[-1].append(s)
             else:
                 out.append([s])
     return out
-
-
-def _uses_local(v: Value, name: str) -> bool:
-    """Return whether `v` depends on the fold `name`."""
-    return any(x.op == "local" and x.arg == name for x in walk([v]))
 
 
 def on_device(kernel: Kernel) -> Kernel:

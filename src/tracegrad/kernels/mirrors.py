@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from tracegrad.kernels.blocks import BLOCK, Blocks, Replaced, Span, steps_of
+from tracegrad.kernels.blocks import BLOCK, Blocks, Span, body_of, steps_of
 from tracegrad.kernels.expr import Atom, Index, Space, Value, Var
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, workgroup_bytes
+from tracegrad.kernels.unroll import Replaced
 
 ARRAYS = {"f32": "wf", "i32": "wi"}  # workgroup arrays by the type of their elements
 LOOKED_AT = 3  # iterations in which places are compared: they move by a fixed step, or there and back
@@ -66,7 +67,7 @@ def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -
     for (k, slot), w in sources.items():
         of[k][slot] = places[w]._replace(later=int(w[0] < k))
     kernels = tuple(
-        replace(kernel, body=_Local({slot for j, slot in sources if j == k}).body(kernel))
+        replace(kernel, body=body_of(kernel, _Local({slot for j, slot in sources if j == k})))
         for k, kernel in enumerate(blocks.kernels)
     )
     return blocks._replace(kernels=kernels), Mirrors(tuple(of), sizes)

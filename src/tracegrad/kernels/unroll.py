@@ -20,11 +20,9 @@ def unroll(kernel: Kernel) -> Kernel:
     axes = short_axes(kernel)
     if not axes:
         return kernel
-    points = [dict(zip([a.name for a in axes], at)) for at in itertools.product(*(range(a.size) for a in axes))]
-    copies = [AtPoint(kernel, p) for p in points]
-    space = copies[0].space
-    for c in copies:
-        c.space = space
+    space = Space()
+    points = itertools.product(*(map(space.number, range(a.size)) for a in axes))
+    copies = [Replaced(space, dict(zip([a.name for a in axes], at))) for at in points]
     body: list[Statement] = []
     for s in kernel.body:
         if isinstance(s, Fold):
@@ -51,7 +49,7 @@ def short_axes(kernel: Kernel) -> list[Axis]:
     return chosen
 
 
-def _folds(f: Fold, copies: Sequence[AtPoint], space: Space, kernel: Kernel) -> list[Statement]:
+def _folds(f: Fold, copies: Sequence[Replaced], space: Space, kernel: Kernel) -> list[Statement]:
     """Return a fold over the remaining axes for each copy, then the statement that combines the copies."""
     values = [c.value(f.value) for c in copies]
     out: list[Statement] = []
@@ -69,15 +67,13 @@ def _folds(f: Fold, copies: Sequence[AtPoint], space: Space, kernel: Kernel) -> 
     return out
 
 
-class AtPoint:
-    """The kernel's values at one point of the unrolled axes."""
+class Replaced:
+    """Rebuilds the values of a kernel with an index in place of some variables, such as a point of unrolled axes."""
 
-    def __init__(self, kernel: Kernel, point: Mapping[str, int]) -> None:
-        self.space = Space()
-        self.point = point
-        self.locals: dict[str, Value] = {}
+    def __init__(self, space: Space, replaced: Mapping[str, Index]) -> None:
+        self.space, self.replaced = space, replaced
+        self.locals: dict[str, Value] = {}  # name -> the value in its place
         self._values: dict[Value, Value] = {}
-        self.sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
 
     def store(self, s: Store) -> Store:
         return Store(s.slot, self.index(s.index), self.value(s.value), s.inner)
@@ -90,15 +86,14 @@ class AtPoint:
 
     def atom(self, atom: Var | Quotient | Dynamic) -> Index:
         if isinstance(atom, Var):
-            at = self.point.get(atom.name)
-            return self.space.var(atom.name, atom.size) if at is None else self.space.number(at)
+            return self.replaced.get(atom.name) or self.space.var(atom.name, atom.size)
         if isinstance(atom, Quotient):
             inner = self.index(atom.index)
             return inner % atom.d if atom.mod else inner // atom.d
         return self.space.dynamic(self.value(atom.value), atom.hi + 1)
 
     def value(self, root: Value) -> Value:
-        """Return `root` at this point. Iterative, because expressions can be deep."""
+        """Return `root`, rebuilt. Iterative, because expressions can be deep."""
         stack = [root]
         while stack:
             v = stack[-1]
@@ -121,7 +116,7 @@ class AtPoint:
         if v.op == "load":
             return self.space.load(v.arg[0], self.index(v.arg[1]), v.dtype)
         if v.op == "local":
-            return self.locals[v.arg]
+            return self.locals.get(v.arg) or self.space.value("local", v.dtype, v.arg)
         if v.op == "inside":
             return self.inside(v.arg, args[0], v.dtype)
         return self.space.value("map", v.dtype, v.arg, args)
@@ -138,18 +133,18 @@ def substituted(v: Value, space: Space, replaced: Mapping[str, tuple[Index, int]
     return _Substituted(space, replaced).value(v)
 
 
-class _Substituted(AtPoint):
+class _Substituted(Replaced):
     """Values with replaced variables. The atoms of their indices must all be variables."""
 
-    def __init__(self, space: Space, replaced: Mapping[str, tuple[Index, int] | None]) -> None:
-        self.space, self.replaced = space, replaced
-        self.locals, self._values = {}, {}
+    def __init__(self, space: Space, scaled: Mapping[str, tuple[Index, int] | None]) -> None:
+        super().__init__(space, {})
+        self.scaled = scaled
 
     def index(self, x: Index) -> Index:
         out = self.space.number(x.const)
         for atom, c in x.terms:
             assert isinstance(atom, Var)
-            new = self.replaced.get(atom.name, (self.space.index({atom: 1}, 0), 1))
+            new = self.scaled.get(atom.name, (self.space.index({atom: 1}, 0), 1))
             if new is not None:
                 out = out + new[0] * (c // new[1])
         return out

@@ -85,16 +85,12 @@ def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
         return None
     terms = [i.strides for i in indices]
     pairs = pairs_of(terms, rows, columns)
-    if _lies(kernel, v) and all(p.step == 1 for p in pairs):
+    if v.op == "load" and kernel.loaded(v) is f32 and all(p.step == 1 for p in pairs):
         steps = terms[0]
         neighbours = any(steps.get(a.name) == 1 for a in (*rows, *columns))
         lays = {a.name: Lay(a.size, steps.get(a.name, 0)) for a in axes}
         return Gathered(v.arg[0], v.arg[1].const, lays, None) if neighbours else None
     return _copied(v, pairs, terms, axes, batch) if pairs else None
-
-
-def _lies(kernel: Kernel, v: Value) -> bool:
-    return v.op == "load" and kernel.loaded(v) is f32
 
 
 def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: Sequence[Axis]) -> list[Pair]:

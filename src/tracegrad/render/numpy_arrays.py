@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tracegrad.kernels.expr import Guard, Index, Quotient, Var, atoms_of
+from tracegrad.kernels.expr import Index, Quotient, Var, atoms_of
 from tracegrad.kernels.form import Kernel
 
 Shape = tuple[int, ...]
@@ -109,17 +109,6 @@ class Arrays:
         """Return an expression for the coordinate along axis `k`."""
         shape = tuple(a.size if d == k else 1 for d, a in enumerate(self.axes))
         return f"np.arange({self.axes[k].size}).reshape({shape})"
-
-    def mask(self, guards: Sequence[Guard]) -> str:
-        """Return where all guards hold, computed once."""
-        parts: list[str] = []
-        for g in guards:
-            t = f"np.asarray({self.table_text(g.index)})"
-            parts.append(f"({t} >= {g.lo}) & ({t} < {g.hi})" + (f" & ({t} % {g.step} == 0)" if g.step > 1 else ""))
-        name = self.fresh("g")
-        self.setup.append(f"{name} = {' & '.join(parts)}")
-        self.shapes[name] = self.joined(self.shape_of(g.index) for g in guards)
-        return name
 
     def viewed(self, name: str) -> str:
         """Return an i32 view of an array made in the setup."""

@@ -165,15 +165,14 @@ class Values:
 
     def mask(self, guards: Sequence[Guard]) -> str:
         """Return where all guards hold."""
-        if not any(_depends(g.index) for g in guards):
-            return self.arrays.mask(guards)
-        name = self.arrays.fresh("g")
+        name, moving = self.arrays.fresh("g"), any(_depends(g.index) for g in guards)
+        text, lines = (self.index_now, self.arrays.lines) if moving else (self.arrays.table_text, self.arrays.setup)
         parts: list[str] = []
         for g in guards:
             t = self.arrays.fresh("x")
-            self.arrays.lines.append(f"{t} = {self.index_now(g.index)}")
+            lines.append(f"{t} = np.asarray({text(g.index)})")
             parts.append(f"({t} >= {g.lo}) & ({t} < {g.hi})" + (f" & ({t} % {g.step} == 0)" if g.step > 1 else ""))
-        self.arrays.lines.append(f"{name} = {' & '.join(parts)}")
+        lines.append(f"{name} = {' & '.join(parts)}")
         return name
 
     def inside(self, v: Value, out: str | None) -> str:
