@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.symbols import Record, Symbol
-from tracegrad.compiler.uniform import Pair, parts_of
+from tracegrad.compiler.uniform import Pair, roots_in
 from tracegrad.dtypes import DType, TensorType
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
@@ -182,12 +182,8 @@ def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
 def _equal(graph: Graph, plain: Graph) -> bool:
     """Return whether two graphs are equal, node by node."""
     numbers: list[dict[int, int]] = [{t.serial: k for k, t in enumerate(g.nodes)} for g in (graph, plain)]
-    roots = [
-        [(kind, name, seen[t.serial]) for kind, part in parts_of(g) for name, t in part.items()]
-        for g, seen in zip((graph, plain), numbers)
-    ]
     return (
-        roots[0] == roots[1]
+        roots_in(graph, numbers[0]) == roots_in(plain, numbers[1])
         and len(graph.nodes) == len(plain.nodes)
         and all(
             x.prim is y.prim

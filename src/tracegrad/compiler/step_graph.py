@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import NamedTuple
 
 from tracegrad.compiler.persistent import HALTED
 from tracegrad.compiler.tracing import Traced
@@ -84,17 +83,10 @@ def _packed(found: Mapping[str, Tensor], part: Part, scaling: LossScale | None) 
     return part.own.pack({**zeros, **{n: scaling.unscaled(g) if scaling else g for n, g in found.items()}})
 
 
-class _Update(NamedTuple):
-    """What an optimizer makes of the gradients, if the step is applied."""
-
-    before: Mapping[str, Tensor]
-    new: dict[str, Tensor]
-    guard: Guard | None
-    host: Host
-    halted: Tensor
-
-
-def _updated(g: Tensor, part: Part, optimizer: Optimizer, scaling: LossScale | None, missed: Tensor | None) -> _Update:
+def _updated(
+    g: Tensor, part: Part, optimizer: Optimizer, scaling: LossScale | None, missed: Tensor | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Guard | None, Host, Tensor]:
+    """Return what the optimizer changes, before and after the step; the guard, the host's values, and `halted`."""
     arena, at = part.own, part.at
     sizes = optimizer.transform.sizes(arena)
     state = {name: leaf("state", at + name, TensorType(f32, (size,))) for name, size in sizes.items()}
@@ -103,7 +95,7 @@ def _updated(g: Tensor, part: Part, optimizer: Optimizer, scaling: LossScale | N
     host = Host(arena, scaling and scaling.updates(), g, optimizer.groups, missed=missed)
     updates, new = optimizer.transform.update(g, p, state, host)
     new = {**new, PARAMS: p + updates}
-    return _Update({**state, PARAMS: p}, new, Guard.traced(optimizer.transform, host, at), host, halted)
+    return {**state, PARAMS: p}, new, Guard.traced(optimizer.transform, host, at), host, halted
 
 
 def _unless(

@@ -6,7 +6,7 @@ factor that differs, a flip as an index, a Python loop over rows as more nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.plan import Plan
@@ -60,11 +60,7 @@ def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
         if not _alike(x, y, numbers, sizes):
             where = f", {x.site.short}" if x.site else ""
             raise UnsizedError(f"{x.prim.name}{where}, is {x.type} at a batch of {sizes.a} and {y.type} at {sizes.b}")
-    roots = [
-        [(kind, name, seen[t.serial]) for kind, part in parts_of(g) for name, t in part.items()]
-        for g, seen in zip((one, other), numbers)
-    ]
-    if len(nodes[0]) != len(nodes[1]) or roots[0] != roots[1]:
+    if len(nodes[0]) != len(nodes[1]) or roots_in(one, numbers[0]) != roots_in(other, numbers[1]):
         raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")
 
 
@@ -98,9 +94,10 @@ def _moving(graph: Graph, numbers: dict[int, int], sizes: Pair, size: int) -> li
     return found
 
 
-def parts_of(graph: Graph) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-    """Yield the outputs, captures and writes of a graph."""
-    yield from (("output", graph.outputs), ("capture", graph.captures), ("write", graph.writes))
+def roots_in(graph: Graph, numbers: Mapping[int, int]) -> list[tuple[str, str, int]]:
+    """Return kind, name and number of each root of a graph. numbers: of serials."""
+    parts = {"output": graph.outputs, "capture": graph.captures, "write": graph.writes}
+    return [(kind, name, numbers[t.serial]) for kind, part in parts.items() for name, t in part.items()]
 
 
 def decide_extents(one: Plan, other: Plan, sizes: Pair) -> None:

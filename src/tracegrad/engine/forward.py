@@ -16,7 +16,16 @@ from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.dtypes import InputType
 from tracegrad.engine import params
 from tracegrad.engine.forward_runs import ForwardPrograms, ForwardRun
-from tracegrad.engine.inputs import Given, as_arrays, check_inputs, check_patches, given_or_blank, merge, sizes_of
+from tracegrad.engine.inputs import (
+    Given,
+    as_arrays,
+    check_inputs,
+    check_patches,
+    given_or_blank,
+    merge,
+    sizes_of,
+    unchanged,
+)
 from tracegrad.engine.pending import Demand, Pending, resolved
 from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, RunResult, failure
@@ -39,10 +48,6 @@ UNSET = (
     "the parameters of this forward were never set: they are random. Write infer.load(path), infer.set_params(record) "
     "or tg.load_forward(path, ...); seed= of tg.compile_forward says that random ones are wanted"
 )
-
-
-def _itself(x: Array) -> Array:
-    return x
 
 
 class CompiledForward(HasStates):
@@ -126,7 +131,7 @@ class CompiledForward(HasStates):
                 programs.runs += 1
                 # the caller waits, so the arrays need no copy; only another thread could change a checked index
                 lent = waits and program.direct is not None and not program.indexed
-                arrays = check_inputs(program.inputs, given, "run", copied=_itself if lent else new_copy)
+                arrays = check_inputs(program.inputs, given, "run", copied=unchanged if lent else new_copy)
                 patched = check_patches(program.built.sites, patches, "run") if patches is not None else {}
                 if patched:
                     program = programs.with_patches(program)

@@ -239,19 +239,6 @@ def compiler() -> Compiler | None:
     return compiler_named(os.environ.get(VARIABLE, ""))
 
 
-def begin_library(source: str, otherwise: str) -> Future[ctypes.CDLL | None]:
-    """Find a compiler and begin to compile the library of `source`, in the background.
-
-    The library stays loaded, because it can have threads.
-    """
-
-    def made() -> ctypes.CDLL | None:
-        found = compiler()
-        return found.library(source, otherwise, keep=True) if found else None
-
-    return in_background(made)
-
-
 @functools.cache
 def compiler_named(asked: str) -> Compiler | None:
     """Return the compiler for one value of TRACEGRAD_CC. Warns of one that hangs when asked for its version."""

@@ -31,7 +31,8 @@ from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Program
 from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run, check_within, persistent
-from tracegrad.runtime.c_compiler import begin_library
+from tracegrad.runtime.c_compiler import compiler
+from tracegrad.runtime.process import in_background
 from tracegrad.runtime.storage import check_memory
 from tracegrad.runtime.verdicts import Verdicts
 from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, DirectCalls, LogTap, device_error
@@ -77,6 +78,12 @@ class Batch:
             self.loaded.free.append(self.memory)  # the queue runs copies in order, so early reuse is safe
 
 
+def _library() -> ctypes.CDLL | None:
+    """Return SOURCE, compiled, if there is a compiler. It stays loaded, because it has threads."""
+    found = compiler()
+    return found.library(SOURCE, "steps are submitted by Python", keep=True) if found else None
+
+
 class NativeSession:
     """A wgpu device with named, persistent buffers; `runtime.base.Session` documents each method.
 
@@ -90,7 +97,7 @@ class NativeSession:
         self.info = DeviceInfo("webgpu", adapter.description, adapter.software, resizes=True)
         self._closed = False
         self._lost = ""
-        library = begin_library(SOURCE, "steps are submitted by Python") if calls == "compiled" else None
+        library = in_background(_library) if calls == "compiled" else None
         load_wgpu()  # before the tap, because wgpu requires that it creates its logger itself
         self._tap = LogTap().attach()
         self._shared: dict[str, Array] = {}
