@@ -46,7 +46,6 @@ class _Loaded:
     program: Program
     memory: dict[str, Array]
     libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; empty if the kernels are in NumPy
-    size: Array  # of a run, in the memory that kernels read
     wrong: bool | None = None  # does C compute a kernel wrongly? None: not checked yet
     inputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])  # the memory of each input
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
@@ -56,6 +55,10 @@ class _Loaded:
     whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
     bound: BoundCalls | None = None  # the same in C
     like: _Loaded | None = None  # the program at its capacity, if this is the same at another size
+    size: Array = field(init=False)  # of a run, in the memory that kernels in C read
+
+    def __post_init__(self) -> None:
+        self.size = np.array([self.program.size], np.int64)
 
 
 def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
@@ -109,8 +112,7 @@ class CpuSession:
         self._next += 1
         if like is not None:
             same = self._ready(like)
-            size = _size(program)
-            made = _Loaded(program, same.memory, same.libraries, size, same.wrong, given=same.given, like=same)
+            made = _Loaded(program, same.memory, same.libraries, same.wrong, given=same.given, like=same)
             self._loaded[self._next] = made
             return self._next
         foreign = [k.label for k in program.kernels if not k.own]
@@ -127,7 +129,7 @@ class CpuSession:
             self._persistent = {name: x for name, x in self._persistent.items() if name in before}
             size = sum(b.bytes for b in program.buffers)
             raise DeviceError(f"not enough memory for the {size} bytes of the program: {e}") from e
-        self._loaded[self._next] = _Loaded(program, memory, self._begun(program), _size(program))
+        self._loaded[self._next] = _Loaded(program, memory, self._begun(program))
         return self._next
 
     def _begun(self, program: Program) -> list[Future[ctypes.CDLL | None]]:
@@ -216,7 +218,8 @@ class CpuSession:
 
         def made(s: Step) -> Call:
             if isinstance(s, FunctionStep):
-                return calls.call(s.name, s.parts, list(map(at, s.places)), _sized(s, int(size[0])))
+                follow: AtSize = lambda n, at: ({len(s.places) - 1: at}, max(1, s.parts * n // int(size[0])))
+                return calls.call(s.name, s.parts, list(map(at, s.places)), follow if s.sized else None)
             if isinstance(s, GatheredStep):
                 places = [(at(x.place, x.first), x) for x in (s.a, s.b)]
                 return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes)
@@ -368,18 +371,6 @@ def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]]) -> CallList | N
 def _with_margins(size: int, dtype: Any) -> Array:
     """Return this many elements with a zero after them, between margins."""
     return zeros_between_margins((size + 1) * np.dtype(dtype).itemsize).view(dtype)
-
-
-def _size(program: Program) -> Array:
-    """Return the array from which C kernels read the size of a run; empty for a program of one size."""
-    return np.array([program.size], np.int64)
-
-
-def _sized(s: FunctionStep, capacity: int) -> AtSize | None:
-    """Return what follows the size in a call of a function: where it reads the size, and the most parts."""
-    if not s.sized:
-        return None
-    return lambda n, at_size: ({len(s.places) - 1: at_size}, max(1, s.parts * n // capacity))
 
 
 def _at_size(loaded: _Loaded, like: _Loaded, bound: BoundCalls) -> BoundCalls:
