@@ -41,7 +41,8 @@ def noted(session: Any, files: Sequence[str], fresh: bool) -> list[Run]:
     for path, members in modules.items():
         at, own = MAP / f"{path.stem}.json", digest(path)
         known = json.loads(at.read_text()) if at.exists() else {}
-        entries: dict[str, Any] = {} if known.get("test") != own else known["runs"]
+        fits = known.get("test") == own and known["files"].keys() == now.keys()  # of other files it knows no lines
+        entries: dict[str, Any] = known["runs"] if fits else {}
         old = {name for name, was in known.get("files", {}).items() if now.get(name) != was}
         stale = [k for k in members if not _valid(entries.get(session.items[k].nodeid), old)]
         entries = {n: entry for n, entry in entries.items() if _valid(entry, old)}
