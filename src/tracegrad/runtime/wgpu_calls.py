@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
 
 
-@dataclass(frozen=True, slots=True)
-class BoundDispatch:
+class BoundDispatch(NamedTuple):
     """One dispatch: wgpu objects, and the positions of its offsets in the uniform buffer (bytes)."""
 
     pipeline: Any

@@ -236,12 +236,12 @@ def resized(program: Program, like: Loaded, device: Any, calls: Calls, kernels: 
     loaded = Loaded(program, like.depth, arrays=like.arrays, lender=like)
     launched = [d for d in like.program.dispatches if all(d.grid)]  # a program at a size has no loops
     grids = [d.grid for d, own in zip(program.dispatches, like.program.dispatches, strict=True) if all(own.grid)]
-    loaded.dispatched = tuple([replace(x, grid=grid) for x, grid in zip(like.dispatched, grids, strict=True)])
+    loaded.dispatched = tuple([x._replace(grid=grid) for x, grid in zip(like.dispatched, grids, strict=True)])
     numbers = [_numbers(like.program, d, program.size) for d in launched]
     if numbers != [_numbers(like.program, d, like.program.size) for d in launched]:
         group, places = _uniform(loaded, numbers, device, calls, kernels)
         loaded.dispatched = tuple(
-            [replace(x, offsets=group, at=places[n]) if n else x for x, n in zip(loaded.dispatched, numbers)]
+            [x._replace(offsets=group, at=places[n]) if n else x for x, n in zip(loaded.dispatched, numbers)]
         )
     loaded.bound, loaded.groups = like.bound, like.groups
     loaded.inputs = plan_inputs(program, like.arrays, loaded.depth)
@@ -270,9 +270,11 @@ def release(loaded: Loaded, shared: dict[str, Array]) -> None:
 
 def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
     """Return the launches of the `run`-th run of a batch."""
+    if not loaded.runs:
+        loaded.runs.append(calls.prepare(loaded.dispatched))
     while len(loaded.runs) <= run:
         launches = [
-            replace(x, group=_group(loaded, layout, ids, len(loaded.runs), kernels))
+            x._replace(group=_group(loaded, layout, ids, len(loaded.runs), kernels))
             for x, (layout, ids) in zip(loaded.dispatched, loaded.bound, strict=True)
         ]
         loaded.runs.append(calls.prepare(launches))

@@ -102,7 +102,7 @@ class BatchMemory:
         self.prepared: dict[int, Any] = {}  # commands, by number of runs
         self._plan = plan
         self._rows: dict[int, NDArray[Any]] = {
-            k: np.zeros((plan.depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for k, a in plan.arrays.items()
+            k: np.empty((plan.depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for k, a in plan.arrays.items()
         }
         self._views: list[list[Place]] = []  # for each run: its small values
         self._staged: list[dict[str, Any]] = []  # for each run: the small values last staged
