@@ -149,8 +149,12 @@ class _Writer:
             self.call(function, function.body())
 
     def is_called(self, p: Product) -> bool:
-        """Return whether a product is worth a call. A fold cannot sum k in parts."""
-        return p.part > 0 or (self.kernel.length > FEW_PRODUCTS and (not is_vector(p) or self.slides(p)))
+        """Return whether a product is worth a call. A fold cannot sum k in parts.
+
+        If an operand is one row or one column, a fold reads the other operand just as fast in place.
+        """
+        matrices = min(points(p.m), points(p.n)) > 1
+        return p.part > 0 or (self.kernel.length > FEW_PRODUCTS and (matrices or self.slides(p)))
 
     def slides(self, p: Product) -> bool:
         """Return whether one row is multiplied by contiguous columns that overlap in memory."""
@@ -310,11 +314,6 @@ class _Writer:
         sizes = [*(a.size if a in own else 1 for a in batch), m, n]
         steps = [*(strides.get(a.name, 0) for a in batch), *((1, int(m)) if turned else (int(n), 1))]
         return self.view(slot, 0, sizes, steps)
-
-
-def is_vector(p: Product) -> bool:
-    """Return whether an operand is one row or one column: a fold then reads the other operand just as fast in place."""
-    return min(points(p.m), points(p.n)) == 1
 
 
 def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
 from tracegrad.kernel_source import KernelSource
-from tracegrad.program import PERSISTENT, Buffer, Dispatch, Field, Program
+from tracegrad.program import PERSISTENT, Buffer, Dispatch, Program
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (
@@ -131,7 +131,8 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
     needs = program.needs
     largest = max(program.buffers, key=lambda b: b.bytes, default=Buffer(needs.largest, "f32", 0, "temp"))
     name = needs.largest or largest.name
-    values = [f for f in _fields(program) if program.buffers[f.buffer].name == name]
+    fields = (*program.params, *program.states, *program.inputs, *program.outputs)
+    values = [f for f in fields if program.buffers[f.buffer].name == name]
     if values:
         top = max(values, key=lambda f: f.size)
         name = f"{name}, largest value {top.name!r} {top.type}"
@@ -318,10 +319,6 @@ def allocate(device: Any, name: str, size: int, usage: int) -> Any:
         return device.create_buffer(label=name, size=whole(size) or VECTOR, usage=usage)
     except Exception as e:
         raise device_error(str(e), f"allocating {size} bytes for {name!r}") from e
-
-
-def _fields(program: Program) -> Sequence[Field]:
-    return (*program.params, *program.states, *program.inputs, *program.outputs)
 
 
 def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, Array]) -> Array:
