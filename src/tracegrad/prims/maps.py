@@ -10,7 +10,7 @@ from tracegrad.dtypes import DType, TensorType, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import entered, method
-from tracegrad.prims.examples import EXAMPLES, MEANINGS
+from tracegrad.prims.examples import EXAMPLES
 from tracegrad.prims.leaves import as_tensor, as_tensors
 from tracegrad.prims.rules import alike, symmetric
 from tracegrad.prims.views import broadcast_to
@@ -127,24 +127,17 @@ def _document(
     name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, array: Any, *, differentiable: bool
 ) -> str:
     """Write the docstring of a row, whose meaning is NumPy's function of that name."""
-    meaning = MEANINGS.get(name) or f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
+    plain = f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
+    meaning, *example = EXAMPLES.get(name, [plain])
     return (
         f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
         f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays or numbers, any shape.\n"
         f"Returns {out.name if out else 'the same dtype'}. {'Differentiable.' if differentiable else 'No gradient.'}\n"
         f"Raises DTypeError for other {'or differing dtypes, ShapeError if shapes do not fit' if two else 'dtypes'}.\n"
         f"As {f'numpy.{array} and ' if isinstance(array, str) else ''}torch.{TORCH.get(name, name)}."
-        f"{_example(name)}"
+        + "".join([f"\n\n>>> tg.{name}({x}".replace(" -> ", "\n") for x in example])
     )
 
 
 TORCH = {"equal": "eq"}  # names that differ in PyTorch
-
-
-def _example(name: str) -> str:
-    """Return the example of a row, as a doctest."""
-    line = EXAMPLES.get(name, "")
-    return line and f"\n\n>>> tg.{name}({line.replace(' -> ', chr(10))}"
-
-
 float_type = typed(FLOAT)  # f32 only
