@@ -15,9 +15,8 @@ from tracegrad.ir import Primitive, Tensor, bind, register, rewrite, toposort
 from tracegrad.methods import op
 from tracegrad.optim.host import Host
 from tracegrad.optim.transform import PerParameter, Transform, chain
-from tracegrad.prims.composites import composite
 from tracegrad.prims.leaves import as_tensor
-from tracegrad.prims.maps import elementwise, typed
+from tracegrad.prims.maps import composite, elementwise, typed
 from tracegrad.prims.rules import alike, linear, merged, multilinear, shifted, symmetric
 from tracegrad.schedule import Schedule
 

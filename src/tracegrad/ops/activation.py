@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from tracegrad.errors import InputError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import abs, erf, exp, expm1, log1p, logistic, square, tanh, where
 from tracegrad.prims.leaves import as_tensor
-from tracegrad.prims.maps import float_type
+from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, symmetric
 
 if TYPE_CHECKING:
-    from tracegrad.prims.composites import Expansion, Vjp
+    from tracegrad.prims.maps import Expansion, Vjp
 
 __all__ = ["elu", "gelu", "hardtanh", "leaky_relu", "log_sigmoid", "relu", "sigmoid", "silu", "softplus", "tanhshrink"]
 

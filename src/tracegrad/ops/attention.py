@@ -13,10 +13,9 @@ from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, op
 from tracegrad.ops import random
 from tracegrad.ops.norm import softmax, softmax_causal
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import LITERAL, as_tensor
-from tracegrad.prims.maps import float_type
+from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import slice_
 

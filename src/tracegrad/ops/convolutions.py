@@ -18,10 +18,9 @@ from tracegrad.methods import op
 from tracegrad.ops.joining import concat
 from tracegrad.ops.phases import Phases, by_phases, geometry
 from tracegrad.ops.windows import KINDS, WINDOWS, IntOrPair, Sizes, by, check_images, int_each, window_counts
-from tracegrad.prims.composites import composite
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor
-from tracegrad.prims.maps import float_type
+from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import merged, multilinear, spread
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
 from tracegrad.shapes import show

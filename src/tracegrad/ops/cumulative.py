@@ -8,10 +8,10 @@ from tracegrad.methods import METHODS, Operand, method
 from tracegrad.ops.joining import stack
 from tracegrad.ops.reduction import folded, number
 from tracegrad.prims import views
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import PROD, SUM
 from tracegrad.prims.leaves import const, iota
+from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import multilinear, shifted
 from tracegrad.shapes import normalize_axis
 from tracegrad.tuning import SCAN_BLOCK, SCAN_WRITTEN_OUT

@@ -9,9 +9,9 @@ from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.windows import OVERLAP_ADD, WINDOWS, IntOrPair, Pair, int_pair, windows_type
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import Tangents, merged, multilinear
 from tracegrad.prims.views import broadcast_to, reshape
 

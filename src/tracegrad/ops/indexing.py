@@ -12,11 +12,10 @@ from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeEr
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, entered, method, op
 from tracegrad.prims import views
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
 from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, const, fitting, iota, literal, unboxed
-from tracegrad.prims.maps import broadcast
+from tracegrad.prims.maps import broadcast, composite
 from tracegrad.prims.rules import alike
 from tracegrad.shapes import integer, normalize_axis, whole
 

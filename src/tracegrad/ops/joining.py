@@ -12,10 +12,10 @@ from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method, op
 from tracegrad.ops.shaping import expand_dims
 from tracegrad.prims import views
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import offsets
 from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import linear, shifted
 from tracegrad.shapes import Axes, integer, integers, normalize_axis, whole
 

@@ -12,10 +12,9 @@ from tracegrad.methods import entered
 from tracegrad.ops.activation import sigmoid
 from tracegrad.ops.indexing import constant_integers
 from tracegrad.ops.norm import log_softmax, peak, softmax
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
 from tracegrad.prims.leaves import as_tensor, iota
-from tracegrad.prims.maps import float_type
+from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import Tangents, alike, multilinear, symmetric
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss", "nll_loss"]

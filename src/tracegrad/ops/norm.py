@@ -12,11 +12,10 @@ from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, method
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import exp, log, rsqrt, square, where
 from tracegrad.prims.folds import PEAK
 from tracegrad.prims.leaves import as_tensor, iota
-from tracegrad.prims.maps import float_type
+from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, shifted, symmetric
 from tracegrad.shapes import normalize_axis, show
 

@@ -22,7 +22,6 @@ from tracegrad.methods import entered, op
 from tracegrad.ops.norm import softmax
 from tracegrad.ops.reduction import argmax
 from tracegrad.ops.shaping import sizes_of
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import (
     bit_xor,
     cast,
@@ -37,7 +36,7 @@ from tracegrad.prims.elementwise import (
     where,
 )
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
-from tracegrad.prims.maps import float_type
+from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
 from tracegrad.refusals import shown

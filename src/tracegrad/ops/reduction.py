@@ -11,11 +11,10 @@ from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims import views
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import abs, cast, exp, isnan, log, logical_not, nonfinite, pow, sqrt, square, where
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
-from tracegrad.prims.maps import float_type
+from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import Tangents, shifted
 from tracegrad.shapes import Axes, normalize_axes, reduced_shape
 

@@ -18,10 +18,10 @@ from tracegrad.methods import Operand, method
 from tracegrad.ops.networks import Pairs, network
 from tracegrad.ops.reduction import max, sum
 from tracegrad.ops.shaping import swapaxes
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import cast, isnan, where
 from tracegrad.prims.folds import GATHER
 from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import Tangents, multilinear, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis

@@ -15,9 +15,8 @@ from tracegrad.ir import Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.joining import concat
 from tracegrad.ops.phases import Phases, Steps, by_phases, geometry
-from tracegrad.prims.composites import composite
 from tracegrad.prims.leaves import as_tensor
-from tracegrad.prims.maps import float_type
+from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import merged, multilinear
 from tracegrad.prims.views import permute, place, reshape, slice_, window, window_count
 from tracegrad.shapes import whole

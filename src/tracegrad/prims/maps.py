@@ -1,10 +1,10 @@
-"""How an elementwise row is made: its type rule, its public function, which broadcasts, and the docstring."""
+"""How rows are made: elementwise rows, with type rule, public function and docstring; and composites of other ops."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracegrad.dtypes import DType, TensorType, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, ShapeError
@@ -15,6 +15,12 @@ from tracegrad.prims.leaves import as_tensor, as_tensors
 from tracegrad.prims.rules import alike, symmetric
 from tracegrad.prims.views import broadcast_to
 from tracegrad.shapes import broadcast_shapes
+
+if TYPE_CHECKING:
+    from typing import Concatenate
+
+    Expansion = Callable[Concatenate[Tensor, ...], Tensor]  # (*inputs, **attrs) -> the result
+    Vjp = Callable[Concatenate[Tensor, Tensor, Tensor, ...], Sequence[Tensor | None]]  # (ct, y, *inputs, **attrs)
 
 FLOAT = (f32,)
 NUMBER = (f32, i32, u32)
@@ -83,6 +89,29 @@ def map_row(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: st
     """Register a row of the family: all rows share the forward-mode and batching rules."""
     jvp = symmetric if vjp is not None else None
     return register(Primitive(name, "map", type, array, vjp, jvp, alike, wgsl, helper, cost=cost))
+
+
+def composite(
+    name: str,
+    *,
+    type: Any,
+    expand: Expansion,
+    vjp: Vjp | None = None,
+    jvp: Any = None,
+    batch: Any = None,
+    indexes: Callable[..., tuple[int, int, int | None]] | None = None,
+    xla: Callable[..., Any] | None = None,
+) -> Primitive:
+    """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`.
+
+    jvp, batch: only if those of the expansion would be worse, or would differ from `vjp` at a kink.
+    xla: if XLA compiles the whole op better than its expansion.
+
+    As jax.custom_vjp on a jitted function.
+
+    >>> double = extend.composite("doc_double", type=lambda x: x, expand=lambda x: x + x)
+    """
+    return register(Primitive(name, "composite", type, None, vjp, jvp, batch, expand=expand, indexes=indexes, xla=xla))
 
 
 def elementwise(

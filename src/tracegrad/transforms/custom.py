@@ -17,9 +17,9 @@ from typing import Any, cast
 from tracegrad import ambient
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.ir import Tensor, bind, toposort
-from tracegrad.prims.composites import composite
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import LEAF, as_tensor, const
+from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import Tangents, spread, total, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
 from tracegrad.transforms.forwards import repeated, replayed
