@@ -17,31 +17,9 @@ from tracegrad.dtypes import TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, method
-from tracegrad.prims.functions import (
-    AT_MOST_HELPER,
-    ATAN2,
-    DIV,
-    ERF,
-    ERF_ARRAY,
-    EXP,
-    EXPM1,
-    HALF_EXP,
-    HALF_EXP_ARRAY,
-    HALF_HELPER,
-    LESS_HELPER,
-    LOG,
-    LOG1P,
-    LOGISTIC,
-    LOGISTIC_ARRAY,
-    MAX_HELPER,
-    MIN_HELPER,
-    POW,
-    SIGN,
-    TANH,
-)
+from tracegrad.prims import functions, turns
 from tracegrad.prims.leaves import as_tensor, as_tensors
 from tracegrad.prims.maps import ANY, BOOL, INT, NUMBER, broadcast, elementwise, map_row, typed
-from tracegrad.prims.turns import COS, SIN
 
 # The rows that are public functions without a wrapper
 __all__ = [
@@ -170,7 +148,7 @@ HALF = map_row(
     "{0}.astype('float16').astype({0}.dtype)",
     lambda ct, y, x: (ct,),
     "half_({0})",
-    helper=HALF_HELPER,
+    helper=functions.HALF_HELPER,
 )
 
 # `x` as a separate variable: a transform differentiates with respect to it, but not to other uses of `x`
@@ -187,11 +165,11 @@ div = elementwise(
     wgsl="div_({0}, {1})",
     vjp=lambda ct, y, a, b: (ct / b, -ct * y / b),
     cost=4,
-    helper=DIV,
+    helper=functions.DIV,
 )
 neg = elementwise("neg", array="negative", wgsl="(-{0})", vjp=lambda ct, y, x: (-ct,), accepts=(f32, i32))
 abs = elementwise("abs", array="absolute", wgsl="abs({0})", vjp=lambda ct, y, x: (ct * sign(x),), accepts=(f32, i32))
-sign = elementwise("sign", array="sign", wgsl="sign_{t}({0})", accepts=(f32, i32), helper=SIGN)
+sign = elementwise("sign", array="sign", wgsl="sign_{t}({0})", accepts=(f32, i32), helper=functions.SIGN)
 square = elementwise(
     "square", array="square", wgsl="({0} * {0})", vjp=lambda ct, y, x: (ct * (2.0 * x),), accepts=NUMBER
 )
@@ -203,48 +181,48 @@ rsqrt = elementwise(
     vjp=lambda ct, y, x: (ct * (-0.5) * y / x,),
     cost=8,
 )
-exp = elementwise("exp", array="exp", wgsl="exp_({0})", vjp=lambda ct, y, x: (ct * y,), cost=8, helper=EXP)
+exp = elementwise("exp", array="exp", wgsl="exp_({0})", vjp=lambda ct, y, x: (ct * y,), cost=8, helper=functions.EXP)
 half_exp = elementwise(  # e^x / 2, the building block of hyperbolic functions
     "half_exp",
     spelled=False,
-    array=HALF_EXP_ARRAY,
+    array=functions.HALF_EXP_ARRAY,
     wgsl="half_exp_({0})",
     vjp=lambda ct, y, x: (ct * y,),
     cost=8,
-    helper=HALF_EXP,
+    helper=functions.HALF_EXP,
 )
 expm1 = elementwise(
-    "expm1", array="expm1", wgsl="expm1_({0})", vjp=lambda ct, y, x: (ct * (y + 1.0),), cost=12, helper=EXPM1
+    "expm1", array="expm1", wgsl="expm1_({0})", vjp=lambda ct, y, x: (ct * (y + 1.0),), cost=12, helper=functions.EXPM1
 )
-log = elementwise("log", array="log", wgsl="log_({0})", vjp=lambda ct, y, x: (ct / x,), cost=12, helper=LOG)
+log = elementwise("log", array="log", wgsl="log_({0})", vjp=lambda ct, y, x: (ct / x,), cost=12, helper=functions.LOG)
 log1p = elementwise(
-    "log1p", array="log1p", wgsl="log1p_({0})", vjp=lambda ct, y, x: (ct / (x + 1.0),), cost=12, helper=LOG1P
+    "log1p", array="log1p", wgsl="log1p_({0})", vjp=lambda ct, y, x: (ct / (x + 1.0),), cost=12, helper=functions.LOG1P
 )
-sin = elementwise("sin", array="sin", wgsl="sin_({0})", vjp=lambda ct, y, x: (ct * cos(x),), cost=8, helper=SIN)
-cos = elementwise("cos", array="cos", wgsl="cos_({0})", vjp=lambda ct, y, x: (-ct * sin(x),), cost=8, helper=COS)
+sin = elementwise("sin", array="sin", wgsl="sin_({0})", vjp=lambda ct, y, x: (ct * cos(x),), cost=8, helper=turns.SIN)
+cos = elementwise("cos", array="cos", wgsl="cos_({0})", vjp=lambda ct, y, x: (-ct * sin(x),), cost=8, helper=turns.COS)
 tanh = elementwise(
-    "tanh", array="tanh", wgsl="tanh_({0})", vjp=lambda ct, y, x: (ct * (1.0 - y * y),), cost=12, helper=TANH
+    "tanh", array="tanh", wgsl="tanh_({0})", vjp=lambda ct, y, x: (ct * (1.0 - y * y),), cost=12, helper=functions.TANH
 )
 # Unlike `sigmoid`, not exact to the last bits for small values: meant as a factor
 logistic = elementwise(
     "logistic",
     spelled=False,
-    array=LOGISTIC_ARRAY,
+    array=functions.LOGISTIC_ARRAY,
     wgsl="logistic_({0})",
     vjp=lambda ct, y, x: (ct * (y * (1.0 - y)),),
     cost=8,
-    helper=LOGISTIC,
+    helper=functions.LOGISTIC,
 )
 erf = elementwise(
     "erf",
-    array=ERF_ARRAY,
+    array=functions.ERF_ARRAY,
     wgsl="erf_({0})",
     vjp=lambda ct, y, x: (ct * exp(-(x * x)) * TWO_OVER_SQRT_PI,),
     cost=12,
-    helper=ERF,
+    helper=functions.ERF,
 )
-atan2 = elementwise("atan2", array="arctan2", wgsl="atan2_({0}, {1})", vjp=_atan2_vjp, cost=12, helper=ATAN2)
-pow = elementwise("pow", array="power", wgsl="pow_({0}, {1})", vjp=_pow_vjp, cost=12, helper=POW)
+atan2 = elementwise("atan2", array="arctan2", wgsl="atan2_({0}, {1})", vjp=_atan2_vjp, cost=12, helper=functions.ATAN2)
+pow = elementwise("pow", array="power", wgsl="pow_({0}, {1})", vjp=_pow_vjp, cost=12, helper=functions.POW)
 floor = elementwise("floor", array="floor", wgsl="floor({0})")
 ceil = elementwise("ceil", array="ceil", wgsl="ceil({0})")
 round = elementwise("round", array="rint", wgsl="round({0})")
@@ -252,7 +230,7 @@ minimum = elementwise(
     "minimum",
     array="minimum",
     wgsl="min_{t}({0}, {1})",
-    helper=MIN_HELPER,
+    helper=functions.MIN_HELPER,
     vjp=lambda ct, y, a, b: _ties(ct, a < b, b < a),
     accepts=NUMBER,
 )
@@ -260,14 +238,20 @@ maximum = elementwise(
     "maximum",
     array="maximum",
     wgsl="max_{t}({0}, {1})",
-    helper=MAX_HELPER,
+    helper=functions.MAX_HELPER,
     vjp=lambda ct, y, a, b: _ties(ct, b < a, a < b),
     accepts=NUMBER,
 )
 # Returns the number if the other operand is NaN: one operation of a GPU, where `maximum` takes seven
 fmax = elementwise("fmax", spelled=False, array="fmax", wgsl="max({0}, {1})")
 less = elementwise(
-    "less", spelled=False, array="less", wgsl="less_{of}({0}, {1})", out=bool_, accepts=NUMBER, helper=LESS_HELPER
+    "less",
+    spelled=False,
+    array="less",
+    wgsl="less_{of}({0}, {1})",
+    out=bool_,
+    accepts=NUMBER,
+    helper=functions.LESS_HELPER,
 )
 less_equal = elementwise(
     "less_equal",
@@ -276,7 +260,7 @@ less_equal = elementwise(
     wgsl="less_equal_{of}({0}, {1})",
     out=bool_,
     accepts=NUMBER,
-    helper=AT_MOST_HELPER,
+    helper=functions.AT_MOST_HELPER,
 )
 equal = elementwise("equal", spelled=False, array="equal", wgsl="({0} == {1})", out=bool_, accepts=ANY)
 # Not "!=": drivers can read it as an ordered comparison, which is false for NaN
