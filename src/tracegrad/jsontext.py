@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import fields, is_dataclass
 from itertools import accumulate
@@ -87,12 +88,12 @@ def cut(text: str, longest: int = LONGEST) -> str:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise InputError(f"it names {shown(name)} twice")
-            seen.add(name)
+        raise InputError(f"it names {shown(_repeated([name for name, _ in pairs]))} twice")
     return out
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _refuse_constant(name: str) -> Any:
@@ -191,8 +192,5 @@ def index(n: int, count: int, where: str, what: str) -> int:
 
 def distinct(names: Sequence[str], where: str) -> None:
     """Check that names are unique. Raises InputError for a name that occurs twice."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InputError(f"{where} has two of the name {shown(name)}")
-        seen.add(name)
+    if (name := _repeated(names)) is not None:
+        raise InputError(f"{where} has two of the name {shown(name)}")

@@ -273,7 +273,7 @@ def check_runtime(case: Case, device: str) -> None:
     def forward(_: Module, **leaves: Tensor) -> dict[str, Tensor]:
         return results(leaves)
 
-    with _unverified():
+    with switched({"TRACEGRAD_VERIFY": "off"}):  # a refused kernel runs in NumPy, which hides its fault
         compiled = compile_forward(model=_Model(), forward=forward, inputs=types, device=device, seed=0)
         with compiled:
             got: dict[str, np.ndarray] = compiled.run(env).output
@@ -289,17 +289,16 @@ def check_runtime(case: Case, device: str) -> None:
 
 
 @contextmanager
-def _unverified() -> Generator[None]:
-    """Turn off the check of kernels at their first run: a refused kernel runs in NumPy, which hides its fault."""
-    before = os.environ.get("TRACEGRAD_VERIFY")
-    os.environ["TRACEGRAD_VERIFY"] = "off"
+def switched(values: Mapping[str, str]) -> Generator[None]:
+    """Set environment variables, and restore them afterwards."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TRACEGRAD_VERIFY"]
-        else:
-            os.environ["TRACEGRAD_VERIFY"] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
 
 
 def _value(fn: Callable[..., Tensor], env: Arrays) -> np.ndarray:

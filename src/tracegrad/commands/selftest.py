@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.engine.reference import SWITCH
 from tracegrad.runtime import verify
+from tracegrad.testing import switched
 
 Array = npt.NDArray[Any]
 SEED = 7
@@ -227,17 +227,8 @@ def run_all(device: str) -> dict[str, Outcome]:
     """Run every check on one device. A check that raises has failed, and its outcome has the message."""
     jobs: dict[str, Callable[[], None]] = {c.name: partial(run_check, c, device) for c in CHECKS}
     jobs["optimizer steps"] = partial(run_training_check, device)
-    switches = {SWITCH: "1", verify.SWITCH: "off"}  # a failure must show, and not be worked around
-    before = {name: os.environ.get(name) for name in switches}
-    os.environ.update(switches)
-    try:
+    with switched({SWITCH: "1", verify.SWITCH: "off"}):  # a failure must show, and not be worked around
         return {name: _timed(job) for name, job in jobs.items()}
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _timed(job: Callable[[], None]) -> Outcome:

@@ -1,6 +1,6 @@
 """For each elementwise row that is a public function: what it returns, and an example with its result."""
 
-TEXT = """
+TEXT: str = """
 abs | Return |x| | [-1.5, 2.0]) -> tensor([1.5, 2. ])
 add | Return a + b | [1.0, 2.0], 1.0) -> tensor([2., 3.])
 atan2 | Return the angle of the point (b, a), in (-pi, pi] | [1.0, -1.0], [1.0, -1.0]) -> tensor([ 0.7853981, -2.3561945])
