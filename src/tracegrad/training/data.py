@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from tracegrad import safetensors
 from tracegrad.arrays import Array, as_array, np
+from tracegrad.dtypes import InputType
 from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.inputs import Owned
 from tracegrad.errors import InputError
@@ -152,6 +153,61 @@ def whole_arrays(data: Any, types: Mapping[str, Any]) -> Mapping[str, Any] | Non
 def _is_whole(value: Any, t: Any) -> bool:
     """Return whether `value` is an array of examples, with the rank of the input, not an iterable of batches."""
     return hasattr(value, "to_numpy") or len(getattr(value, "shape", ())) == len(t.shape) > 0
+
+
+def sources(
+    types: Mapping[str, InputType], data: Any, x: Any, y: Any, batch_size: int | None, key: Any, validation: Any
+) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:
+    """Return the data to train on, and the data to validate on. Raises InputError for data of another kind."""
+    if not types and data is None and x is None and y is None and validation is None:
+        return [{}], None  # nothing goes in: a pass is one step
+    if data is not None and (x is not None or y is not None):
+        raise InputError.here("fit: give data, or x= and y=, not both")
+    named = x is not None or y is not None
+    arrays = from_arguments(x, y, list(types)) if named else whole_arrays(data, types)
+    source: Any = data if arrays is None else rows(arrays, types, batch_size, key)
+    if not (hasattr(source, "__iter__") or hasattr(source, "__getitem__") or isinstance(source, Rows)):
+        hint = (
+            "; call it, for its batches"
+            if callable(source)
+            else "; for example, pass a list of batches, [{'x': x, 'y': y}, ...]"
+        )
+        raise InputError.here(f"fit: data must be an iterable of batches, got {shown(source)}{hint}")
+    if arrays is None and batch_size is not None:
+        raise InputError.here(
+            "fit: batch_size is for whole arrays, fit(x=..., y=...); leave it out for an iterable of batches"
+        )
+    return (source, None) if validation is None else _split(source, validation, types, batch_size)
+
+
+def _split(
+    source: Any, validation: Any, types: Mapping[str, InputType], batch_size: int | None
+) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any]]:
+    """Return the data to train on and the data to validate on: a share of `source`, or data of their own."""
+    if isinstance(validation, (int, float)):
+        if not isinstance(source, Rows) or not 0 < validation < 1:
+            raise InputError.here(
+                f"fit: validation={validation!r} must be a fraction of whole arrays, between 0 and 1; otherwise "
+                "pass a tuple or an iterable of batches"
+            )
+        return source.split(validation)
+    found = whole_arrays(validation, types)
+    if found is None:
+        return source, cast("Iterable[Any]", validation)
+    first = next(iter(types.values())).shape
+    size = source.size if isinstance(source, Rows) else None if first and isinstance(first[0], int) else batch_size
+    free = {n: t._replace(shape=(None, *t.shape[1:])) for n, t in types.items()}
+    return source, rows(found, free, size or (first[0] if first and isinstance(first[0], int) else None), None)
+
+
+def size_of(data: Rows | Iterable[Any]) -> list[int] | None:
+    """Return the numbers of examples and batches; without examples for an iterable, None if it has no length."""
+    if isinstance(data, Rows):
+        return [data.count, len(data)]
+    try:
+        return [len(cast("Sequence[Any]", data))]
+    except TypeError:  # no length, or none after all: a DataLoader over an iterable
+        return None
 
 
 def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from tracegrad.arrays import np
-from tracegrad.dtypes import InputType
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import CompletedStep, StepResult
 from tracegrad.errors import InputError
@@ -20,7 +19,7 @@ from tracegrad.lr import plateau_of
 from tracegrad.refusals import shown
 from tracegrad.training.between import lr_metric, turns
 from tracegrad.training.callbacks import EVENTS
-from tracegrad.training.data import Position, Rows, as_inputs, from_arguments, rows, whole_arrays
+from tracegrad.training.data import Position, Rows, as_inputs, size_of, sources
 from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.placing import Placed, placed
 from tracegrad.training.progress import Log, Progress
@@ -61,8 +60,8 @@ def fit(
     Raises InputError for arguments that do not fit, and whatever the loop raises."""
     _check(train, batch_size, validation, metrics, callbacks, options)
     where = Position.read(resume) if resume is not None else Position(1, 0, (train.seed, _steps(train)))
-    source, held = _sources(train, data, x, y, batch_size, where.key if shuffle else None, validation)
-    size = _size(source)
+    source, held = sources(train.input_types, data, x, y, batch_size, where.key if shuffle else None, validation)
+    size = size_of(source)
     if resume is not None:
         if size != where.size or (size is not None and where.done > size[-1]):
             said = f"examples and batches were {where.size}, and are {size}"
@@ -103,16 +102,6 @@ def fit(
 def _steps(train: Training) -> int:
     """Return the number of steps that the training has done, over all losses."""
     return train.store.call(lambda session, stepper: sum(s.counter for s in stepper.together))
-
-
-def _size(data: Rows | Iterable[Any]) -> list[int] | None:
-    """Return the numbers of examples and batches; without examples for an iterable, None if it has no length."""
-    if isinstance(data, Rows):
-        return [data.count, len(data)]
-    try:
-        return [len(cast("Sequence[Any]", data))]
-    except TypeError:  # no length, or none after all: a DataLoader over an iterable
-        return None
 
 
 def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, callbacks: Any, options: Options) -> None:
@@ -171,52 +160,6 @@ def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[di
             if not callable(hook):
                 raise InputError.here(f"fit: {name} must be a function of the state, got {shown(hook)}; define one")
     return out, bool(watched)
-
-
-def _sources(
-    train: Training, data: Any, x: Any, y: Any, batch_size: int | None, key: Any, validation: Any
-) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:
-    """Return the data to train on, and the data to validate on. Raises InputError for data of another kind."""
-    types = train.input_types
-    if not types and data is None and x is None and y is None and validation is None:
-        return [{}], None  # nothing goes in: a pass is one step
-    if data is not None and (x is not None or y is not None):
-        raise InputError.here("fit: give data, or x= and y=, not both")
-    named = x is not None or y is not None
-    arrays = from_arguments(x, y, list(types)) if named else whole_arrays(data, types)
-    source: Any = data if arrays is None else rows(arrays, types, batch_size, key)
-    if not (hasattr(source, "__iter__") or hasattr(source, "__getitem__") or isinstance(source, Rows)):
-        hint = (
-            "; call it, for its batches"
-            if callable(source)
-            else "; for example, pass a list of batches, [{'x': x, 'y': y}, ...]"
-        )
-        raise InputError.here(f"fit: data must be an iterable of batches, got {shown(source)}{hint}")
-    if arrays is None and batch_size is not None:
-        raise InputError.here(
-            "fit: batch_size is for whole arrays, fit(x=..., y=...); leave it out for an iterable of batches"
-        )
-    return (source, None) if validation is None else _split(source, validation, types, batch_size)
-
-
-def _split(
-    source: Any, validation: Any, types: Mapping[str, InputType], batch_size: int | None
-) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any]]:
-    """Return the data to train on and the data to validate on: a share of `source`, or data of their own."""
-    if isinstance(validation, (int, float)):
-        if not isinstance(source, Rows) or not 0 < validation < 1:
-            raise InputError.here(
-                f"fit: validation={validation!r} must be a fraction of whole arrays, between 0 and 1; otherwise "
-                "pass a tuple or an iterable of batches"
-            )
-        return source.split(validation)
-    found = whole_arrays(validation, types)
-    if found is None:
-        return source, cast("Iterable[Any]", validation)
-    first = next(iter(types.values())).shape
-    size = source.size if isinstance(source, Rows) else None if first and isinstance(first[0], int) else batch_size
-    free = {n: t._replace(shape=(None, *t.shape[1:])) for n, t in types.items()}
-    return source, rows(found, free, size or (first[0] if first and isinstance(first[0], int) else None), None)
 
 
 def _loss_of(name: str) -> str:
