@@ -145,7 +145,7 @@ class Op:
         )
         scope = self.named.__globals__
         scope.update(engine.scope, _missed=engine.missed)
-        exec(_compiled(source), scope)
+        exec(compiled(source), scope)
         named, defaults = self.named, list(self.defaults.values())
         named.__defaults__, named.__kwdefaults__ = tuple(defaults[:n]), dict(zip(parameters[n:], defaults[n:]))
         named.__code__ = scope["entry"].__code__
@@ -219,7 +219,8 @@ def op(f: F) -> F:
 
 
 @cache
-def _compiled(source: str) -> CodeType:
+def compiled(source: str) -> CodeType:
+    """Compile source text that the package wrote."""
     return compile(source, f"{__file__}:written", "exec")  # in the package: never the user's line
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache
 from operator import attrgetter
-from types import CodeType
 from typing import Any
 
 from tracegrad.arrays import Array, np
@@ -19,6 +17,7 @@ from tracegrad.errors import ShapeError
 from tracegrad.evaluate import array_rule, spelled
 from tracegrad.imperative.values import f64
 from tracegrad.ir import Tensor, reached
+from tracegrad.methods import compiled
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.rules import Indexed
 from tracegrad.prims.views import BROADCAST, RESHAPE
@@ -177,10 +176,5 @@ def _doubled(t: Tensor) -> Tensor:
 
 def defined(source: str, scope: dict[str, Any]) -> dict[str, Any]:
     """Return `scope` with the definitions of the source."""
-    exec(_compiled(source), scope)
+    exec(compiled(source), scope)
     return scope
-
-
-@cache
-def _compiled(source: str) -> CodeType:
-    return compile(source, f"{__file__}:written", "exec")  # of the package, so that errors do not blame the user

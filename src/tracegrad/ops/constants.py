@@ -151,16 +151,16 @@ def tril(x: Operand, k: int = 0) -> Tensor:
     tensor([[1., 0.],
             [1., 1.]])
     """
-    x = _matrices(x, "tril")
-    below = iota(x.shape, x.ndim - 1) <= iota(x.shape, x.ndim - 2) + integer(k, "k")
-    return where(below, x, False if x.dtype.name == "bool" else 0)
+    return _triangle(x, k, "tril")
 
 
-def _matrices(x: Operand, name: str) -> Tensor:
+def _triangle(x: Operand, k: int, name: str) -> Tensor:
     x = as_tensor(x)
     if x.ndim < 2:
         raise ShapeError(f"takes a matrix or a batch of them, got {x.type}; a mask is {name}(ones((n, n)))")
-    return x
+    column, diagonal = iota(x.shape, x.ndim - 1), iota(x.shape, x.ndim - 2) + integer(k, "k")
+    kept = column <= diagonal if name == "tril" else column >= diagonal
+    return where(kept, x, False if x.dtype.name == "bool" else 0)
 
 
 @method
@@ -176,9 +176,7 @@ def triu(x: Operand, k: int = 0) -> Tensor:
     tensor([[0., 1., 1.],
             [0., 0., 1.]])
     """
-    x = _matrices(x, "triu")
-    above = iota(x.shape, x.ndim - 1) >= iota(x.shape, x.ndim - 2) + integer(k, "k")
-    return where(above, x, False if x.dtype.name == "bool" else 0)
+    return _triangle(x, k, "triu")
 
 
 @method

@@ -7,13 +7,13 @@ from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import METHODS, Operand, method
 from tracegrad.ops.joining import stack
 from tracegrad.ops.reduction import folded, number
+from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import PROD, SUM
 from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import multilinear, shifted
-from tracegrad.shapes import normalize_axis
 from tracegrad.tuning import SCAN_BLOCK, SCAN_WRITTEN_OUT
 
 __all__ = ["cumprod", "cumsum"]
@@ -84,9 +84,7 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
     tensor([1., 3., 6.])
     """
     x = number(x)
-    if axis is None:
-        x, axis = views.reshape(x, (x.type.size,)), 0
-    axis = normalize_axis(axis, x.ndim)
+    x, axis = along(x, axis)
     return x if x.shape[axis] <= 1 else bind(CUMSUM, x, axis=axis, reverse=False)
 
 
@@ -157,7 +155,5 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     tensor([1., 2., 0., 0.])
     """
     x = number(x)
-    if axis is None:
-        x, axis = views.reshape(x, (x.type.size,)), 0
-    axis = normalize_axis(axis, x.ndim)
+    x, axis = along(x, axis)
     return x if x.shape[axis] <= 1 else bind(CUMPROD, x, axis=axis)

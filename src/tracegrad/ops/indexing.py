@@ -11,6 +11,7 @@ from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32
 from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError, call_site
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, entered, method, op
+from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
@@ -244,9 +245,7 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     tensor([30., 10.])
     """
     x = as_tensor(x)
-    if axis is None:
-        x, axis = views.reshape(x, (x.type.size,)), 0
-    axis = normalize_axis(axis, x.ndim)
+    x, axis = along(x, axis)
     return _pick(x, indices_for(indices, x.shape[axis]), axis)
 
 

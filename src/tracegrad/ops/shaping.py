@@ -230,12 +230,16 @@ def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor:
     x, repeats = as_tensor(x), integer(repeats, "repeats")
     if repeats < 0:
         raise ShapeError(f"repeats must not be negative, got {repeats}")
-    if axis is None:
-        x, axis = views.reshape(x, (x.type.size,)), 0
-    axis = normalize_axis(axis, x.ndim)
+    x, axis = along(x, axis)
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     spread = views.broadcast_to(views.reshape(x, (*before, n, 1, *after)), (*before, n, repeats, *after))
     return views.reshape(spread, (*before, n * repeats, *after))
+
+
+def along(x: Tensor, axis: int | None) -> tuple[Tensor, int]:
+    """Return `x` and its axis, counted from the front; for None the flattened `x`, and 0."""
+    x = x if axis is not None else views.reshape(x, (x.type.size,))
+    return x, normalize_axis(0 if axis is None else axis, x.ndim)
 
 
 def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:

@@ -1,6 +1,8 @@
 """For each elementwise row that is a public function: what it returns, and an example with its result."""
 
-TEXT: str = """
+from collections.abc import Mapping, Sequence
+
+TEXT = """
 abs | Return |x| | [-1.5, 2.0]) -> tensor([1.5, 2. ])
 add | Return a + b | [1.0, 2.0], 1.0) -> tensor([2., 3.])
 atan2 | Return the angle of the point (b, a), in (-pi, pi] | [1.0, -1.0], [1.0, -1.0]) -> tensor([ 0.7853981, -2.3561945])
@@ -35,4 +37,4 @@ square | Return x^2 | [2.0, 3.0]) -> tensor([4., 9.])
 sub | Return a - b | [3.0, 2.0], 1.0) -> tensor([2., 1.])
 tanh | Return (e^x - e^-x) / (e^x + e^-x) | [0.0, 1.0]) -> tensor([0.       , 0.7615942])
 """  # noqa: E501
-EXAMPLES: dict[str, list[str]] = {row.partition(" | ")[0]: row.split(" | ")[1:] for row in TEXT.split("\n")}
+EXAMPLES: Mapping[str, Sequence[str]] = {row.partition(" | ")[0]: row.split(" | ")[1:] for row in TEXT.split("\n")}
