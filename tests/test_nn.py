@@ -334,6 +334,9 @@ def test_hyper_is_one_leaf_a_name_and_records_its_default():
         (lambda: nn.Linear(8, 2)(), r"Linear: missing x="),
         (lambda: nn.Dropout(0.1)(0, train=True), r"Dropout: there is no argument 'train'; write training=True"),
         (lambda: nn.Conv2d(3, 4, 3)(0, 0), r"Conv2d: takes 1 argument by position, got 2"),
+        (lambda: Module().param(2, 3), r"param: takes 1 argument by position, got 2 by position; a shape goes in"),
+        (lambda: Module().state(2, 3), r"state: .* a shape goes in one tuple"),
+        (lambda: Module().param(2, initializer=0), r"param: there is no argument 'initializer'; write init=0"),
     ],
 )
 def test_a_layer_called_with_wrong_arguments_says_what_it_takes(wrong, told):

@@ -237,6 +237,8 @@ def check_call(
     if extra > 0 and not code.co_flags & CO_VARARGS:
         named = "".join([f"{x}=..., " for x in code.co_varnames[n:both][:3]])
         instead = f"write {who}({named}...)" if named else f"it takes {', '.join(takes) or 'none'}"
+        if takes[:1] == ("shape",):
+            instead = "a shape goes in one tuple, as (2, 3)"
         count = f"{n - bound} argument{'s' if n - bound != 1 else ''} by position"
         most = f"takes {count}" if n > bound else "takes its arguments by name"
         raise CallError.here(f"{who}: {most}, got {len(args)} by position; {instead}")

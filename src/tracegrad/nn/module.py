@@ -13,7 +13,7 @@ from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 from tracegrad.nn.parameters import COPY, Parameter, State, checked_init, declared
-from tracegrad.refusals import NoNumber, absent, check_call, shown, wrapped
+from tracegrad.refusals import NoNumber, absent, check_call, helpful, shown, wrapped
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
@@ -85,6 +85,7 @@ class Module(NoNumber):
             name = type(self).__name__
             raise TraceError.here(f"{name} cannot be called: define {name}.__call__ (PyTorch's forward)")
 
+    @helpful
     def param(
         self,
         shape: int | Sequence[int],
@@ -118,6 +119,7 @@ class Module(NoNumber):
         # Forwards see a tensor here, so editors and type checkers should see one, too.
         return cast("Tensor", Parameter(dims, dtype, init, decay, trainable, call_site()))
 
+    @helpful
     def state(self, shape: int | Sequence[int], *, init: Initializer | None = None, dtype: DType | str = f32) -> Tensor:
         """Declare a state, an array that steps can replace and no optimizer changes. Call `state` in `__init__`.
 
