@@ -10,7 +10,7 @@ from tracegrad.methods import op
 from tracegrad.ops.losses import pair, reduced
 from tracegrad.ops.math import clip
 from tracegrad.ops.reduction import norm, sum
-from tracegrad.prims.elementwise import abs, exp, log, maximum, square, where
+from tracegrad.prims.elementwise import abs, exp, log, maximum, nonfinite, square, where
 from tracegrad.prims.maps import broadcast, float_type
 
 LIMIT = 3e38
@@ -177,7 +177,7 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
         values = exp(t) * (t - x)
     else:
         none = t == 0.0
-        values = t * log(where(none, 1.0, t)) - t * where(none, 0.0, x)
+        values = t * log(where(none, 1.0, t)) - t * where(none & nonfinite(x), 0.0, x)
     if reduction == "batchmean":
         return sum(values) / (x.shape[0] if x.ndim else 1)
     return reduced(values, reduction, more=("batchmean",))

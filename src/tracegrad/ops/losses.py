@@ -9,7 +9,7 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, call_site
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered
-from tracegrad.ops.activation import sigmoid
+from tracegrad.ops.activation import sigmoid, softplus
 from tracegrad.ops.indexing import constant_integers
 from tracegrad.ops.norm import log_softmax, peak, softmax
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
@@ -294,6 +294,20 @@ BCE = composite(
 )
 
 
+def _weighted_bce(x: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    wrong, size = where(x > 0.0, no, yes), abs(x)
+    return where(wrong == 0.0, 0.0, size * wrong) + (yes + no) * log1p(exp(-size))
+
+
+def _weighted_bce_vjp(ct: Tensor, y: Tensor, x: Tensor, yes: Tensor, no: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return ct * (no * sigmoid(x) - yes * sigmoid(-x)), ct * softplus(-x), ct * softplus(x)
+
+
+WEIGHTED_BCE = composite(
+    "weighted_bce", type=float_type, expand=_weighted_bce, vjp=_weighted_bce_vjp, jvp=symmetric, batch=alike
+)
+
+
 @entered
 def binary_cross_entropy_with_logits(
     logits: Any, targets: Any, reduction: str = "mean", pos_weight: Any = None
@@ -322,6 +336,4 @@ def binary_cross_entropy_with_logits(
         return reduced(bind(BCE, x, t), reduction)
     float_type(x.type, t.type)
     w = as_tensor(pos_weight, f32 if isinstance(pos_weight, (bool, int, float)) else None).broadcast_to(x.shape)
-    yes, no = (bind(BCE, x, as_tensor(at).broadcast_to(x.shape)) for at in (1.0, 0.0))
-    # `where`, because 0 * inf is NaN
-    return reduced(where(t == 0.0, 0.0, w * t * yes) + where(t == 1.0, 0.0, (1.0 - t) * no), reduction)
+    return reduced(bind(WEIGHTED_BCE, x, w * t, 1.0 - t), reduction)
