@@ -13,7 +13,7 @@ from tracegrad.jsontext import LOCAL, demand, natural
 from tracegrad.kernels.blocks import Blocks
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.mirrors import Mirrors
-from tracegrad.kernels.tiling import Reach, Tiling, grid_of
+from tracegrad.kernels.tiling import Reach, Tiling
 
 FILED = ("wgsl", "serial_wgsl")  # the languages stored in files
 
@@ -172,12 +172,6 @@ class KernelSource:
             return self
         texts = Texts(lambda _: self.texts["serial_wgsl"], serial_wgsl=None)
         return replace(self, texts=texts, workgroup_memory=0)
-
-    def at(self, size: int) -> KernelSource:
-        """Return the kernel for runs of `size`."""
-        if self.serial_reach is None:
-            return self
-        return replace(self, serial_grid=grid_of(self.serial_reach.at(size)))
 
     def with_offsets(self, offsets: Sequence[int]) -> KernelSource:
         """Return the kernel with constant offsets, which saves a bind group, if it reads them at constant positions."""

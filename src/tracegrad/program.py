@@ -168,7 +168,6 @@ class Program:
         grids = [reach and grid_of(reach.at(size)) for reach in reaches]
         return replace(
             self,
-            kernels=tuple([k.at(size) for k in self.kernels]),
             dispatches=tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches]),
             inputs=tuple([f.at(size) for f in self.inputs]),
             outputs=tuple([f.at(size) for f in self.outputs]),
@@ -215,8 +214,9 @@ class Program:
     def without_barriers(self) -> Program:
         """Return the program for an adapter on a CPU, where barriers are very slow. Results are equal, bit for bit."""
         kernels = tuple(k.without_barriers() for k in self.kernels)
-        grids = [old.serial_grid if new is not old else None for old, new in zip(self.kernels, kernels)]
-        dispatches = tuple(replace(d, grid=grids[d.kernel] or d.grid) for d in self.dispatches)
+        serial = [grid_of(k.serial_reach.at(self.size)) if k.serial_reach else k.serial_grid for k in self.kernels]
+        grids = [grid if new is not old else None for grid, old, new in zip(serial, self.kernels, kernels)]
+        dispatches = tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
         return replace(self, kernels=kernels, dispatches=dispatches)
 
     def to_data(self) -> dict[str, Any]:

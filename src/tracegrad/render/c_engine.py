@@ -89,7 +89,11 @@ static void together(const call_ *c) {{
     turns < SPINS ? breathe() : (void)sched_yield();
 }}
 
-void run_calls(const call_ *calls, long n, long threads) {{
+/* A word that follows the size of a run */
+typedef struct {{ long *at, value; }} set_;
+
+void run_calls(const set_ *sets, long n_sets, const call_ *calls, long n, long threads) {{
+  for (const set_ *s = sets; s < sets + n_sets; s++) *s->at = s->value;
   const int alone = threads < 2 || pthread_mutex_trylock(&busy); /* another session has the helpers */
   if (!alone) start(threads);
   for (const call_ *c = calls; c < calls + n; c++)
@@ -101,7 +105,14 @@ void run_calls(const call_ *calls, long n, long threads) {{
 /* Who may use a session's memory: its own thread, nobody yet, or a caller for the length of one call */
 enum {{ SHUT, OPEN, TAKEN }};
 typedef struct {{ void *at; long bytes; }} place_;
-typedef struct {{ int *door; const call_ *calls; long n, threads, n_in, n_out; place_ places[]; }} direct_;
+typedef struct {{
+  int *door;
+  const set_ *sets;
+  long n_sets;
+  const call_ *calls;
+  long n, threads, n_in, n_out;
+  place_ places[];
+}} direct_;
 
 static int pass(int *door, int from, int to) {{
   return __atomic_compare_exchange_n(door, &from, to, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
@@ -119,7 +130,7 @@ int run_direct(void *const *given) {{
   const place_ *p = d->places, *computed = p + d->n_in, *end = computed + d->n_out;
   if (!pass(d->door, OPEN, TAKEN)) return 0;
   for (; p < computed; p++) __builtin_memcpy(p->at, *given++, p->bytes);
-  run_calls(d->calls, d->n, d->threads);
+  run_calls(d->sets, d->n_sets, d->calls, d->n, d->threads);
   for (; p < end; p++) __builtin_memcpy(*given++, p->at, p->bytes);
   pass(d->door, TAKEN, OPEN);
   return 1;

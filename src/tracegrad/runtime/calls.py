@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
@@ -26,8 +27,8 @@ Shape = tuple[int, ...]
 FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
 
 
-# (size of a run, address of the size) -> the arguments that follow it, by number, and the most parts
-AtSize = Callable[[int, int], tuple[Mapping[int, int], int]]
+# size of a run -> the arguments that follow it, by number, and the most parts
+AtSize = Callable[[int], tuple[Mapping[int, int], int]]
 
 
 class Call(NamedTuple):
@@ -47,47 +48,43 @@ class _CallRow(ctypes.Structure):
 
 
 class BoundCalls:
-    """The calls of a program, ready to run."""
+    """The calls of a program, ready to run at one size."""
 
-    def __init__(self, libraries: Sequence[ctypes.CDLL], calls: Sequence[Call], ends: Sequence[int], rows: Any) -> None:
-        """ends: where each dispatch ends. rows: of all calls, for `run_calls`."""
-        self._libraries, self._calls, self._ends, self._rows = libraries, calls, ends, rows
-        function, threads = libraries[0].run_calls, processors()
-        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
+    def __init__(
+        self, libraries: Sequence[ctypes.CDLL], calls: Sequence[Call], ends: Sequence[int], rows: Any, sets: Array
+    ) -> None:
+        """ends: where each dispatch ends. rows: of all calls, for `run_calls`. sets: what the size decides."""
+        self._libraries, self._calls, self._ends, self._rows, self._sets = libraries, calls, ends, rows, sets
+        self._run, threads = libraries[0].run_calls, processors()
+        self._run.argtypes, self._run.restype = (*(ctypes.c_void_p, ctypes.c_long) * 2, ctypes.c_long), None
+        self.given = address(sets), len(sets), ctypes.addressof(rows), len(calls), threads  # arguments of `run_calls`
 
-        def between(begin: int, end: int) -> Callable[[], None]:
-            at = ctypes.addressof(rows) + begin * ctypes.sizeof(_CallRow)
+    def whole(self) -> None:
+        """Run all calls."""
+        self._run(*self.given)
 
-            def run() -> None:
-                function(at, end - begin, threads)
-                _ = calls, rows, libraries  # keeps the addressed arrays alive
+    @property
+    def each(self) -> list[Callable[[], None]]:
+        """Return a function for each dispatch."""
+        sets, n, rows, _, threads = self.given
+        begins, size = (0, *self._ends), ctypes.sizeof(_CallRow)
+        return [partial(self._run, sets, n, rows + size * b, e - b, threads) for b, e in zip(begins, self._ends)]
 
-            return run
+    def at(self, size: int, cell: Array) -> BoundCalls:
+        """Return the calls for runs of a size. They share all arguments with these, and set what follows the size.
 
-        self.each = [between(b, e) for b, e in zip([0, *ends], ends)]  # one for each dispatch
-        self.whole = between(0, len(calls))  # runs all calls
-        self.given = ctypes.addressof(rows), len(calls), threads  # arguments of `run_calls`
-
-    def at(self, size: Array, own: Container[int] = ()) -> tuple[BoundCalls, dict[int, Any]]:
-        """Return the calls for runs of a size, which share arguments with these. Also those of their own, by address.
-
-        own: addresses of arguments that are not shared although they are the same.
+        cell: from which functions read the size.
         """
-        n, at_size, calls, moved = int(size[0]), address(size), list(self._calls), dict[int, Any]()
-        rows = _copied(self._rows)
+        row, step = ctypes.addressof(self._rows) + _CallRow.parts.offset, ctypes.sizeof(_CallRow)
+        sets = [address(cell), size]
         for k, c in enumerate(self._calls):
-            at = ctypes.addressof(c.arguments)
-            if c.at is None and at not in own:
-                continue
-            arguments = moved[at] = _copied(c.arguments)
-            parts = c.parts
             if c.at is not None:
-                follow, parts = c.at(n, at_size)
-                for place, word in follow.items():
-                    arguments[place] = word
-            calls[k] = Call(c.function, arguments, parts, (*c.arrays, size), c.at)
-            rows[k].at, rows[k].parts = ctypes.addressof(arguments), parts
-        return BoundCalls(self._libraries, calls, self._ends, rows), moved
+                follow, parts = c.at(size)
+                sets += (row + k * step, parts)
+                first = ctypes.addressof(c.arguments)
+                for word, value in follow.items():
+                    sets += (first + 8 * word, value)
+        return BoundCalls(self._libraries, self._calls, self._ends, self._rows, np.array(sets, np.int64).reshape(-1, 2))
 
 
 class CallList:
@@ -131,7 +128,7 @@ class CallList:
         words = [*steps[0][-2:], *steps[1][-2:], steps[2][-2], *addresses, limits]
         words = [*[whole[i] for i in range(4)], *words, *[whole[i] for i in (14, 15)]]
 
-        def at(size: int, _: int) -> tuple[Mapping[int, int], int]:
+        def at(size: int) -> tuple[Mapping[int, int], int]:
             return _product_of([decided(x, size) for x in sizes], part)
 
         arguments = (ctypes.c_int64 * len(words))(*words)
@@ -165,14 +162,15 @@ class CallList:
         words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
         words += [left.rows[0].step if left.rows else 0, out.strides[-2] // 4]
         words += [t.ctypes.data for t in (*tables, *runs)] + [how, whole[17], self._address("tracegrad_tiles")]
-        at: AtSize | None = (lambda size, _: of([decided(x, size) for x in sizes])) if grows(sizes) else None
+        at: AtSize | None = (lambda size: of([decided(x, size) for x in sizes])) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)
 
     def bound(self) -> BoundCalls:
         """Return the calls, ready to run."""
         rows = [(c.function, ctypes.addressof(c.arguments), c.parts) for c in self._calls]
-        return BoundCalls(self._libraries, list(self._calls), self._ends, (_CallRow * len(rows))(*rows))
+        made = (_CallRow * len(rows))(*rows)
+        return BoundCalls(self._libraries, list(self._calls), self._ends, made, np.empty((0, 2), np.int64))
 
     def _address(self, name: str) -> int:
         """Return the address of a function."""
@@ -189,11 +187,6 @@ def offsets_in(batch: Shape, steps: Iterable[Sequence[int]]) -> Array:
     """Return where each matrix of a stack begins, in several arrays with these steps along the axes of the stack."""
     points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(math.prod(batch), len(batch))
     return np.stack([points @ np.asarray(s, np.int64) for s in steps], axis=-1)
-
-
-def _copied(x: Any) -> Any:
-    """Return a copy of an array of C."""
-    return x.__class__.from_buffer_copy(x)
 
 
 def grows(sizes: Sequence[int]) -> bool:

@@ -51,11 +51,11 @@ class _Loaded:
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # the array last copied into each input's memory
     lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs that are read in place
-    runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # one for each dispatch
+    runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # of each dispatch in NumPy
     whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
     bound: BoundCalls | None = None  # the same in C
     like: _Loaded | None = None  # the program at its capacity, if this is the same at another size
-    size: Array = field(init=False)  # of a run, in the memory that kernels in C read
+    size: Array = field(init=False)  # of the run under way, in the memory that kernels in C read
 
     def __post_init__(self) -> None:
         self.size = np.array([self.program.size], np.int64)
@@ -112,7 +112,8 @@ class CpuSession:
         self._next += 1
         if like is not None:
             same = self._ready(like)
-            made = _Loaded(program, same.memory, same.libraries, same.wrong, given=same.given, like=same)
+            made = _Loaded(program, same.memory, same.libraries, same.wrong, given=same.given, lent=same.lent)
+            made.like, made.size = same, same.size
             self._loaded[self._next] = made
             return self._next
         foreign = [k.label for k in program.kernels if not k.own]
@@ -149,13 +150,11 @@ class CpuSession:
         loaded = self._loaded[handle]
         if loaded.whole is not None:
             return loaded
-        if loaded.like is not None and loaded.like.bound is not None:
-            bound = _at_size(loaded, loaded.like, loaded.like.bound)
-        else:
-            bound = self._bound_calls(loaded)
+        bound = (loaded.like and loaded.like.bound) or self._bound_calls(loaded)
+        if bound is not None and loaded.program.capacity:
+            bound = bound.at(loaded.program.size, loaded.size)
         names = [b.name for b in loaded.program.buffers]
         loaded.bound = bound
-        loaded.runs = bound.each if bound is not None else loaded.runs
         loaded.inputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in loaded.program.inputs]
         loaded.outputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in loaded.program.outputs]
         loaded.whole = bound.whole if bound is not None else partial(_in_turn, loaded.runs)
@@ -192,7 +191,7 @@ class CpuSession:
         loaded = self._ready(handle)
         for lent in loaded.lent.values():
             lent.point(lent.home)
-        loaded.lent = {}  # another thread always copies its inputs
+        loaded.lent.clear()  # another thread always copies its inputs, and all sizes share arguments
         return loaded.bound and DirectParts(loaded.bound, loaded.given, loaded.inputs, loaded.outputs)
 
     def _add(
@@ -204,7 +203,8 @@ class CpuSession:
         size: Array,
         lent: Iterable[Lent] = (),
     ) -> None:
-        """Add a dispatch in C, for runs of `size`, the capacity."""
+        """Add a dispatch in C. size: the memory of a run's size, with the capacity."""
+        capacity = int(size[0])
 
         def at(place: Place, first: int = 0) -> tuple[Array, int]:
             if isinstance(place, RunSize):
@@ -218,8 +218,8 @@ class CpuSession:
 
         def made(s: Step) -> Call:
             if isinstance(s, FunctionStep):
-                follow: AtSize = lambda n, at: ({len(s.places) - 1: at}, max(1, s.parts * n // int(size[0])))
-                return calls.call(s.name, s.parts, list(map(at, s.places)), follow if s.sized else None)
+                follow: AtSize = lambda n: ({}, max(1, s.parts * n // capacity))  # it reads the size itself
+                return calls.call(s.name, s.parts, list(map(at, s.places)), follow if s.sized and s.parts > 1 else None)
             if isinstance(s, GatheredStep):
                 places = [(at(x.place, x.first), x) for x in (s.a, s.b)]
                 return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes)
@@ -323,11 +323,13 @@ class CpuSession:
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """Time each kernel by the process's clock."""
         self._run(handle, inputs)  # touches all memory once
+        loaded = self._loaded[handle]
+        dispatches = loaded.bound.each if loaded.bound is not None else loaded.runs
         timed: list[tuple[tuple[float, float], ...]] = []
         with np.errstate(all="ignore"):
             for _ in range(runs):
                 marks = [time.perf_counter()]
-                for run in self._loaded[handle].runs:
+                for run in dispatches:
                     run()
                     marks.append(time.perf_counter())
                 timed.append(tuple(pairwise(marks)))
@@ -371,19 +373,6 @@ def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]]) -> CallList | N
 def _with_margins(size: int, dtype: Any) -> Array:
     """Return this many elements with a zero after them, between margins."""
     return zeros_between_margins((size + 1) * np.dtype(dtype).itemsize).view(dtype)
-
-
-def _at_size(loaded: _Loaded, like: _Loaded, bound: BoundCalls) -> BoundCalls:
-    """Return the calls of a program at another size, and set its lent inputs."""
-    for x in like.lent.values():
-        x.point(x.home)
-    pointing = {ctypes.addressof(a) for x in like.lent.values() for a, _, _ in x.pointers}
-    made, moved = bound.at(loaded.size, pointing)
-    for name, x in lent_inputs(loaded.program, loaded.memory).items():
-        if name in like.lent:
-            x.pointers = [(moved[ctypes.addressof(a)], k, behind) for a, k, behind in like.lent[name].pointers]
-            loaded.lent[name] = x
-    return made
 
 
 def _in_turn(runs: Sequence[Callable[[], None]]) -> None:

@@ -27,7 +27,7 @@ class DirectParts(NamedTuple):
     outputs: Sequence[tuple[Field, Array]]
 
 
-FIXED = "PPllll"  # the argument of `run_direct` that all runs share: `direct_`, followed by its places
+FIXED = "PPlPllll"  # the argument of `run_direct` that all runs share: `direct_`, followed by its places
 PLACE = "Pl"  # the memory of an input or output: address, bytes
 
 
