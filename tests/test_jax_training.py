@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,18 @@ def test_short_steps_share_a_call_and_one_that_fails_among_them_changes_nothing(
         assert isinstance(got[16], tg.Failed) and isinstance(got[16].error, tg.NonFiniteError)
         assert [getattr(r, "loss", None) for r in got] == [getattr(r, "loss", None) for r in want]
         assert one.digest() == other.digest() and one.step(data[0]).step == 40
+
+
+def test_arrays_are_updated_without_a_copy() -> None:
+    """XLA copies an array that it must still read after its successor was written over it."""
+    with compiled("jax", optim.adamw(lr=1e-2, weight_decay=0.1, clip_grad_norm=0.5)) as train:
+        train.step(batches(1)[0]).result()
+        memory, calls = train.worker.call(lambda s: (s._memory, s._loaded[1].calls))  # pyright: ignore
+        arrays = [[memory.arrays[key] for key in keys] for keys in (calls.function.written, calls.function.read)]
+        words = np.zeros(len(calls._scalars.values), np.uint32)
+        lowered = calls._once.lower(*arrays, calls._batched(batches(1)[0]), words)
+    text = lowered.compile().as_text()
+    assert "f32[6,10]" in text and not re.findall(r"f32\[6,10\]\S* copy\(", text)
 
 
 def test_gradients_take_no_memory_unless_they_are_kept() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tracegrad.arrays import Array, np
@@ -18,6 +18,7 @@ from tracegrad.hypers import PREFIX
 from tracegrad.ir import Tensor
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
+from tracegrad.passes.stored import read_stored
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import DeviceInfo, Timings, check_open
 from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
@@ -246,6 +247,7 @@ def graph_of(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> tuple[G
         flat |= {name: [p.piece for p in parts[name]] for name in like}
     states = {f.name for f in program.model_states}
     graph, gradients = in_pieces(for_xla(program.graph), flat)
+    graph = replace(graph, writes=read_stored(graph.writes))
     named = {p.name: p.key for ps in parts.values() for p in ps if p.name in states}
     return graph, {name: named.get(name, name) for name in graph.writes}, gradients
 
