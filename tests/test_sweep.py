@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -102,6 +103,14 @@ def test_each_member_trains_as_it_would_alone(name: str) -> None:
         assert far(train.download_params(), first[k]) > 100 * tolerance, "the test cannot fail"
         assert far(train.download_params(), sweep.params(k)) <= tolerance
         assert sweep.losses[k] == pytest.approx(r.loss, rel=1e-3)
+
+
+def test_no_update_joins_the_parameters_of_a_member() -> None:
+    """A choice between parameters for each element takes longer than the step."""
+    with contextlib.closing(swept(optim.adamw(clip_grad_norm=1.0, ema=0.9))) as sweep:
+        size = sum(x.size for x in sweep.params(0).values())
+        graph = sweep.train.program.graph
+        assert graph and (sweep.members, size) not in {t.shape for t in graph.nodes}
 
 
 def test_the_average_of_the_parameters_begins_at_the_members_own() -> None:

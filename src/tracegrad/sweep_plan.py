@@ -22,13 +22,13 @@ from tracegrad.ops.control import assign
 from tracegrad.ops.reduction import any as any_
 from tracegrad.ops.reduction import sum as sum_
 from tracegrad.optim.groups import NO_GROUPS
-from tracegrad.optim.members import Members, per_member
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.elementwise import nonfinite, stop_gradient, where
 from tracegrad.prims.leaves import leaf
 from tracegrad.prims.views import reshape
 from tracegrad.states import STATE, StateTensor
+from tracegrad.sweep_members import Members, per_member
 from tracegrad.transforms.custom import custom_vjp
 from tracegrad.transforms.derivatives import value_and_grad
 from tracegrad.transforms.vmap import vmap

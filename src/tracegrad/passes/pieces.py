@@ -50,6 +50,14 @@ def in_pieces(graph: Graph, arrays: Mapping[str, Pieces]) -> tuple[Graph, set[in
     return Graph(whole.outputs, whole.captures, writes, graph.precision), taker.separate
 
 
+def split(flats: Sequence[Tensor], layouts: Sequence[Pieces]) -> list[Parts]:
+    """Return the pieces of each array. Arrays of the first layout are computed in pieces, as far as possible."""
+    first = layouts[0]
+    taker = _Taker({}, {first[-1].offset + first[-1].size: first})
+    whole = rewrite(flats, taker.rule)
+    return [taker.pieces_of(t, p) if p == first else tuple([_cut(t, one) for one in p]) for t, p in zip(whole, layouts)]
+
+
 class _Taker:
     """Rewrites nodes over flat arrays to nodes over their pieces; a reader that needs the whole gets a pack."""
 
@@ -82,14 +90,14 @@ class _Taker:
         return flat
 
     def _mapped(self, t: Tensor, inputs: Sequence[Tensor], pieces: Pieces) -> list[Tensor]:
-        parts = [self._parts(x, pieces) for x in inputs]
+        parts = [self.pieces_of(x, pieces) for x in inputs]
         return [bind(t.prim, *xs, **t.attrs) for xs in zip(*parts)]
 
     def parts_of(self, t: Tensor, pieces: Pieces) -> Parts | None:
         """Return the pieces of `t`, if it has their layout."""
-        return self._parts(t, pieces) if t.shape == (pieces[-1].offset + pieces[-1].size,) else None
+        return self.pieces_of(t, pieces) if t.shape == (pieces[-1].offset + pieces[-1].size,) else None
 
-    def _parts(self, t: Tensor, pieces: Pieces) -> Parts:
+    def pieces_of(self, t: Tensor, pieces: Pieces) -> Parts:
         """Return the pieces of any array of this size; they are computed separately where that costs nothing."""
         found = self.known.get(t.serial)
         if found is None:
@@ -102,8 +110,8 @@ class _Taker:
             return part
         if t.prim.family == "map":
             pieces = self.layouts[t.size]
-            return bind(t.prim, *[self._parts(x, pieces)[k] for x in t.inputs], **t.attrs)
-        return reshape(slice_(t, 0, piece.offset, piece.size), piece.shape)
+            return bind(t.prim, *[self.pieces_of(x, pieces)[k] for x in t.inputs], **t.attrs)
+        return _cut(t, piece)
 
     def _sliced(self, t: Tensor, x: Tensor) -> Tensor | None:
         """Return a slice that lies in one piece as a slice of that piece."""
@@ -112,6 +120,10 @@ class _Taker:
             if piece.offset <= start and start + length <= piece.offset + piece.size:
                 return slice_(reshape(part, (part.size,)), 0, start - piece.offset, length)
         return None
+
+
+def _cut(t: Tensor, piece: Piece) -> Tensor:
+    return reshape(slice_(t, 0, piece.offset, piece.size), piece.shape)
 
 
 def _of_one(t: Tensor, piece: Piece) -> Tensor | None:

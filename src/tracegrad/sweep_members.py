@@ -7,21 +7,24 @@ A member whose gradient or update is not finite keeps its parameters and optimiz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tracegrad.ir import Tensor
-from tracegrad.ops.joining import concat
 from tracegrad.ops.reduction import any as any_
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.groups import Groups
+from tracegrad.optim.guard import PARAMS
 from tracegrad.optim.host import Host
 from tracegrad.optim.transform import Kept, PerParameter, State, Transform
+from tracegrad.passes.pieces import Piece, split
 from tracegrad.prims.elementwise import nonfinite, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import broadcast_to, reshape, slice_
 from tracegrad.transforms.vmap import vmap
+
+STEP = ""  # beside the names of states: the gradient, and the step that is made of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +45,18 @@ class Members:
     values: Callable[[], Mapping[str, Tensor]]
     sound: Callable[[], Tensor]
 
-    def rows(self, flat: Tensor, stacked: Arena, own: Arena) -> Tensor:
-        """Return f32[count, own.size]: a flat array of the stacked parameters as one row per member."""
+    def of_all(self, flat: Tensor, stacked: Arena, own: Arena) -> list[Tensor]:
+        """Return the parts of a flat array of the stacked parameters, each f32[count, slot.size]."""
         if not own.slots:
-            return broadcast_to(reshape(flat, (1, 1)), (self.count, 1))
+            return [broadcast_to(reshape(flat, (1, 1)), (self.count, 1))]
         views = stacked.views(flat)
-        rows = concat([reshape(views[self.prefix + s.name], (self.count, s.size)) for s in own.slots], axis=1)
-        # A pack is stored in memory: update rules then read one array, instead of selecting a parameter per element
-        return reshape(pack([reshape(rows, (rows.size,))]), rows.shape)
+        return [reshape(views[self.prefix + s.name], (self.count, s.size)) for s in own.slots]
 
-    def flat(self, rows: Tensor, stacked: Arena, own: Arena) -> Tensor:
-        """Turn one row per member back into a flat array of the stacked parameters: the inverse of `rows`."""
+    def flat(self, parts: Sequence[Tensor], stacked: Arena, own: Arena) -> Tensor:
+        """Join such parts: the inverse of `of_all`."""
         if not own.slots:
-            return slice_(reshape(rows, (self.count,)), 0, 0, 1)
-        return stacked.pack({self.prefix + s.name: slice_(rows, 1, s.offset, s.size) for s in own.slots})
+            return slice_(reshape(parts[0], (self.count,)), 0, 0, 1)
+        return stacked.pack({self.prefix + s.name: x for s, x in zip(own.slots, parts)})
 
 
 def per_member(inner: Transform, members: Members) -> Transform:
@@ -69,23 +70,32 @@ def per_member(inner: Transform, members: Members) -> Transform:
         return arena, members.arena
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        cuts = [_pieces(layouts(name, host.arena)[1]) for name in (STEP, *state)]
+
         def of_one(
-            g: Tensor, p: Tensor, state: State, values: Mapping[str, Tensor], sound: Tensor
-        ) -> tuple[Tensor, State]:
+            parts: Mapping[str, Sequence[Tensor]], values: Mapping[str, Tensor], sound: Tensor
+        ) -> dict[str, list[Tensor]]:
             inside = Host(members.arena, host.updates, groups=members.groups, own=values)
-            step, new = inner.update(g, p, state, inside)
+            g, p, *old = [pack(x) for x in parts.values()]
+            before = dict(zip(state, old))
+            step, new = inner.update(g, p, before, inside)
             odd = [any_(nonfinite(x)) for x in (p + step, *new.values())]
             for x in odd:
                 sound = sound & ~x
-            return where(sound, step, const(0.0)), {n: where(sound, x, state[n]) for n, x in new.items()}
+            after = {STEP: where(sound, step, const(0.0)), **{n: where(sound, new[n], x) for n, x in before.items()}}
+            # In pieces, because joining the parameters of each member would take longer than the update
+            return {n: list(x) for n, x in zip(after, split(list(after.values()), cuts))}
 
-        own_state = {n: members.rows(x, *layouts(n, host.arena)) for n, x in state.items()}
-        own = (members.rows(g, *layouts("", host.arena)), members.rows(p, *layouts("", host.arena)))
-        step, new = vmap(of_one)(*own, own_state, dict(members.values()), members.sound())
-        after = {n: members.flat(x, *layouts(n, host.arena)) for n, x in new.items()}
-        return members.flat(step, *layouts("", host.arena)), after
+        parts = {n: members.of_all(x, *layouts(n, host.arena)) for n, x in {STEP: g, PARAMS: p, **state}.items()}
+        after = vmap(of_one)(parts, dict(members.values()), members.sound())
+        flats = {n: members.flat(x, *layouts(n, host.arena)) for n, x in after.items()}
+        return flats.pop(STEP), flats
 
     return replace(inner, state=kept, update=update, bounds=None)
+
+
+def _pieces(layout: Arena) -> list[Piece]:
+    return [Piece(s.name, s.offset, (s.size,), s.size) for s in layout.slots] or [Piece("", 0, (1,), 1)]
 
 
 def _stacked(kept: Kept, count: int) -> Kept:
