@@ -56,19 +56,25 @@ def test_gradients_of_a_sort_go_back_by_a_scatter_or_a_sort(scattered: int, monk
     np.testing.assert_array_equal(tg.grad(lambda x: tg.sum(tg.sort(x)[0] * ct))(x), want)
 
 
-def test_sorting_integers_at_the_ends_of_their_range() -> None:
-    x = np.array([2**31 - 1, -(2**31), 0, 2**31 - 1] * 36, np.int32)
-    for down in (False, True):
-        want = np.argsort(-x.astype(np.int64) if down else x, kind="stable")
-        np.testing.assert_array_equal(tg.argsort(x, descending=down).numpy(), want)
-        for dtype in (np.int32, np.uint32):
-            many = np.resize(x, (290, 13)).astype(dtype)
-            found = tg.argsort(many, 0, descending=down).numpy()
-            want = torch.argsort(torch.tensor(many.astype(np.int64)), dim=0, descending=down, stable=True)
-            np.testing.assert_array_equal(found, want)
-        many = np.resize(x, (2, 3, 145))  # of two batch axes
-        want = torch.argsort(torch.tensor(many), descending=down, stable=True)
-        np.testing.assert_array_equal(tg.argsort(many, descending=down).numpy(), want)
+@pytest.mark.parametrize(
+    "dtype, shape", [(d, s) for d in (np.int32, np.uint32) for s in ((144, 13), (290, 13), (130, 2, 3))]
+)
+def test_sorting_integers_at_the_ends_of_their_range(device_name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+    """By counting, by a network, and by selection, where highest values look like those that are added."""
+    ends = np.array([2**31 - 1, -(2**31), 0, 2**31 - 1, 1, -1], np.int32).astype(dtype)
+    x = np.resize(ends, shape)
+
+    def forward(m: Any, x: Any) -> Any:
+        sorts = [tg.argsort(x, 0, down) for down in (False, True)]
+        return *sorts, *(tg.topk(x, k, 0, down)[1] for k in (1, 2) for down in (False, True))
+
+    types = {"x": tg.i32[x.shape] if dtype is np.int32 else tg.u32[x.shape]}
+    with tg.compile_forward(model=Nothing(), forward=forward, inputs=types, device=device_name) as f:
+        found = f.run(x=x).output
+    for j, y in enumerate(found):
+        want = torch.argsort(torch.tensor(x.astype(np.int64)), dim=0, descending=j % 2 > 0, stable=True)
+        np.testing.assert_array_equal(y, want[: (shape[0], 1, 2)[j // 2]])
+        np.testing.assert_array_equal(tg.argsort(x, 0, j % 2 > 0).numpy(), want)
 
 
 @pytest.mark.parametrize(

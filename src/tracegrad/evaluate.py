@@ -8,14 +8,14 @@ from types import CodeType
 from typing import Any
 
 from tracegrad.ir import Primitive, Tensor, rewrite, toposort
-from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.expand import with_array_rules
 from tracegrad.prims.leaves import LEAF
 from tracegrad.transforms.loops import Body
 
 
 def evaluate(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> list[Any]:
     """Return the arrays of `roots`. `env` maps the name of each leaf to its array."""
-    roots = expand_composites(roots)
+    roots = with_array_rules(roots)
     values = {t.serial: value for t, value in run(roots, env, xp)}
     return [values[t.serial] for t in roots]
 

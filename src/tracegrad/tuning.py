@@ -166,13 +166,14 @@ OWN_SIZES_ON_GPU = 8  # sizes | the same on a GPU: a shared step takes up to thr
 
 KEPT_VALUES = 1 << 14  # elements | of a value, such as a mask, that is computed when the plan is made | -
 MOST_PLANS = 4096  # plans | of one op: a loop over ever new shapes must not fill the memory | -
-SORT_BLOCK = 128  # elements | sorted by counting: each is compared with every other one | 2 cores
-SORT_OF_FEW = 8  # elements | of such a block for each result and one more, if they are few | 2 cores
+SORT_BLOCK = 512  # elements | of a row that is sorted by counting: each is compared with every other one | 2 cores
+SORT_SELECTED = 16  # elements | of the front of a row that are found one after another | 2 cores
+SORT_DIRECT = 64  # elements | of a row for each of these, from which only columns that lead are searched | 2 cores
+SORT_LINES = 8  # lines | of such columns | 2 cores
 SORT_SCATTERED = 2**15  # elements | of an axis up to which the gradient of its sort is a scatter | H100
 SORT_LANES = 12  # elements | side by side, from which a long axis before them is sorted by a network | 2 cores
 SORT_LONG = 256  # elements | of an axis from which that is no slower on llvmpipe, which pays for launches | 2 cores
 SORT_COLUMNS = 16  # columns | into which a network cuts an axis without others beside it: one or two vectors | 2 cores
-SORT_COLUMNS_FROM = 513  # elements | of an axis from which that is no slower; bench/LOG.md has shorter ones | llvmpipe
 SORT_TOGETHER = 2  # exchanges | of a sorting network in one kernel; n of them compare 2^n - 1 times | 2 cores
 SCAN_BLOCK = 32  # elements | summed up directly; longer axes take one more level for each factor of 32 | ?
 SCAN_WRITTEN_OUT = 7  # elements | of an odd axis that the gradient of a running product follows one by one | 2 cores

@@ -11,7 +11,7 @@ from tracegrad.errors import located
 from tracegrad.evaluate import evaluate, iterations, named_by_role, run
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, reached
-from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.expand import with_array_rules
 from tracegrad.prims.elementwise import HALF
 
 ROLES = {"param": "parameter", "frozen": "parameter", "input": "input", "state": "state", "hyper": "hyperparameter"}
@@ -46,7 +46,7 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
 
 def first_nonfinite(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
     """Return the first node that made the loss or the gradients non-finite, and its value."""
-    return _first(expand_composites(named_by_role(graph.roots)), env)
+    return _first(with_array_rules(named_by_role(graph.roots)), env)
 
 
 def first_overflow(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:

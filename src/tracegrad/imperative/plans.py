@@ -26,7 +26,7 @@ from tracegrad.imperative.spell import Writer, constant, reach
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
 from tracegrad.ir import Tensor, reached, toposort
-from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.expand import with_array_rules
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.grad import arriving
@@ -169,7 +169,7 @@ class Plan:
         return writer
 
     def _simplified(self, roots: Sequence[Tensor]) -> list[Tensor]:
-        expanded = expand_composites(roots)
+        expanded = with_array_rules(roots)
         return shorten(expanded if self.double else simplify(expanded))  # simplifying folds constants in f32
 
 

@@ -130,7 +130,7 @@ def _compared(x: Pairs, steps: Sequence[tuple[int, tuple[int, ...]]]) -> Pairs:
         front = iota(own.keys.shape, axis) < 1
         if axis in moved:
             front = ~front
-        take = where(front, _before(other, own), _before(own, other))
+        take = where(front, before(other, own), before(own, other))
         return Pairs(where(take, other.keys, own.keys), where(take, other.at, own.at))
 
     return found(len(steps), frozenset())
@@ -146,11 +146,12 @@ def _first_half(x: Pairs, run: int, pad: float) -> Pairs:
 
 
 def _smaller(a: Pairs, b: Pairs) -> Pairs:
-    take = _before(b, a)
+    take = before(b, a)
     return Pairs(where(take, b.keys, a.keys), where(take, b.at, a.at))
 
 
-def _before(a: Pairs, b: Pairs) -> Tensor:
+def before(a: Pairs, b: Pairs) -> Tensor:
+    """Return whether `a` sorts before `b`."""
     return (a.keys < b.keys) | ((a.keys == b.keys) & (a.at < b.at))
 
 

@@ -1,9 +1,8 @@
 """Sorting, made of ops that every runtime has.
 
-In a block of up to 128 elements, the position of an element is the number of elements that come before it. Two sorted
-runs are merged by a binary search at each position of the result: how many elements before this position come from the
-first run? An axis of n elements takes log2(n / 128) merges of at most log2(n) steps, and no scatter. Some long axes are
-sorted by a network of exchanges instead (`networks.py`).
+A few elements are selected one after another. In a row of up to `SORT_BLOCK` elements, the position of an element is
+the number of elements that come before it. Longer rows, and long axes before others, are sorted by a network of
+exchanges (`networks.py`).
 """
 
 from __future__ import annotations
@@ -15,63 +14,57 @@ from tracegrad.dtypes import TensorType, bool_, i32
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method
-from tracegrad.ops.networks import Pairs, network
-from tracegrad.ops.reduction import max, sum
+from tracegrad.ops.joining import concat
+from tracegrad.ops.networks import LAST, Pairs, before, network
+from tracegrad.ops.reduction import max, min, sum
 from tracegrad.ops.shaping import swapaxes
 from tracegrad.prims.elementwise import cast, isnan, where
-from tracegrad.prims.folds import GATHER
+from tracegrad.prims.folds import GATHER, scatter_add
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import Tangents, multilinear, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer, normalize_axis
-from tracegrad.tuning import (
-    SORT_BLOCK,
-    SORT_COLUMNS_FROM,
-    SORT_LANES,
-    SORT_LONG,
-    SORT_OF_FEW,
-    SORT_SCATTERED,
-)
+from tracegrad.tuning import SORT_BLOCK, SORT_DIRECT, SORT_LANES, SORT_LINES, SORT_LONG, SORT_SCATTERED, SORT_SELECTED
 
 __all__ = ["argsort", "sort", "topk"]
-
-
-def _before(a: Tensor, b: Tensor, descending: bool) -> Tensor:
-    """Return whether `a` sorts before `b`, which follows in the input. True for equal elements; NaN is the largest."""
-    ordered = b <= a if descending else a <= b
-    return ordered | isnan(a if descending else b) if a.dtype.is_float else ordered
 
 
 def _order_type(x: TensorType, *, axis: int, k: int, descending: bool) -> TensorType:
     return TensorType(i32, (*x.shape[:axis], k, *x.shape[axis + 1 :]))
 
 
-def _gathered(x: Tensor, at: Tensor) -> Tensor:
-    return bind(GATHER, x, at, axis=x.ndim - 1)
-
-
 def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
     """Return the indices in `x` of the first `k` elements of the sorted axis."""
     n, beside = x.shape[axis], math.prod(x.shape[axis + 1 :]) >= SORT_LANES
-    if (beside and n >= SORT_LONG) or n >= SORT_COLUMNS_FROM:
-        return _exchanged(x, axis, k, descending)
-    return swapaxes(_merged_blocks(swapaxes(x, axis, -1), k, descending), axis, -1)
+    few = k <= SORT_SELECTED and 4 * k <= n
+    if (beside and n >= SORT_LONG) or (n > SORT_BLOCK and not few):
+        return _position(network(_pairs(_stored(x), axis, descending), axis, k, _highest(x)), n)
+    rows = _pairs(swapaxes(x, axis, -1), x.ndim - 1, descending)
+    at = _position(_selected(rows, k, _highest(x)), n) if few else _counted(rows, k)
+    return swapaxes(at, axis, -1)
 
 
-def _exchanged(x: Tensor, axis: int, k: int, descending: bool) -> Tensor:
-    """Sort by a network. NaN becomes infinity, behind (or before) all infinite elements by its position."""
+def _highest(x: Tensor) -> float:
+    return math.inf if x.dtype.is_float else LIMITS[x.dtype.name][1]
+
+
+def _pairs(x: Tensor, axis: int, descending: bool) -> Pairs:
+    """Return keys to sort upwards, and positions that decide among equal keys. No key is NaN.
+
+    NaN becomes infinity, behind (or before) all infinite elements by its position.
+    """
     n = x.shape[axis]
-    x = _stored(x)
     at = iota(x.shape, axis)
     if not x.dtype.is_float:
         lowest, highest = LIMITS[x.dtype.name]
-        keys = const(lowest + highest, x.dtype) - x if descending else x
-        return network(Pairs(keys, at), axis, k, highest)
+        return Pairs(const(lowest + highest, x.dtype) - x if descending else x, at)
     nan, far = isnan(x), -n if descending else n
     keys = where(nan, -math.inf if descending else math.inf, -x if descending else x)
-    at = network(Pairs(keys, where(nan, at + far, at)), axis, k, math.inf)
-    return where(at < 0, at + n, at) if descending else where(at < n, at, at - n)
+    return Pairs(keys, where(nan, at + far, at))
+
+
+LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
 def _stored(x: Tensor) -> Tensor:
@@ -79,72 +72,62 @@ def _stored(x: Tensor) -> Tensor:
     return max(broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2)), -1)
 
 
-def _merged_blocks(x: Tensor, k: int, descending: bool) -> Tensor:
-    """Sort the last axis: blocks by counting, then merges of neighbouring runs."""
-    *batch, n = x.shape
-    merges = 0
-    while min(SORT_BLOCK, SORT_OF_FEW * (k + 1)) << merges < n:
-        merges += 1
-    size = -(-n >> merges)
-    keys = _blocks(x, size << merges, descending)
-    keys = reshape(keys, (*batch, 1 << merges, size))
-    at = _counted(keys, min(size, k), descending)
-    keys = _gathered(keys, at)
-    at = at + iota(at.shape, at.ndim - 2) * size
-    for _ in range(merges):
-        keys, at = _merged(keys, at, k, descending)
-    return reshape(at, (*batch, k))
+def _selected(x: Pairs, k: int, highest: float) -> Tensor:
+    """Return the positions of the first `k` pairs of each row: the first one, then the first one after it."""
+    shape, n = x.keys.shape, x.keys.shape[-1]
+    if k > 1 and n > SORT_DIRECT * k:
+        return _selected(_candidates(x, k, highest), k, highest)
+    found: list[Tensor] = []
+    left = broadcast_to(const(True, bool_), shape)
+    for _ in range(k):
+        keys, at = _leading(x, left, -1, highest)
+        found.append(at)
+        left = before(Pairs(broadcast_to(keys, shape), broadcast_to(at, shape)), x)
+    return concat(found, -1)
 
 
-def _blocks(x: Tensor, n: int, descending: bool) -> Tensor:
-    """Store `x`, extended by elements that sort last."""
-    axis = x.ndim - 1
-    keys = _stored(x)
-    if n == x.shape[-1]:
-        return keys
-    lowest, highest = (float("-inf"), float("nan")) if x.dtype.is_float else LIMITS[x.dtype.name]
-    placed = place(keys, axis, 0, n)
-    return where(iota(placed.shape, axis) < x.shape[-1], placed, const(lowest if descending else highest, x.dtype))
+def _leading(x: Pairs, left: Tensor, axis: int, highest: float) -> Pairs:
+    """Return the first pair along an axis among those that are left."""
+    keys = min(where(left, x.keys, const(highest, x.keys.dtype)), axis, keepdims=True)
+    return Pairs(keys, min(where(left & (x.keys == keys), x.at, LAST), axis, keepdims=True))
 
 
-LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
+def _candidates(x: Pairs, k: int, highest: float) -> Pairs:
+    """Return fewer pairs of each row, with the first `k` among them: those of the `k` columns that lead.
+
+    A row is laid out as some lines; a column leads if its first pair is before those of other columns.
+    """
+    *batch, n = x.keys.shape
+    width = -(-n // SORT_LINES)
+    lines = (*batch, SORT_LINES, width)
+    full = (*batch, SORT_LINES * width)
+    inside = iota(full, len(batch)) < n
+    keys, at = (place(_stored(t), len(batch), 0, full[-1]) for t in x)
+    x = Pairs(where(inside, keys, const(highest, keys.dtype)), where(inside, at, LAST))
+    laid = Pairs(*[reshape(t, lines) for t in x])
+    firsts = _leading(laid, broadcast_to(const(True, bool_), lines), -2, highest)
+    leaders = _selected(Pairs(*[reshape(t, (*batch, width)) for t in firsts]), k, highest)
+    hits = (*batch, k, width)
+    hit = broadcast_to(reshape(leaders, (*batch, k, 1)), hits) == broadcast_to(firsts.at, hits)
+    columns = sum(where(hit, iota(hits, len(batch) + 1), 0), -1)
+    chosen = (*batch, SORT_LINES, k)
+    within = broadcast_to(reshape(columns, (*batch, 1, k)), chosen) + iota(chosen, len(batch)) * width
+    within = reshape(within, (*batch, SORT_LINES * k))
+    return Pairs(*[bind(GATHER, t, within, axis=len(batch)) for t in x])
 
 
-def _counted(keys: Tensor, k: int, descending: bool) -> Tensor:
+def _position(at: Tensor, n: int) -> Tensor:
+    """Return positions in the input; those of NaN were moved before or behind all others."""
+    return where(at < 0, at + n, where(at < n, at, at - n))
+
+
+def _counted(x: Pairs, k: int) -> Tensor:
     """Sort each row by counting: the position of an element is the number of elements before it."""
-    *batch, n = keys.shape
-    if n == 1:
-        return iota(keys.shape, len(batch))
-    square = (*batch, n, n)
-    one, other = (reshape(keys, (*batch, *s)) for s in ((n, 1), (1, n)))
-    i, j = iota(square, len(batch)), iota(square, len(batch) + 1)
-    one, other = broadcast_to(one, square), broadcast_to(other, square)
-    earlier = where(j < i, _before(other, one, descending), ~_before(one, other, descending))
-    places = sum(cast(earlier, i32), -1)
-    slots = (*batch, k, n)
-    hit = broadcast_to(reshape(places, (*batch, 1, n)), slots) == iota(slots, len(batch))
-    return sum(where(hit, iota(slots, len(batch) + 1), 0), -1)
-
-
-def _merged(keys: Tensor, at: Tensor, k: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """Merge each two neighbouring runs: return the first `k` elements in order, and their indices in `x`."""
-    *batch, runs, n = keys.shape
-    pairs = (*batch, runs // 2)
-    a, b = (reshape(slice_(keys, len(batch), s, runs // 2, 2), (*pairs, n)) for s in (0, 1))
-    shape = (*pairs, min(2 * n, k))
-    out = iota(shape, len(pairs))
-    taken = broadcast_to(const(0, i32), shape)  # number of elements before `out` from the first run
-    step = 1 << n.bit_length() - 1
-    while step:
-        more = taken + step
-        first = _before(_gathered(a, more - 1), _gathered(b, out - more), descending)
-        taken = where((more <= n) & (more <= out) & (first | (out - more >= n)), more, taken)
-        step //= 2
-    rest = out - taken
-    from_a = (taken < n) & ((rest >= n) | _before(_gathered(a, taken), _gathered(b, rest), descending))
-    place_ = where(from_a, taken, rest + n)
-    keys, at = (_gathered(reshape(t, (*pairs, 2 * n)), place_) for t in (keys, at))
-    return keys, at
+    *batch, n = x.keys.shape
+    square, x = (*batch, n, n), Pairs(*map(_stored, x))
+    one, other = (Pairs(*[broadcast_to(reshape(t, (*batch, *s)), square) for t in x]) for s in ((n, 1), (1, n)))
+    places = sum(cast(before(other, one), i32), -1)
+    return slice_(scatter_add(iota(places.shape, len(batch)), places, len(batch), n), len(batch), 0, k)
 
 
 def _no_vjp(ct: Tensor, y: Tensor, x: Tensor, **_: Any) -> tuple[None]:
@@ -155,19 +138,23 @@ def _no_jvp(ts: Tangents, y: Tensor, x: Tensor, **_: Any) -> None:
     return None
 
 
-def _order_xla(x: Any, t: Tensor, keys: Any) -> Any:
-    """Sort by XLA's own sort. For a stable descending order, rows are reversed, sorted, and reversed again."""
-    k, axis = t.attrs["k"], t.attrs["axis"]
-    if not t.attrs["descending"]:
-        found = x.np.argsort(keys, axis=axis, stable=True)
+def _order_array(xp: Any, x: Any, *, axis: int, k: int, descending: bool) -> Any:
+    """Sort by the library's own sort. For a stable descending order, rows are reversed, sorted, and reversed again."""
+    if descending:
+        at = x.shape[axis] - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, stable=True), axis)
     else:
-        turned = x.np.argsort(x.np.flip(keys, axis), axis=axis, stable=True)
-        found = keys.shape[axis] - 1 - x.np.flip(turned, axis)
-    return x.lax.slice_in_dim(found, 0, k, axis=axis).astype(x.np.int32)
+        at = xp.argsort(x, axis=axis, stable=True)
+    return at[(*[slice(None)] * axis, slice(k))].astype(xp.int32)
 
 
+def _order_xla(x: Any, t: Tensor, keys: Any) -> Any:
+    return _order_array(x.np, keys, axis=t.axis, k=t.attrs["k"], descending=t.attrs["descending"])
+
+
+# On values and in JAX, the library sorts. Programs know no sort, so they get the expansion.
 ORDER = composite(
-    "order", type=_order_type, expand=_order, vjp=_no_vjp, jvp=_no_jvp, batch=shifted, xla=_order_xla
+    "order", type=_order_type, expand=_order, array=_order_array, vjp=_no_vjp, jvp=_no_jvp, batch=shifted,
+    xla=_order_xla,
 )  # fmt: skip
 
 

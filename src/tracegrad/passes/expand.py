@@ -19,6 +19,11 @@ def expand_composites(roots: Sequence[Tensor], kept: Callable[[Tensor], bool] = 
     return only_asked(_expanded(only_asked(roots), kept))
 
 
+def with_array_rules(roots: Sequence[Tensor]) -> list[Tensor]:
+    """Return a graph of nodes that have array rules: composites without one are expanded."""
+    return expand_composites(roots, lambda t: t.prim.array is not None)
+
+
 def _expanded(roots: Sequence[Tensor], kept: Callable[[Tensor], bool]) -> list[Tensor]:
     while any(_expands(t, kept) for t in toposort(roots)):
         roots = rewrite(roots, lambda t, inputs: _expansion(t, inputs) if _expands(t, kept) else None)

@@ -96,6 +96,7 @@ def composite(
     *,
     type: Any,
     expand: Expansion,
+    array: Any = None,
     vjp: Vjp | None = None,
     jvp: Any = None,
     batch: Any = None,
@@ -104,6 +105,7 @@ def composite(
 ) -> Primitive:
     """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`.
 
+    array: if NumPy has the op: ops on values compute it so, and the reference that kernels are checked against.
     jvp, batch: only if those of the expansion would be worse, or would differ from `vjp` at a kink.
     xla: if XLA compiles the whole op better than its expansion.
 
@@ -111,7 +113,7 @@ def composite(
 
     >>> double = extend.composite("doc_double", type=lambda x: x, expand=lambda x: x + x)
     """
-    return register(Primitive(name, "composite", type, None, vjp, jvp, batch, expand=expand, indexes=indexes, xla=xla))
+    return register(Primitive(name, "composite", type, array, vjp, jvp, batch, expand=expand, indexes=indexes, xla=xla))
 
 
 def elementwise(
