@@ -60,6 +60,7 @@ def power(b: float, *apart: tuple[int, float, float]) -> Row:
 
 FLAT = 1.3e-7  # of 1 - y, two ulp of 1
 FAR = tuple((2, -x, 0.0) for x in (1e4, 1e10, 1e19, 1e20, 3e38, INF))
+ORIGIN = (2, 0.0, 0.0), (2, -0.0, 0.0)
 NEAR = tuple((order, -x, y) for order, x, y in FAR)
 ROWS = [
     *map(same, ("exp", "log", "log1p", "sqrt", "reciprocal", "square", "neg", "cos", "sin", "floor")),
@@ -102,6 +103,8 @@ ROWS = [
     *map(same, ("atan", "asin", "acos", "cosh")),
     same("sinh"),
     same("tan"),
+    Row("atan2(x, 0)", lambda x: tg.atan2(x, 0.0), lambda x: torch.atan2(x, torch.tensor(0.0)), 0.0, ORIGIN),
+    Row("atan2(0, x)", lambda x: tg.atan2(0.0, x), lambda x: torch.atan2(torch.tensor(0.0), x), 0.0, ORIGIN),
     Row("atan2(x, 1)", lambda x: tg.atan2(x, 1.0), lambda x: torch.atan2(x, torch.tensor(1.0))),
     Row("atan2(2, x)", lambda x: tg.atan2(2.0, x), lambda x: torch.atan2(torch.tensor(2.0), x)),
     Row("nan_to_num", lambda x: tg.nan_to_num(x, 3.0, 4.0, 5.0), lambda x: torch.nan_to_num(x, 3.0, 4.0, 5.0)),

@@ -45,12 +45,16 @@ FAR, FARTHER = 2.0**16, 2.0**60
 
 
 def _atan2_vjp(ct: Tensor, t: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x / (x^2 + y^2) and -y / (x^2 + y^2), from operands scaled so that no square overflows or vanishes."""
+    """Return x / (x^2 + y^2) and -y / (x^2 + y^2), which are 0 at the origin, as PyTorch.
+
+    Operands are scaled so that no other square vanishes, and none overflows.
+    """
     size = maximum(abs(x), abs(y))
     large = where(size > FARTHER, FARTHER**-2, where(size > FAR, FAR**-2, 1.0))
     k = where(size < 1.0 / FARTHER, FARTHER**2, where(size < 1.0 / FAR, FAR**2, large))
     y, x = y * k, x * k
-    share = 1.0 / (x * x + y * y)
+    square = x * x + y * y
+    share = where(square == 0.0, 0.0, 1.0 / where(square == 0.0, 1.0, square))
     return ct * (x * share * k), -ct * (y * share * k)
 
 
