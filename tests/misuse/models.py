@@ -84,7 +84,7 @@ def base_class_not_initialised():
     compiled(model=Net()).close()
 
 
-@program("'shape'", raises=TypeError)
+@program("missing shape=", raises=TypeError)
 def parameter_made_by_the_class():
     class Net(tg.Module):
         W = tg.Module.param((3, 2))
