@@ -402,7 +402,16 @@ def test_python_may_live_in_the_page_itself(browser: Any, pyodide: tuple[str, Pa
     losses[-1] / losses[0]
     """
     page = open_page(browser, f"{pyodide[0]}/blank.html")
-    assert page.evaluate(IN_THE_PAGE, [f"/{wheel.name}", textwrap.dedent(code)]) < 0.05
+    given = [f"/{wheel.name}", textwrap.dedent(code)]
+    try:
+        ratio = page.evaluate(IN_THE_PAGE, given)
+    except Exception as e:
+        if "Target crashed" not in str(e):
+            raise
+        page.context.close()  # Chromium itself crashed, as it does on a busy machine: once more
+        page = open_page(browser, f"{pyodide[0]}/blank.html")
+        ratio = page.evaluate(IN_THE_PAGE, given)
+    assert ratio < 0.05
     assert page.problems == []
     page.context.close()
 
