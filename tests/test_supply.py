@@ -29,9 +29,8 @@ WRITTEN_HERE = {
     ("evaluate.py", "function_of"): "the array rule of a row of the table, with operands named by number",
     ("evaluate.py", "_compiled"): "the same",
     ("methods.py", "write"): "the entry of a public function, written from its signature",
-    ("methods.py", "_compiled"): "the same",
+    ("methods.py", "compiled"): "text written by this package: these entries, and plans of eager calls",
     ("imperative/spell.py", "defined"): "plans of eager calls, written from the table",
-    ("imperative/spell.py", "_compiled"): "the same",
     ("runtime/cpu.py", "_bound"): "kernels that render/numpy.py wrote",
 }
 
