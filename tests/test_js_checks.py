@@ -116,3 +116,26 @@ def test_only_indices_in_the_box_are_checked() -> None:
       });"""
     refused = run_node(code, list(range(24)))
     assert [k for k, bad in enumerate(refused) if bad] == [3, 4, 5, 8, 9, 15, 16, 17, 20, 21]
+
+
+def test_a_browser_that_never_answers_is_an_error() -> None:
+    """A driver can hang, also while a lost device is replaced: then nobody may wait for ever."""
+    code = """const { Session, findAdapter } = await source("session");
+      const never = () => new Promise(() => {}), real = setTimeout;
+      globalThis.setTimeout = (fn, ms) => real(fn, ms >= 10_000 ? 1 : ms);
+      let come, gone = 0;
+      const limits = {}, features = new Set(), late = new Promise((resolve) => (come = resolve));
+      const silent = { limits, features, requestDevice: () => late };
+      const failed = (given) => given.then(() => null, (e) => [e.name, e.message]);
+      const told = [
+        await failed(findAdapter({ requestAdapter: never })),
+        await failed(Session.open([], { requestAdapter: async () => silent })),
+      ];
+      come({ destroy: () => (gone += 1) });
+      await late;
+      const adapter = { limits };
+      return [...told, gone, (await findAdapter({ requestAdapter: async () => adapter })) === adapter];"""
+    *told, gone, found = run_node(code)
+    for what, (name, message) in zip(("a graphics adapter", "a device"), told, strict=True):
+        assert name == "DeviceError" and f"did not answer within 30 s when asked for {what}" in message
+    assert gone == 1 and found, "a device that comes too late is given back"

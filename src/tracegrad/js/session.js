@@ -6,6 +6,7 @@ import { fromStorage } from "./arrays.js";
 import { PERSISTENT, fault, prod, storage } from "./checks.js";
 
 const MAP_READ = 1, COPY_SRC = 4, COPY_DST = 8, UNIFORM = 64, STORAGE = 128, COMPUTE = 4; // GPUBufferUsage, GPUShaderStage
+const ANSWER = 30_000; // ms that the browser has to give an adapter or a device; a cold driver took seconds
 const ALIGN = 256; // of offsets into a uniform buffer, accepted by every device
 
 const LIMITS = {
@@ -21,10 +22,22 @@ const NO_WEBGPU = "This browser does not offer WebGPU; Chrome or Edge from 113, 
   + "On Linux, see chrome://flags/#enable-unsafe-webgpu. Pages must come from https, localhost or a file.";
 const NO_ADAPTER = "This browser found no graphics adapter for WebGPU: update its driver, or allow hardware acceleration in its settings; chrome://gpu says more.";
 
+/** Return what a promise of the browser gives. Throw a DeviceError if it does not answer, as with a driver that hangs. */
+async function answered(asked, what) {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => {
+      asked.then((x) => x?.destroy?.(), () => {}); // a device that comes later is not used
+      reject(deviceError(`This browser did not answer within ${ANSWER / 1000} s when asked for ${what}: its graphics driver may hang. Close other tabs, or restart the browser.`));
+    }, ANSWER);
+  });
+  return Promise.race([asked, late]).finally(() => clearTimeout(timer));
+}
+
 /** Return the adapter, or throw a DeviceError in plain words. */
 export async function findAdapter(gpu = globalThis.navigator?.gpu) {
   if (!gpu) throw deviceError(NO_WEBGPU);
-  const adapter = await gpu.requestAdapter({ powerPreference: "high-performance" });
+  const adapter = await answered(gpu.requestAdapter({ powerPreference: "high-performance" }), "a graphics adapter");
   if (!adapter) throw deviceError(NO_ADAPTER);
   return adapter;
 }
@@ -59,7 +72,8 @@ export class Session {
     const adapter = await findAdapter(gpu);
     demand(programs, adapter, adapterName(adapter));
     const requiredLimits = Object.fromEntries(Object.keys(LIMITS).map((k) => [k, adapter.limits[k]]));
-    return new Session(await adapter.requestDevice({ requiredLimits, requiredFeatures: [F16].filter((f) => adapter.features.has(f)) }), adapter);
+    const asked = adapter.requestDevice({ requiredLimits, requiredFeatures: [F16].filter((f) => adapter.features.has(f)) });
+    return new Session(await answered(asked, "a device"), adapter);
   }
 
   constructor(device, adapter) {
