@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, placed
+from tracegrad.errors import CallError, DTypeError, ShapeError, Site, TraceError, placed
 from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
 from tracegrad.refusals import branching
 from tracegrad.sites import current_site, restored, rewriting
@@ -120,6 +120,16 @@ class Tensor(TensorMethods):
     type: TensorType  # pyright: ignore[reportIncompatibleMethodOverride]
     site: Site | None
     serial: int = field(default_factory=_serial.__next__)
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, prim: Any = None, *_: Any, **__: Any) -> Tensor:
+            if isinstance(prim, Primitive):
+                return object.__new__(cls)
+            raise CallError.here(
+                "tg.Tensor is the type of values in a trace, which ops make: write tg.tensor(x) for a tensor of "
+                "numbers, or tg.asarray(x) in a loss"
+            )
 
     @property
     def name(self) -> str:

@@ -100,6 +100,11 @@ def upload_of_a_nested_dict(train):
     train.upload_params({"l1": {"W": np.zeros((3, 4), np.float32)}})
 
 
+@training("set_params: nothing was written", "l1.weight", "l1.W")
+def set_params_by_the_names_of_pytorch(train):
+    train.set_params({"l1.weight": np.zeros((4, 3), np.float32)})
+
+
 @training("upload_params", "MLP", "dict")
 def upload_of_a_model(train):
     train.upload_params(MLP())

@@ -158,6 +158,16 @@ def mean_of_a_list_of_tensors(m, x, y):
     return tg.mean([tg.mean(m(x)), tg.mean(y)])
 
 
+@loss("flip", "tg.sort(x)[0]")
+def flipping_all_results_of_a_sort(m, x, y):
+    return tg.mean(tg.flip(tg.sort(m(x)), 0) * y)
+
+
+@loss("tg.tensor(x)", "tg.asarray(x)")
+def calling_the_type_of_tensors_as_in_pytorch(m, x, y):
+    return tg.mean(m(x) * tg.Tensor([1.0, 2.0]))
+
+
 @loss("mul", "d['x']")
 def multiplying_a_dict(m, x, y):
     return tg.mean(m(x) * {"y": y})

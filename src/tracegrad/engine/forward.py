@@ -232,7 +232,7 @@ class CompiledForward(HasStates):
         own, found = params.of_file(tensors, self.store.fields, states)
         params.check_record(states, found, False, f"load {os.fspath(path)}", "state")
         params.check_record(self.store.fields, own, True, f"load {os.fspath(path)}")
-        self.store.upload_params(own, True)
+        self.store.upload_params(own, True, "load")
         if found:
             self.store.set_states(found, False)
 

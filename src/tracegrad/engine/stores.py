@@ -171,10 +171,10 @@ class TrainedParameters(_Parameters):
         self.worker.check_open("CompiledTraining")
         self.worker.swap(load, reason)
 
-    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Do what `CompiledTraining.upload_params` documents."""
+    def upload_params(self, record: Mapping[str, Any], strict: bool, called: str) -> None:
+        """Do what `CompiledTraining.upload_params` documents; errors name the method `called`."""
         stepper = self.stepper
-        arrays = params.check_record(stepper.program.params, record, strict, "upload_params")
+        arrays = params.check_record(stepper.program.params, record, strict, called)
 
         def write(session: Session, stepper: Stepper) -> None:
             stepper.upload(session, arrays)
@@ -265,9 +265,9 @@ class OwnParameters(_Parameters):
         """Run `fn`."""
         return self.worker.call(lambda session: fn(session, self.layout))
 
-    def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Do the same as `CompiledTraining.upload_params`."""
-        arrays = params.check_record(self.fields, record, strict, "upload_params")
+    def upload_params(self, record: Mapping[str, Any], strict: bool, called: str) -> None:
+        """Do the same as `CompiledTraining.upload_params`; errors name the method `called`."""
+        arrays = params.check_record(self.fields, record, strict, called)
         self.unset = False
         self.with_arrays(lambda session, program: params.upload(session, program, program.params, arrays))
 
@@ -313,7 +313,7 @@ class HasStates(Helped):
         >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
         >>> own.upload_params({"b": np.zeros(1)})
         """
-        self.store.upload_params(record, strict)
+        self.store.upload_params(record, strict, "upload_params")
 
     def params(self) -> dict[str, Array]:
         """Return the parameters by name, after the steps and runs queued so far; a short name of `download_params`.
@@ -328,7 +328,7 @@ class HasStates(Helped):
 
         >>> train.set_params({"W": np.ones((2, 1)), "b": np.zeros(1)})
         """
-        self.store.upload_params(record, strict)
+        self.store.upload_params(record, strict, "set_params")
 
     def states(self) -> dict[str, Array]:
         """Return the states of the model by name, after the steps and runs queued so far; see `tg.Module.state`.

@@ -176,7 +176,8 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
     except DTypeError:
         raise
     except (TypeError, TraceError):
-        raise DTypeError("a list holds numbers only; put tensors together with tg.stack([a, b])") from None
+        several = "put tensors together with tg.stack([a, b]), and take one of several results, as in tg.sort(x)[0]"
+        raise DTypeError(f"a list holds numbers only; {several}") from None
     return bind(LITERAL, data=data, dtype=dtype, shape=shape)
 
 
