@@ -38,7 +38,7 @@ def conv(x: Any, w: Any, **how: Any) -> Any:
     return getattr(tg, f"conv{len(x.shape) - 2}d")(x, w, **how)
 
 
-# images, filters, geometry: long and short rows, many channels, steps, dilation, groups, sequences, volumes
+# images, filters, geometry: long and short rows, many channels, steps, dilation, groups, sequences, volumes, small ones
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 3, 9, 40), (5, 3, 3, 3), {"padding": 1}),
     ((2, 16, 12, 33), (15, 16, 3, 3), {"padding": 1}),
@@ -49,6 +49,9 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((4, 20, 6, 18), (24, 20, 1, 1), {}),
     ((2, 3, 200), (7, 3, 9), {"padding": 4, "stride": 2}),
     ((1, 2, 6, 5, 19), (3, 2, 2, 3, 3), {"padding": 1}),
+    ((3, 6, 7, 7), (6, 1, 7, 7), {"padding": 3, "groups": 6}),
+    ((2, 8, 5, 6), (16, 2, 3, 2), {"stride": (1, 2), "padding": 1, "groups": 4}),
+    ((2, 5, 19, 20), (10, 1, 3, 3), {"stride": 2, "dilation": 2, "padding": 1, "groups": 5}),
 ]
 
 

@@ -109,6 +109,7 @@ PRODUCT_GRAIN = 2**20  # products | of two numbers worth a thread of their own: 
 PRODUCT_PARTS = 16  # parts | of one product | ?
 PRODUCT_SIDE = 96  # rows, columns | of a part: for fewer it is not worth packing the other operand once more | 2 cores
 PRODUCT_STACK = 4  # products | in a stack that are split between threads | ?
+SPANNED_ROWS = 16  # rows | of a product up to which what lies between its columns is computed, too | 2 cores
 LYING = 0.7  # share | of their vectors that columns fill, from which a product reads them where they lie | 2 cores
 C_SOURCE = 12_000  # characters | of C that compile as fast as the engine | ?
 C_SOURCES = 4  # sources | compiled side by side | ?

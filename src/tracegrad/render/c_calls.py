@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32
@@ -22,7 +23,7 @@ from tracegrad.render.c_product import limit_bits
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered
 from tracegrad.render.loops import Statement
 from tracegrad.shapes import strides_of
-from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES
+from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES, LYING, SPANNED_ROWS
 
 NAME = "NAME"  # a placeholder for a function's name, until the text is known
 
@@ -163,7 +164,10 @@ class _Writer:
         if points(p.m) > 1 or points(p.n) < LANES or self.as_it_lies(right) is not None:
             return False
         found = gathered(self.kernel, right)
-        return found is not None and any(found.lays[a.name].step == 1 for a in p.n if a.size >= FEW_LANES)
+        if found is None:
+            return False
+        lays = [found.lays.get(a.name, Lay(1, 0)) for a in p.n]
+        return any(x.step == 1 for x in lays if x.size >= FEW_LANES) or span(lays) is not None
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
         """Return whether a product writes this value itself."""
@@ -227,13 +231,28 @@ class _Writer:
         if k is not None:
             b = b._replace(rows=tuple([b.rows[self.kernel.inner.index(a)] for a in k]))
         a = self.rows_of(p, k)
+        if n is not None:
+            b = b._replace(columns=tuple([b.columns[p.n.index(a)] for a in n]))
+        width = span(b.columns) if points(p.m) <= SPANNED_ROWS else None
+        if width is not None:
+            return self.spanned(p, a, b, n or p.n, width)
         if n is None:
             out, at = self.target(f.local), self.flat
         else:
-            b = b._replace(columns=tuple([b.columns[p.n.index(a)] for a in n]))
             out, at = self.allocate(self.kernel.rows), flat_index(self.kernel, (*p.batch, *p.m, *n))
         self.steps.append(GatheredStep(a, b, self.result(out, p)))
         return out, at
+
+    def spanned(self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int) -> tuple[int, Index]:
+        """Add a step that computes whole vectors: its columns, and what lies between them, which nothing reads."""
+        sizes = [*(int(x.size) for x in p.batch), int(points(p.m)), width]
+        slot = self.allocate(math.prod(sizes))
+        out = self.view(slot, 0, sizes, strides_of(sizes))
+        self.steps.append(GatheredStep(a, b._replace(columns=(Lay(width, 1),)), out))
+        at = flat_index(self.kernel, (*p.batch, *p.m)) * width
+        for x, lay in zip(n, b.columns):
+            at = at + at.space.var(x.name, int(x.size)) * (lay.by * lay.step)
+        return slot, at
 
     def spread(self, operand: Operand) -> Spread | None:
         """Return an operand that is in memory, or a copy of it that is smaller than all of its elements; else None."""
@@ -314,6 +333,17 @@ class _Writer:
         sizes = [*(a.size if a in own else 1 for a in batch), m, n]
         steps = [*(strides.get(a.name, 0) for a in batch), *((1, int(m)) if turned else (int(n), 1))]
         return self.view(slot, 0, sizes, steps)
+
+
+def span(lays: Sequence[Lay]) -> int | None:
+    """Return how far columns reach in memory, in reading order; None if they are read as fast by runs of neighbours."""
+    far = [(x.size, x.by * x.step) for x in lays if x.size > 1]
+    falling = all(step >= n * below for (_, step), (n, below) in pairwise([*far, (1, 1)]))
+    if not falling or any(x.of > 1 for x in lays):
+        return None
+    columns, reach = math.prod(n for n, _ in far), 1 + sum((n - 1) * step for n, step in far)
+    vectors = columns // lays[-1].size * -(-lays[-1].size // LANES)
+    return reach if reach <= LANES * vectors and columns < LYING * LANES * vectors else None
 
 
 def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:
