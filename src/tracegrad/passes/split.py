@@ -21,8 +21,10 @@ from tracegrad.tuning import (
     EACH_READS,
     EACH_SCATTERED,
     FEW_OUTPUTS,
+    FEW_ROWS,
     HALF_TILE_FROM,
     LEAST_STEP,
+    LONG_ROW,
     MOST_PARTS,
     PARTIAL_TRAFFIC,
     PROCESSORS,
@@ -100,24 +102,36 @@ def _product_of_each(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None:
     return reshape(bind(SUM, bind(MATMUL, permute(left, (1, 0, 2)), right), axes=(0,)), t.shape)
 
 
+def divisors(n: int) -> list[int]:
+    """Return the divisors of `n`."""
+    return [d for k in range(1, math.isqrt(n) + 1) if n % k == 0 for d in (k, n // k)]
+
+
+def nearest(numbers: Sequence[int], target: float) -> int:
+    """Return the one of `numbers` closest to `target` in ratio."""
+    return min(numbers, key=lambda d: (abs(math.log(d / max(target, 1))), d))
+
+
 def nearest_divisor(n: int, target: float) -> int:
     """Return the divisor of `n` closest to `target` in ratio."""
-    divisors = [d for k in range(1, math.isqrt(n) + 1) if n % k == 0 for d in (k, n // k)]
-    return min(divisors, key=lambda d: (abs(math.log(d / max(target, 1))), d))
+    return nearest(divisors(n), target)
 
 
 def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     folded: tuple[int, ...] = t.axes
     axes = [d for d in folded if x.shape[d] > 1]
     k = math.prod(x.shape[d] for d in axes)
-    if k < SPLIT_FROM or t.size >= FEW_OUTPUTS or k > MOST:
+    together = not axes or axes[-1] - axes[0] == len(axes) - 1
+    rows = together and math.prod(x.shape[folded[-1] + 1 :]) == 1
+    if k < (LONG_ROW if rows else SPLIT_FROM) or t.size >= (FEW_ROWS if rows else FEW_OUTPUTS) or k > MOST:
         return None
-    if axes == list(range(axes[0], axes[0] + len(axes))):  # neighbouring axes count as one axis of size k
-        return _split_axis(t, reshape(x, (*x.shape[: axes[0]], k, *x.shape[axes[-1] + 1 :])), axes[0])
+    if together:  # neighbouring axes count as one axis of size k
+        sizes = [x.shape[d] for d in axes]
+        return _split_axis(t, reshape(x, (*x.shape[: axes[0]], k, *x.shape[axes[-1] + 1 :])), axes[0], sizes)
     head: list[int] = []
     size = 1
     for d in axes:  # separated axes: the leading ones, up to about the root of k, are folded last
-        if size * x.shape[d] > 2 * math.sqrt(k) and head:
+        if size * x.shape[d] > math.sqrt(k) and head:
             break
         head.append(d)
         size *= x.shape[d]
@@ -125,10 +139,17 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     return reshape(bind(t.prim, bind(t.prim, x, axes=rest), axes=tuple(head)), t.shape) if rest else None
 
 
-def _split_axis(t: Tensor, x: Tensor, axis: int) -> Tensor | None:
-    """Return a fold over one axis as two balanced steps."""
+def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor | None:
+    """Return a fold over one axis, which several of `sizes` form, as two balanced steps.
+
+    A cut that goes through no axis, except one that it divides, is preferred: its indices need no divisions.
+    """
     k = x.shape[axis]
-    s = nearest_divisor(k, math.sqrt(k))
+    before = [math.prod(sizes[:i]) for i in range(len(sizes))]
+    between = [n * d for n, size in zip(before, sizes) for d in divisors(size)]
+    s = nearest(between, math.sqrt(k))
+    if max(s * s, k) > UNEVEN * min(s * s, k):
+        s = nearest_divisor(k, math.sqrt(k))
     if max(s * s, k) > UNEVEN * min(s * s, k):
         s = math.isqrt(k)
     if s in (1, k):
