@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,19 @@ from fuzzing.corpus import kept
 from fuzzing.differentiated import graph_of
 from fuzzing.grow import grow
 from fuzzing.open_sizes import farthest
-from fuzzing.program import Program
+from fuzzing.program import Input, Program, Step
 from fuzzing.runners import RUNNERS, FallbackError, Given, Runner, no_fallback, passes
 from fuzzing.search import Prepared, prepared, search, sharpness
 from fuzzing.shrink import shrunk
 from fuzzing.snippet import snippet
+from fuzzing.table import OPS
 from tracegrad.evaluate import evaluate
 from tracegrad.runtime.c_compiler import compiler_named
 from tracegrad.runtime.cpu_verify import warn_wrong
 
 SEEDS = 300
 BATCH = 20
+TRAININGS = 300  # seeds, of which one in ten is a training
 SIZED = 40  # seeds: each is a program of its own, which runs at several sizes
 PARTS = 10  # of the table
 QUICK = ("passes", "eager", "numpy", "c", "torch")
@@ -197,7 +200,23 @@ def test_a_program_survives_json() -> None:
 
 
 def test_every_runner_has_a_name() -> None:
-    assert list(RUNNERS) == ["passes", "eager", "numpy", "c", "sizes", "webgpu", "loops", "xla", "torch", "jax"]
+    names = ["passes", "eager", "numpy", "c", "sizes", "sweep", "webgpu", "loops", "xla", "torch", "jax"]
+    assert list(RUNNERS) == names
+
+
+def test_an_error_of_an_oracle_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that PyTorch refuses compared nothing: that of `sort` had an argument too many for as long as it was."""
+    refused = replace(OPS["sort"], torch=lambda torch, x, axis, descending: torch.sort(x, axis, stable=True))
+    monkeypatch.setitem(OPS, "sort", refused)
+    program = Program((Input("f32", (3,), "uniform"),), (Step("sort", (-1,), {"axis": 0, "descending": False}),), (0,))
+    assert [f.what.partition(":")[0] for f in search([program], ["torch"]).findings] == ["TypeError"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", ["sizes", "sweep"])
+def test_random_trainings_at_other_sizes_and_in_sweeps(runner: str) -> None:
+    some = [p for p in map(grow, range(TRAININGS)) if p.mode == "train"]
+    assert agree(some, runner)[runner] > 0.6 * len(some) > 10
 
 
 def test_the_command_runs_where_torch_is_not_installed(tmp_path: Path) -> None:

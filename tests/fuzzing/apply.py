@@ -7,7 +7,7 @@ from typing import Any
 
 from fuzzing import case_steps, nested, ops_elementwise, ops_folds, ops_images, ops_loops, ops_more, ops_shapes
 from fuzzing.program import Program, Step, frozen
-from fuzzing.table import OPS
+from fuzzing.table import OPS, NoCounterpartError
 
 ROWS = (
     case_steps,
@@ -19,10 +19,6 @@ ROWS = (
     ops_more,
     ops_shapes,
 )  # importing them fills the table
-
-
-class NoCounterpartError(Exception):
-    """The library has no function for an op of the program."""
 
 
 def attributes(step: Step, library: str, module: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from cases import Case
 from cases_nn import FedCase
 from fuzzing.drawing import Pool
 from fuzzing.program import Input, Program, Step
-from fuzzing.table import Drawn, Op, register
+from fuzzing.table import Drawn, NoCounterpartError, Op, register
 from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.errors import TracegradError
@@ -90,11 +90,11 @@ def _draw(pool: Pool) -> Drawn:
 
 
 def _torch(torch: Any, *xs: Any, name: str) -> Any:
-    """PyTorch's side of the row, which may rely on its sizes; NotImplementedError at others, and where it has none."""
+    """PyTorch's side of the row, which may rely on its sizes; NoCounterpartError at others, and where it has none."""
     case = rows()[name]
     own = [*case.shapes, *(s for s, _ in case.ints), *case.bools]
     if case.torch is None or [tuple(x.shape) for x in xs] != own:
-        raise NotImplementedError(name)
+        raise NoCounterpartError(name)
     return case.torch(*xs)
 
 

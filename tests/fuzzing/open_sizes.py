@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 import tracegrad as tg
-from fuzzing.apply import NoCounterpartError
 from fuzzing.differentiated import Outputs, traced
 from fuzzing.program import Array, Program
+from fuzzing.table import NoCounterpartError
+from fuzzing.training import Loss, Model, arguments, naming, parts, stepped, total_of, with_states
 from tracegrad.dtypes import TensorType, as_dtype, f32
 
 SIZES = (3, 1, 6, 2, 5)
@@ -58,13 +59,13 @@ def with_open_sizes(program: Program, env: Mapping[str, Array], device: str) -> 
         inner = (0, *(None for _ in differing[1:]))
         return tg.vmap(tg.vmap(one, inner) if named else one)(*(given[n] for n in differing))
 
-    scope: dict[str, Any] = {"forward": forward}
-    exec(f"def called(m, {', '.join(env)}): return forward(m, {', '.join(f'{n}={n}' for n in env)})", scope)
     types: dict[str, Any] = {n: TensorType(as_dtype(x.dtype), x.shape) for n, x in env.items()}
     types |= {n: f32[("batch", *env[n].shape)] for n in differing}
     if named:
         types[differing[0]] = f32[("batch", INNER, *env[differing[0]].shape)]
-    with tg.compile_forward(model=Empty(), forward=scope["called"], inputs=types, device=device, seed=0) as compiled:
+    with tg.compile_forward(
+        model=Empty(), forward=naming(forward, env), inputs=types, device=device, seed=0
+    ) as compiled:
         found: list[Outputs] = []
         for size in PAIRS if named else [(n,) for n in SIZES]:
             rng = np.random.default_rng(size)
@@ -89,3 +90,41 @@ def farthest(values: Sequence[Array]) -> Array:
         apart = np.where((x == values[0]) | (np.isnan(x) & np.isnan(values[0])), 0.0, np.nan_to_num(apart, nan=np.inf))
         worst, off = np.where(apart > off, x, worst), np.maximum(apart, off)
     return worst
+
+
+def trained_at_open_sizes(program: Program, device: str) -> Outputs:
+    """A training whose steps have batches of other sizes. One row alone has a weight, so its loss is the program's.
+
+    The other rows have other parameters. Where these have no finite loss, all rows have the same.
+    """
+    for apart in (0.0625, 0.0):
+        try:
+            return _trained(program, device, apart)
+        except tg.NonFiniteError:
+            if not apart:
+                raise
+    raise AssertionError
+
+
+def _trained(program: Program, device: str, apart: float) -> Outputs:
+    _, inputs = parts(program)
+
+    def function(program: Program, own: Loss) -> Any:
+        def loss(m: Model, weight: Any, scale: Any, **tensors: Any) -> Any:
+            def one(weight: Any, scale: Any, some: Mapping[str, Any]) -> Any:
+                return weight * total_of(program, own, {**{n: scale * x for n, x in m.held.items()}, **some})
+
+            return with_states(program, m, tg.sum(tg.vmap(one)(weight, scale, tensors)))
+
+        return naming(loss, ("weight", "scale", *inputs))
+
+    def rows_of(step: int) -> dict[str, Array]:
+        size = SIZES[(program.seed + step) % len(SIZES)]
+        weight = np.float32(np.arange(size) == (3 * step + program.seed) % size)
+        scale = np.float32(1 + apart * (1 - weight))
+        return {"weight": weight, "scale": scale, **{n: np.stack([x] * size) for n, x in inputs.items()}}
+
+    types: dict[str, Any] = {n: as_dtype(x.dtype)[("batch", *x.shape)] for n, x in inputs.items()}
+    types |= {"weight": ("batch",), "scale": ("batch",)}
+    with tg.compile(**arguments(program, function, types), seed=0, device=device) as train:
+        return stepped(program, train, rows_of)

@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from fuzzing.drawing import Pool, UnfitError
+from fuzzing.drawing import LIMIT, Pool, UnfitError
 from fuzzing.ops_elementwise import of_jax
 from fuzzing.ops_shapes import any_dtype, indices
 from fuzzing.table import Drawn, Op, register
 
 SORTED = 300  # elements of what is sorted: the reference compares each with many
+# Lengths of sorted axes around those where another way to sort is taken, and how many rows there are beside
+LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 129, 255, 256, 257, 511, 512, 513, 600)
+FIRST = (1, 2, 3, 15, 16, 17, 33)  # elements of a topk
+BESIDE = ((), (1,), (2,), (3,), (1, 3), (2, 2), (11,), (13,))
+
+
+def _keys(pool: Pool) -> tuple[int, int]:
+    """A value and an axis to sort it along: one that exists, or a new one of a length that matters."""
+    if not pool.fresh or pool.below(3):
+        x = any_dtype(pool)
+        if pool.known[x].v.size > SORTED:
+            raise UnfitError
+        return x, pool.axis(len(pool.of(x)))
+    n, beside = pool.one(LENGTHS), pool.one(BESIDE)
+    if n * math.prod(beside) > LIMIT:
+        beside = ()
+    axis = pool.below(len(beside) + 1)
+    shape = (*beside[:axis], n, *beside[axis:])
+    dtype = pool.one(("f32", "f32", "i32", "bool"))
+    x = pool.new(dtype, shape, 0, pool.one((1, 3, 1000))) if dtype == "i32" else pool.new(dtype, shape)
+    return x, axis - len(shape) * pool.below(2)
 
 
 def _order(pool: Pool) -> Drawn:
-    x = pool.pick(rank=1, most=SORTED)
-    return (x,), {"axis": pool.axis(len(pool.of(x))), "descending": bool(pool.below(2))}
+    x, axis = _keys(pool)
+    return (x,), {"axis": axis, "descending": bool(pool.below(2))}
 
 
 def _topk(pool: Pool) -> Drawn:
-    x = pool.pick(rank=1, most=SORTED)
-    axis = pool.axis(len(pool.of(x)))
-    return (x,), {"k": pool.below(pool.of(x)[axis] + 1), "axis": axis, "largest": bool(pool.below(2))}
+    x, axis = _keys(pool)
+    n = pool.of(x)[axis]
+    k = pool.one((pool.below(n + 1), *(k for k in (*FIRST, n) if k <= n)))
+    return (x,), {"k": k, "axis": axis, "largest": bool(pool.below(2))}
+
+
+def _order_torch(torch: Any, x: Any, axis: int, descending: bool) -> Any:
+    return torch.argsort(x, dim=axis, descending=descending, stable=True).int()
 
 
 def _topk_torch(torch: Any, x: Any, k: int, axis: int, largest: bool) -> Any:
     """torch.topk promises no order among equal elements, whose gradients then go elsewhere."""
-    return torch.sort(x, axis, descending=largest, stable=True)[0].narrow(axis, 0, k)
+    return torch.sort(x, dim=axis, descending=largest, stable=True)[0].narrow(axis, 0, k)
+
+
+def _order_jax(jax: Any, x: Any, axis: int, descending: bool) -> Any:
+    return jax.numpy.argsort(x, axis, stable=True, descending=descending).astype("int32")
+
+
+def _sorted_jax(jax: Any, x: Any, axis: int, descending: bool) -> Any:
+    return jax.numpy.take_along_axis(x, _order_jax(jax, x, axis, descending), axis)
+
+
+def _cut_jax(jax: Any, x: Any, k: int, axis: int) -> Any:
+    return jax.lax.slice_in_dim(x, 0, k, axis=axis)
 
 
 def _pair(pool: Pool) -> Drawn:
@@ -137,10 +176,14 @@ def _aligned_torch(torch: Any, x: Any, labels: Any, steps: Any, counts: Any, bla
 
 register(
     Op("sort", _order, lambda tg, x, axis, descending: tg.sort(x, axis, descending)[0],
-       lambda torch, x, axis, descending: torch.sort(x, axis, descending=descending, stable=True)[0], None),
-    Op("argsort", _order, lambda tg, x, axis, descending: tg.argsort(x, axis, descending), None, None),
-    Op("topk", _topk, lambda tg, x, k, axis, largest: tg.topk(x, k, axis, largest)[0], _topk_torch, None),
-    Op("topk_indices", _topk, lambda tg, x, k, axis, largest: tg.topk(x, k, axis, largest)[1], None, None),
+       lambda torch, x, axis, descending: torch.sort(x, dim=axis, descending=descending, stable=True)[0], _sorted_jax,
+       weight=3),
+    Op("argsort", _order, lambda tg, x, axis, descending: tg.argsort(x, axis, descending), _order_torch, _order_jax),
+    Op("topk", _topk, lambda tg, x, k, axis, largest: tg.topk(x, k, axis, largest)[0], _topk_torch,
+       lambda jax, x, k, axis, largest: _cut_jax(jax, _sorted_jax(jax, x, axis, largest), k, axis), weight=3),
+    Op("topk_indices", _topk, lambda tg, x, k, axis, largest: tg.topk(x, k, axis, largest)[1],
+       lambda torch, x, k, axis, largest: _order_torch(torch, x, axis, largest).narrow(axis, 0, k),
+       lambda jax, x, k, axis, largest: _cut_jax(jax, _order_jax(jax, x, axis, largest), k, axis)),
     Op("roll_several", _rolled, lambda tg, x, shift, axis: tg.roll(x, shift, axis),
        lambda torch, x, shift, axis: torch.roll(x, shift, axis),
        lambda jax, x, shift, axis: jax.numpy.roll(x, shift, axis)),

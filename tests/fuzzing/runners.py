@@ -14,12 +14,14 @@ from unittest.mock import patch
 import numpy as np
 
 import tracegrad as tg
-from fuzzing.apply import NoCounterpartError, called
+from fuzzing.apply import called
 from fuzzing.differentiated import Outputs, graph_of, traced
 from fuzzing.exact import double
-from fuzzing.open_sizes import with_open_sizes
+from fuzzing.members import trained_in_a_sweep
+from fuzzing.open_sizes import trained_at_open_sizes, with_open_sizes
 from fuzzing.program import Array, Program
-from fuzzing.training import trained, trained_by_torch
+from fuzzing.table import NoCounterpartError
+from fuzzing.training import naming, trained, trained_by_torch
 from tracegrad.compiler.joined import joined
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
@@ -57,7 +59,7 @@ class Runner:
     name: str
     several: Several
     training: Callable[[Program], Outputs] | None = None
-    oracle: bool = False  # an error of its own says nothing about tracegrad
+    oracle: bool = False  # computes by formulas of its own; where it has none it says so by NoCounterpartError
     special: bool = True  # infinities and NaN go through it as docs/numerics.md says
     lacks: Callable[[], str] = str  # what this machine lacks for it, in words; empty if nothing
 
@@ -73,7 +75,7 @@ class Runner:
                     results[k] = self.training(g.program)
                 except Exception as e:
                     results[k] = e
-        return [NoCounterpartError(str(r)) if self.oracle and isinstance(r, Exception) else r for r in results]
+        return results
 
 
 class Held(tg.Module):
@@ -133,11 +135,10 @@ def together(given: Sequence[Given], device: str) -> list[Ran]:
             results |= {f"p{k}_{n}": y for n, y in ys.items()}
         return results
 
-    scope: dict[str, Any] = {"forward": forward}
-    parameters = "".join(f", {n}" for n in inputs)
-    exec(f"def called(m{parameters}): return forward(m, {', '.join(f'{n}={n}' for n in inputs)})", scope)
     types = {n: TensorType(as_dtype(x.dtype), x.shape) for n, x in inputs.items()}
-    compiled = tg.compile_forward(model=Held(held), forward=scope["called"], inputs=types, device=device, seed=0)
+    compiled = tg.compile_forward(
+        model=Held(held), forward=naming(forward, inputs), inputs=types, device=device, seed=0
+    )
     with compiled as run:
         found = run.run(**inputs).output
     named = [(*n.split("_"), y) for n, y in found.items()]
@@ -284,6 +285,23 @@ def trained_on(device: str, compiler: str = "") -> Callable[[Program], Outputs]:
     return run
 
 
+def trained_at_sizes(program: Program) -> Outputs:
+    """A training whose steps have batches of other sizes, by the same kernels."""
+    with c_compiler(""), no_fallback():
+        return trained_at_open_sizes(program, "cpu")
+
+
+def nothing(given: Sequence[Given]) -> list[Ran]:
+    """Of a runner of trainings alone."""
+    return [NoCounterpartError("no training") for _ in given]
+
+
+def in_a_sweep(program: Program) -> Outputs:
+    """A training as members of a sweep, by the kernels of C, where there is a compiler."""
+    with c_compiler(""), no_fallback():
+        return trained_in_a_sweep(program, "cpu")
+
+
 def no_package(name: str) -> str:
     """Of an oracle that is not installed."""
     return "" if importlib.util.find_spec(name) else f"the package {name} is not installed"
@@ -302,7 +320,8 @@ RUNNERS = {
         Runner("eager", each(eager)),
         Runner("numpy", on("cpu", "off"), trained_on("cpu", "off")),
         Runner("c", on("cpu"), trained_on("cpu"), lacks=lambda: "" if compiler_named("") else "there is no C compiler"),
-        Runner("sizes", each(sizes), special=False),
+        Runner("sizes", each(sizes), trained_at_sizes, special=False),
+        Runner("sweep", nothing, in_a_sweep),
         Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False, lacks=no_adapter),
         Runner("loops", on("webgpu", during=taken_for_a_gpu), special=False, lacks=no_adapter),
         Runner("xla", on("jax"), trained_on("jax"), special=False, lacks=lambda: no_package("jax")),

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fuzzing.apply import NoCounterpartError
 from fuzzing.compare import Finding, differences
 from fuzzing.differentiated import environment, expected, in_any_order
 from fuzzing.exact import Exact
 from fuzzing.program import Program, Step
 from fuzzing.runners import RUNNERS, Given, Ran
 from fuzzing.stepped import UnstableError, expected_training
+from fuzzing.table import NoCounterpartError
 
 REFERENCE = "reference"  # the runner of a finding that tracegrad refuses to trace
 

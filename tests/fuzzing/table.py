@@ -27,6 +27,10 @@ class Op:
     weight: int = 2
 
 
+class NoCounterpartError(Exception):
+    """The library has no function for an op of the program."""
+
+
 OPS: dict[str, Op] = {}
 
 

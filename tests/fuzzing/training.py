@@ -5,17 +5,18 @@ With several losses each takes its share of the results, and trains parameters o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import tracegrad as tg
-from fuzzing.apply import NoCounterpartError, called
+from fuzzing.apply import called
 from fuzzing.differentiated import Outputs
 from fuzzing.exact import double
 from fuzzing.program import Array, Program
+from fuzzing.table import NoCounterpartError
 from tracegrad import optim
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.ir import Tensor
@@ -88,26 +89,38 @@ def order_of(program: Program) -> Sequence[str]:
     return program.train.get("order") or [""] * program.train["steps"]
 
 
+def total_of(program: Program, own: Loss, every: Mapping[str, Any]) -> Tensor:
+    """What a loss adds up of the results, whose arguments are all given by name."""
+    ys = called(program, "ours", tg, [every[f"x{k}"] for k in range(len(program.inputs))])
+    ys = [y for y in ys if y.dtype.is_float and y.size]
+    ys = ys[own.first :: own.every] or ys
+    return sum((tg.mean(tg.square(y)) for y in ys), start=tg.zeros(()))
+
+
+def with_states(program: Program, m: Model, total: Tensor) -> Tensor:
+    """A loss that depends on the states of the model, where the program has some."""
+    if not program.train.get("state"):
+        return total
+    m.mean.assign(0.5 * m.mean + 0.25 * total)
+    m.count.assign(m.count + 1)
+    return total + 0.125 * total * tg.tanh(m.mean * tg.cast(m.count, tg.f32))
+
+
+def naming(function: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
+    """A function of a model m and of arguments with these names."""
+    scope: dict[str, Any] = {"function": function}
+    taken = ", ".join(["m", *names])
+    exec(f"def called({taken}): return function(**locals())", scope)
+    return scope["called"]
+
+
 def function_of(program: Program, own: Loss) -> Callable[..., Any]:
     """The function of a loss, which names the inputs of the program."""
-    _, inputs = parts(program)
 
     def loss(m: Model, **tensors: Any) -> Tensor:
-        every = {**m.held, **tensors}
-        ys = called(program, "ours", tg, [every[f"x{k}"] for k in range(len(program.inputs))])
-        ys = [y for y in ys if y.dtype.is_float and y.size]
-        ys = ys[own.first :: own.every] or ys
-        total = sum((tg.mean(tg.square(y)) for y in ys), start=tg.zeros(()))
-        if program.train.get("state"):
-            m.mean.assign(0.5 * m.mean + 0.25 * total)
-            m.count.assign(m.count + 1)
-            total = total + 0.125 * total * tg.tanh(m.mean * tg.cast(m.count, tg.f32))
-        return total
+        return with_states(program, m, total_of(program, own, {**m.held, **tensors}))
 
-    scope: dict[str, Any] = {"loss": loss}
-    named = "".join(f", {n}" for n in inputs)
-    exec(f"def called(m{named}): return loss(m, {', '.join(f'{n}={n}' for n in inputs)})", scope)
-    return scope["called"]
+    return naming(loss, parts(program)[1])
 
 
 def types_of_inputs(program: Program) -> dict[str, TensorType]:
@@ -120,14 +133,14 @@ def model_of(program: Program) -> Model:
     return Model(parts(program)[0], bool(program.train.get("state")))
 
 
-def arguments(program: Program) -> dict[str, Any]:
-    """Of `tg.compile`."""
+def arguments(program: Program, function: Callable[[Program, Loss], Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `tg.compile`. `function` makes the function of a loss, which takes these inputs."""
     losses = losses_of(program)
-    given: dict[str, Any] = {"model": model_of(program), "inputs": types_of_inputs(program)}
+    given: dict[str, Any] = {"model": model_of(program), "inputs": inputs}
     if len(losses) == 1:
-        return given | {"loss": function_of(program, losses[0]), "optimizer": optimizer_of(losses[0].how)}
+        return given | {"loss": function(program, losses[0]), "optimizer": optimizer_of(losses[0].how)}
     return given | {
-        "losses": {one.name: function_of(program, one) for one in losses},
+        "losses": {one.name: function(program, one) for one in losses},
         "optimizer": {one.name: optimizer_of(one.how) for one in losses},
         "params": {one.name: [f"held.{n}" for n in one.trains] for one in losses},
     }
@@ -136,17 +149,23 @@ def arguments(program: Program) -> dict[str, Any]:
 def trained(program: Program, device: str) -> Outputs:
     """The losses, and the parameters after the last step."""
     _, inputs = parts(program)
-    with tg.compile(**arguments(program), seed=0, device=device) as train:
-        results: Outputs = {}
-        for step, name in enumerate(order_of(program)):
-            pending = train.step(name, **inputs) if name else train.step(**inputs)
-            results[f"loss{step}"] = np.float32(pending.loss)
-        results |= {n.removeprefix("held."): x for n, x in train.download_params().items()}
-        if program.train.get("options", {}).get("ema"):
-            averages = train.download_params(ema=True)
-            results |= {f"{n.removeprefix('held.')}.ema": x for n, x in averages.items()}
-        if program.train.get("state"):
-            results |= {n: np.asarray(x) for n, x in train.states().items()}
+    given = arguments(program, function_of, types_of_inputs(program))
+    with tg.compile(**given, seed=0, device=device) as train:
+        return stepped(program, train, lambda _: inputs)
+
+
+def stepped(program: Program, train: tg.CompiledTraining, inputs: Callable[[int], Mapping[str, Array]]) -> Outputs:
+    """What all steps of a compiled training give; `inputs` are those of a step by its number."""
+    results: Outputs = {}
+    for step, name in enumerate(order_of(program)):
+        pending = train.step(name, inputs(step)) if name else train.step(inputs(step))
+        results[f"loss{step}"] = np.float32(pending.loss)
+    results |= {n.removeprefix("held."): x for n, x in train.download_params().items()}
+    if program.train.get("options", {}).get("ema"):
+        averages = train.download_params(ema=True)
+        results |= {f"{n.removeprefix('held.')}.ema": x for n, x in averages.items()}
+    if program.train.get("state"):
+        results |= {n: np.asarray(x) for n, x in train.states().items()}
     return results
 
 
