@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,22 @@ def test_living_functions_get_the_change(mutations: Any, tmp_path: Path) -> None
         assert (add_two(5), table["a"](5, 2), table["b"](5, 2)) == want
         for f, code in undo.items():
             f.__code__ = code
+
+
+@pytest.mark.parametrize(
+    ("fixtures", "own", "needs"),
+    [
+        (("device",), {}, True),
+        (("webgpu",), {"n": 1}, True),
+        (("device",), {"device": "cpu"}, False),
+        (("device",), {"device": "webgpu"}, True),
+        (("device_name",), {"device_name": "webgpu"}, True),
+        (("device_name",), {"device_name": "c"}, False),
+    ],
+)
+def test_a_test_whose_device_is_a_name_needs_no_gpu(mutate: Any, fixtures: Any, own: Any, needs: bool) -> None:
+    item = SimpleNamespace(name="test_a", fixturenames=fixtures, callspec=SimpleNamespace(params=own))
+    assert mutate.needs_gpu(item) is needs
 
 
 def test_files_tests_and_kept_mutants_exist(mutate: Any) -> None:
