@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from fuzzing.program import Array, Program
 from fuzzing.table import NoCounterpartError
 from fuzzing.training import Loss, Model, arguments, naming, parts, stepped, total_of, with_states
 from tracegrad.dtypes import TensorType, as_dtype, f32
+from tracegrad.engine import stepper
 
 SIZES = (3, 1, 6, 2, 5)
 PAIRS = ((3, 2), (1, 5), (4, 1), (2, 3))  # of two names
@@ -126,5 +128,8 @@ def _trained(program: Program, device: str, apart: float) -> Outputs:
 
     types: dict[str, Any] = {n: as_dtype(x.dtype)[("batch", *x.shape)] for n, x in inputs.items()}
     types |= {"weight": ("batch",), "scale": ("batch",)}
-    with tg.compile(**arguments(program, function, types), seed=0, device=device) as train:
+    with (
+        patch.object(stepper, "OWN_SIZES", 0),  # from the first step on, one program serves all sizes
+        tg.compile(**arguments(program, function, types), seed=0, device=device) as train,
+    ):
         return stepped(program, train, rows_of)
