@@ -26,6 +26,15 @@ def _angles() -> list[Case]:
 FUNCTION_CASES: list[Case] = [
     *_angles(),
     Case("atan2", tg.atan2, ((3, 4), (4,)), torch=getattr(torch, "atan2", None)),
+    Case("remainder", tg.remainder, ((3, 4), (4,)), low=1.1, high=1.9, torch=getattr(torch, "remainder", None)),
+    Case("remainder_scaled", lambda a, b: tg.remainder(a * 7.0, -b), ((3, 4), (3, 1)), low=1.05, high=1.1,
+         torch=lambda a, b: torch.remainder(a * 7.0, -b)),
+    Case("floor_divide", lambda a, b: tg.floor_divide(a * 9.0, b), ((3, 4), (4,)), low=-1, high=1.1, grad=False,
+         torch=lambda a, b: torch.floor_divide(a * 9.0, b)),
+    Case("remainder_i32", lambda a: tg.remainder(a - 20, 7), ints=(((3, 40), 41),), grad=False,
+         torch=lambda a: torch.remainder(a - 20, 7).int()),
+    Case("floor_divide_i32", lambda a: tg.floor_divide(a - 20, -7), ints=(((3, 40), 41),), grad=False,
+         torch=lambda a: torch.floor_divide(a - 20, -7).int()),
     *[
         Case(n, lambda x, n=n: getattr(tg, n)(x + SPECIAL), ((2, 3),), grad=False,
              torch=lambda x, n=n: getattr(torch, n)(x + torch.tensor(SPECIAL)))

@@ -228,3 +228,39 @@ def test_derivatives_of_atan2_at_any_size(other: float | None, device_name: str)
     for g, want in zip(got, (a / square, -b / square, 2 * a * b / square**2), strict=True):
         held = (np.abs(want) > 2.0**-126) & (np.abs(want) < 3e38)
         np.testing.assert_allclose(np.asarray(g)[held], want[held], rtol=2e-5)
+
+
+def _pairs(values: Any) -> tuple[Any, Any]:
+    a, b = np.meshgrid(values, values)
+    return a.ravel(), b.ravel()
+
+
+def test_remainders_and_quotients_are_exact(device_name: str) -> None:
+    """Of numbers of any size, where a / b rounds and overflows; of all integers, 0 and the lowest too."""
+    rng = np.random.default_rng(0)
+    ends = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 3e38, -3e38, 7, 0.1, -0.1, 2.0**24, 1e10, 3], np.float32)
+    sizes = np.ldexp(rng.uniform(0.5, 1, 500), rng.integers(-90, 126, 500)) * rng.choice([-1, 1], 500)
+    near, small = rng.integers(-50, 50, 500) / 8, rng.integers(-7, 8, 500) / 4
+    x, y = (np.concatenate(z).astype(np.float32) for z in zip(_pairs(ends), (sizes, sizes[::-1]), (near, small)))
+    ends = np.array([-(2**31), 2**31 - 1, -1, 0, 1, 2, 7, -7, 3, -3, 2**24 + 1], np.int32)
+    some = rng.integers(-(2**31), 2**31, 500)
+    i, j = (np.concatenate(z).astype(np.int32) for z in zip(_pairs(ends), (some, some[::-1]), (some, small * 4)))
+
+    def forward(m: Nothing, x: Any, y: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        u, v = tg.cast(i, tg.u32) * 2 + 1, tg.cast(j, tg.u32) * 3  # beyond 2^31 too
+        return x % y, x // y, i % j, i // j, u % v, u // v, u, v
+
+    inputs = {"x": x.shape, "y": y.shape, "i": tg.i32[i.shape], "j": tg.i32[j.shape]}
+    with tg.compile_forward(model=Nothing(), forward=forward, inputs=inputs, device=device_name) as f:
+        got = [np.asarray(z) for z in f.run(x=x, y=y, i=i, j=j).output]
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(got[0], np.remainder(x, y))
+        close = np.abs(x / y) < 2.0**22
+        np.testing.assert_array_equal(got[1][close], np.floor_divide(x, y)[close])
+        np.testing.assert_allclose(got[1], np.floor_divide(x, y), rtol=2e-7)
+    for a, b, rest, whole in ((i, j, *got[2:4]), (*got[6:], *got[4:6])):
+        a, b, zero = a.astype(np.int64) % 2**32 if a is got[6] else a.astype(np.int64), b.astype(np.int64), b == 0
+        b = b % 2**32 if whole is got[5] else b
+        want = np.where(zero, 0, a // np.where(zero, 1, b))
+        np.testing.assert_array_equal((whole - want) % 2**32, 0)
+        np.testing.assert_array_equal((rest - (a - want * b)) % 2**32, 0)

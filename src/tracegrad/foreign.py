@@ -14,7 +14,8 @@ from tracegrad.refusals import found
 
 # ufuncs that an ndarray on the left of an operator calls
 OPERATORS = {
-    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "power": "pow", "matmul": "matmul",
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "remainder": "remainder",
+    "floor_divide": "floor_divide", "power": "pow", "matmul": "matmul",
     "less": "less", "less_equal": "less_equal", "greater": "greater", "greater_equal": "greater_equal",
     "equal": "equal", "not_equal": "not_equal", "bitwise_and": "logical_and", "bitwise_or": "logical_or",
 }  # fmt: skip

@@ -237,9 +237,10 @@ def with_types(error: E, args: Sequence[Any]) -> E:
 OPERATORS = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "pow": "pow", "matmul": "matmul", "neg": "neg",
     "abs": "abs", "logical_not": "invert", "logical_and": "and", "logical_or": "or", "less": "lt", "less_equal": "le",
+    "remainder": "mod", "floor_divide": "floordiv",
     "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne", "getitem": "getitem",
 }  # fmt: skip
-REFLECTED = ("add", "sub", "mul", "div", "pow", "matmul", "logical_and", "logical_or")
+REFLECTED = ("add", "sub", "mul", "div", "pow", "matmul", "remainder", "floor_divide", "logical_and", "logical_or")
 VARIADIC = ("reshape", "permute", "transpose")  # methods that take one tuple or several integers
 
 
@@ -316,12 +317,7 @@ class TensorMethods(Spellings):
     def __pos__(self) -> Self:
         return self
 
-    __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _without(
-        "tensors have no %: write a - tg.floor(a / b) * b, and cast integers with tg.cast(a, tg.f32) first"
-    )
-    __floordiv__ = __rfloordiv__ = _without(
-        "tensors have no //: write tg.floor(a / b), and cast integers with tg.cast(a, tg.f32) first"
-    )
+    __divmod__ = __rdivmod__ = _without("tensors have no divmod: write a // b and a % b")
     __xor__ = __rxor__ = _without("tensors have no ^: write a ** b for a power, a != b where just one of two is true")
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _without(
         "tensors have no << and >>: write x * 2**k, or tg.floor(x / 2**k) of an f32"

@@ -178,14 +178,14 @@ def adding_a_model_instead_of_its_output(m, x, y):
     return tg.mean(m + y)
 
 
-@loss("f32[8,2]", "%", "tg.floor")
-def remainder_of_a_tensor(m, x, y):
-    return tg.mean(m(x) % 2)
+@loss("f32[8,2]", "divmod", "a // b")
+def divmod_of_a_tensor(m, x, y):
+    return tg.mean(divmod(m(x), 2)[1])
 
 
-@loss("f32[8,2]", "//", "tg.floor")
-def floor_division_of_a_tensor(m, x, y):
-    return tg.mean(m(x) // 2)
+@loss("remainder", "f32[8,2]", "i32[2]", "tg.cast")
+def remainder_by_integers(m, x, y):
+    return tg.mean(m(x) % tg.arange(1, 3))
 
 
 @loss("f32[8,2]", "^", "**")

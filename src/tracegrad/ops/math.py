@@ -6,11 +6,34 @@ from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, entered, method
 from tracegrad.prims import elementwise as rows
-from tracegrad.prims.elementwise import div, isnan, less, less_equal, logical_not, nonfinite, sqrt, square, where
+from tracegrad.prims.elementwise import (
+    div,
+    isnan,
+    less,
+    less_equal,
+    logical_not,
+    nonfinite,
+    sqrt,
+    square,
+    stop_gradient,
+    where,
+)
 from tracegrad.prims.leaves import as_tensor, unboxed
 from tracegrad.prims.maps import NUMBER, broadcast, typed
 
-__all__ = ["clamp", "clip", "greater", "greater_equal", "isfinite", "isinf", "nan_to_num", "pow", "reciprocal"]
+__all__ = [
+    "clamp",
+    "clip",
+    "floor_divide",
+    "greater",
+    "greater_equal",
+    "isfinite",
+    "isinf",
+    "nan_to_num",
+    "pow",
+    "reciprocal",
+    "remainder",
+]
 
 
 def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
@@ -94,6 +117,44 @@ def _integer_power(x: Tensor, n: int) -> Tensor:
     if n % 2 == 0:
         return square(_integer_power(x, n // 2))
     return x if n == 1 else x * square(_integer_power(x, n // 2))
+
+
+@method
+def remainder(a: Operand, b: Operand) -> Tensor:
+    """Return a - b floor(a / b), element by element: the remainder that has the sign of `b`. As `a % b`.
+
+    a, b: f32, i32 or u32, of one dtype; broadcast against each other.
+    Returns the same dtype, exactly. For b = 0 NaN; of integers `a`.
+    Gradient: 1 to `a`, -floor(a / b) to `b`. Any shapes that broadcast. Raises DTypeError, ShapeError.
+    As numpy.remainder and torch.remainder, which refuse integers for b = 0, or give 0.
+
+    >>> tg.remainder([7.0, -7.0], 3.0)
+    tensor([1., 2.])
+    """
+    a, b = _comparable(a, b)
+    return rows.modulo(a, b) if a.dtype.is_float else a - rows.quotient(a, b) * b
+
+
+@method
+def floor_divide(a: Operand, b: Operand) -> Tensor:
+    """Return floor(a / b), element by element. As `a // b`.
+
+    a, b: f32, i32 or u32, of one dtype; broadcast against each other.
+    Returns the same dtype, exactly up to 2^22; beyond, f32 rounds. For b = 0 a / b; of integers 0.
+    No gradient: it is 0 where it exists.
+    Any shapes that broadcast. Raises DTypeError, ShapeError.
+    As numpy.floor_divide and torch.floor_divide, which refuses integers for b = 0.
+
+    >>> tg.floor_divide([7.0, -7.0], 3.0)
+    tensor([ 2., -3.])
+    """
+    a, b = _comparable(a, b)
+    if a.dtype.is_int:
+        return rows.quotient(a, b)
+    size = rows.modulo(rows.abs(a), rows.abs(b))
+    rest = where(a < 0.0, -size, size)  # of the sign of `a`, so that a - rest is a multiple of b, and finite
+    below = rows.logical_and(rest != 0.0, rows.not_equal(a < 0.0, b < 0.0))
+    return where(b == 0.0, stop_gradient(a / b), rows.round((a - rest) / b) - where(below, 1.0, 0.0))
 
 
 @method

@@ -17,7 +17,7 @@ from tracegrad.dtypes import TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, method
-from tracegrad.prims import functions, turns
+from tracegrad.prims import functions, quotients, turns
 from tracegrad.prims.leaves import as_tensor, as_tensors
 from tracegrad.prims.maps import ANY, BOOL, INT, NUMBER, broadcast, elementwise, map_row, typed
 
@@ -227,6 +227,24 @@ erf = elementwise(
 )
 atan2 = elementwise("atan2", array="arctan2", wgsl="atan2_({0}, {1})", vjp=_atan2_vjp, cost=12, helper=functions.ATAN2)
 pow = elementwise("pow", array="power", wgsl="pow_({0}, {1})", vjp=_pow_vjp, cost=12, helper=functions.POW)
+modulo = elementwise(  # of the sign of `b`
+    "modulo",
+    spelled=False,
+    array="remainder",
+    wgsl="modulo_({0}, {1})",
+    vjp=lambda ct, y, a, b: (ct, -ct * round((a - y) / b)),
+    cost=12,
+    helper=quotients.MODULO,
+)
+quotient = elementwise(
+    "quotient",
+    spelled=False,
+    array=quotients.QUOTIENT_ARRAY,
+    wgsl="quotient_{t}({0}, {1})",
+    accepts=INT,
+    cost=8,
+    helper=quotients.QUOTIENT,
+)
 floor = elementwise("floor", array="floor", wgsl="floor({0})")
 ceil = elementwise("ceil", array="ceil", wgsl="ceil({0})")
 round = elementwise("round", array="rint", wgsl="round({0})")

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 
 from tracegrad.prims.functions import EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, LOG_AS_WRITTEN, NEAR_EXP_AS_WRITTEN
+from tracegrad.prims.quotients import MODULO_IN_DOUBLES, QUOTIENT_IN_DOUBLES, UNSIGNED_IN_DOUBLES
 from tracegrad.prims.turns import NEAR_TURN, NEAR_TURNS, OF_TURNS, TURN_IN_DOUBLES
 
 C_TYPE = {
@@ -37,6 +38,9 @@ NATIVE = {
     "near_turn_": NEAR_TURN,
     "far_turn_": "",  # `turn_` does not call it
     "high_": "",
+    "modulo_": MODULO_IN_DOUBLES,
+    "quotient_i32": QUOTIENT_IN_DOUBLES,
+    "quotient_u32": UNSIGNED_IN_DOUBLES,
 }
 AS_WRITTEN = {  # shorter than the rows' functions, where no driver rewrites arithmetic
     "exp_times_": EXP_AS_WRITTEN,
