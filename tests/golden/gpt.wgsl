@@ -310,13 +310,12 @@ fn k0(w: i32, lid: i32) {
   let i0 = (row / 4);
   let i1 = row % 4;
   let v0 = i1;
-  let h2 = i0 * 16 + i1 * 4;
+  let h1 = i0 * 16 + i1 * 4;
   var ta0 = (-bitcast<f32>(inf_bits));
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let g1 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * 0.707106769f), less_equal_i32(j0, v0));
+      let xa0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1 + j0)] * 0.707106769f), less_equal_i32(j0, v0));
       ta0 = max(ta0, xa0);
     }
   }
@@ -325,8 +324,7 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let g3 = ((i1 * (-1) + j0) < 1);
-      let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g3)], g3) * 0.707106769f) - a0)), less_equal_i32(j0, v0));
+      let xa1 = select(0f, exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), less_equal_i32(j0, v0));
       ta1 = (ta1 + xa1);
     }
   }
@@ -334,9 +332,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let g4 = ((i1 * (-1) + j0) < 1);
-      let s1 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * 0.707106769f) - a0)), a1), less_equal_i32(j0, v0));
-      mem1[o1 + (h2 + j0)] = s1;
+      let s1 = select(0f, div_(exp_(((mem0[o0 + (h1 + j0)] * 0.707106769f) - a0)), a1), less_equal_i32(j0, v0));
+      mem1[o1 + (h1 + j0)] = s1;
     }
   }
 }
@@ -1641,14 +1638,12 @@ fn k2(w: i32, lid: i32) {
   let i0 = (row / 4);
   let i1 = row % 4;
   let v0 = i1;
-  let h2 = i0 * 16 + i1 * 4;
+  let h1 = i0 * 16 + i1 * 4;
   var ta0 = 0f;
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let g1 = ((i1 * (-1) + j0) < 1);
-      let g3 = ((i1 * (-1) + j0) < 1);
-      let xa0 = select(0f, (select(0.0, mem1[o0 + select(0, (h2 + j0), g1)], g1) * select(0.0, mem4[o1 + select(0, (h2 + j0), g3)], g3)), less_equal_i32(j0, v0));
+      let xa0 = select(0f, (mem1[o0 + (h1 + j0)] * mem4[o1 + (h1 + j0)]), less_equal_i32(j0, v0));
       ta0 = (ta0 + xa0);
     }
   }
@@ -1656,10 +1651,8 @@ fn k2(w: i32, lid: i32) {
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let g4 = ((i1 * (-1) + j0) < 1);
-      let g5 = ((i1 * (-1) + j0) < 1);
-      let s2 = (select(0f, (select(0.0, mem4[o1 + select(0, (h2 + j0), g4)], g4) * (select(0.0, mem1[o0 + select(0, (h2 + j0), g5)], g5) - a0)), less_equal_i32(j0, v0)) * 0.707106769f);
-      mem1[o2 + (h2 + j0)] = s2;
+      let s2 = (select(0f, (mem4[o1 + (h1 + j0)] * (mem1[o0 + (h1 + j0)] - a0)), less_equal_i32(j0, v0)) * 0.707106769f);
+      mem1[o2 + (h1 + j0)] = s2;
     }
   }
 }

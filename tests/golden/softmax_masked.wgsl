@@ -43,17 +43,15 @@ fn k0(w: i32, lid: i32) {
   let j_1 = min(j + 32, 39);
   let j0_1 = j_1;
   let v0_0 = i1;
-  let h3_0 = i0 * 1600 + i1 * 40;
-  let v4_0 = mem1[o1 + 0];
+  let h2_0 = i0 * 1600 + i1 * 40;
+  let v3_0 = mem1[o1 + 0];
   var ta0 = (-bitcast<f32>(inf_bits));
   let v1_0 = less_equal_i32(j0_0, v0_0);
-  let g2_0 = ((i1 * (-1) + j0_0) < 1);
-  let v5_0 = (select(0.0, mem0[o0 + select(0, (h3_0 + j0_0), g2_0)], g2_0) * v4_0);
-  let xa0_0 = select((-bitcast<f32>(inf_bits)), v5_0, v1_0);
-  let v6_1 = less_equal_i32(j0_1, v0_0);
-  let g7_1 = ((i1 * (-1) + j0_1) < 1);
-  let v8_1 = (select(0.0, mem0[o0 + select(0, (h3_0 + j0_1), g7_1)], g7_1) * v4_0);
-  let xa0_1 = select((-bitcast<f32>(inf_bits)), v8_1, v6_1);
+  let v4_0 = (mem0[o0 + (h2_0 + j0_0)] * v3_0);
+  let xa0_0 = select((-bitcast<f32>(inf_bits)), v4_0, v1_0);
+  let v5_1 = less_equal_i32(j0_1, v0_0);
+  let v6_1 = (mem0[o0 + (h2_0 + j0_1)] * v3_0);
+  let xa0_1 = select((-bitcast<f32>(inf_bits)), v6_1, v5_1);
   if (j + 0 < 40) {
     ta0 = max(ta0, xa0_0);
   }
@@ -67,10 +65,10 @@ fn k0(w: i32, lid: i32) {
   ta0 = max(max(max(sf[128 + (lid / 32) * 8], sf[128 + (lid / 32) * 8 + 4]), max(sf[128 + (lid / 32) * 8 + 2], sf[128 + (lid / 32) * 8 + 6])), max(max(sf[128 + (lid / 32) * 8 + 1], sf[128 + (lid / 32) * 8 + 5]), max(sf[128 + (lid / 32) * 8 + 3], sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   var ta1 = 0f;
-  let v9_0 = exp_((v5_0 - a0));
-  let xa1_0 = select(0f, v9_0, v1_0);
-  let v10_1 = exp_((v8_1 - a0));
-  let xa1_1 = select(0f, v10_1, v6_1);
+  let v7_0 = exp_((v4_0 - a0));
+  let xa1_0 = select(0f, v7_0, v1_0);
+  let v8_1 = exp_((v6_1 - a0));
+  let xa1_1 = select(0f, v8_1, v5_1);
   if (j + 0 < 40) {
     ta1 = (ta1 + xa1_0);
   }
@@ -84,13 +82,13 @@ fn k0(w: i32, lid: i32) {
   ta1 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a1 = ta1;
   if (row < 80) {
-    let s2_0 = select(0f, div_(v9_0, a1), v1_0);
-    let s2_1 = select(0f, div_(v10_1, a1), v6_1);
+    let s2_0 = select(0f, div_(v7_0, a1), v1_0);
+    let s2_1 = select(0f, div_(v8_1, a1), v5_1);
     if (j + 0 < 40) {
-      mem2[o2 + (h3_0 + j0_0)] = s2_0;
+      mem2[o2 + (h2_0 + j0_0)] = s2_0;
     }
     if (j + 32 < 40) {
-      mem2[o2 + (h3_0 + j0_1)] = s2_1;
+      mem2[o2 + (h2_0 + j0_1)] = s2_1;
     }
   }
 }
@@ -139,8 +137,8 @@ fn k0(w: i32, lid: i32) {
   let i0 = (row / 40);
   let i1 = row % 40;
   let v0 = i1;
-  let h2 = i0 * 1600 + i1 * 40;
-  let v3 = mem1[o1 + 0];
+  let h1 = i0 * 1600 + i1 * 40;
+  let v2 = mem1[o1 + 0];
   var ta0 = (-bitcast<f32>(inf_bits));
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -153,8 +151,7 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        let g1 = ((i1 * (-1) + j0) < 1);
-        let xa0 = select((-bitcast<f32>(inf_bits)), (select(0.0, mem0[o0 + select(0, (h2 + j0), g1)], g1) * v3), less_equal_i32(j0, v0));
+        let xa0 = select((-bitcast<f32>(inf_bits)), (mem0[o0 + (h1 + j0)] * v2), less_equal_i32(j0, v0));
         ta0 = max(ta0, xa0);
       }
     }
@@ -182,8 +179,7 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 40; j += 32) {
         let j0 = j;
-        let g4 = ((i1 * (-1) + j0) < 1);
-        let xa1 = select(0f, exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g4)], g4) * v3) - a0)), less_equal_i32(j0, v0));
+        let xa1 = select(0f, exp_(((mem0[o0 + (h1 + j0)] * v2) - a0)), less_equal_i32(j0, v0));
         ta1 = (ta1 + xa1);
       }
     }
@@ -202,9 +198,8 @@ fn k0(w: i32, lid: i32) {
   if (row < 80) {
     for (var j = lane; j < 40; j += 1) {
       let j0 = j;
-      let g5 = ((i1 * (-1) + j0) < 1);
-      let s2 = select(0f, div_(exp_(((select(0.0, mem0[o0 + select(0, (h2 + j0), g5)], g5) * v3) - a0)), a1), less_equal_i32(j0, v0));
-      mem2[o2 + (h2 + j0)] = s2;
+      let s2 = select(0f, div_(exp_(((mem0[o0 + (h1 + j0)] * v2) - a0)), a1), less_equal_i32(j0, v0));
+      mem2[o2 + (h1 + j0)] = s2;
     }
   }
 }

@@ -12,7 +12,6 @@ from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.blocks import BLOCK
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
-from tracegrad.kernels.masks import behind_masks
 from tracegrad.kernels.mirrors import Copy, local
 from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.render.emit import Emitter, copied, decode
@@ -154,7 +153,7 @@ class Writer:
 
     def __init__(self, function: Function, name: str, elements: Sequence[str]) -> None:
         self.of, self.name, self.elements = function, name, elements
-        self.kernel, self.tiling = behind_masks(function.kernel), function.tiling
+        self.kernel, self.tiling = function.kernel, function.tiling
         self.vectors, self.aligned = function.vectors, function.aligned
         self.puts: dict[int, str] = {}  # slot -> functions that store into the array of the current kernel
         inner = [a.name for a in self.kernel.inner]
