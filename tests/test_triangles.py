@@ -295,7 +295,6 @@ MASKED: dict[str, Callable[[Tensor], Tensor]] = {
     "read anyway": lambda x: tg.where(iota(x.shape, 2) <= iota(x.shape, 1), x, -1.0) + x,
     "read on both sides": lambda x: tg.where(iota(x.shape, 2) <= iota(x.shape, 1), x * 2.0, x + 1.0),
 }
-READ_ALL = ("read anyway", "read on both sides")
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -303,8 +302,6 @@ def test_loads_behind_a_mask(name: str, device: Any) -> None:
     graph = traced(lambda x: (m := MASKED[name](x)).sum(-1, keepdims=True) + m, SQUARE)
     env = {"x0": np.random.default_rng(0).standard_normal(SQUARE).astype(np.float32)}
     program = make_program(graph, NOTHING, {}, {})
-    guarded = "mem0[o0 + select(0, " in "".join(k.wgsl for k in program.kernels)
-    assert guarded == (name not in READ_ALL)
     for chosen in (program, with_barriers(program)):
         assert_near(run(device, chosen, env), graph, env)
 
