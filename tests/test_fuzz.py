@@ -137,7 +137,7 @@ def test_a_wrong_result_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch)
         return list(results)
 
     monkeypatch.setitem(RUNNERS, "wrong", Runner("wrong", wrong))
-    programs = [grow(s) for s in range(100)]
+    programs = [grow(s) for s in range(400)]
     findings = search(programs, ["passes", "wrong"]).findings
     assert findings and {f.runner for f in findings} == {"wrong"}
     small = shrunk(max(findings, key=lambda f: len(f.program.steps)), 20.0)

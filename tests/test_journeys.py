@@ -218,7 +218,10 @@ def test_runtimes_go_together_from_any_checkpoint(other: str, request: pytest.Fi
     if other == "c" and compiler_named("") is None:
         pytest.skip("no C compiler")
 
-    @settings(max_examples=8 * SCALE, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=8 * SCALE, deadline=None, suppress_health_check=list(HealthCheck),
+        derandomize="TRACEGRAD_EXAMPLES" not in os.environ,
+    )  # fmt: skip
     @given(
         st.lists(st.sampled_from(sorted(LAYERS)), max_size=3).map(tuple),
         st.sampled_from(sorted(OPTIMIZERS)),

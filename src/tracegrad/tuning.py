@@ -20,7 +20,7 @@ MUCH_SMALLER = 16  # times | smaller a value may be that is kept for it | ?
 
 SPLIT_FROM = 2048  # elements | shorter folds keep one workgroup busy | ?
 FEW_OUTPUTS = 8192  # results | from which the device is full already | ?
-LONG_ROW = 4096  # elements | the same of rows of neighbours, which a workgroup reads fast | H100, 2 cores
+LONG_ROW = 4096  # elements | the same of rows of neighbours, which a workgroup reads fast | H100
 FEW_ROWS = 256  # rows | from which the device is full already | H100
 EACH_FROM = 16  # elements | for each of an open batch, from which they are summed for each first | -
 EACH_READS = 8  # times | as many elements of a product as results, for each of an open batch, likewise | 2 cores
