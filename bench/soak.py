@@ -81,11 +81,7 @@ def usage() -> Usage:
         trim(0)
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     maps = set(re.findall(r"/\S*/tracegrad/\w+-\w+\.so", Path("/proc/self/maps").read_text()))
-    counts: list[tuple[int, int]] = []
-    for _ in range(20):  # a compiler that is about to end has a thread and a pipe; what leaks stays in every count
-        counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
-        time.sleep(0.1)
-    threads, descriptors = min(counts)
+    threads, descriptors = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))
     return Usage(resident, threads, descriptors, len(maps), sum(p.name.startswith("new-") for p in _cached()), objects)
 
 

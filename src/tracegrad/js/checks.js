@@ -1,6 +1,6 @@
 // Check data of files and callers before use: numbers, schedules, checkpoints; manifest.js checks program.json. Every
 // problem is an InputError of one sentence, which names the field. tracegrad/hypers.py and lr.py are the Python
-// versions.
+// versions. A device that lacks something is a DeviceError.
 
 /** Return an Error whose `name` is one of those in tracegrad/errors.py. */
 export function fault(name, message) {
@@ -280,4 +280,21 @@ export function checkRange(values, { shape, spec }) {
     const at = values.findIndex((x, k) => (x < low || x > high) && x !== exempt && used(k));
     if (at >= 0) throw inputError(`index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
   }
+}
+
+export const LIMITS = {
+  maxBufferSize: "buffer_bytes",
+  maxStorageBufferBindingSize: "binding_bytes",
+  maxStorageBuffersPerShaderStage: "storage_buffers",
+  maxComputeWorkgroupStorageSize: "workgroup_memory",
+}; // every device accepts such grids
+export const F16 = "shader-f16";
+
+/** Throw a DeviceError naming what a device, or its adapter, lacks for `programs`. */
+export function demand(programs, { limits, features }, name) {
+  for (const [limit, need] of Object.entries(LIMITS)) {
+    const most = Math.max(...programs.map((p) => p.needs[need]));
+    if (most > limits[limit]) throw fault("DeviceError", `the model is too large for ${name}: ${limit} is ${limits[limit]}, but the model needs ${most}`);
+  }
+  if (programs.some((p) => p.buffers.some((b) => b.dtype === "f16")) && !features.has(F16)) throw fault("DeviceError", `${name} lacks ${F16}: use precision="f32"`);
 }

@@ -1,10 +1,10 @@
 // The device of Python in this page or worker (Pyodide): tracegrad/runtime/browser.py calls it, and is the engine.
 // Calls are done in order, one at a time. Every promise resolves to {value} or to {error: {name, message, kernel}}.
 
-import { prod } from "./checks.js";
+import { demand, prod } from "./checks.js";
 import { draw } from "./random.js";
 import { readSafetensors } from "./safetensors.js";
-import { Session, adapterName, demand, findAdapter } from "./session.js";
+import { Session, adapterName, findAdapter } from "./session.js";
 import { loadVerified } from "./verify.js";
 
 const LOST = ". Reload the page and load a checkpoint to go on";

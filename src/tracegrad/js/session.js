@@ -3,18 +3,11 @@
 // A buffer of role "data" holds examples: `hold` sets its size, whatever the Program says.
 
 import { fromStorage } from "./arrays.js";
-import { PERSISTENT, fault, prod, storage } from "./checks.js";
+import { F16, LIMITS, PERSISTENT, demand, fault, prod, storage } from "./checks.js";
 
 const MAP_READ = 1, COPY_SRC = 4, COPY_DST = 8, UNIFORM = 64, STORAGE = 128, COMPUTE = 4; // GPUBufferUsage, GPUShaderStage
 const ANSWER = 30_000; // ms that the browser has to give an adapter or a device; a cold driver took seconds
 const ALIGN = 256; // of offsets into a uniform buffer, accepted by every device
-
-const LIMITS = {
-  maxBufferSize: "buffer_bytes",
-  maxStorageBufferBindingSize: "binding_bytes",
-  maxStorageBuffersPerShaderStage: "storage_buffers",
-  maxComputeWorkgroupStorageSize: "workgroup_memory",
-}; // every device accepts such grids
 
 const deviceError = (message) => fault("DeviceError", message);
 
@@ -53,18 +46,6 @@ export function adapterName({ info }) {
 function isSoftware({ info }) {
   return info?.isFallbackAdapter || /swiftshader|llvmpipe|basic render/i.test(words(info) + info?.description);
 }
-
-/** Throw a DeviceError naming what a device, or its adapter, lacks for `programs`. */
-export function demand(programs, { limits, features }, name) {
-  for (const [limit, need] of Object.entries(LIMITS)) {
-    const most = Math.max(...programs.map((p) => p.needs[need]));
-    if (most > limits[limit]) throw deviceError(`the model is too large for ${name}: ${limit} is ${limits[limit]}, but the model needs ${most}`);
-  }
-  if (programs.some((p) => p.buffers.some(isHalf)) && !features.has(F16)) throw deviceError(`${name} lacks ${F16}: use precision="f32"`);
-}
-
-const F16 = "shader-f16";
-const isHalf = (b) => b.dtype === "f16";
 
 export class Session {
   /** Open a device with the largest limits. Throw a DeviceError naming what it lacks for `programs`. */
@@ -258,7 +239,7 @@ export class Session {
     const shared = PERSISTENT.includes(b.role);
     const found = shared && this.arrays.get(b.name);
     if (found) return found;
-    const made = this.#buffer((isHalf(b) ? 2 : 4) * b.size, STORAGE | COPY_SRC | COPY_DST);
+    const made = this.#buffer((b.dtype === "f16" ? 2 : 4) * b.size, STORAGE | COPY_SRC | COPY_DST);
     if (shared) this.arrays.set(b.name, made);
     else own.push(made);
     if (b.role === "const") this.device.queue.writeBuffer(made, 0, Uint8Array.from(atob(b.data), (c) => c.charCodeAt(0)));
