@@ -142,16 +142,13 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
 def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor | None:
     """Return a fold over one axis, which several of `sizes` form, as two balanced steps.
 
-    A cut that goes through no axis, except one that it divides, is preferred: its indices need no divisions.
+    Parts that begin in the middle of one of the sizes are the second choice, because their indices need divisions.
     """
     k = x.shape[axis]
-    before = [math.prod(sizes[:i]) for i in range(len(sizes))]
-    between = [n * d for n, size in zip(before, sizes) for d in divisors(size)]
-    s = nearest(between, math.sqrt(k))
-    if max(s * s, k) > UNEVEN * min(s * s, k):
-        s = nearest_divisor(k, math.sqrt(k))
-    if max(s * s, k) > UNEVEN * min(s * s, k):
-        s = math.isqrt(k)
+    root = math.sqrt(k)
+    choices = (nearest([s for s in divisors(k) if _between(s, sizes)], root), nearest(divisors(k), root))
+    even = (s for s in choices if max(s * s, k) <= UNEVEN * min(s * s, k))
+    s = next(even, math.isqrt(k))
     if s in (1, k):
         return None
     whole, left = _cut(x, axis, s)
