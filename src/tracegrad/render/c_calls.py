@@ -341,8 +341,10 @@ def span(lays: Sequence[Lay]) -> int | None:
     falling = all(step >= n * below for (_, step), (n, below) in pairwise([*far, (1, 1)]))
     if not falling or any(x.of > 1 for x in lays):
         return None
-    columns, reach = math.prod(n for n, _ in far), 1 + sum((n - 1) * step for n, step in far)
-    vectors = columns // lays[-1].size * -(-lays[-1].size // LANES)
+    columns, reach, run = math.prod(n for n, _ in far), 1 + sum((n - 1) * step for n, step in far), 1
+    for n, step in reversed(far):
+        run *= n if step == run else 1
+    vectors = columns // run * -(-run // LANES)
     return reach if reach <= LANES * vectors and columns < LYING * LANES * vectors else None
 
 
