@@ -219,11 +219,17 @@ def elementwise_rows() -> list[Row]:
 
     def hard(name: str, operands: str, points: Points, allowed: float | None = None, **more: Any) -> None:
         same = next(r for r in rows if r.op == name)
-        rows.append(Row(name, operands, same.fn, points, same.exact, allowed or same.allowed, **more))
+        rows.append(
+            Row(name, operands, same.fn, points, same.exact, same.allowed if allowed is None else allowed, **more)
+        )
 
     for name, exact in (("add", np.add), ("sub", np.subtract), ("mul", np.multiply)):
         two(name, exact, 0.5)
     two("div", np.divide, 2.5)
+    two("remainder", np.remainder, 0.5)
+    hard("remainder", "a -100 … 100, b 0.1 … 3", between((-100, 100), (0.1, 3)))
+    two("floor_divide", np.floor_divide, 3)
+    hard("floor_divide", "a -100 … 100, b 0.1 … 3", between((-100, 100), (0.1, 3)), 0)
     two("minimum", np.minimum, 0)
     two("maximum", np.maximum, 0)
     for name in ("less", "less_equal", "equal", "not_equal", "greater", "greater_equal"):

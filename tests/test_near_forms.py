@@ -1,4 +1,4 @@
-"""Functions with a form for arguments near 0: a part of a kernel in C takes it if all its arguments are near."""
+"""Functions with a short form for usual arguments: a part of a kernel in C takes it if it serves all of them."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "cos": (tg.cos, np.cos),
     "tan": (tg.tan, np.tan),
     "both": (lambda x: tg.sin(x) * tg.cos(0.5 * x), lambda x: np.sin(x) * np.cos(x / 2)),
+    "remainder": (lambda x: x % -3.0, lambda x: x % -3.0),
+    "by any divisor": (lambda x: 5.0 % (x + 0.015625), lambda x: 5.0 % (x + 0.015625)),
     "rows": (lambda x: tg.sin(rows(x)).sum(1), lambda x: np.sin(rows(x)).sum(1)),
     "columns": (lambda x: tg.sin(rows(x)).sum(0), lambda x: np.sin(rows(x)).sum(0)),
     "one of the other": (lambda x: tg.sin(tg.sin(x) * 3.0), lambda x: np.sin(np.sin(x) * 3)),

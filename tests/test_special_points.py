@@ -107,6 +107,11 @@ ROWS = [
     Row("atan2(0, x)", lambda x: tg.atan2(0.0, x), lambda x: torch.atan2(torch.tensor(0.0), x), 0.0, ORIGIN),
     Row("atan2(x, 1)", lambda x: tg.atan2(x, 1.0), lambda x: torch.atan2(x, torch.tensor(1.0))),
     Row("atan2(2, x)", lambda x: tg.atan2(2.0, x), lambda x: torch.atan2(torch.tensor(2.0), x)),
+    Row("x % 3", lambda x: x % 3.0, lambda x: x % 3.0),
+    Row("-2.5 % x", lambda x: -2.5 % x, lambda x: torch.remainder(torch.tensor(-2.5), x),
+        apart=((1, 0.0, NAN), (1, -0.0, NAN), (1, INF, NAN))),  # where the value is not finite
+    Row("x // 3", lambda x: x // 3.0, lambda x: x.detach() // 3.0),
+    Row("2.5 // x", lambda x: 2.5 // x, lambda x: torch.tensor(2.5) // x.detach()),
     Row("nan_to_num", lambda x: tg.nan_to_num(x, 3.0, 4.0, 5.0), lambda x: torch.nan_to_num(x, 3.0, 4.0, 5.0)),
     Row("sort", lambda x: tg.sort(x)[0] * 2.0, lambda x: torch.sort(x, stable=True)[0] * 2.0),
     *(

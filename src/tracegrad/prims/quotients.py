@@ -27,19 +27,19 @@ MODULO = """fn modulo_(a: f32, b: f32) -> f32 {
   return bitcast<f32>(select(y, nan_bits, v == 0u || u >= 0x7f800000u || v > 0x7f800000u));
 }"""
 
-# The same in doubles, without a branch. A quotient cut to 24 bits times b is exact. Each step takes at least 23 bits of
-# the quotient, so 13 steps reach any two f32. If rounding makes one too large, the next takes it back.
+# The same in doubles, without a branch. A quotient cut to 29 bits times b is exact. Each step takes at least 28 bits of
+# the quotient, so 10 steps reach any two f32. If rounding makes one too large, the next takes it back.
 MODULO_IN_DOUBLES = "\n".join(
     [
         "static inline double cut_(double x) {",
         "  unsigned long long u;",
-        "  __builtin_memcpy(&u, &x, 8), u &= ~0x1fffffffull, __builtin_memcpy(&x, &u, 8);",
+        "  __builtin_memcpy(&u, &x, 8), u &= ~0xffffffull, __builtin_memcpy(&x, &u, 8);",
         "  return __builtin_floor(x);",
         "}",
-        "static inline float modulo_(float a, float b) {",
+        "HELPER float modulo_(float a, float b) {",
         "  const double size = __builtin_fabs((double)b), y = size > 1e39 ? 1e39 : size, share = 1.0 / y;",
         "  double x = __builtin_fabs((double)a);",
-        *["  x -= cut_(x * share) * y;"] * 13,
+        *["  x -= cut_(x * share) * y;"] * 10,
         "  x += x < 0.0 ? y : 0.0;",
         "  x -= x >= y ? y : 0.0;",
         "  const float r = (float)x;",
@@ -49,6 +49,19 @@ MODULO_IN_DOUBLES = "\n".join(
         "}",
     ]
 )
+
+# Where a / b is below 2^22 and b is not very large, one step suffices. The f32 quotient is off by at most 1, and its
+# product with b is exact in a double. What is left is an f32.
+FAR_MODULO = "!((__builtin_fabsf({0}) <= 0x1p22f * __builtin_fabsf({1})) & (__builtin_fabsf({1}) < 0x1p100f))"
+NEAR_MODULO = """HELPER float near_modulo_(float a, float b) {
+  const float x = __builtin_fabsf(a), y = __builtin_fabsf(b), q = __builtin_floorf(x / y);
+  const float left = (float)((double)x - (double)q * (double)y);
+  const float at_least_0 = left + select(0.0f, y, left < 0.0f);
+  const float r = at_least_0 - select(0.0f, y, at_least_0 >= y);
+  const unsigned sign = unsigned_of_float(b) & 0x80000000u;
+  const _Bool turned = (r != 0.0f) & ((unsigned_of_float(a) & 0x80000000u) != sign);
+  return float_of_unsigned(unsigned_of_float(select(r, y - r, turned)) | sign);
+}"""
 
 # floor(a / b), and 0 for b = 0
 QUOTIENT = """fn quotient_i32(a: i32, b: i32) -> i32 {

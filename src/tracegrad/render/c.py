@@ -12,7 +12,7 @@ from tracegrad.dtypes import f16
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Value, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
-from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, beyond, helper, near
+from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, beyond, helper
 from tracegrad.render.c_values import CEmitter, reorders
 from tracegrad.render.emit import Emitter
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
@@ -94,32 +94,35 @@ class Function:
         )
 
     def body(self) -> list[Statement]:
-        """Return the loops; if functions have a short form for arguments near 0, both versions and the choice."""
-        arguments = self.with_near_forms()
-        if not arguments:
+        """Return the loops; if functions have a short form for usual arguments, both versions and the choice."""
+        conditions = self.with_near_forms()
+        if not conditions:
             return self.loops()
-        check = self.checks(arguments)
+        check = self.checks(conditions)
         self.emit = self.expressions([a.name for a in self.inner])
         far, self.near = self.loops(), True
         self.emit = self.expressions([a.name for a in self.inner])
         return ["int far = 0;", Block("", check), when("far", far), Block("else", self.loops())]
 
-    def with_near_forms(self) -> list[Value]:
-        """Return the arguments of functions with a short form; none if one depends on a fold."""
+    def with_near_forms(self) -> list[tuple[str, tuple[Value, ...]]]:
+        """Return where short forms of functions fail, and their arguments; none if an argument depends on a fold."""
         kernel, folds = self.kernel, [s for s in self.kernel.body if isinstance(s, Fold)]
         if kernel.uniform or (folds and column_wise(kernel)) or any(f.product or f.scatter for f in folds):
             return []
         calls = [v for v in walk([s.value for s in kernel.body]) if v.op == "map"]
-        helpers = [PRIMITIVES[v.arg[0]].helper for v in calls]
-        found = list(dict.fromkeys([v.args[0] for v, text in zip(calls, helpers) if near(text) != text]))
-        known = all(v.arg in self.loaded for v in walk(found) if v.op == "local")
+        conditions = [(beyond(PRIMITIVES[v.arg[0]].helper), v.args) for v in calls]
+        found = list(dict.fromkeys([(condition, args) for condition, args in conditions if condition]))
+        known = all(v.arg in self.loaded for _, args in found for v in walk(args) if v.op == "local")
         return found if known else []
 
-    def checks(self, arguments: Sequence[Value]) -> list[Statement]:
-        """Return loops that set `far` if an argument of this part is out of the range of the short form."""
+    def checks(self, conditions: Sequence[tuple[str, tuple[Value, ...]]]) -> list[Statement]:
+        """Return loops that set `far` if a short form does not compute some arguments of this part."""
         self.emit = self.expressions()
-        found = self.emit.values(arguments, loop=False)
-        lines = [*self.read(), *self.emit.flush(), *(f"far |= {beyond(x)};" for x in found)]
+        lines: list[Statement] = []
+        for condition, args in conditions:
+            found = self.emit.values(args, loop=False)
+            lines.append(f"far |= {condition.format(*found)};")
+        lines = [*self.read(), *self.emit.flush(), *lines]
         return self.split(self.outer, self.nest(self.inner, lines))
 
     def loops(self) -> list[Statement]:

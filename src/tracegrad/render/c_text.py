@@ -10,8 +10,14 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 
 from tracegrad.prims.functions import EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, LOG_AS_WRITTEN, NEAR_EXP_AS_WRITTEN
-from tracegrad.prims.quotients import MODULO_IN_DOUBLES, QUOTIENT_IN_DOUBLES, UNSIGNED_IN_DOUBLES
-from tracegrad.prims.turns import NEAR_TURN, NEAR_TURNS, OF_TURNS, TURN_IN_DOUBLES
+from tracegrad.prims.quotients import (
+    FAR_MODULO,
+    MODULO_IN_DOUBLES,
+    NEAR_MODULO,
+    QUOTIENT_IN_DOUBLES,
+    UNSIGNED_IN_DOUBLES,
+)
+from tracegrad.prims.turns import FAR_TURN, NEAR_TURN, OF_TURNS, TURN_IN_DOUBLES
 
 C_TYPE = {
     "f32": "float",
@@ -39,9 +45,11 @@ NATIVE = {
     "far_turn_": "",  # `turn_` does not call it
     "high_": "",
     "modulo_": MODULO_IN_DOUBLES,
+    "near_modulo_": NEAR_MODULO,
     "quotient_i32": QUOTIENT_IN_DOUBLES,
     "quotient_u32": UNSIGNED_IN_DOUBLES,
 }
+FAR = {**dict.fromkeys(OF_TURNS, FAR_TURN), "modulo_": FAR_MODULO}  # functions with a short form, and where it fails
 AS_WRITTEN = {  # shorter than the rows' functions, where no driver rewrites arithmetic
     "exp_times_": EXP_AS_WRITTEN,
     "near_exp_": NEAR_EXP_AS_WRITTEN,
@@ -191,13 +199,15 @@ PRELUDE = "\n".join(
 
 
 def near(text: str) -> str:
-    """Return the text with the forms for arguments near 0 of the functions that it calls or defines."""
-    return _pattern(rf"\b({'|'.join(OF_TURNS)})(?= ?\()").sub(r"near_\1", text)
+    """Return the text with the short forms, `near_` and the name, of the functions that it calls or defines."""
+    return _pattern(rf"\b({'|'.join(FAR)})(?= ?\()").sub(r"near_\1", text)
 
 
-def beyond(argument: str) -> str:
-    """Return a condition: the argument is too far from 0 for these forms, or NaN."""
-    return f"(unsigned_of_float({argument}) & 0x7fffffffu) > unsigned_of_float({NEAR_TURNS!r}f)"
+@cache
+def beyond(text: str) -> str:
+    """Return a condition on a helper's arguments: its short form does not compute them. "" if it has none."""
+    called = _pattern(rf"\b({'|'.join(FAR)})(?= ?\()").search(text)
+    return FAR[called[1]] if called else ""
 
 
 NUMBER = r"\d[\w.]*(?:(?<=[\d.]e)[+-]\w+)?"
