@@ -17,9 +17,24 @@ from models import build_forward
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir import Tensor
 from tracegrad.ops.cumulative import LARGEST_BLOCK, SCAN_BLOCK, SMALLEST_BLOCK, block_of
+from tracegrad.tuning import LANES
 
-SHAPES = ((1, 2), (2, 31), (3, 33), (5, 40), (40, 5), (41, 6), (70, 65), (3, 1000, 2), (2, 7, 130), (1009,), (6, 64, 1))
+SHAPES = (
+    (1, 2),
+    (2, 31),
+    (3, 33),
+    (5, 40),
+    (40, 5),
+    (41, 6),
+    (70, 65),
+    (3, 1000, 2),
+    (2, 7, 130),
+    (1009,),
+    (6, 64, 1),
+    (3, 898),
+)
 MASK = re.compile(r"_equal_i32 \(\(int\)[^;]*\(j0\)")  # j <= i or i <= j
+DIVIDED = re.compile(r"\w / \d")
 
 
 class One(tg.Module):
@@ -136,6 +151,25 @@ def test_the_kernels_of_running_sums_have_no_mask(axis: int) -> None:
     assert not MASK.search(text(lambda x: tg.cumsum(x, axis), (1024, 1024)))
     assert not MASK.search(text(lambda x: tg.cumprod(x, axis), (1024, 1024)))
     assert not MASK.search(text(backwards(lambda x: tg.cumsum(x, axis)), (1024, 1024)))
+
+
+@pytest.mark.parametrize("shape", ((3, 898), (4, 2, 1003)), ids=str)
+def test_loops_over_blocks_divide_no_coordinate(shape: tuple[int, ...]) -> None:
+    assert block_of(shape[-1]) == SCAN_BLOCK and shape[-1] % SCAN_BLOCK
+    for run in (tg.cumsum, tg.cumprod):
+        assert not DIVIDED.search(text(lambda x, run=run: run(x, -1), shape))
+
+
+def test_loops_over_blocks_give_the_numbers_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(25):
+        shape = (*rng.integers(1, 5, rng.integers(0, 3)), int(rng.integers(LANES + 1, 700)))
+        d, x = int(rng.integers(LANES, shape[-1])), rng.integers(-9, 9, shape).astype(np.float32)
+        rows = -(-shape[-1] // d)
+        y = rng.integers(-9, 9, rows).astype(np.float32)
+        spread = lambda x, y=y, d=d: x * tg.repeat(tg.tensor(y), d)[: x.shape[-1]]
+        np.testing.assert_array_equal(computed(spread, x), x * np.repeat(y, d)[: shape[-1]], f"{shape} {d}")
+        assert not DIVIDED.search(text(spread, shape))
 
 
 @pytest.mark.parametrize("name", OTHERS)

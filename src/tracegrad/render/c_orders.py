@@ -13,6 +13,7 @@ from tracegrad.kernels.expr import Index, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function
+from tracegrad.render.c_blocks import blocked_loops, divisor
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned, turned_loops
 from tracegrad.render.loops import Block, Loop, Statement
@@ -33,6 +34,9 @@ class OrderedFunction(Function):
         rows = short_loops(self)
         if rows:
             return rows
+        d = divisor(self) if pointwise else None
+        if d:
+            return blocked_loops(self, d)
         order = running(self.kernel)
         return running_loops(self, order) if order else super().loops()
 

@@ -1,0 +1,56 @@
+"""Loops of C kernels over blocks of the last axis, where indices divide that axis by one number.
+
+Compilers make slow vectors of i // 32, and none of loads at it. With i = block * 32 + within, the quotient is `block`,
+which is constant in the inner loop, and the remainder is `within`, whose loads are neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tracegrad.kernels.expr import Quotient, Space, Var, atoms_of, indices_of, names_of, walk
+from tracegrad.kernels.form import Axis, Extent
+from tracegrad.kernels.unroll import Replaced
+from tracegrad.render.c import Function
+from tracegrad.render.loops import Loop, Statement
+from tracegrad.tuning import LANES
+
+
+def divisor(f: Function) -> int | None:
+    """Return the one number that indices of a pointwise kernel divide its last axis by, if blocks of it are worth it.
+
+    None if they divide anything else that varies along the axis, such as i + 1.
+    """
+    last = f.outer[-1] if f.outer else None
+    if last is None or isinstance(last.size, Extent):
+        return None
+    stores = f.stores_of()
+    indices = [index for v in walk([s.value for s in stores]) for index in indices_of(v)]
+    indices += [*(s.index for s in stores), *(index for _, index in f.loaded.values())]
+    found = {
+        (a.index, a.d)
+        for index in indices
+        for a in atoms_of(index)
+        if isinstance(a, Quotient) and last.name in names_of([a], loaded=False)
+    }
+    if len(found) != 1:
+        return None
+    ((index, d),) = found
+    ((atom, c),) = index.terms if len(index.terms) == 1 else ((None, 0),)
+    return d if isinstance(atom, Var) and c == 1 and not index.const and LANES <= d < last.size else None
+
+
+def blocked_loops(f: Function, d: int) -> list[Statement]:
+    """Return the loops of a pointwise kernel over blocks of `d` points of its last axis; the last can be shorter."""
+    *others, last = f.outer
+    stores = f.stores_of()
+    space = Space()
+    block, within = Axis(f"{last.name}b", -(-last.size // d)), Axis(f"{last.name}w", d)
+    at = space.var(block.name, block.size) * d + space.var(within.name, d)
+    parts = Replaced(space, {last.name: at})
+    kernel = replace(f.kernel, outer=(*others, block, within), body=tuple(map(parts.store, stores)))
+    loaded = {name: (slot, parts.index(index)) for name, (slot, index) in f.loaded.items()}
+    blocks = Function(kernel, loaded)
+    blocks.helpers, blocks.near = f.helpers, f.near
+    end = f"min({d}L, {last.size} - {block.name} * {d})" if last.size % d else d
+    return f.split([*others, block], [Loop(within.name, end, blocks.points(blocks.expressions()))])
