@@ -18,9 +18,11 @@ from tracegrad.errors import CompileError, DeviceError, DeviceLostError, InputEr
 from tracegrad.kernel_source import Binding, KernelSource, Shader, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 from tracegrad.runtime import adapters as finding
-from tracegrad.runtime import wgpu_calls, wgpu_compiled
+from tracegrad.runtime import wgpu_compiled
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
 from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_calls import Calls
+from tracegrad.runtime.wgpu_compiled import CompiledCalls
 
 SUPPORT = finding.check_webgpu()
 needs_adapter = pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")
@@ -86,7 +88,7 @@ def chain(n: int) -> Program:
     )
 
 
-@pytest.fixture(scope="module", params=["compiled", "direct", "public"])
+@pytest.fixture(scope="module", params=["compiled", "direct"])
 def session(request: pytest.FixtureRequest, c_compiler: None) -> Iterator[NativeSession]:
     """One device by each way to call wgpu."""
     if SUPPORT.adapter is None:
@@ -94,7 +96,7 @@ def session(request: pytest.FixtureRequest, c_compiler: None) -> Iterator[Native
     if request.param == "compiled" and compiler() is None:
         pytest.skip("no C compiler")
     s = NativeSession(SUPPORT.adapter, calls=request.param)
-    assert s.calls.name == request.param
+    assert type(s.calls) is (CompiledCalls if request.param == "compiled" else Calls)
     yield s
     s.close()
 
@@ -249,13 +251,13 @@ def test_integers_and_booleans_keep_their_bits(session: NativeSession) -> None:
 
 def test_equal_kernels_are_compiled_once_and_freed_with_their_last_program(session: NativeSession) -> None:
     gc.collect()
-    before = session.pipelines
+    before = len(session._kernels._pipelines)
     handles = [session.load(chain(n)) for n in (3, 4, 5)]
-    assert session.pipelines == before + 2
+    assert len(session._kernels._pipelines) == before + 2
     for h in handles:
         session.unload(h)
     gc.collect()
-    assert session.pipelines == before
+    assert len(session._kernels._pipelines) == before
 
 
 def test_inputs_that_do_not_fit_are_named(session: NativeSession) -> None:
@@ -370,32 +372,37 @@ def test_a_device_lost_to_others_is_a_device_lost_error(fresh: NativeSession) ->
 
 
 @needs_adapter
-def test_calls_that_cannot_be_had_or_compute_wrongly_give_way_to_the_next(
+def test_compiled_calls_that_cannot_be_had_or_compute_wrongly_give_way_to_python(
     c_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def chosen() -> str:
+    def chosen() -> type[Calls]:
         assert SUPPORT.adapter is not None
         s = NativeSession(SUPPORT.adapter)
         s.close()
-        return s.calls.name
+        return type(s.calls)
 
-    first = "compiled" if compiler() else "direct"
-    assert chosen() == first
+    assert chosen() is (CompiledCalls if compiler() else Calls)
     zeros = lambda self, buffer, size, mark: np.zeros(size, np.uint8)  # pyright: ignore
     with monkeypatch.context() as patch:
-        patch.setattr(wgpu_compiled.CompiledCalls, "fetch", zeros)
-        assert chosen() == "direct"
-        patch.setattr(wgpu_calls.DirectCalls, "fetch", zeros)
-        assert chosen() == "public"
+        patch.setattr(CompiledCalls, "fetch", zeros)
+        assert chosen() is Calls
+        patch.setattr(Calls, "fetch", zeros)
+        with pytest.raises(DeviceError, match="computes wrongly"):
+            chosen()
     with monkeypatch.context() as patch:
         patch.setenv(VARIABLE, "off")
-        assert chosen() == "direct"
-    with monkeypatch.context() as patch:
-        patch.setattr(wgpu_calls, "PINNED", "0.1.")
-        assert chosen() == "public"
+        assert chosen() is Calls
     with monkeypatch.context() as patch:
         patch.setattr(wgpu_compiled, "FUNCTIONS", ("NoSuchFunction",))
-        assert chosen() == "direct"
+        assert chosen() is Calls
+
+
+@needs_adapter
+def test_another_wgpu_than_the_one_whose_handles_are_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SUPPORT.adapter is not None
+    monkeypatch.setattr(finding, "PINNED", "0.1.")
+    with pytest.raises(DeviceError, match=r"this is wgpu 0\.32\.\d+, tracegrad needs 0\.1\.x\); pip install"):
+        NativeSession(SUPPORT.adapter)
 
 
 def test_kernels_are_spelled_one_at_a_time_whoever_asks() -> None:
@@ -440,4 +447,4 @@ def test_kernels_of_others_are_compiled_with_the_checks_of_the_driver(
             got = session.run(handle, [{"x": np.ones(4, np.float32)}]).outputs()[0]
             assert np.isfinite(got["y"]).all()
         session.unload(handle)
-    assert checked == ["here", "there"] if session.calls.name == "public" else ["there"]
+    assert checked == ["there"]

@@ -105,7 +105,7 @@ assert s.run(handle, [x]).outputs()[0]["y"].tolist() == [2.0] * 4""",
 
 
 @pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")
-@pytest.mark.parametrize("calls", ["compiled", "direct", "public"])
+@pytest.mark.parametrize("calls", ["compiled", "direct"])
 @pytest.mark.parametrize("path", PATHS)
 def test_misuse_never_aborts_the_process(path: str, calls: str) -> None:
     code = GUARDED.format(calls=calls, body=textwrap.dedent(PATHS[path]).replace("{calls}", calls))

@@ -23,7 +23,7 @@ from test_kernels import NOTHING, graph_of
 from tracegrad import nn, optim
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.wgpu_calls import Calls, DirectCalls
+from tracegrad.runtime.wgpu_calls import Calls
 
 # A compiler that reads its text from standard input, as cc does, and changes it on the way.
 COMPILER = """#!{python}
@@ -254,19 +254,14 @@ LIES = {
 def translate(monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]) -> None:
     """Let the driver compile another text of kernels than it is given."""
 
-    def lying(calls: type[Any]) -> None:
-        told = calls.module
+    told = Calls.module
 
-        def module(self: Any, label: str, text: str, **more: Any) -> Any:
-            for old, new in () if label == "pick" else changes:
-                text = text.replace(old, new)
-            return told(self, label, text, **more)
+    def module(self: Any, label: str, text: str, **more: Any) -> Any:
+        for old, new in () if label == "pick" else changes:
+            text = text.replace(old, new)
+        return told(self, label, text, **more)
 
-        monkeypatch.setattr(calls, "module", module)
-
-    for calls in (Calls, DirectCalls):
-        if "module" in vars(calls):
-            lying(calls)
+    monkeypatch.setattr(Calls, "module", module)
 
 
 @pytest.mark.parametrize("name", LIES)

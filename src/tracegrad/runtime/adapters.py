@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
+PINNED = "0.32."  # the wgpu-py whose private handles wgpu_calls.py knows
 PROBE_SECONDS = 60  # a driver that takes longer never answers
 BACKENDS = ("Vulkan", "Metal", "D3D12")  # OpenGL computes too, but aborts and prints on many machines
 SOFTWARE = ("llvmpipe", "swiftshader", "lavapipe", "basic render")
@@ -230,7 +231,10 @@ def load_wgpu() -> Any:
         with cffi_header.read_once():
             native = importlib.import_module("wgpu.backends.wgpu_native")
         cffi_names.declare_what_occurs(getattr(native.ffi, "_parser", None))  # if wgpu was imported before
-        return importlib.import_module("wgpu")
+        wgpu: Any = importlib.import_module("wgpu")
+        if not wgpu.__version__.startswith(PINNED):
+            raise ImportError(f"this is wgpu {wgpu.__version__}, tracegrad needs {PINNED}x")
+        return wgpu
     except Exception as e:
         raise DeviceError(f"the Python package wgpu cannot be loaded ({e}); {INSTALL}") from e
 

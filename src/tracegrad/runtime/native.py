@@ -22,8 +22,7 @@ import contextlib
 import ctypes
 import importlib.metadata
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from tracegrad.arrays import np
@@ -35,7 +34,7 @@ from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.process import in_background
 from tracegrad.runtime.storage import check_memory
 from tracegrad.runtime.verdicts import Verdicts
-from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, DirectCalls, LogTap, device_error
+from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, LogTap, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import (
     COPY_DST,
@@ -88,8 +87,8 @@ class NativeSession:
     """A wgpu device with named, persistent buffers; `runtime.base.Session` documents each method.
 
     adapter: what to open, from `adapters()`.
-    calls:   how to call wgpu, fastest first: "compiled" (needs a C compiler), "direct" or "public". A way that is not
-             available here, or computes wrongly, is replaced by the next.
+    calls:   how to call wgpu: "compiled", which needs a C compiler, or "direct". The latter replaces the former where
+             there is none, or if it computes wrongly.
     Raises:  DeviceError if the device cannot be opened or computes wrongly.
     """
 
@@ -115,10 +114,10 @@ class NativeSession:
         self._verdicts = Verdicts(
             ("webgpu", adapter.description, adapter.driver, adapter.type, importlib.metadata.version("wgpu"))
         )
-        self.calls = Calls(self._device)
+        self.calls: Calls = Calls(self._device)
         try:
             self._kernels = Kernels(self._device)
-            self._pick_calls(calls, library)
+            self._pick_calls(library.result() if library else None)
         except BaseException:
             self.close()
             raise
@@ -220,7 +219,7 @@ class NativeSession:
         self._settle()
         self.run(handle, [inputs]).outputs()  # uploads the inputs, which the runs below use again
         with self._using_device("timing a program"):
-            return time_launches(self._device, loaded, runs)
+            return time_launches(self._device, self.calls, loaded, runs)
 
     def read(self, name: str) -> Any:
         """Return a persistent buffer, flat, after everything queued so far."""
@@ -270,11 +269,6 @@ class NativeSession:
             self._device.destroy()
         self._tap.detach()
 
-    @property
-    def pipelines(self) -> int:
-        """The number of compiled kernels held."""
-        return len(self._kernels)
-
     def _check_open(self) -> None:
         if self._closed:
             raise DeviceError("the session is closed")
@@ -309,23 +303,19 @@ class NativeSession:
             return DeviceLostError(self._lost)
         return error
 
-    def _pick_calls(self, first: str, library: Future[ctypes.CDLL | None] | None) -> None:
-        """Choose the first of the three ways that computes correctly. The last one must."""
-        ways: dict[str, Callable[[], Calls]] = {
-            "compiled": lambda: CompiledCalls(self._device, library.result() if library else None),
-            "direct": lambda: DirectCalls(self._device),
-            "public": lambda: Calls(self._device),
-        }
-        for name in [*ways][[*ways].index(first) :]:
+    def _pick_calls(self, library: ctypes.CDLL | None) -> None:
+        """Call wgpu by C if that computes correctly, else from Python, which must."""
+        direct = self.calls
+        if library is not None:
             try:
-                self.calls = ways[name]()
+                self.calls = CompiledCalls(self._device, library)
                 self._self_test()
                 return
             except Exception as e:
                 self.calls.close()
-                if name == "public":
-                    raise
-                log.info("wgpu by calls that are slower than %r: %s", name, e)
+                log.info("wgpu is called from Python, which is slower: %s", e)
+        self.calls = direct
+        self._self_test()
 
     def _self_test(self) -> None:
         """Run SELF_TEST twice in one batch and once alone, and compare."""
@@ -338,4 +328,4 @@ class NativeSession:
         finally:
             self.unload(handle)
         if got != [[4.0, 6.0], [6.0, 8.0], [8.0, 10.0]]:
-            raise DeviceError(f"{self.info.description} computes wrongly by the {self.calls.name} interface: {got}")
+            raise DeviceError(f"{self.info.description} computes wrongly: {got}")

@@ -1,8 +1,7 @@
-"""Two ways to call wgpu: its public API, and its C functions without the layer in between.
+"""Call wgpu-native's C functions without the layers of wgpu-py.
 
-Encoding a step is most of what the host does, so `DirectCalls` issues prepared C calls through wgpu-py's cffi handles.
-They are private to wgpu-py: pinned to 0.32, tried on a small program when a session opens (native.py), and replaced
-by `Calls` if anything is off.
+Encoding a step is most of what the host does, so `Calls` issues prepared C calls through wgpu-py's cffi handles. They
+are private to wgpu-py: `load_wgpu` refuses other versions, and a session tries them on a small program when it opens.
 
 An error inside `wgpuQueueSubmit` or `wgpuBufferGetConstMappedRange` aborts the process, so both get only valid
 arguments. A command buffer lives inside one call of `submit`, which submits it only if finishing it reported no error;
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Bytes = NDArray[np.uint8]
-
-PINNED = "0.32."  # the wgpu-py whose private handles DirectCalls knows
 
 
 class BoundDispatch(NamedTuple):
@@ -84,88 +80,18 @@ def changes(launches: Iterable[BoundDispatch]) -> Iterator[tuple[BoundDispatch, 
 
 
 class Calls:
-    """The calls of wgpu that a session needs for each run, by wgpu-py's documented interface.
+    """The calls of wgpu that a session needs for each run: wgpu-native's C functions on wgpu-py's handles.
 
     Errors are DeviceError or wgpu's own.
     """
 
-    name = "public"
-
     def __init__(self, device: Any) -> None:
-        self._owner = device
-
-    def module(self, label: str, code: str, *, trusted: bool) -> Any:
-        """Return a shader module. Untrusted code runs with the driver's checks of indices and loops."""
-        return self._owner.create_shader_module(label=label, code=code)
-
-    def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
-        """Return the launches of a run in the form that `prepared` takes."""
-        return tuple(launches)
-
-    def prepared(self, commands: Commands) -> Any:
-        """Return commands in the form that `submit` takes. They can be submitted again after they were sent."""
-        return commands
-
-    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
-        """Queue commands and return a mark for later calls.
-
-        given:  arrays for the writes without values, in their order.
-
-        Sending can continue in the background until `sent`: the written values must not change before, and an error can
-        come then.
-        """
-        encoder = self._owner.create_command_encoder()
-        if any(commands.runs):
-            run = encoder.begin_compute_pass()
-            for x, new_pipeline, new_group in changes(itertools.chain.from_iterable(commands.runs)):
-                if new_pipeline:
-                    run.set_pipeline(x.pipeline)
-                if new_group:
-                    run.set_bind_group(0, x.group)
-                if x.offsets is not None:
-                    run.set_bind_group(1, x.offsets, [x.at])
-                run.dispatch_workgroups(*x.grid)
-            run.end()
-        for c in commands.copies:
-            encoder.copy_buffer_to_buffer(c.source, c.source_offset, c.target, c.target_offset, c.size)
-        for w, values in commands.written(given):
-            self.write(w.buffer, w.at, values)
-        self._owner.queue.submit([encoder.finish()])
-
-    def sent(self, mark: Any) -> None:
-        """Wait until the device has the submission of `mark`, which must be the last one."""
-
-    def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
-        """Queue a write of contiguous `values` at `offset` bytes; they can change as soon as this returns."""
-        self._owner.queue.write_buffer(buffer, offset, values)
-
-    def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
-        """Wait for the submission of `mark`, which was sent, and copy the first `size` bytes of a mappable buffer."""
-        buffer.map_async("READ_NOSYNC", 0, size).sync_wait()
-        try:
-            return np.frombuffer(buffer.read_mapped(0, size), np.uint8)
-        finally:
-            buffer.unmap()
-
-    def close(self) -> None:
-        """End the calls: nothing is called after this."""
-
-
-class DirectCalls(Calls):
-    """wgpu-native's C functions, called with the handles that wgpu-py holds."""
-
-    name = "direct"
-
-    def __init__(self, device: Any) -> None:
-        wgpu: Any = importlib.import_module("wgpu")
-        if not str(wgpu.__version__).startswith(PINNED):
-            raise DeviceError(f"direct calls need wgpu {PINNED}x, this is {wgpu.__version__}")
         native: Any = importlib.import_module("wgpu.backends.wgpu_native")
         api: Any = importlib.import_module("wgpu.backends.wgpu_native._api")
         self._lib, self._ffi, self._errors = native.lib, native.ffi, api.error_handler
         self._api = api
         self._device, self._queue = device._internal, device.queue._internal
-        super().__init__(device)  # keeps the handles alive
+        self._owner = device  # keeps the handles alive
         self._commands = self._ffi.new("WGPUCommandBuffer[1]")
         self._mark = self._ffi.new("WGPUSubmissionIndex *")
         self._map_status = 0
@@ -179,9 +105,12 @@ class DirectCalls(Calls):
         self._map_info = info
 
     def module(self, label: str, code: str, *, trusted: bool) -> Any:
-        """Trust kernels of this process's compiler, which proves that its indices are in range, or clamps them."""
+        """Return a shader module. Untrusted code runs with the driver's checks of indices and loops.
+
+        Kernels of this process's compiler are trusted: it proves that its indices are in range, or clamps them.
+        """
         if not trusted:
-            return super().module(label, code, trusted=False)
+            return self._owner.create_shader_module(label=label, code=code)
         api, ffi = self._api, self._ffi
         source = ffi.new("WGPUShaderSourceWGSL *")
         text, name = ffi.new("char[]", code.encode()), ffi.new("char[]", label.encode())
@@ -229,7 +158,18 @@ class DirectCalls(Calls):
         found = [self._ffi.addressof(self._lib, f"wgpuComputePassEncoder{name}") for name in names]
         return [kind(None)(self._address(x)) for x in found]
 
+    def prepared(self, commands: Commands) -> Any:
+        """Return commands in the form that `submit` takes. They can be submitted again after they were sent."""
+        return commands
+
     def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
+        """Queue commands and return a mark for later calls.
+
+        given:  arrays for the writes without values, in their order.
+
+        Sending can continue in the background until `sent`: the written values must not change before, and an error can
+        come then.
+        """
         lib, ffi = self._lib, self._ffi
         command = encoder = ffi.NULL
         self._errors.capture("tracegrad")
@@ -262,7 +202,11 @@ class DirectCalls(Calls):
             if command:
                 lib.wgpuCommandBufferRelease(command)
 
+    def sent(self, mark: Any) -> None:
+        """Wait until the device has the submission of `mark`, which must be the last one."""
+
     def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
+        """Queue a write of contiguous `values` at `offset` bytes; they can change as soon as this returns."""
         self._errors.capture("tracegrad")
         try:
             data = self._ffi.from_buffer(values)
@@ -273,6 +217,7 @@ class DirectCalls(Calls):
             raise device_error(error[1])
 
     def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
+        """Wait for the submission of `mark`, which was sent, and copy the first `size` bytes of a mappable buffer."""
         lib, handle = self._lib, buffer._internal
         self._map_status = 0
         self._mark[0] = mark
@@ -290,6 +235,9 @@ class DirectCalls(Calls):
         result = np.frombuffer(view, np.uint8).copy()
         lib.wgpuBufferUnmap(handle)
         return result
+
+    def close(self) -> None:
+        """End the calls: nothing is called after this."""
 
 
 class LogTap(logging.Handler):

@@ -1,7 +1,7 @@
 """Make wgpu's calls of a whole submission as one call of C, if there is a C compiler.
 
 wgpu takes as long for a submission of many runs as Python does. So a C thread, which never waits for Python's lock,
-encodes and sends it, while Python reads the previous submission and stages the next. `DirectCalls` is used without a
+encodes and sends it, while Python reads the previous submission and stages the next. `Calls` is used without a
 compiler.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError
-from tracegrad.runtime.wgpu_calls import BoundDispatch, Commands, DirectCalls, changes, device_error
+from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, changes, device_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -241,14 +241,10 @@ class _Commands(ctypes.Structure):
     given: Any = ()
 
 
-class CompiledCalls(DirectCalls):
-    """`DirectCalls`, one submission at a time. `library` is SOURCE, compiled."""
+class CompiledCalls(Calls):
+    """`Calls`, one submission at a time. `library` is SOURCE, compiled."""
 
-    name = "compiled"
-
-    def __init__(self, device: Any, library: ctypes.CDLL | None) -> None:
-        if library is None:
-            raise DeviceError("there is no C compiler")
+    def __init__(self, device: Any, library: ctypes.CDLL) -> None:
         super().__init__(device)
         functions = [self._address(self._ffi.addressof(self._lib, f"wgpu{name}")) for name in FUNCTIONS]
         self._functions = (POINTER * len(functions))(*functions)

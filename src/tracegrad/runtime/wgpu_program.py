@@ -68,9 +68,6 @@ class Kernels:
         self._layouts: dict[tuple[str, ...], Any] = {}
         self._pipelines: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
 
-    def __len__(self) -> int:
-        return len(self._pipelines)
-
     def layout(self, kernel: KernelSource) -> Any:
         """Return the layout of bind group 0."""
         return self._layout(tuple("storage" if b.written else "read-only-storage" for b in kernel.bindings))
@@ -90,7 +87,7 @@ class Kernels:
 
     def pipeline(self, kernel: KernelSource, calls: Calls) -> Any:
         """Return the compiled kernel. CompileError names the kernel and carries the driver's message."""
-        key = (calls.name, kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0, kernel.own)
+        key = (kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0, kernel.own)
         found = self._pipelines.get(key)
         if found is None:
             layouts = [self.layout(kernel), *([self.offsets_layout()] if kernel.slots else [])]

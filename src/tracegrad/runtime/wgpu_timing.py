@@ -1,4 +1,4 @@
-"""Time each dispatch of a loaded program, by wgpu-py's public interface.
+"""Time each dispatch of a loaded program.
 
 Each dispatch gets its own pass, whose begin and end the device stamps. For a device without timestamps, or with only
 zeros, the host waits after every dispatch instead, which adds the round trip to each.
@@ -12,7 +12,7 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.runtime.base import Timings
-from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls
+from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands
 from tracegrad.runtime.wgpu_program import COPY_DST, COPY_SRC, MAP_READ, Loaded, allocate
 
 QUERY_RESOLVE = 0x200  # GPUBufferUsage
@@ -21,7 +21,7 @@ IN_A_SET = 4096  # queries: what every device allows
 Span = tuple[float, float]
 
 
-def time_launches(device: Any, loaded: Loaded, runs: int) -> Timings:
+def time_launches(device: Any, calls: Calls, loaded: Loaded, runs: int) -> Timings:
     """Time `runs` runs, with the inputs of the last submitted run. A dispatch without workgroups takes no time."""
     launches = loaded.dispatched
     timed: list[list[Span]] = []
@@ -30,7 +30,7 @@ def time_launches(device: Any, loaded: Loaded, runs: int) -> Timings:
         timed = stamped(device, launches, runs)
     if not any(end > begin for spans in timed for begin, end in spans):
         clock = "the host's clock, waiting after each dispatch (the device has no timestamps): every time is too long"
-        timed = [list(waited(device, launches)) for _ in range(runs)]
+        timed = [list(waited(device, calls, launches)) for _ in range(runs)]
     return Timings(clock, tuple(tuple(_with_empty(loaded, spans)) for spans in timed))
 
 
@@ -61,7 +61,13 @@ def stamped(device: Any, launches: Sequence[BoundDispatch], runs: int) -> list[l
                     "beginning_of_pass_write_index": at,
                     "end_of_pass_write_index": at + 1,
                 }
-                _encode(encoder.begin_compute_pass(timestamp_writes=writes), x)
+                run = encoder.begin_compute_pass(timestamp_writes=writes)
+                run.set_pipeline(x.pipeline)
+                run.set_bind_group(0, x.group)
+                if x.offsets is not None:
+                    run.set_bind_group(1, x.offsets, [x.at])
+                run.dispatch_workgroups(*x.grid)
+                run.end()
             for number, queries in enumerate(sets):
                 encoder.resolve_query_set(queries, 0, queries.count, buffer, 8 * IN_A_SET * number)
             device.queue.submit([encoder.finish()])
@@ -74,28 +80,16 @@ def stamped(device: Any, launches: Sequence[BoundDispatch], runs: int) -> list[l
     return out
 
 
-def waited(device: Any, launches: Sequence[BoundDispatch]) -> Iterator[Span]:
+def waited(device: Any, calls: Calls, launches: Sequence[BoundDispatch]) -> Iterator[Span]:
     """Yield spans by the host's clock, from before a submission until it is done."""
-    calls = Calls(device)
-    flag = allocate(device, "done", 4, MAP_READ | COPY_DST)  # on_submitted_work_done of wgpu-py 0.32 raises TypeError
+    done = allocate(device, "done", 4, MAP_READ | COPY_DST)
     try:
         for x in launches:
-            encoder = device.create_command_encoder()
-            _encode(encoder.begin_compute_pass(), x)
-            encoder.clear_buffer(flag)
-            commands = encoder.finish()
+            commands = calls.prepared(Commands([], [calls.prepare([x])], []))
             begin = time.perf_counter()
-            device.queue.submit([commands])
-            calls.fetch(flag, 4, None)
+            mark = calls.submit(commands)
+            calls.sent(mark)
+            calls.fetch(done, 4, mark)
             yield begin, time.perf_counter()
     finally:
-        flag.destroy()
-
-
-def _encode(run: Any, x: BoundDispatch) -> None:
-    run.set_pipeline(x.pipeline)
-    run.set_bind_group(0, x.group)
-    if x.offsets is not None:
-        run.set_bind_group(1, x.offsets, [x.at])
-    run.dispatch_workgroups(*x.grid)
-    run.end()
+        done.destroy()
