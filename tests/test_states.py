@@ -541,6 +541,30 @@ def test_a_target_network_begins_as_the_network_and_follows_it(device_name: str)
         same(first, train.states())
 
 
+def by_name(m: Agent, x: tg.Tensor) -> tg.Tensor:
+    """`regression`, with parameters and states by their names."""
+    y = tg.mean(tg.square(scores(m.q, x, training=True) - 1 - 0.5 * scores(m.target, x)))
+    targets, now = nn.named_states(m.target), nn.named_parameters(m.q) | nn.named_states(m.q)
+    assert {*targets} == {*now} and {*nn.named_states(m.q)} == {"norm.mean", "norm.var"}
+    for name, p in now.items():
+        targets[name].assign(0.75 * targets[name] + 0.25 * p)
+    return y
+
+
+def test_a_model_in_a_forward_names_its_parameters_and_states(device_name: str) -> None:
+    """They are tensors there. An empty dict would leave out what a loop over it does, without a word."""
+    found: list[dict[str, Any]] = []
+    for loss in (regression, by_name):
+        with compiled(device_name, model=Agent(), loss=loss) as train:
+            first = train.states()
+            train.step(x=X[0]).result()
+            found.append(train.states())
+    assert not np.array_equal(found[0]["target.norm.mean"], first["target.norm.mean"])
+    same(found[0], found[1])
+    model = tg.instantiate(Agent(), seed=0)
+    tg.eager(by_name, model, x=X[0])  # names are those of the model with values, too
+
+
 class Codebook(tg.Module):
     """An encoder, and a codebook that follows what is assigned to it (van den Oord et al. 2017, appendix A.1)."""
 

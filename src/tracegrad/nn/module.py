@@ -14,6 +14,7 @@ from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 from tracegrad.nn.parameters import COPY, Parameter, State, checked_init, declared
 from tracegrad.refusals import NoNumber, absent, check_call, helpful, shown, wrapped
+from tracegrad.states import StateTensor
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
@@ -166,26 +167,38 @@ def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = N
     return inits.decays_by_default(parameter.init)
 
 
-def named_parameters(model: Any) -> dict[str, Parameter]:
+def named_parameters(model: Any) -> dict[str, Any]:
     """Return the parameters by attribute path, such as `layers.0.attn.q.W`, in declaration order.
 
-    A parameter with several paths gets the first one as its name. Raises TraceError if `model` is not a tree of
-    modules, and if two parameters have the same path, as with the keys 1 and "1" of a dict. As Module.named_parameters
-    of PyTorch.
+    Inside a forward these are the tensors that stand for the parameters. A parameter with several paths gets the first
+    one as its name. Raises TraceError if `model` is not a tree of modules, and if two parameters have the same path, as
+    with the keys 1 and "1" of a dict. As Module.named_parameters of PyTorch.
 
     >>> {name: p.shape for name, p in nn.named_parameters(nn.Linear(2, 1)).items()}
     {'W': (2, 1), 'b': (1,)}
     """
-    return {path: p for path, p in named_arrays(model).items() if not isinstance(p, State)}
+    return {path: p for path, p in _declared_or_bound(model).items() if not _is_state(p)}
 
 
-def named_states(model: Any) -> dict[str, State]:
+def named_states(model: Any) -> dict[str, Any]:
     """Return the states by attribute path, in declaration order. As `named_parameters`, and named_buffers of PyTorch.
+
+    Inside a forward each has `assign`.
 
     >>> list(nn.named_states(nn.BatchNorm(3)))
     ['mean', 'var']
     """
-    return {path: p for path, p in named_arrays(model).items() if isinstance(p, State)}
+    return {path: p for path, p in _declared_or_bound(model).items() if _is_state(p)}
+
+
+def _declared_or_bound(model: Any) -> dict[str, Any]:
+    """Return the parameters and states of a model, or the tensors in their place: a bound model has no declarations."""
+    return named_arrays(model) or dict(_walk(model, "", set(), TensorMethods))
+
+
+def _is_state(x: Any) -> bool:
+    """Return whether `assign` takes it: of an instantiated model, a tensor that needs no gradient."""
+    return isinstance(x, (State, StateTensor)) or not (isinstance(x, (Parameter, Tensor)) or x.requires_grad)
 
 
 def state_specs(model: Any) -> list[dict[str, Any]]:
@@ -207,7 +220,7 @@ def named_arrays(model: Any) -> dict[str, Parameter]:
         hint = f"; {FROM_TORCH}" if _of_torch(model) else hint
         raise TraceError.here(f"a model is a tg.Module, a list or a dict, got {shown(model)}{hint}")
     out: dict[str, Parameter] = {}
-    for path, parameter in _walk(cast("Any", model), "", set()):
+    for path, parameter in _walk(cast("Any", model), "", set(), Parameter):
         if path in out:
             raise TraceError.here(
                 f"two parameters have the name {path!r}; rename a key or attribute (1 and '1' give the same name)"
@@ -249,18 +262,18 @@ def like(container: Any, items: Iterable[Any]) -> Any:
     return make(items)
 
 
-def _walk(node: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Parameter]]:
-    """Yield each parameter once, with its path. `seen` ends cycles, such as a child that refers to its parent."""
+def _walk(node: Any, path: str, seen: set[int], kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each leaf of a kind once, with its path. `seen` ends cycles, such as a child that refers to its parent."""
     parts = children(node)
-    if parts is None and not isinstance(node, Parameter):
+    if parts is None and not isinstance(node, kind):
         return
     if id(node) in seen:
         return
     seen.add(id(node))
-    if isinstance(node, Parameter):
+    if isinstance(node, kind):
         yield path, node
     for key, child in (parts or {}).items():
-        yield from _walk(child, f"{path}.{key}" if path else str(key), seen)
+        yield from _walk(child, f"{path}.{key}" if path else str(key), seen, kind)
 
 
 def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
