@@ -221,13 +221,14 @@ def test_decay_of_layers_is_about_their_weights():
             {
                 "linear": nn.Linear(2, 2, decay=True), "plain": nn.Linear(2, 2), "off": nn.Linear(2, 2, decay=False),
                 "conv": nn.Conv2d(2, 2, 3, decay=False), "embed": nn.Embedding(3, 2),
-                "norm": nn.LayerNorm(2), "rms": nn.RMSNorm(2, decay=True), "later": nn.LayerNorm(2, decay=None),
+                "norm": nn.LayerNorm(2), "rms": nn.RMSNorm(2, decay=True), "never": nn.LayerNorm(2, decay=False),
             }
         ).items()
     }  # fmt: skip
     assert {n for n, flag in flags.items() if flag} == {"linear.W", "plain.W", "embed.W", "rms.g"}
-    filtered = {n: nn.decays(n, p, lambda name: True) for n, p in named_parameters({"n": nn.LayerNorm(2)}).items()}
-    assert filtered == {"n.g": False, "n.b": False}
+    norms = {"n": nn.LayerNorm(2), "b": nn.BatchNorm(2), "g": nn.GroupNorm(1, 2), "off": nn.RMSNorm(2, decay=False)}
+    filtered = {n for n, p in named_parameters(norms).items() if nn.decays(n, p, lambda name: True)}
+    assert filtered == {"n.g", "n.b", "b.g", "b.b", "g.g", "g.b"}  # as PyTorch's AdamW, which decays all
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class LayerNorm(Module):
     """
 
     def __init__(
-        self, dim: int, eps: float = 1e-5, bias: bool = True, decay: bool | None = False, trainable: bool = True
+        self, dim: int, eps: float = 1e-5, bias: bool = True, decay: bool | None = None, trainable: bool = True
     ) -> None:
         self.eps = eps
         self.g = self.param(dim, init=inits.ones(), decay=decay, trainable=trainable)
@@ -82,7 +82,7 @@ class RMSNorm(Module):
     tensor([[0.8485281, 1.1313708]], requires_grad=True)
     """
 
-    def __init__(self, dim: int, eps: float = 1e-6, decay: bool | None = False, trainable: bool = True) -> None:
+    def __init__(self, dim: int, eps: float = 1e-6, decay: bool | None = None, trainable: bool = True) -> None:
         self.eps = eps
         self.g = self.param(dim, init=inits.ones(), decay=decay, trainable=trainable)
 
@@ -201,8 +201,8 @@ class BatchNorm(Module):
 
     def __init__(self, dim: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         self.eps, self.momentum = eps, momentum
-        self.g = self.param(dim, init=inits.ones(), decay=False) if affine else None
-        self.b = self.param(dim, init=inits.zeros(), decay=False) if affine else None
+        self.g = self.param(dim, init=inits.ones()) if affine else None
+        self.b = self.param(dim, init=inits.zeros()) if affine else None
         self.mean = self.state(dim)
         self.var = self.state(dim, init=inits.ones())
 
@@ -244,8 +244,8 @@ class GroupNorm(Module):
         if groups < 1 or dim % groups:
             raise ShapeError.here(f"{type(self).__name__}: groups={groups} must divide dim={dim}")
         self.groups, self.dim, self.eps = groups, dim, eps
-        self.g = self.param(dim, init=inits.ones(), decay=False) if affine else None
-        self.b = self.param(dim, init=inits.zeros(), decay=False) if affine else None
+        self.g = self.param(dim, init=inits.ones()) if affine else None
+        self.b = self.param(dim, init=inits.zeros()) if affine else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise f32[B, dim, ...]. Raises ShapeError for another number of channels."""
