@@ -257,6 +257,7 @@ def test_remainders_and_quotients_are_exact(device_name: str) -> None:
         np.testing.assert_array_equal(got[0], np.remainder(x, y))
         close = np.abs(x / y) < 2.0**22
         np.testing.assert_array_equal(got[1][close], np.floor_divide(x, y)[close])
+        np.testing.assert_array_equal(np.signbit(got[1][close]), np.signbit(np.floor_divide(x, y)[close]))
         np.testing.assert_allclose(got[1], np.floor_divide(x, y), rtol=2e-7)
     for a, b, rest, whole in ((i, j, *got[2:4]), (*got[6:], *got[4:6])):
         a, b, zero = a.astype(np.int64) % 2**32 if a is got[6] else a.astype(np.int64), b.astype(np.int64), b == 0

@@ -210,7 +210,19 @@ def elementwise(t: Tensor, xs: Sequence[Known]) -> Known:
     own = np.where(np.isfinite(own), own, 0.0) + ABSOLUTE.get(name, 0.0)
     if name in ROUNDED_RIGHT or _simple_quotient(name, xs):
         own = np.where((brought == 0) & is_f32(v), 0.0, own)
+    if name in ("add", "sub") and shared_factor(t):
+        own = own + np.where(brought + own > 0, U * np.abs(v), 0.0)
     return bounded(v, brought + own + (distributed(t, xs) if name == "mul" else 0.0))
+
+
+def shared_factor(t: Tensor) -> bool:
+    """Does a sum have the form c a + c d or c + c d? A device may compute c (a + d), which rounds a + d as well.
+
+    WGSL allows that ("reassociation"), and the driver of an NVIDIA H100 does it. An error of a or d weighs the same.
+    """
+    terms = [unviewed(x) for x in t.inputs]
+    one, other = ({unviewed(y).serial for y in (x.inputs if x.prim.name == "mul" else (x,))} for x in terms)
+    return not one.isdisjoint(other)
 
 
 def distributed(t: Tensor, xs: Sequence[Known]) -> Array:

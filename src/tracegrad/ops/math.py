@@ -151,10 +151,11 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
     a, b = _comparable(a, b)
     if a.dtype.is_int:
         return rows.quotient(a, b)
-    size = rows.modulo(rows.abs(a), rows.abs(b))
-    rest = where(a < 0.0, -size, size)  # of the sign of `a`, so that a - rest is a multiple of b, and finite
-    below = rows.logical_and(rest != 0.0, rows.not_equal(a < 0.0, b < 0.0))
-    return where(b == 0.0, stop_gradient(a / b), rows.round((a - rest) / b) - where(below, 1.0, 0.0))
+    left = rows.modulo(rows.abs(a), rows.abs(b))  # |a| - left is a multiple of b, and finite
+    times = rows.round((rows.abs(a) - left) / rows.abs(b))
+    apart = rows.not_equal(a < 0.0, b < 0.0)
+    floored = where(apart, -times - where(left == 0.0, 0.0, 1.0), times)
+    return where(rows.logical_or(a == 0.0, b == 0.0), stop_gradient(a / b), floored)
 
 
 @method

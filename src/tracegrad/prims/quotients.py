@@ -17,13 +17,13 @@ MODULO = """fn modulo_(a: f32, b: f32) -> f32 {
     left -= bits;
   }
   m = m % n;
+  let apart = ((bitcast<u32>(a) ^ bitcast<u32>(b)) >> 31u) == 1u;
+  m = select(m, n - m, apart && m != 0u);
   let shift = min(countLeadingZeros(m) - 8u, f - 1u);
   let reduced = select((m << shift) + ((f - shift - 1u) << 23u), 0u, m == 0u);
-  let r = bitcast<f32>(select(reduced, u, e < f));
-  let size = bitcast<f32>(v);
-  let other = select(size - r, size, v == 0x7f800000u);
-  let turned = ((bitcast<u32>(a) ^ bitcast<u32>(b)) >> 31u) == 1u && bitcast<u32>(r) != 0u;
-  let y = bitcast<u32>(select(r, other, turned)) | (bitcast<u32>(b) & 0x80000000u);
+  let smaller = select(bitcast<f32>(v) - bitcast<f32>(u), bitcast<f32>(v), v == 0x7f800000u);
+  let within = select(u, bitcast<u32>(smaller), apart && u != 0u);
+  let y = select(reduced, within, e < f) | (bitcast<u32>(b) & 0x80000000u);
   return bitcast<f32>(select(y, nan_bits, v == 0u || u >= 0x7f800000u || v > 0x7f800000u));
 }"""
 
