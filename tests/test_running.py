@@ -153,6 +153,13 @@ def test_the_kernels_of_running_sums_have_no_mask(axis: int) -> None:
     assert not MASK.search(text(backwards(lambda x: tg.cumsum(x, axis)), (1024, 1024)))
 
 
+def test_rows_run_side_by_side_where_there_are_several() -> None:
+    run = lambda x: tg.cumsum(x, 1)
+    for rows, beside in ((9, True), (4, True), (3, False)):
+        for fn in (run, backwards(run)):
+            assert ("ib + 3;" in text(fn, (rows, 20))) == beside
+
+
 @pytest.mark.parametrize("shape", ((3, 898), (4, 2, 1003)), ids=str)
 def test_loops_over_blocks_divide_no_coordinate(shape: tuple[int, ...]) -> None:
     assert block_of(shape[-1]) == SCAN_BLOCK and shape[-1] % SCAN_BLOCK

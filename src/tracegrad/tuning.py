@@ -100,6 +100,7 @@ MANY_LANES = 64  # elements | the same where combining takes instructions that w
 SHORT_ROWS = 5  # elements | of a row from which 16 rows are turned, as vectors of their elements | 2 cores
 PLAIN_ROWS = 7  # elements | the same of results without functions such as exp | 2 cores
 LONG_ROWS = 64  # elements | of a row up to which that is done | -
+RUNNING_ROWS = 4  # rows | of running sums side by side: one waits for each addition, and 8 are slower | 2 cores
 COLUMNS = 1024  # elements | partial results of a block of columns: they stay in the nearest cache | 2 cores
 FEWEST_COLUMNS = 64  # columns | of a block, where several threads share the columns | ?
 COLUMNS_GRAIN = 2**19  # points | of a block of columns worth a thread of its own | 2 cores

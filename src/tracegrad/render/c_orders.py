@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from tracegrad.kernels.expr import Index, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches
 from tracegrad.kernels.triangles import CHOICE
-from tracegrad.render.c import Function
+from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_blocks import blocked_loops, divisor
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned, turned_loops
-from tracegrad.render.loops import Block, Loop, Statement
+from tracegrad.render.loops import Block, Loop, Statement, when
+from tracegrad.tuning import RUNNING_ROWS
 
 # The axis along which folds run, whether its last point is the first to fold, and what each fold folds
 Running = tuple[Axis, bool, tuple[Value, ...]]
@@ -96,14 +97,37 @@ def running_loops(f: Function, r: Running) -> list[Statement]:
     """Return the loops of a kernel whose folds run along an axis: by columns, or along rows if neighbours are added."""
     axis, others, folds = r[0], [a for a in f.outer if a != r[0]], fold_batches(f.kernel)[0]
     if f.outer[-1] == axis:
-        start = [f"{C_TYPE[x.value.dtype.name]} t{x.local} = {f.emit.identity(x)};" for x in folds]
-        return f.split(others, [Block("", [*start, _along(f, r, _step(f, r, folds, ""))])])
+        return _along_rows(f, r, others, folds)
     last = others.pop()
     width = f.width(last, others)
-    start = [f"{C_TYPE[x.value.dtype.name]} t{x.local}[{width}] {ALIGNED};" for x in folds]
-    identities = [f"t{x.local}[l] = {f.emit.identity(x)};" for x in folds]
+    start = _started(f, folds, width)
     step = f.column(last, [], _step(f, r, folds, "[l]"))
-    return f.blocks(others, last, width, [*start, f.column(last, [], identities), _along(f, r, [step])])
+    return f.blocks(others, last, width, [*start[0], f.column(last, [], start[1]), _along(f, r, [step])])
+
+
+def _started(f: Function, folds: Sequence[Fold], width: int) -> tuple[list[str], list[str]]:
+    """Return the declarations of a partial result for each of some rows or columns, and what each one begins with."""
+    arrays = [f"{C_TYPE[x.value.dtype.name]} t{x.local}[{width}] {ALIGNED};" for x in folds]
+    return arrays, [f"t{x.local}[l] = {f.emit.identity(x)};" for x in folds]
+
+
+def _along_rows(f: Function, r: Running, others: list[Axis], folds: Sequence[Fold]) -> list[Statement]:
+    """Return the loops along rows: some rows side by side, because each addition of a row waits for the one before."""
+    start = [f"{C_TYPE[x.value.dtype.name]} t{x.local} = {f.emit.identity(x)};" for x in folds]
+    alone = [*start, _along(f, r, _step(f, r, folds, ""))]
+    if not others or isinstance(others[-1].size, Extent) or others[-1].size < RUNNING_ROWS:
+        return f.split(others, [Block("", alone)])
+    rows = others.pop()
+    arrays, identities = _started(f, folds, RUNNING_ROWS)
+    steps = [[f"const long {rows.name} = ib + {k};", *_step(f, r, folds, f"[{k}]")] for k in range(RUNNING_ROWS)]
+    beside = _along(f, r, [Block("", step) for step in steps])
+    body: list[Statement] = [*arrays, at_once(RUNNING_ROWS, identities), beside]
+    if rows.size % RUNNING_ROWS:
+        rest = Loop(rows.name, rows.size, alone, "ib")
+        body = [when(f"ib + {RUNNING_ROWS} <= {rows.size}", body), Block("else", [rest])]
+    if not others:
+        return f.share("ib", rows.size, RUNNING_ROWS, body)
+    return f.split(others, [Loop("ib", rows.size, body, step=RUNNING_ROWS)])
 
 
 def _along(f: Function, r: Running, step: Sequence[Statement]) -> Loop:
