@@ -1,5 +1,6 @@
-"""Where the time to a first step goes: what each thread does when, and how long each kernel takes to be spelled and
-compiled by the driver.
+"""Where the time to a first step goes, thread by thread.
+
+Kernels are listed with the time to write their text, and the time that the driver takes to compile it.
 
     python bench/first.py gpt256                                       the default device
     __GL_SHADER_DISK_CACHE_PATH=$(mktemp -d) python bench/first.py gpt256 --device webgpu      NVIDIA's cache empty

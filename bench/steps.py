@@ -165,8 +165,9 @@ LARGE = {"gpt256": {"BATCH": 64, "CONTEXT": 256, "WIDTH": 384, "HEADS": 6, "LAYE
 
 
 def workload(name: str) -> Workload:
-    """The model of that name. A GPT's sizes are the example's own constants; a process measures one model, so it sets
-    them.
+    """Return the model of that name.
+
+    The sizes of a GPT are constants of the example, and this function sets them: a process measures one model.
     """
     for constant, value in LARGE.get(name, {}).items():
         setattr(gpt, constant, value)

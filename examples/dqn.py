@@ -1,4 +1,5 @@
 """A deep Q-network balances a pole, with a replay memory and a target network. Run: python examples/dqn.py
+
 The arrays of the target network are states, which the step writes. The carts are those of reinforce.py.
 Mnih et al. 2015.
 """

@@ -48,8 +48,10 @@ def eager() -> object:
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the call with one number, where Python looks for signals: inside a function that
-    begins, or behind one of C."""
+    """Raises KeyboardInterrupt at the call with one number.
+
+    Python looks for signals there: inside a function that begins, or behind one of C.
+    """
 
     def __init__(self, at: int | None, only: Callable[[FrameType], bool] | None = None) -> None:
         self.at, self.only, self.seen = at, only, 0

@@ -130,8 +130,7 @@ def test_damaged_metadata_change_nothing(
 def test_no_file_sets_the_unit_of_squares(
     train: tg.CompiledTraining, saved: safetensors.File, tmp_path: Path, unit: Any
 ) -> None:
-    """The host chooses it. What a file says of it has no effect: the next step is the same, and no file is written
-    with it."""
+    """The host chooses it, whatever a file says: the next step is the same, and no file is written with it."""
 
     def after(file: safetensors.File, path: Path) -> tuple[str, Mapping[str, str]]:
         safetensors.write(path, file.tensors, file.metadata)

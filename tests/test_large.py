@@ -1,5 +1,7 @@
-"""Element counts and indices around 2^31: refused with the tensor and the limit, or computed right. Nothing is as large
-in memory: the values are views."""
+"""Element counts and indices around 2^31: refused with the tensor and the limit, or computed right.
+
+The values are views, so nothing is as large in memory.
+"""
 
 from __future__ import annotations
 

@@ -73,8 +73,10 @@ def losses(loss: Callable[..., Any], device: str, batch: dict[str, Any], steps: 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_training_follows_the_loop_written_out(length: int) -> None:
-    """Same operations on the same numbers; only gradients of parameters are summed in another order: 1e-5 covers that
-    for sums of 9 terms over 5 steps."""
+    """The operations are the same on the same numbers; only gradients of parameters are summed in another order.
+
+    1e-5 covers that for sums of 9 terms over 5 steps.
+    """
     batch = arrays(x=(length, 3, 2), y=(length, 3, 1))
     np.testing.assert_allclose(losses(rnn_loss, "cpu", batch), losses(unrolled_loss, "cpu", batch), rtol=1e-5)
 

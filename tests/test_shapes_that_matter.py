@@ -1,5 +1,7 @@
-"""Every row of the case table at other sizes: none, one, odd, prime, beside a multiple of 16; value and gradient, on
-every runtime. Rows whose function names its sizes keep those."""
+"""Every row of the case table at other sizes, value and gradient, on every runtime.
+
+The sizes: none, one, odd, prime, beside a multiple of 16. Rows whose function names its sizes keep those.
+"""
 
 from __future__ import annotations
 

@@ -124,6 +124,7 @@ def compile_forward(
     writes: bool = False,
 ) -> CompiledForward:
     """Compile a forward with parameters of its own, drawn from `seed`. `upload_params` sets them.
+
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
     inputs:   as for `compile`. Each call chooses the sizes that are None or a name. From the second size of one name
               on, one program serves all sizes if possible; `explain` of the result tells. Otherwise each choice has its

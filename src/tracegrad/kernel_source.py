@@ -181,8 +181,10 @@ class KernelSource:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A kernel of a loop in one launch. Two offsets behind those of all kernels tell which turns to take, and it can be
-    taken alone: in iteration t, the k-th of n kernels is turn t * n + k.
+    """A kernel of a loop that runs in one launch.
+
+    Two offsets, behind those of all kernels, say which turns to take. In iteration t, the k-th of n kernels is turn
+    t * n + k, so one kernel can run alone.
     """
 
     source: KernelSource  # with the form and the bindings of this kernel

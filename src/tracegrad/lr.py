@@ -71,6 +71,7 @@ class Linear(Schedule):
 @dataclass(frozen=True)
 class CosineAnnealing(Schedule):
     """Half a cosine from `peak` at step 1 to `final` at step `steps + 1`, then `final`.
+
     rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2.
     As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
 
@@ -94,6 +95,7 @@ class CosineAnnealing(Schedule):
 @dataclass(frozen=True)
 class Warmup(Schedule):
     """A rise to `peak`, then another schedule: peak * s / steps while s <= `steps`, then `after` from its own step 1.
+
     after: a schedule, or a number for a constant rate.
 
     As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`.
@@ -192,6 +194,7 @@ class Exponential(Schedule):
 @dataclass(frozen=True)
 class OneCycle(Schedule):
     """A rise to `peak` and a long descent within `steps` steps.
+
     The rate starts at peak / div_factor, reaches `peak` at step pct_start * steps, and ends at step `steps` with
     peak / div_factor / final_div_factor, where it stays. It follows half cosines, or lines with anneal="linear".
     As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018).

@@ -198,6 +198,7 @@ def _first(*args: Any, **kwargs: Any) -> Any:
 
 def op(f: F) -> F:
     """Make `f` a public op, which builds nodes in a trace and for traced operands, and runs at once elsewhere.
+
     Errors raised in `f` get the op's name, the types of its arguments, and the user's line. As jax.jit of JAX for the
     decorated function, but inside a trace it adds nodes.
 

@@ -27,8 +27,10 @@ class StateTensor(TensorMethods):
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, name: str, now: Tensor, lanes: int | None = None):
-        """name:  path of the state in the model.
-        lanes: for a state that only its creator reads, as `now`: the depth of `tg.vmap` and `tg.scan` at its creation.
+        """Describe a state by its path in the model, `name`.
+
+        now:   the value that a read gives.
+        lanes: the depth of `tg.vmap` and `tg.scan` at its creation, for a state that only its creator reads; else None.
         """
         self.name, self.now, self.lanes = name, now, lanes
 

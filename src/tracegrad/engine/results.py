@@ -40,9 +40,9 @@ class Captures(Mapping[str, Any]):
         return f"Captures({', '.join(f'{k}{list(v.shape)}' for k, v in self._arrays.items())})"
 
     def per_head(self, name: str) -> list[Any]:
-        """Return one array per head of an attention map: `[B,H,T,T]` gives H of `[B,T,T]`, `[H,T,T]` gives H of
-        `[T,T]`.
+        """Return one array per head of an attention map.
 
+        `[B,H,T,T]` gives H arrays `[B,T,T]`, and `[H,T,T]` gives H arrays `[T,T]`.
         Raises: KeyError for an unknown name; InputError for an array of another rank.
         """
         x = self[name]

@@ -261,7 +261,8 @@ class GroupNorm(Module):
 
 class InstanceNorm(GroupNorm):
     """Instance normalization, (x - mean) / sqrt(var + eps) over each channel of each example.
-    x: f32[B, dim, ...].  `affine` adds g f32[dim] and b f32[dim]. A `GroupNorm` with one channel per group.
+
+    x: f32[B, dim, ...]. `affine` adds g f32[dim] and b f32[dim]. A `GroupNorm` with one channel per group.
     As torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
 
     >>> tg.instantiate(nn.InstanceNorm(4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape

@@ -35,6 +35,7 @@ def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 class Module(NoNumber):
     """Base class of models and layers: a tree of attributes that are modules, parameters, lists, tuples and dicts.
+
     Assign attributes in `__init__` (`super().__init__()` is not needed), and use them in a function of the model.
     As torch.nn.Module and eqx.Module of Equinox.
 
@@ -278,6 +279,7 @@ def _walk(node: Any, path: str, seen: set[int], kind: type[Any]) -> Iterator[tup
 
 def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
     """Return a copy of the model in which `tensors`, by name, replace its parameters and states.
+
     Modules, lists, tuples and dicts are copied once each; everything else is shared. The model does not change.
     As torch.func.functional_call of PyTorch, without the call.
 

@@ -142,14 +142,18 @@ def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: b
 
 class RNN(Recurrent):
     """A recurrent network, h' = tanh(W_ih x + b_ih + W_hh h + b_hh) along a sequence (Elman 1990).
-    input_dim, hidden_dim: sizes of an element and of the state. layers: each layer runs on the outputs of the one
-                           before.
-    bidirectional: also run from the end, and concatenate the outputs. dropout: between layers, in training.
+
+    input_dim, hidden_dim: sizes of an element and of the state.
+    layers:        number of layers; each runs on the outputs of the one before.
+    bidirectional: also run from the end, and concatenate the outputs.
+    dropout:       probability of dropping an output between layers, in training.
+
     layer(x, state=None, lengths=None, training=False) gives (y, state):
     x:       f32[B, T, input_dim].
     state:   f32[layers * directions, B, hidden_dim]; None means zeros. The result has the last state of each sequence.
     lengths: i32[B]: lengths of the sequences. Beyond them y is 0, and the state does not change.
     y:       f32[B, T, directions * hidden_dim].
+
     Cells are `cells.0`, ...: layer by layer, forward before backward. See `Cell` for their weights.
     As torch.nn.RNN with batch_first.
 

@@ -39,8 +39,10 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The geometry of one axis: windows at every `stride`, of `kernel` taps that are `dilation` apart. The output is
-    the `size` elements from `padding` on."""
+    """The geometry of one axis: windows at every `stride`, of `kernel` taps that are `dilation` apart.
+
+    The output is the `size` elements from `padding` on.
+    """
 
     kernel: int
     size: int

@@ -83,7 +83,9 @@ def adafactor(
     **options: Unpack[Options],
 ) -> Chain:
     """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr * a scaled gradient, see `scale_by_adafactor`.
-    The state has m + n numbers for a matrix [m, n], and n for a vector [n]. options: see `Options`.
+
+    The state has m + n numbers for a matrix [m, n], and n for a vector [n].
+    options: see `Options`.
     As torch.optim.Adafactor.
 
     >>> optimizer = optim.adafactor(lr=1e-2)

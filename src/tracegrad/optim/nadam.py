@@ -77,6 +77,7 @@ def nadam(
     **options: Unpack[Options],
 ) -> Chain:
     """Make a NAdam optimizer: Adam with Nesterov's momentum, see `scale_by_nadam`. As torch.optim.NAdam.
+
     decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
     options: see `Options`.
 

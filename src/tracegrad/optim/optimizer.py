@@ -300,6 +300,7 @@ def lion(
     lr: LR = 1e-4, beta1: float = 0.9, beta2: float = 0.99, weight_decay: float = 0.0, **options: Unpack[Options]
 ) -> Chain:
     """Make a Lion optimizer: p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g), see `scale_by_lion`.
+
     The rate should be 3 to 10 times smaller than for adamw, and the decay larger by the same factor (Chen et al. 2023).
     options: see `Options`.
 

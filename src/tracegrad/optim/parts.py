@@ -26,7 +26,8 @@ class Part:
     def __init__(
         self, name: str, whole: Arena, own: Arena, first: int = 0, holes: tuple[str, ...] = (), shared: bool = False
     ) -> None:
-        """
+        """Describe the share of one loss.
+
         name:   name of the loss; "" if there is only one.
         whole:  all parameters that some loss trains: the array "params".
         own:    the run of `whole` that this optimizer works on, from `first` on.

@@ -43,7 +43,8 @@ def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
 
 
 def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Give Adam's m_hat, and once v_hat is certain, m_hat / sqrt(v_hat), rectified (Liu et al. 2020, algorithm 2).
+    """Give Adam's m_hat, divided by a rectified sqrt(v_hat) once v_hat is certain (Liu et al. 2020, algorithm 2).
+
     With rho = `average_length` and its limit r = 2 / (1 - beta2) - 1, steps with rho > 5 are
     m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps); others are m_hat.
     As torch.optim.RAdam.
@@ -83,6 +84,7 @@ def radam(
     **options: Unpack[Options],
 ) -> Chain:
     """Make a RAdam optimizer: rectified Adam, see `scale_by_radam`. As torch.optim.RAdam.
+
     decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
     options: see `Options`.
 

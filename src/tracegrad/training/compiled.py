@@ -65,6 +65,7 @@ class CompiledTraining(Training):
         schedule: Sequence[str] | None = None,
     ) -> History:
         """Train, and return the history: `h.loss`, and `h.metrics` of the evaluations. After Ctrl-C, return it early.
+
         data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
                     Or whole arrays: a tuple or dict of arrays, a data frame, a Hugging Face dataset. A GPU keeps them,
                     if it has batches to make of them more than once.

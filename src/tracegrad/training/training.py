@@ -310,6 +310,7 @@ class Training(Parts):
     @helpful
     def freeze(self, parameters: Selection) -> None:
         """Freeze parameters from the next step on: no update, no decay, no change of their optimizer state.
+
         parameters: a pattern such as "backbone.*", a list of patterns, or a function of the name.
         The first call compiles the step once more, later calls compile nothing. Gradients are still computed.
         Raises: InputError if no parameter matches.
@@ -353,6 +354,7 @@ class Training(Parts):
         writes: bool = False,
     ) -> CompiledForward:
         """Return a forward that shares this training's parameters and states. A run sees every step queued before it.
+
         forward, inputs: as for `tg.compile_forward`. The first run compiles the forward.
         max_cached_shapes, precision, writes: as for `tg.compile_forward`. The precision does not follow the training's.
         Raises: InputError for inputs that are not types, or that `forward` does not take. The first run raises any

@@ -37,6 +37,7 @@ class Validation:
 
     def __call__(self) -> dict[str, Any]:
         """Return `val_loss`, and `val_<name>` of metrics and of further scalars of the loss.
+
         Functions of `tg.metrics` are computed over all examples together; anything else is a mean over the examples.
         Raises InputError for a metric that is not one number, and for data without a batch.
         """
