@@ -255,6 +255,14 @@ def _pools() -> list[Case]:
         )
         for name in ("max_pool2d", "avg_pool2d")
         for k, s, p in ((2, None, 0), (3, 2, 1), ((2, 3), (3, 2), (1, 0)))
+    ] + [
+        Case(
+            name,
+            lambda x, n=name: getattr(tg, n)(x, (2, 3, 2), (2, 1, 2), (1, 1, 0)),
+            ((2, 2, 3, 4, 5),),
+            torch=lambda x, n=name: getattr(F, n)(x, (2, 3, 2), (2, 1, 2), (1, 1, 0)),
+        )
+        for name in ("max_pool3d", "avg_pool3d")
     ]
 
 

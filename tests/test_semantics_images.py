@@ -144,6 +144,16 @@ def test_max_pool2d_ties_go_to_the_first_in_scan_order(kernel, stride, padding):
     check(lambda x: ops.max_pool2d(x, kernel, stride, padding), lambda x: F.max_pool2d(x, kernel, stride, padding), x)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, None, 0), (3, 1, 1), ((1, 3, 2), (2, 1, 2), (0, 1, 1))])
+@pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d"])
+def test_pools_of_volumes_with_ties(name, kernel, stride, padding):
+    x = np.random.default_rng(0).integers(0, 3, (2, 2, 5, 6, 4)).astype(np.float64)
+    one, other = getattr(ops, name), getattr(F, name)
+    check(lambda x: one(x, kernel, stride, padding), lambda x: other(x, kernel, stride, padding), x, tol=1e-9)
+    with ambient.tracing(), pytest.raises(ShapeError, match=name + r": x must be volumes \[B,C,D,H,W\], got"):
+        one(image(), 2)
+
+
 def test_padding_never_wins():
     x = -np.abs(rand(1, 1, 4, 4)) - 1
     y, (g,) = call(lambda x: ops.max_pool2d(x, 3, 2, 1), x)

@@ -6,16 +6,26 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
-from tracegrad.ops.windows import OVERLAP_ADD, WINDOWS, IntOrPair, Pair, int_pair, windows_type
+from tracegrad.ops.windows import (
+    OVERLAP_ADD,
+    WINDOWS,
+    IntOrPair,
+    Pair,
+    Sizes,
+    check_images,
+    int_each,
+    int_pair,
+    windows_type,
+)
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import Tangents, merged, multilinear
 from tracegrad.prims.views import broadcast_to, reshape
 
-__all__ = ["avg_pool2d", "max_pool2d", "nearest_upsample2d"]
+__all__ = ["avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool3d", "nearest_upsample2d"]
 
 
 # Pooling
@@ -133,10 +143,56 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     return bind(AVG_POOL2D, as_tensor(x), kernel=kernel, stride=stride, padding=padding)
 
 
-def _pooling(kernel: IntOrPair, stride: IntOrPair | None, padding: IntOrPair) -> tuple[Pair, Pair, Pair]:
-    size = int_pair("kernel_size", kernel, 1)
-    step = size if stride is None else int_pair("stride", stride, 1)
-    return size, step, int_pair("padding", padding, 0)
+@op
+def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
+    """Return the maximum of each window of volumes.
+
+    x:           f32 [B, C, D, H, W]. The other arguments are integers or three of them; otherwise as `max_pool2d`.
+    Returns:     f32 [B, C, od, oh, ow], sizes as in `conv3d`.
+    Gradient:    to the first maximum of each window in scan order.
+    Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.max_pool3d.
+
+    >>> tg.max_pool3d(np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2), 2)
+    tensor([[[[[7.]]]]])
+    """
+    return _pooled_volumes(MAX_POOL2D, as_tensor(x), _pooling(kernel_size, stride, padding, 3))
+
+
+@op
+def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
+    """Return the mean of each window of volumes; padding counts as zeros.
+
+    x:           f32 [B, C, D, H, W]. The other arguments are integers or three of them; otherwise as `avg_pool2d`.
+    Returns:     f32 [B, C, od, oh, ow], sizes as in `conv3d`.
+    Gradient:    an equal share to each element of the window.
+    Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.avg_pool3d.
+
+    >>> tg.avg_pool3d(np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2), 2)
+    tensor([[[[[3.5]]]]])
+    """
+    return _pooled_volumes(AVG_POOL2D, as_tensor(x), _pooling(kernel_size, stride, padding, 3))
+
+
+def _pooled_volumes(pool: Primitive, x: Tensor, how: tuple[Sizes, Sizes, Sizes]) -> Tensor:
+    """Pool each image, then along the depth. The first of the first maxima is the first in scan order."""
+    b, c, d, h, w = check_images(x.type, 3).shape
+    names = ("kernel", "stride", "padding")
+    flat = bind(pool, reshape(x, (b, c * d, h, w)), **{n: s[1:] for n, s in zip(names, how)})
+    deep = {n: (s[0], one) for n, s, one in zip(names, how, (1, 1, 0))}
+    y = bind(pool, reshape(flat, (b, c, d, flat.shape[2] * flat.shape[3])), **deep)
+    return reshape(y, (b, c, y.shape[2], *flat.shape[2:]))
+
+
+def _pooling(
+    kernel: IntOrPair, stride: IntOrPair | None, padding: IntOrPair, axes: int = 2
+) -> tuple[Sizes, Sizes, Sizes]:
+    size = int_each("kernel_size", kernel, 1, axes)
+    step = size if stride is None else int_each("stride", stride, 1, axes)
+    return size, step, int_each("padding", padding, 0, axes)
 
 
 @op
