@@ -189,7 +189,7 @@ register(
        lambda jax, x, shift, axis: jax.numpy.roll(x, shift, axis)),
     Op("ctc_loss", _alignment, _aligned, _aligned_torch, None),
     Op("atan2", _pair, lambda tg, a, b: tg.atan2(a, b), None, lambda jax, a, b: of_jax(jax, "numpy.arctan2")(a, b)),
-    Op("norm", _norm, lambda tg, x, axis, keepdims, ord: tg.norm(x, axis, keepdims, ord), _norm_torch, None),
+    Op("norm", _norm, lambda tg, x, axis, **how: tg.norm(x, axis, **how), _norm_torch, None),
     Op("triu", _square, lambda tg, x, k: tg.triu(x, k), lambda torch, x, k: torch.triu(x, k),
        lambda jax, x, k: jax.numpy.triu(x, k)),
     Op("diag", _diag, lambda tg, x, k: tg.diag(x, k), lambda torch, x, k: torch.diag(x, k),

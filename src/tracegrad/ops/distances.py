@@ -187,7 +187,7 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
 def normalize(x: Any, axis: int | tuple[int, ...] = -1, ord: float = 2, eps: float = 1e-12) -> Tensor:
     """Return `x` with vectors of length 1 along `axis`.
 
-    out = x / max(norm(x, axis, ord), eps)
+    out = x / max(norm(x, axis, ord=ord), eps)
 
     x:        f32. axis: several axes count as one vector; PyTorch's default is 1.
     ord:      as in `norm`. eps: the smallest length to divide by.

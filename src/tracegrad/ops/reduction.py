@@ -162,7 +162,7 @@ def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
 
 @method
-def norm(x: Operand, axis: Axes = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 2) -> Tensor:
     """Return the length of the vectors along `axis` (None: of all elements as one vector).
 
     sum(|x|^ord)^(1 / ord); for ord=inf the largest |x|, for -inf the smallest, for 0 the number of nonzero elements
@@ -172,7 +172,7 @@ def norm(x: Operand, axis: Axes = None, keepdims: bool = False, ord: float = 2) 
     Gradient: x / norm for ord=2, and 0 at a vector of zeros, as PyTorch. For ord=inf, ties share it evenly.
     Raises:   InputError for another `ord`; DTypeError if `x` is not f32.
 
-    As torch.linalg.vector_norm. Squares beyond 1e38 overflow, as in PyTorch.
+    As torch.linalg.vector_norm, but the second argument is `axis`. Squares beyond 1e38 overflow, as in PyTorch.
 
     >>> import tracegrad as tg
     >>> tg.norm(tg.tensor([[3.0, 4.0], [0.0, 0.0]]), axis=1)
