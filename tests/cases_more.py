@@ -79,6 +79,7 @@ FUNCTION_CASES: list[Case] = [
          torch=lambda a, b, c: torch.stack(torch.meshgrid(a, b, c, indexing="ij"))),
     Case("arange_steps", lambda x: x * tg.arange(7, -2, -3, dtype=f32), ((2, 3),),
          torch=lambda x: x * torch.arange(7, -2, -3)),
+    Case("arange_whole", lambda x: x * tg.arange(3.0), ((2, 3),), torch=lambda x: x * torch.arange(3.0)),
     Case("arange_fractions", lambda x: x * tg.arange(0.5, 2.0, 0.5), ((2, 3),),
          torch=lambda x: x * torch.arange(0.5, 2.0, 0.5)),
     # random

@@ -188,7 +188,7 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
     """
     if isinstance(stop, (DType, str)):
         stop, dtype = None, as_dtype(stop)
-    if stop is None and step == 1:
+    if stop is None and step == 1 and not isinstance(start, float):
         n = integer(start, "n")
         if n < 0:
             raise ShapeError(f"n must not be negative, got {n}; arange(start, stop) may begin below 0")
