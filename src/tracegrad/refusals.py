@@ -31,8 +31,11 @@ def remedies() -> dict[str, dict[str, Any]]:
 
 def found(name: str, *tables: str) -> Any:
     """Return the entry for a name in the first of some tables of `remedies.toml` that has one, or None."""
-    entries = [pair for table in tables for pair in remedies()[table].items()]
-    return next((entry for key, entry in entries if name in key.split()), None)
+    entries = {
+        k: entry for table in reversed(tables) for keys, entry in remedies()[table].items() for k in keys.split()
+    }
+    function = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # SoftMarginLoss is soft_margin_loss as a class
+    return entries.get(name, entries.get(function))
 
 
 def absent(what: str, name: str, own: Iterable[str], *tables: str, hint: str = "") -> MissingNameError:

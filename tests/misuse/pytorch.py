@@ -230,6 +230,21 @@ def pool_as_a_module():
     nn.MaxPool2d(2)
 
 
+@program("SoftMarginLoss", "tg.softplus")
+def loss_as_a_class():
+    nn.SoftMarginLoss()
+
+
+@program("stride", "f32[2]", "b[:, None, None]")
+def bias_of_a_convolution():
+    tg.conv2d(np.ones((1, 1, 4, 4)), np.ones((2, 1, 3, 3)), np.zeros(2, np.float32))
+
+
+@program("embedding", "swapped")
+def embedding_of_functional():
+    tg.embedding(np.array([0, 1]), np.ones((3, 2), np.float32))
+
+
 @program("SGD", "optim.sgd")
 def optimizer_in_capitals():
     optim.SGD(lr=0.1)

@@ -265,7 +265,8 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
     """
     table = as_tensor(table)
     if table.ndim != 2:
-        raise ShapeError(f"the table must have two axes, rows and features; got {table.type}")
+        hint = "" if table.dtype.is_float else "; are table and indices swapped?"
+        raise ShapeError(f"the table must have two axes, rows and features; got {table.type}{hint}")
     return _pick(table, indices_for(indices, table.shape[0]), 0)
 
 

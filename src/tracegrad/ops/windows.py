@@ -19,6 +19,7 @@ from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import merged, multilinear
 from tracegrad.prims.views import permute, place, reshape, slice_, window, window_count
+from tracegrad.refusals import shown
 from tracegrad.shapes import whole
 
 __all__ = ["col2im", "im2col"]
@@ -32,6 +33,12 @@ COUNTS = {2: "one or two", 3: "one or three"}
 
 def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
     """Return one integer for each of `n` axes, from one for all or one each. Raises ShapeError below `least`."""
+    for k in value if isinstance(value, tuple) else (value,):
+        if str(getattr(k, "dtype", "")).startswith("f"):  # PyTorch's third argument
+            raise ShapeError(
+                f"{what} must be {COUNTS[n]} integers, got {shown(k)}; a bias is added to the result, as in "
+                "conv2d(x, w) + b[:, None, None]"
+            )
     many = whole(value) is None and hasattr(value, "__iter__") and not isinstance(value, str)
     each = [whole(k) for k in cast("Sequence[object]", value)] if many else [whole(value)] * n
     if len(each) != n or any(k is None or k < least for k in each):
