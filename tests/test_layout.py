@@ -8,7 +8,7 @@ import pytest
 
 from memory_check import overlaps
 from tracegrad.compiler import layout
-from tracegrad.compiler.layout import Beside, Lifetime, most_alive, share_memory
+from tracegrad.compiler.layout import Beside, Lifetime, share_memory
 from tracegrad.dtypes import TensorType, f32, i32
 
 NOTHING = Beside({}, {}, set())
@@ -25,37 +25,20 @@ def drawn(seed: int) -> list[Lifetime]:
     return found
 
 
-def test_the_most_that_is_alive_at_once() -> None:
-    """A value lives in its first and in its last launch, and in those between."""
-    a, b, c = Lifetime(0, 10, 0, 2), Lifetime(1, 5, 2, 3), Lifetime(2, 7, 3, 5)
-    assert most_alive([a]) == 10
-    assert most_alive([a, b, c]) == 15
-    assert most_alive([b, c]) == most_alive([c, b]) == 12
-    assert most_alive([Lifetime(3, 4, 6, 6), *[a, b, c]]) == 15
+def most_alive(lifetimes: list[Lifetime]) -> int:
+    """The most elements that are alive at once: no layout needs less."""
+    return max(sum(t.size for t in lifetimes if t.first <= at <= t.last) for at in range(21))
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_values(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first value that is placed may be the one that makes an array long: the best of some orders is taken."""
+def test_random_values(seed: int) -> None:
     values = drawn(seed)
     places, sizes = share_memory(values, "temp.f32", NOTHING, 1)
     assert not overlaps(places, values) and set(places) == {v.key for v in values}
     assert list(sizes) == ["temp.f32"]
     assert sizes["temp.f32"] == max(places[v.key].offset + v.size for v in values)
     assert all(p.offset % layout.TEMP_ALIGN == 0 for p in places.values())
-    monkeypatch.setattr(layout, "LAYOUT_TRIES", 1)
-    _, first = share_memory(values, "temp.f32", NOTHING, 1)
-    assert most_alive(values) <= sizes["temp.f32"] <= first["temp.f32"]
-
-
-def test_several_orders_save_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def waste() -> int:
-        totals = [share_memory(v, "temp.f32", NOTHING, 1)[1]["temp.f32"] - most_alive(v) for v in map(drawn, range(60))]
-        return sum(totals)
-
-    several = waste()
-    monkeypatch.setattr(layout, "LAYOUT_TRIES", 1)
-    assert several < 0.5 * waste()
+    assert most_alive(values) <= sizes["temp.f32"] <= 1.5 * most_alive(values)
 
 
 @pytest.mark.parametrize("most", [32 * 16, 32 * 40])

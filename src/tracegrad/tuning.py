@@ -128,8 +128,6 @@ UNROLLED_ROWS = 64  # results | for each point of a fold that is written out | 2
 # --- Memory and host ---
 
 TEMP_ALIGN = 32  # elements | temporaries begin on a cache line | ?
-LAYOUT_TRIES = 12  # ways | to place temporaries | ?
-LAYOUT_CLOSE = 1.02  # times | the most that is alive at once: near enough to stop trying | -
 LITTLE_TEMP = 16  # times | smaller than an array, a temporary shares the first | ?
 TEMP_ARRAYS = 3  # arrays | of temporaries: a fourth takes 3 % more memory to part the last 4 % of values | ?
 HANDED_OVER_FROM = 500  # us | that a forward takes from which its caller, who waits, leaves it to the worker | 2 cores

@@ -5,14 +5,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tracegrad.dtypes import STORED, TensorType
 from tracegrad.optim.guard import PARAMS
 from tracegrad.program import DRAWN, Buffer, Move, Program
-from tracegrad.tuning import LAYOUT_CLOSE, LAYOUT_TRIES, LITTLE_TEMP, TEMP_ALIGN
+from tracegrad.tuning import LITTLE_TEMP, TEMP_ALIGN
 
 CHUNK = 128 * 1024 * 1024  # bytes: the largest array that every WebGPU device can bind
 NONE: Set[int] = frozenset()
@@ -111,8 +110,8 @@ def share_memory(
 ) -> tuple[dict[int, Place], dict[str, int]]:
     """Return places for temporaries in which no two that live at the same time overlap, and the size of each array.
 
-    Temporaries are placed by size, largest first, each at the lowest place that is free while it lives. If gaps remain,
-    the one that ended last is placed first in the next try. Arrays stay within `CHUNK` where values allow.
+    Temporaries are placed by size, largest first, each at the lowest place that is free while it lives. Arrays stay
+    within `CHUNK` where values allow.
 
     beside: which values launches touch together. Values that a launch reads and writes are in different arrays, as far
             as `most_arrays` allows, because drivers can load read-only arrays at any time. If temporaries need several
@@ -121,13 +120,8 @@ def share_memory(
     """
     order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
     most = CHUNK // STORED[prefix.split(".")[1]].itemsize
-    alive = most_alive(order)
-    chunks: list[Chunk] = []
-    if most_arrays > 1:
-        chunks = _few_arrays(order, beside, most_arrays)
-    elif alive <= most:
-        chunks = _one_array(order, most, alive)
-    if any(end > most for chunk in chunks for _, end, _ in chunk) or not chunks:
+    chunks = _few_arrays(order, beside, most_arrays)
+    if any(end > most for chunk in chunks for _, end, _ in chunk):
         chunks = _several_arrays(order, most, beside)
     names = [f"{prefix}.{k}" if k else prefix for k in range(len(chunks))]
     places = {t.key: Place(name, at) for name, chunk in zip(names, chunks) for at, _, t in chunk}
@@ -157,21 +151,6 @@ def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> 
     return chunks
 
 
-def _one_array(order: Sequence[Lifetime], most: int, alive: int) -> list[Chunk]:
-    """Return the smallest of several tries; [] if one array does not hold all temporaries."""
-    tries: list[list[Chunk]] = []
-    for _ in range(LAYOUT_TRIES):
-        chunks = _packed(order, most, {})
-        if len(chunks) > 1:
-            break
-        tries.append(chunks)
-        _, end, last = max(chunks[0], key=lambda piece: piece[1])
-        if end <= LAYOUT_CLOSE * alive:
-            break
-        order = [last, *(t for t in order if t is not last)]
-    return min(tries, key=lambda found: max(end for _, end, _ in found[0])) if tries else []
-
-
 def _several_arrays(order: Sequence[Lifetime], most: int, beside: Beside) -> list[Chunk]:
     """Put small values into one array, which all launches share, and keep the other values apart from each other.
 
@@ -184,15 +163,6 @@ def _several_arrays(order: Sequence[Lifetime], most: int, beside: Beside) -> lis
     small = {t.key for t in order if t.size <= bound}
     room = [(keys - small, arrays - (not keys.isdisjoint(small))) for keys, arrays in beside.room]
     return [*chunks, *_packed([t for t in order if t.size > bound], most, apart, room)]
-
-
-def most_alive(lifetimes: Iterable[Lifetime]) -> int:
-    """Return the most elements that are alive at once: no layout needs less."""
-    changes: dict[int, int] = {}
-    for t in lifetimes:
-        changes[t.first] = changes.get(t.first, 0) + t.size
-        changes[t.last + 1] = changes.get(t.last + 1, 0) - t.size
-    return max(accumulate(changes[at] for at in sorted(changes)))
 
 
 def _packed(
