@@ -134,14 +134,4 @@ def _likelihood(x: Tensor, labels: Tensor, inputs: Tensor, sizes: Tensor, blank:
         numbers = iota((steps - 1,), 0) + 1
         alpha, _ = scan(step, first, (slice_(emitted, 0, 1, steps - 1), numbers))
     last = 2 * broadcast_to(reshape(sizes, (n, 1)), (n, width))
-    ends = (place == last) | (place == last - 1)
-    return _log_total(where(ends, alpha, NEVER))
-
-
-def _log_total(x: Tensor) -> Tensor:
-    """Return `_log_sum` over axis 1, where at most two elements are not -inf."""
-    top = x.max(1, keepdims=True)
-    shift = stop_gradient(where(top == NEVER, 0.0, top))
-    total = exp(x - broadcast_to(shift, x.shape)).sum(1, keepdims=True)
-    none = total == 0.0
-    return where(none, NEVER, log(where(none, 1.0, total)) + shift).reshape((x.shape[0],))
+    return _log_sum([where(place == last - k, alpha, NEVER).max(1) for k in (0, 1)])

@@ -69,7 +69,7 @@ class Linear(Schedule):
 
 
 @dataclass(frozen=True)
-class CosineAnnealing(Schedule):
+class CosineAnnealing(Linear):
     """Half a cosine from `peak` at step 1 to `final` at step `steps + 1`, then `final`.
 
     rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2.
@@ -78,14 +78,6 @@ class CosineAnnealing(Schedule):
     >>> round(lr.cosine_annealing(peak=1.0, final=0.0, steps=10).at(6), 6)
     0.5
     """
-
-    peak: float
-    final: float
-    steps: int
-    start: int | None = start_field()
-
-    def __post_init__(self) -> None:
-        check(self, "peak", "final", steps=self.steps)
 
     def value(self, s: int) -> float:
         """Return the rate at the schedule's own step `s`; see the class."""

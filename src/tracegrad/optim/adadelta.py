@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from tracegrad.hypers import AT_LEAST_0, SHARE, checked_all
+from tracegrad.hypers import AT_LEAST_0, SHARE
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
 from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe
@@ -29,8 +29,7 @@ def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
         d = sqrt(state["u"] + eps_) / sqrt(v + eps_) * g
         return d, {"v": v, "u": running_mean(state["u"], square(d), share)}
 
-    given = {"rho": rho, "eps": eps}
-    return Transform({"v": 0.0, "u": 0.0}, update, checked_all(given, RANGES, "adadelta"), RANGES)
+    return Transform.made({"v": 0.0, "u": 0.0}, update, ranges=RANGES, rho=rho, eps=eps)
 
 
 @recipe("weight_decay")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Unpack
 
-from tracegrad.hypers import AT_LEAST_0, POSITIVE, Range, checked
+from tracegrad.hypers import AT_LEAST_0, POSITIVE, Range
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.host import Host
@@ -68,8 +68,7 @@ def scale_by_adafactor(
         return arena.pack(directions), {name: layouts[name].pack(new[name]) for name in kinds}
 
     kinds = {"rows": ROWS, "columns": COLUMNS, "vectors": VECTORS}
-    given = {"beta2_decay": beta2_decay, "eps1": eps1, "eps2": eps2, "d": d}
-    return Transform(kinds, update, {n: checked(n, x, RANGES[n]) for n, x in given.items()}, RANGES, counts=True)
+    return Transform.made(kinds, update, ranges=RANGES, counts=True, beta2_decay=beta2_decay, eps1=eps1, eps2=eps2, d=d)
 
 
 @recipe("weight_decay", flat=False)

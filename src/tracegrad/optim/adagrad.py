@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from tracegrad.hypers import AT_LEAST_0, checked, checked_all
+from tracegrad.hypers import AT_LEAST_0, checked
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
 from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe
@@ -26,8 +26,7 @@ def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0
         return g / (sqrt(total) + host.hyper("eps")) / later, {"sum": total}
 
     fill = checked("initial_accumulator_value", initial_accumulator_value, AT_LEAST_0, "adagrad")
-    given = {"lr_decay": lr_decay, "eps": eps}
-    return Transform({"sum": fill}, update, checked_all(given, RANGES, "adagrad"), RANGES, counts=True)
+    return Transform.made({"sum": fill}, update, ranges=RANGES, counts=True, lr_decay=lr_decay, eps=eps)
 
 
 @recipe("weight_decay")

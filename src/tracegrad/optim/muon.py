@@ -12,9 +12,9 @@ from tracegrad.ir import Tensor, bind
 from tracegrad.optim.arena import Slot
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.host import Host
-from tracegrad.optim.scaling import adam_direction, running_mean
+from tracegrad.optim.scaling import adam_direction, moments, running_mean
 from tracegrad.optim.transform import State, Transform
-from tracegrad.prims.elementwise import maximum, square
+from tracegrad.prims.elementwise import maximum
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.views import permute
 
@@ -81,8 +81,7 @@ def scale_by_muon(
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         arena = host.arena
-        m_adam = running_mean(state["m"], g, host.complement("beta1"))
-        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        m_adam, v = moments(state, g, host)
         adam = adam_direction(m_adam, v, host, "adam_eps") * host.hyper("adam_lr_scale")
         directions, means = arena.views(adam), arena.views(m_adam)
         for slot in filter(is_matrix, arena.slots):
@@ -90,6 +89,6 @@ def scale_by_muon(
         return arena.pack(directions), {"m": arena.pack(means), "v": v}
 
     return Transform.made(
-        {"m": 0.0, "v": 0.0}, update, None, counts=True, momentum=momentum, eps=eps, adam_lr_scale=adam_lr_scale,
+        {"m": 0.0, "v": 0.0}, update, counts=True, momentum=momentum, eps=eps, adam_lr_scale=adam_lr_scale,
         beta1=beta1, beta2=beta2, adam_eps=adam_eps,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Unpack
 
-from tracegrad.hypers import AT_LEAST_0, SHARE, checked_all
+from tracegrad.hypers import AT_LEAST_0, RANGES
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.host import Host
 from tracegrad.optim.optimizer import LR, Chain, Options, recipe, with_decay
@@ -16,7 +16,7 @@ from tracegrad.prims.elementwise import exp, sqrt, square
 from tracegrad.prims.folds import MIN
 from tracegrad.prims.views import broadcast_to, reshape
 
-RANGES = {"beta1": SHARE, "beta2": SHARE, "eps": AT_LEAST_0, "momentum_decay": AT_LEAST_0}
+DECAY = {"momentum_decay": AT_LEAST_0}
 LOG_096 = math.log(0.96)
 PRODUCT = PerParameter(lambda _: (1,), 1.0)  # one number per parameter, so that freezing keeps it
 
@@ -48,9 +48,10 @@ def scale_by_nadam(
         direction = (m * ahead_share + g * own_share) / (sqrt(v_hat) + host.hyper("eps"))
         return direction, {"m": m, "v": v, "product": kept}
 
-    given = {"beta1": beta1, "beta2": beta2, "eps": eps, "momentum_decay": momentum_decay}
-    states = {"m": 0.0, "v": 0.0, "product": PRODUCT}
-    return Transform(states, update, checked_all(given, RANGES, "nadam"), RANGES, counts=True)
+    return Transform.made(
+        {"m": 0.0, "v": 0.0, "product": PRODUCT}, update, ranges={**RANGES, **DECAY}, counts=True,
+        beta1=beta1, beta2=beta2, eps=eps, momentum_decay=momentum_decay,
+    )  # fmt: skip
 
 
 def _products(old: Tensor, host: Host, factor: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Unpack
 from tracegrad.ir import Tensor
 from tracegrad.optim.host import Host
 from tracegrad.optim.optimizer import LR, Chain, Options, recipe, with_decay
-from tracegrad.optim.scaling import running_mean
+from tracegrad.optim.scaling import moments
 from tracegrad.optim.transform import State, Transform
 from tracegrad.prims.elementwise import expm1, log1p, maximum, minimum, sqrt, square, where
 from tracegrad.prims.folds import pack
@@ -53,8 +53,7 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
-        m = running_mean(state["m"], g, host.complement("beta1"))
-        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        m, v = moments(state, g, host)
         c = host.complement("beta2")
         # A length above 5 implies a limit above 5. Otherwise the factor is not used, so its value does not matter
         rho, limit = average_length(host.steps, c), maximum(2.0 / c - 1.0, CERTAIN)
@@ -65,7 +64,7 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
         m_hat = m * (1 / host.bias_correction("beta1"))
         return where(certain, m_hat * adam / (sqrt(v) + host.hyper("eps")), m_hat), {"m": m, "v": v}
 
-    return Transform.made({"m": 0.0, "v": 0.0}, update, None, counts=True, beta1=beta1, beta2=beta2, eps=eps)
+    return Transform.made({"m": 0.0, "v": 0.0}, update, counts=True, beta1=beta1, beta2=beta2, eps=eps)
 
 
 def _stored(x: Tensor) -> Tensor:

@@ -16,6 +16,12 @@ def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
     return old + (new - old) * share
 
 
+def moments(state: State, g: Tensor, host: Host) -> tuple[Tensor, Tensor]:
+    """Return Adam's running means of g and of its square."""
+    m = running_mean(state["m"], g, host.complement("beta1"))
+    return m, running_mean(state["v"], square(g), host.complement("beta2"))
+
+
 def scale_by_lr() -> Transform:
     """Give -lr * g, with the schedule's value of this step. `optim.custom` adds it to a chain that lacks it.
 
@@ -90,13 +96,11 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
-        m = running_mean(state["m"], g, host.complement("beta1"))
-        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        m, v = moments(state, g, host)
         return adam_direction(m, v, host, "eps"), {"m": m, "v": v}
 
     def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
-        m = running_mean(state["m"], g, host.complement("beta1"))
-        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        m, v = moments(state, g, host)
         return m * (1 / host.bias_correction("beta1")) / host.hyper("eps"), {"m": m, "v": v}
 
     states: dict[str, Kept] = {"m": 0.0, "v": 0.0}

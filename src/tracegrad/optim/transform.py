@@ -8,7 +8,7 @@ from typing import Literal
 
 from tracegrad.dtypes import Shape
 from tracegrad.errors import InputError, ShapeError
-from tracegrad.hypers import ANY, RANGES, Range, checked
+from tracegrad.hypers import RANGES, Range, checked_all
 from tracegrad.ir import Tensor
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.host import Host
@@ -92,16 +92,20 @@ class Transform:
 
     @staticmethod
     def made(
-        state: Mapping[str, Kept], update: Update, bounds: Update | None, *, counts: bool = False, **hyper: float
+        state: Mapping[str, Kept],
+        update: Update,
+        bounds: Update | None = None,
+        *,
+        ranges: Mapping[str, Range] = RANGES,
+        counts: bool = False,
+        **hyper: float,
     ) -> Transform:
-        """Make a transform with the hyperparameters `hyper`, in the ranges of `RANGES`; others take any finite number.
+        """Make a transform with the hyperparameters `hyper`, in their `ranges`; others take any finite number.
 
         Raises InputError for a value outside of its range.
         """
-        ranges = {name: RANGES[name] for name in hyper if name in RANGES}
-        return Transform(
-            state, update, {n: checked(n, x, ranges.get(n, ANY)) for n, x in hyper.items()}, ranges, bounds, counts
-        )
+        own = {name: ranges[name] for name in hyper if name in ranges}
+        return Transform(state, update, checked_all(hyper, own, ""), own, bounds, counts)
 
 
 def check_transform(who: str, given: object) -> None:
