@@ -194,14 +194,14 @@ def _bilinear(name: str, type: Any, expand: Any, vjp: Any, xla: Any, batch: Any 
 
 
 # By the number of axes after the channels
-CONV = {n: _bilinear(f"conv{n}d", _conv_type, _conv, _conv_vjp, _conv_xla) for n in (2, 3)}
+CONV = {n: _bilinear(f"conv{n}d", _conv_type, _conv, _conv_vjp, _conv_xla) for n in (1, 2, 3)}
 CONV_TRANSPOSE = {
     n: _bilinear(f"conv_transpose{n}d", _transpose_type, _conv_transpose, _transpose_vjp, _transpose_xla)
-    for n in (2, 3)
+    for n in (1, 2, 3)
 }
 CONV_WEIGHT = {
     n: _bilinear(name, _conv_weight_type, _conv_weight, _conv_weight_vjp, _conv_weight_xla, _conv_weight_batch)
-    for n, name in ((2, "conv_weight"), (3, "conv_weight3d"))
+    for n, name in ((1, "conv_weight1d"), (2, "conv_weight"), (3, "conv_weight3d"))
 }
 
 
@@ -240,7 +240,7 @@ def conv2d(
 
 @op
 def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
-    """Cross-correlate sequences with filters: `conv2d` of images one element high.
+    """Cross-correlate sequences with filters: `conv2d` with one axis less.
 
     x:        f32 [B, C, L]; zeros outside.
     w:        f32 [O, C/groups, k].
@@ -253,12 +253,7 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     >>> tg.conv1d(np.ones((1, 1, 5)), np.ones((1, 1, 3)))
     tensor([[[3., 3., 3.]]])
     """
-    x, w = as_tensor(x), as_tensor(w)
-    if x.ndim != 3 or w.ndim != 3:
-        raise ShapeError(f"x must be [B,C,L] and w [O,C/groups,k], got {x.type} and {w.type}")
-    how = _geometry((1, stride), (0, padding), (1, dilation), groups)
-    y = bind(CONV[2], *(reshape(t, (*t.shape[:2], 1, t.shape[2])) for t in (x, w)), **how)
-    return reshape(y, (*y.shape[:2], y.shape[3]))
+    return bind(CONV[1], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups, 1))
 
 
 @op
@@ -332,13 +327,8 @@ def conv_transpose1d(
     >>> tg.conv_transpose1d(np.ones((1, 1, 2)), np.ones((1, 1, 3)), stride=2)
     tensor([[[1., 1., 2., 1., 1.]]])
     """
-    x, w = as_tensor(x), as_tensor(w)
-    if x.ndim != 3 or w.ndim != 3:
-        raise ShapeError(f"x must be [B,O,l] and w [O,C/groups,k], got {x.type} and {w.type}")
-    how = _geometry((1, stride), (0, padding), (1, dilation), groups)
-    x, w = (reshape(t, (*t.shape[:2], 1, t.shape[2])) for t in (x, w))
-    y = _transposed(x, w, (0, output_padding), how)
-    return reshape(y, (*y.shape[:2], y.shape[3]))
+    how = _geometry(stride, padding, dilation, groups, 1)
+    return _transposed(as_tensor(x), as_tensor(w), output_padding, how)
 
 
 @op

@@ -27,8 +27,9 @@ __all__ = ["col2im", "im2col"]
 Pair = tuple[int, int]
 Sizes = tuple[int, ...]  # one for each axis after the channels
 IntOrPair = int | Sequence[int]
-KINDS = {2: ("images", "[B,C,H,W]"), 3: ("volumes", "[B,C,D,H,W]")}  # by the number of axes after the channels
-COUNTS = {2: "one or two", 3: "one or three"}
+# By the number of axes after the channels
+KINDS = {1: ("sequences", "[B,C,L]"), 2: ("images", "[B,C,H,W]"), 3: ("volumes", "[B,C,D,H,W]")}
+COUNTS = {1: "one integer", 2: "one or two integers", 3: "one or three integers"}
 
 
 def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
@@ -43,7 +44,7 @@ def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
     each = [whole(k) for k in cast("Sequence[object]", value)] if many else [whole(value)] * n
     if len(each) != n or any(k is None or k < least for k in each):
         hint = "; (kernel - 1) // 2 keeps the size with stride 1" if value == "same" else ""
-        raise ShapeError(f"{what} must be {COUNTS[n]} integers of at least {least}, got {value!r}{hint}")
+        raise ShapeError(f"{what} must be {COUNTS[n]} of at least {least}, got {value!r}{hint}")
     return cast("Sizes", tuple(each))
 
 
@@ -66,7 +67,7 @@ def window_counts(size: Sequence[int], kernel: Sizes, stride: Sizes, padding: Si
     counts = tuple([window_count(n + 2 * p, k, s, d) for n, k, s, p, d in zip(size, kernel, stride, padding, dilation)])
     if min(counts) < 1:
         k, d, n, p = (by(sizes) for sizes in (kernel, dilation, size, padding))
-        what = "an image" if len(kernel) == 2 else "a volume"
+        what = ("a sequence", "an image", "a volume")[len(kernel) - 1]
         raise ShapeError(
             f"a window of {k} (dilation {d}) does not fit {what} of {n} with padding {p}; make it smaller, or pad more"
         )
