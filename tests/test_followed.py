@@ -15,8 +15,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad.compiler.build import ForwardSource
-from tracegrad.compiler.followed import Followed, expanded, follow_size, numbers_of, pairs_of, values_at
-from tracegrad.compiler.symbols import Record
+from tracegrad.compiler.followed import Followed, Record, expanded, follow_size, numbers_of, pairs_of, values_at
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError

@@ -33,7 +33,7 @@ LAYERS = {
     "checkpoints": 13, "sharded": 13, "export": 13, "contents": 13, "pytorch": 13,
     "training": 14,
     "imperative": 15, "functional": 15,
-    "": 16, "entrypoints": 16, "extend": 16, "sweeps": 16, "sweep_plan": 16, "sweep_members": 16,
+    "": 16, "entrypoints": 16, "extend": 16, "sweeps": 16, "sweep_plan": 16,
     "commands": 17, "demo": 17, "testing": 17, "__main__": 17,
 }  # fmt: skip
 

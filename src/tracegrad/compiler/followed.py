@@ -1,16 +1,20 @@
 """What follows from a batch's size: numbers such as the divisor of a mean, which become inputs of the program.
 
-One trace tells what a program for many sizes needs to know of each size, instead of a trace at each.
+One trace tells what a program for many sizes needs to know of each size: that a trace at it has the same nodes, and
+the constants of this trace. The trace gets numbers that remember how they follow from the size. They record each
+comparison, as a condition on the size. They record each conversion to a plain number, after which nothing more is
+known: Python's own functions can read it unnoticed. They are no ints, because functions in C, such as `math.gcd`, take
+the value of an int without a call. Only their `__class__` says int, so that `isinstance` holds.
 """
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
-from tracegrad.compiler.symbols import Record, Symbol
 from tracegrad.compiler.uniform import Pair, roots_in
 from tracegrad.dtypes import DType, TensorType
 from tracegrad.graph import Graph
@@ -19,6 +23,154 @@ from tracegrad.ir import Tensor, rewrite
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import CONST, leaf
+
+NUMBERS = (bool, int, float)
+PLAIN = (*NUMBERS, str, bytes, type(None), DType)
+
+
+class Instruction(NamedTuple):
+    """One computation. The arguments are plain numbers, and numbers of other instructions in `Reference`s."""
+
+    compute: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+class Reference(int):
+    """The number of an instruction."""
+
+
+class Record:
+    """What a trace computed from a size, and what it decided by it."""
+
+    def __init__(self, size: int) -> None:
+        self.instructions: list[Instruction] = []
+        self.values: list[Any] = [size]  # of the size and of each instruction, in this trace
+        self.conditions: dict[int, Any] = {}  # instruction -> its value, which decided something
+        self.escaped = False  # was a number made a plain one?
+        self._known: dict[Any, int] = {}
+
+    def size(self) -> Any:
+        """Return the size as a number that is recorded."""
+        return Symbol(self, 0)
+
+    def number(self, compute: Callable[..., Any], *operands: Any) -> int:
+        """Return the number of an instruction, of which there is one of each kind."""
+        arguments = tuple([Reference(x.index) if type(x) is Symbol else x for x in operands])
+        key = (compute, repr([(type(x).__name__, x) for x in arguments]))
+        found = self._known.get(key)
+        if found is None:
+            plain = [self.values[x] if type(x) is Reference else x for x in arguments]
+            value = compute(*plain)
+            found = self._known[key] = len(self.values)
+            self.instructions.append(Instruction(compute, arguments))
+            self.values.append(value)
+        return found
+
+    def at(self, size: int) -> list[Any] | None:
+        """Return the values of all instructions at another size; None if a trace at it would decide otherwise."""
+        values: list[Any] = [size]
+        try:
+            for compute, arguments in self.instructions:
+                values.append(compute(*[values[x] if type(x) is Reference else x for x in arguments]))
+        except ArithmeticError:
+            return None
+        return values if all(values[k] == known for k, known in self.conditions.items()) else None
+
+
+class Symbol:
+    """One number of a record."""
+
+    __slots__ = ("index", "record")
+    record: Record
+    index: int
+
+    def __init__(self, record: Record, index: int) -> None:
+        self.record, self.index = record, index
+
+    @property
+    def value(self) -> Any:
+        """The number in this trace."""
+        return self.record.values[self.index]
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        value: int | float = self.value
+        return type(value)
+
+    def note(self) -> None:
+        """Record that the number becomes a plain one."""
+        self.record.escaped = True
+
+    def as_float(self) -> Any:
+        """Return the number as a float."""
+        return Symbol(self.record, self.record.number(float, self))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.note()
+        return getattr(self.value, name)
+
+
+def _computed(compute: Callable[..., Any], turned: bool) -> Callable[..., Any]:
+    def method(self: Symbol, *others: Any) -> Any:
+        kept = [x.value if type(x) is Symbol and x.record is not self.record else x for x in others]  # of another trace
+        if any(type(x) not in (*NUMBERS, Symbol) for x in kept):
+            return NotImplemented
+        operands = (*kept, self) if turned else (self, *kept)
+        return Symbol(self.record, self.record.number(compute, *operands))
+
+    return method
+
+
+def _compared(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Symbol, *others: Any) -> Any:
+        made = _computed(compute, False)(self, *others)
+        return made if made is NotImplemented else _decided(made)
+
+    return method
+
+
+def _decided(made: Symbol) -> Any:
+    made.record.conditions[made.index] = made.value
+    return made.value
+
+
+def _bool(self: Symbol) -> bool:
+    return _decided(Symbol(self.record, self.record.number(bool, self)))
+
+
+def _escaping(name: str) -> Callable[..., Any]:
+    def method(self: Symbol, *others: Any) -> Any:
+        self.note()
+        plain = [x.value if type(x) is Symbol else x for x in others]
+        return getattr(self.value, name)(*plain)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow"):
+    setattr(Symbol, f"__{_name}__", _computed(getattr(operator, _name), False))
+    setattr(Symbol, f"__r{_name}__", _computed(getattr(operator, _name), True))
+for _name in ("neg", "pos", "abs"):
+    setattr(Symbol, f"__{_name}__", _computed(getattr(operator, _name), False))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Symbol, f"__{_name}__", _compared(getattr(operator, _name)))
+Symbol.__bool__ = _bool  # pyright: ignore[reportAttributeAccessIssue]
+# A set or dict would look for equal numbers only among those of equal hash, so a hash tells more than a comparison
+ESCAPES = """hash int float index str repr format divmod rdivmod and rand or ror xor rxor lshift rlshift rshift rrshift
+             invert round ceil floor trunc reduce_ex"""  # a copy would record elsewhere
+for _name in ESCAPES.split():
+    setattr(Symbol, f"__{_name}__", _escaping(f"__{_name}__"))
+
+
+def _array(self: Symbol, *_: Any, **__: Any) -> Any:
+    self.note()
+    return sys.modules["numpy"].asarray(self.value)  # NumPy is loaded, because it calls this
+
+
+Symbol.__array__ = _array  # pyright: ignore[reportAttributeAccessIssue]
+
 
 NAME = "size {}"  # of such an input: no hyperparameter has a space in its name
 At = tuple[str, str]  # the value of a constant at two sizes
@@ -88,7 +240,6 @@ def values_at(graph: Graph, pairs: Sequence[At]) -> dict[At, Any]:
     return values
 
 
-PLAIN = (bool, int, float, str, bytes, type(None), DType)
 NOT_SEEN = {"tracegrad", *sys.stdlib_module_names}  # modules whose own instructions tell nothing
 Ran = list[tuple[Any, int]]  # the instructions of Python that ran: code and place
 

@@ -48,7 +48,7 @@ def read_by(t: Tensor) -> Sequence[Tensor]:
     return t.inputs
 
 
-def constant(t: Tensor) -> bool:
+def is_fixed(t: Tensor) -> bool:
     """Return whether a node depends on nothing, so that its value can be kept."""
     return not t.inputs and t.prim.array is not None
 
@@ -67,7 +67,7 @@ class Writer:
     def write(self, roots: Sequence[Tensor]) -> None:
         """Write lines for everything that `roots` need and that has no name yet."""
         for t in reach(roots, self.names):
-            if constant(t) or self._derived(t):
+            if is_fixed(t) or self._derived(t):
                 self._constant(t)
             else:
                 text = self._call(t)

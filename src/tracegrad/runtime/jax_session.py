@@ -18,11 +18,10 @@ from tracegrad.hypers import PREFIX
 from tracegrad.ir import Tensor
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
-from tracegrad.passes.stored import read_stored
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import DeviceInfo, Timings, check_open
 from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
-from tracegrad.runtime.jax_graph import PRODUCTS, Split, for_xla, run_graph
+from tracegrad.runtime.jax_graph import PRODUCTS, Split, for_xla, read_stored, run_graph
 from tracegrad.runtime.jax_memory import JaxError, Memory, Part, follows, jax, jnp, leaf_keys, run_of_optimizer
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.runtime.jax_shards import held_by
