@@ -6,8 +6,9 @@ import base64
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -36,16 +37,14 @@ class Series:
 
 
 def png(pixels: Array) -> bytes:
-    """Return a PNG file of `pixels`: u8[h, w] is grey, u8[h, w, 3] is RGB."""
-    height, width = pixels.shape[:2]
-    colour_type = 2 if pixels.ndim == 3 else 0
-    rows = np.ascontiguousarray(pixels, np.uint8).reshape(height, -1)
-    filtered = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1)  # filter 0 in front of each row
+    """Return a PNG file of grey `pixels`, u8[h, w]."""
+    height, width = pixels.shape
+    filtered = np.pad(pixels, ((0, 0), (1, 0)))  # filter 0 in front of each row
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, colour_type, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     body = zlib.compress(filtered.tobytes(), 9)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
@@ -58,87 +57,58 @@ def smooth(y: Sequence[float] | Array, window: int) -> Array:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def line_chart(
-    series: Sequence[Series],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    log: bool = False,
-) -> str:
+def line_chart(series: Sequence[Series], *, title: str, x_label: str, y_label: str, log: bool = False) -> str:
     """Return an SVG of `series` over common axes. `log` makes the y axis logarithmic, and leaves out y <= 0."""
-    frame = _Frame.around(series, log, CHART)
-    parts = [_open(CHART), _text(frame.left, 26, title, size=15, weight=600)]
-    parts += frame.axes(x_label, y_label)
-    parts += [frame.draw(s, COLOURS[k % len(COLOURS)]) for k, s in enumerate(series)]
-    parts += _legend(series, frame)
+    place = math.log10 if log else float
+    points = [
+        [(float(x), place(y)) for x, y in zip(s.x, s.y, strict=True) if math.isfinite(y) and (y > 0 or not log)]
+        for s in series
+    ]
+    (left, right), (top, bottom) = (64.0, CHART[0] - 20.0), (44.0, CHART[1] - 48.0)
+    x_low, x_high = _spread([float(x) for s in series for x in s.x])
+    y_low, y_high = _spread([y for row in points for _, y in row])
+    pad = 0.04 * (y_high - y_low)
+    y_low, y_high = y_low - pad, y_high + pad
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across, up = (x - x_low) / (x_high - x_low), (y - y_low) / (y_high - y_low)
+        return left + across * (right - left), bottom - up * (bottom - top)
+
+    def level(y: str, colour: str) -> str:
+        return f'<line x1="{left}" x2="{right}" y1="{y}" y2="{y}" stroke="{colour}"/>'
+
+    parts = [_open(CHART), _text(left, 26, title, size=15, weight=600)]
+    for value, label in _y_ticks(y_low, y_high, log):
+        y = at(x_low, value)[1]
+        parts += [level(f"{y:.1f}", GRID), _text(left - 8, y + 4, label, "end", FAINT)]
+    parts += [_text(at(x, y_low)[0], bottom + 18, f"{x:g}", "middle", FAINT) for x in ticks(x_low, x_high)]
+    parts.append(level(f"{bottom}", FAINT))
+    parts.append(_text((left + right) / 2, CHART[1] - 10, x_label, "middle", FAINT))
+    parts.append(_text(16, (top + bottom) / 2, y_label, "middle", FAINT, turned=True))
+    parts += [_drawn(s, [at(*p) for p in row], colour) for s, row, colour in zip(series, points, cycle(COLOURS))]
+    for s, colour in reversed([*zip(series, cycle(COLOURS))]):
+        parts.append(_text(right, 26, s.name, "end", colour, weight=600))
+        right -= 7.2 * len(s.name) + 20
     return "\n".join([*parts, "</svg>\n"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """The map from data to positions on the page."""
+def _drawn(s: Series, points: Sequence[tuple[float, float]], colour: str) -> str:
+    if s.dots:
+        return "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points)
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    look = 'stroke-width="1" opacity="0.35"' if s.faint else 'stroke-width="2"'
+    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-linejoin="round" {look}/>'
 
-    size: tuple[int, int]
-    log: bool
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]  # exponents of 10 if `log`
-    left: float = 64.0
-    right: float = 20.0
-    top: float = 44.0
-    bottom: float = 48.0
 
-    @staticmethod
-    def around(series: Sequence[Series], log: bool, size: tuple[int, int]) -> _Frame:
-        xs = np.concatenate([np.asarray(s.x, np.float64) for s in series])
-        ys = np.concatenate([np.asarray(s.y, np.float64) for s in series])
-        ys = ys[np.isfinite(ys) & ((ys > 0) | (not log))]
-        ys = np.log10(ys) if log else ys
-        x_range, y_range = _spread(xs), _spread(ys)
-        pad = 0.04 * (y_range[1] - y_range[0])
-        return _Frame(size, log, x_range, (y_range[0] - pad, y_range[1] + pad))
-
-    def at_x(self, x: float) -> float:
-        lo, hi = self.x_range
-        return self.left + (x - lo) / (hi - lo) * (self.size[0] - self.left - self.right)
-
-    def at_y(self, y: float) -> float:
-        lo, hi = self.y_range
-        return self.size[1] - self.bottom - (y - lo) / (hi - lo) * (self.size[1] - self.top - self.bottom)
-
-    def axes(self, x_label: str, y_label: str) -> Iterator[str]:
-        (width, height), base = self.size, self.size[1] - self.bottom
-        for y, label in self.y_ticks():
-            at = self.at_y(y)
-            yield f'<line x1="{self.left}" x2="{width - self.right}" y1="{at:.1f}" y2="{at:.1f}" stroke="{GRID}"/>'
-            yield _text(self.left - 8, at + 4, label, anchor="end", colour=FAINT)
-        for x in ticks(*self.x_range):
-            yield _text(self.at_x(x), base + 18, f"{x:g}", anchor="middle", colour=FAINT)
-        yield f'<line x1="{self.left}" x2="{width - self.right}" y1="{base}" y2="{base}" stroke="{FAINT}"/>'
-        yield _text((self.left + width - self.right) / 2, height - 10, x_label, anchor="middle", colour=FAINT)
-        yield _text(16, (self.top + base) / 2, y_label, anchor="middle", colour=FAINT, turned=True)
-
-    def y_ticks(self) -> list[tuple[float, str]]:
-        lo, hi = self.y_range
-        if not self.log:
-            return [(y, f"{y:g}") for y in ticks(lo, hi)]
-        if hi - lo < 1:  # within one power of ten, round numbers of the range are better ticks
-            return [(math.log10(v), f"{v:g}") for v in ticks(10**lo, 10**hi, 10)]
-        steps = (1, 2, 5) if hi - lo < 3 else (1,)
-        values = [m * 10.0**e for e in range(math.floor(lo), math.ceil(hi) + 1) for m in steps]
-        return [(math.log10(v), f"{v:g}") for v in values if lo <= math.log10(v) <= hi]
-
-    def draw(self, s: Series, colour: str) -> str:
-        points = [
-            (self.at_x(float(x)), self.at_y(math.log10(y) if self.log else float(y)))
-            for x, y in zip(s.x, s.y, strict=True)
-            if math.isfinite(y) and (y > 0 or not self.log)
-        ]
-        if s.dots:
-            return "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points)
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        look = 'stroke-width="1" opacity="0.35"' if s.faint else 'stroke-width="2"'
-        return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-linejoin="round" {look}/>'
+def _y_ticks(low: float, high: float, log: bool) -> list[tuple[float, str]]:
+    """Return places and labels of round numbers; low and high are exponents of 10 if `log`."""
+    if not log:
+        return [(y, f"{y:g}") for y in ticks(low, high)]
+    if high - low < 1:  # within one power of ten, round numbers of the range are better ticks
+        return [(math.log10(v), f"{v:g}") for v in ticks(10**low, 10**high, 10)]
+    steps = (1, 2, 5) if high - low < 3 else (1,)
+    values = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]
+    return [(math.log10(v), f"{v:g}") for v in values if low <= math.log10(v) <= high]
 
 
 def ticks(low: float, high: float, about: int = 6) -> list[float]:
@@ -168,19 +138,12 @@ def image_sheet(images: Array, captions: Sequence[str], wrong: Sequence[bool], *
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _spread(values: Array) -> tuple[float, float]:
+def _spread(values: Sequence[float]) -> tuple[float, float]:
     """Return the range of `values`, widened if it is empty."""
-    if not len(values):
+    if not values:
         return 0.0, 1.0
-    lo, hi = float(values.min()), float(values.max())
+    lo, hi = min(values), max(values)
     return (lo, hi) if hi > lo else (lo - 0.5, hi + 0.5)
-
-
-def _legend(series: Sequence[Series], frame: _Frame) -> Iterator[str]:
-    x = frame.size[0] - frame.right
-    for k in reversed(range(len(series))):
-        yield _text(x, 26, series[k].name, anchor="end", colour=COLOURS[k % len(COLOURS)], weight=600)
-        x -= 7.2 * len(series[k].name) + 20
 
 
 def _open(size: tuple[int, int]) -> str:
@@ -192,16 +155,9 @@ def _open(size: tuple[int, int]) -> str:
 
 
 def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "start",
-    colour: str = INK,
-    size: int = 12,
-    weight: int = 400,
+    x: float, y: float, text: str, anchor: str = "start", colour: str = INK, *, size: int = 12, weight: int = 400,
     turned: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
     style = f'font-size="{size}" font-weight="{weight}" fill="{colour}" text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}{turn}>{escape(text)}</text>'
