@@ -116,7 +116,7 @@ NEED_NUMPY |= {
     "runtime.bench",
     "runtime.recorded",
 }
-NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.limits"}  # what measures devices, which no browser lets Python do
+NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.profile"}  # what measures devices, which no browser lets Python do
 NEED_NUMPY |= {
     "functional",
     "training.data",  # whole arrays, which it shuffles by numpy.random

@@ -62,7 +62,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("entrypoints", "tracegrad.compiler.several"),
     ("training.between", "tracegrad.compiler.several"),
     ("engine.steps", "tracegrad.engine.nonfinite"),  # for a step that fails only
-    ("compiler.debug", "tracegrad.kernels.show"),  # for TRACEGRAD_DEBUG only
+    ("compiler.pipeline", "tracegrad.kernels.show"),  # for TRACEGRAD_DEBUG only
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
     ("training.compiled", "tracegrad.export"),  # likewise, what writes pages, and what explains programs
     ("training.compiled", "tracegrad.introspection.explain"),
@@ -71,8 +71,6 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.between", "tracegrad.introspection.profile"),
     ("engine.forward", "tracegrad.introspection.explain"),
     ("engine.forward", "tracegrad.introspection.profile"),
-    ("engine.forward", "tracegrad.introspection.limits"),
-    ("training.between", "tracegrad.introspection.limits"),
     ("engine.reference", "tracegrad.runtime.inexact"),
     ("engine.forward", "tracegrad.safetensors"),
     ("training.training", "tracegrad.checkpoints"),

@@ -12,7 +12,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.compiler.standins import StandIn, stand_in, tried
+from tracegrad.compiler.inputtypes import StandIn, stand_in, tried
 
 
 def compiled(loss: Callable[..., Any], **inputs: Any) -> tg.CompiledTraining:

@@ -10,9 +10,8 @@ from typing import Any
 
 from tracegrad.dtypes import STORED
 from tracegrad.jsontext import LOCAL, demand, natural
-from tracegrad.kernels.blocks import Blocks
+from tracegrad.kernels.blocks import Blocks, Mirrors
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.mirrors import Mirrors
 from tracegrad.kernels.tiling import Reach, Tiling
 
 FILED = ("wgsl", "serial_wgsl")  # the languages stored in files

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tracegrad.kernel_source import Binding, BoundLoop, KernelSource, Texts, Turn
-from tracegrad.kernels.blocks import Span, blocks_of
+from tracegrad.kernels.blocks import Span, blocks_of, with_mirrors
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS
-from tracegrad.kernels.mirrors import with_mirrors
 from tracegrad.kernels.tiling import grid_of, workgroup_bytes
 from tracegrad.program import Dispatch, Loop, Move, Program
 from tracegrad.render.languages import loop_in_wgsl

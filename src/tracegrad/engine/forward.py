@@ -192,8 +192,7 @@ class CompiledForward(HasStates):
         >>> "dispatch" in str(infer.profile(steps=1, x=x))
         True
         """
-        from tracegrad.introspection.limits import limits_of
-        from tracegrad.introspection.profile import profiled
+        from tracegrad.introspection.profile import limits_of, profiled
 
         steps, worker = whole("steps", steps, "profile"), self.store.worker
         program, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")

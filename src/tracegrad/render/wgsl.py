@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
-from tracegrad.kernels.blocks import BLOCK
+from tracegrad.kernels.blocks import BLOCK, Copy, local
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
-from tracegrad.kernels.mirrors import Copy, local
 from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracegrad.kernel_source import BoundLoop, Shader
-from tracegrad.kernels.blocks import BLOCK
-from tracegrad.kernels.mirrors import ARRAYS
+from tracegrad.kernels.blocks import ARRAYS, BLOCK
 from tracegrad.kernels.tiling import GRID_X, Tiling, workgroup_arrays
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl import Function, Writer, declared, variables

@@ -60,8 +60,7 @@ def profile(
     store: TrainedParameters, stepper: Stepper, program: RunProgram, steps: int, arrays: Mapping[str, Any]
 ) -> Profile:
     """Time every dispatch; see `CompiledTraining.profile`."""
-    from tracegrad.introspection.limits import limits_of
-    from tracegrad.introspection.profile import profiled
+    from tracegrad.introspection.profile import limits_of, profiled
 
     steps = whole("steps", steps, "profile")
 
