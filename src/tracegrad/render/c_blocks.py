@@ -6,9 +6,10 @@ which is constant in the inner loop, and the remainder is `within`, whose loads 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from tracegrad.kernels.expr import Quotient, Space, Var, atoms_of, indices_of, names_of, walk
+from tracegrad.kernels.expr import Index, Quotient, Space, Var, atoms_of, indices_of, names_of, walk
 from tracegrad.kernels.form import Axis, Extent
 from tracegrad.kernels.unroll import Replaced
 from tracegrad.render.c import Function
@@ -43,14 +44,19 @@ def divisor(f: Function) -> int | None:
 def blocked_loops(f: Function, d: int) -> list[Statement]:
     """Return the loops of a pointwise kernel over blocks of `d` points of its last axis; the last can be shorter."""
     *others, last = f.outer
-    stores = f.stores_of()
     space = Space()
     block, within = Axis(f"{last.name}b", -(-last.size // d)), Axis(f"{last.name}w", d)
-    at = space.var(block.name, block.size) * d + space.var(within.name, d)
-    parts = Replaced(space, {last.name: at})
-    kernel = replace(f.kernel, outer=(*others, block, within), body=tuple(map(parts.store, stores)))
-    loaded = {name: (slot, parts.index(index)) for name, (slot, index) in f.loaded.items()}
-    blocks = Function(kernel, loaded)
-    blocks.helpers, blocks.near = f.helpers, f.near
+    lines = points_of(f, [block, within], space.var(block.name, block.size) * d + space.var(within.name, d))
     end = f"min({d}L, {last.size} - {block.name} * {d})" if last.size % d else d
-    return f.split([*others, block], [Loop(within.name, end, blocks.points(blocks.expressions()))])
+    return f.split([*others, block], [Loop(within.name, end, lines)])
+
+
+def points_of(f: Function, axes: Sequence[Axis], at: Index) -> list[str]:
+    """Return the lines of a point of a pointwise kernel that has other axes in place of its last one, which is `at`."""
+    *others, last = f.outer
+    parts = Replaced(at.space, {last.name: at})
+    kernel = replace(f.kernel, outer=(*others, *axes), body=tuple(map(parts.store, f.stores_of())))
+    loaded = {name: (slot, parts.index(index)) for name, (slot, index) in f.loaded.items()}
+    changed = Function(kernel, loaded)
+    changed.helpers, changed.near = f.helpers, f.near
+    return changed.points(changed.expressions())

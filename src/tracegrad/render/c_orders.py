@@ -14,6 +14,7 @@ from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batch
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_blocks import blocked_loops, divisor
+from tracegrad.render.c_pieces import loops_by_pieces, pieces
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned, turned_loops
 from tracegrad.render.loops import Block, Loop, Statement, when
@@ -35,6 +36,9 @@ class OrderedFunction(Function):
         rows = short_loops(self)
         if rows:
             return rows
+        starts = pieces(self) if pointwise else None
+        if starts:
+            return loops_by_pieces(self, starts)
         d = divisor(self) if pointwise else None
         if d:
             return blocked_loops(self, d)

@@ -1,0 +1,88 @@
+"""Loops of C over pieces of the last axis: where guards change along it, each piece reads only what it uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from models import build_forward
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.ir import Tensor
+from tracegrad.tuning import MOST_PIECES, PIECE_GRAIN
+
+GUARD = re.compile(r"_auto_type g\d")
+
+
+class One(tg.Module):
+    """A model has a parameter."""
+
+    def __init__(self) -> None:
+        self.w = self.param((1,))
+
+
+def text(fn: Callable[..., Tensor], *shapes: tuple[int, ...]) -> str:
+    """The C functions of `fn`."""
+    types = {f"x{k}": TensorType(f32, s) for k, s in enumerate(shapes)}
+    built = build_forward(One(), lambda m, **xs: fn(*xs.values()), types)
+    return "\n".join(f for k in built.program.kernels for f in k.texts["c"].functions)
+
+
+def computed(fn: Callable[..., Tensor], *arrays: Any) -> Any:
+    """What C gives."""
+    given = {f"x{k}": x for k, x in enumerate(arrays)}
+    with tg.compile_forward(
+        model=One(),
+        forward=lambda m, **xs: fn(*xs.values()),
+        inputs={k: x.shape for k, x in given.items()},
+        device="cpu",
+        seed=0,
+    ) as forward:
+        return forward.run(given).output
+
+
+def drawn(rng: np.random.Generator, *shape: int) -> Any:
+    return rng.integers(-9, 10, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("rank", (1, 2, 3))
+def test_joined_rows_are_exact(rank: int) -> None:
+    rng = np.random.default_rng(rank)
+    for _ in range(8):
+        before = tuple(map(int, rng.integers(1, 5, rank - 1)))
+        most = 3 * PIECE_GRAIN if rank == 1 else 90
+        arrays = [drawn(rng, *before, int(n)) for n in rng.integers(1, most, int(rng.integers(2, 5)))]
+        join = lambda *xs: tg.concat([x * 2.0 for x in xs], -1) + 1.0
+        np.testing.assert_array_equal(computed(join, *arrays), np.concatenate(arrays, -1) * 2 + 1)
+
+
+@pytest.mark.parametrize("n", (47, 48, PIECE_GRAIN, 2 * PIECE_GRAIN + 1))
+def test_padded_rows_are_exact(n: int) -> None:
+    rng = np.random.default_rng(n)
+    for shape in ((n,), (3, n), (2, 2, n)):
+        lo, hi = (int(k) for k in rng.integers(0, 50, 2))
+        x = drawn(rng, *shape)
+        widths = (*((0, 0) for _ in shape[1:]), (lo, hi))
+        np.testing.assert_array_equal(computed(lambda x, w=widths: tg.pad(x, w) - 1.0, x), np.pad(x, widths) - 1)
+
+
+def test_slopes_of_halves_and_shifts_are_exact() -> None:
+    x = drawn(np.random.default_rng(0), 3, 130)
+    halves = lambda x: x[:, :65] * x[:, 65:]
+    slope = lambda x: tg.vjp(halves, x)[1](tg.ones((3, 65)))[0]
+    np.testing.assert_array_equal(computed(slope, x), np.roll(x, 65, 1))
+    for k in (-70, -1, 1, 20):
+        np.testing.assert_array_equal(computed(lambda x, k=k: tg.roll(x, k, 1) * 2.0, x), np.roll(x, k, 1) * 2)
+
+
+def test_a_piece_has_no_guards_and_short_rows_keep_them() -> None:
+    join = lambda *xs: tg.concat(xs, -1)
+    for shapes in (((5, 40), (5, 30)), ((4000,), (3000,))):
+        assert not GUARD.search(text(join, *shapes))
+    assert GUARD.search(text(join, (5, 8), (5, 9)))
+    assert not GUARD.search(text(join, *[(3, 40)] * MOST_PIECES))
+    assert GUARD.search(text(join, *[(3, 40)] * (MOST_PIECES + 1)))
