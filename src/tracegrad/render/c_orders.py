@@ -14,6 +14,7 @@ from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batch
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_blocks import blocked_loops, divisor
+from tracegrad.render.c_chunks import chunks, loops_by_chunks
 from tracegrad.render.c_pieces import loops_by_pieces, pieces
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned, turned_loops
@@ -39,6 +40,9 @@ class OrderedFunction(Function):
         starts = pieces(self) if pointwise else None
         if starts:
             return loops_by_pieces(self, starts)
+        found = chunks(self) if pointwise else None
+        if found:
+            return loops_by_chunks(self, found)
         d = divisor(self) if pointwise else None
         if d:
             return blocked_loops(self, d)

@@ -35,7 +35,8 @@ class CEmitter(Emitter):
         return v.op == "load" or super().named(v)  # a load on only one side of a choice would be a branch
 
     def _text(self, v: Value, loop: bool) -> str:
-        text = f"(int)({self.index(v.arg, loop)})" if v.op == "index" else super()._text(v, loop)
+        coordinate = v.op == "index" and v not in self.loaded
+        text = f"(int)({self.index(v.arg, loop)})" if coordinate else super()._text(v, loop)
         if v.op == "map" and v.dtype is bool_:  # comparisons are ints in C, and `select` chooses by the type
             text = f"(_Bool)({text})"
         return near(text) if self.near else text

@@ -57,7 +57,7 @@ class Emitter:
     copy: the suffix of names if values are written several times side by side: of `copied` axes and folds, and of all
           values named in this copy.
     step: a folded axis whose own variable is outside the loop, and the loop variable that is added to it.
-    loaded: value that has been loaded already -> its name.
+    loaded: value that has been loaded or computed already -> its name.
     """
 
     def __init__(
@@ -193,10 +193,12 @@ class Emitter:
         return text
 
     def _text(self, v: Value, loop: bool) -> str:
+        if v in self.loaded:
+            return self.loaded[v]
         if v.op == "index":
             return self.index(v.arg, loop)
         if v.op == "load":
-            return self.loaded.get(v) or self._load(v, self.index(v.arg[1], loop))
+            return self._load(v, self.index(v.arg[1], loop))
         if v.op == "inside":
             return self._inside(v, loop)
         name, attrs = v.arg
