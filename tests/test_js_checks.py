@@ -119,7 +119,7 @@ def test_only_indices_in_the_box_are_checked() -> None:
 
 
 def test_a_browser_that_never_answers_is_an_error() -> None:
-    """A driver can hang, also while a lost device is replaced: then nobody may wait for ever."""
+    """A driver can hang, also while a lost device is replaced: no caller waits for ever then."""
     code = """const { Session, findAdapter } = await source("session");
       const never = () => new Promise(() => {}), real = setTimeout;
       globalThis.setTimeout = (fn, ms) => real(fn, ms >= 10_000 ? 1 : ms);

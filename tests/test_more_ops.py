@@ -60,7 +60,7 @@ def test_gradients_of_a_sort_go_back_by_a_scatter_or_a_sort(scattered: int, monk
     "dtype, shape", [(d, s) for d in (np.int32, np.uint32) for s in ((144, 13), (290, 13), (130, 2, 3))]
 )
 def test_sorting_integers_at_the_ends_of_their_range(device_name: str, dtype: Any, shape: tuple[int, ...]) -> None:
-    """By counting, by a network, and by selection, where highest values look like those that are added."""
+    """By counting, by a network, and by selection, where the highest values look like the padding."""
     ends = np.array([2**31 - 1, -(2**31), 0, 2**31 - 1, 1, -1], np.int32).astype(dtype)
     x = np.resize(ends, shape)
 

@@ -89,14 +89,14 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
     header: dict[str, Any] = {}
     if metadata:
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in metadata.items()):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError("the metadata of a safetensors file maps text to text")
+            raise InputError("metadata must be a dict with keys and values of type str")
         header["__metadata__"] = dict(metadata)
     blobs: list[bytes] = []
     offset = 0
     for name, value in tensors.items():
         x = np.asarray(value)
         if x.dtype.name not in WRITES:
-            raise DTypeError(f"{name}: {x.dtype.name} is not written; use float32 or int32")
+            raise DTypeError(f"{name}: {x.dtype.name} cannot be written; convert it to float32 or int32")
         if name == "__metadata__":
             raise InputError("a tensor cannot be named __metadata__")
         blob = x.astype(x.dtype.newbyteorder("<"), order="C").tobytes()

@@ -46,7 +46,7 @@ MOST_BLOCK_WORK = 2**17  # points | that one kernel folds for a block: a launch 
 SHORTEST_LANE = 4  # points | of a row that each of several threads folds | -
 MOST_LOOP_TURNS = 2**17  # kernels | that a launch runs one after the other: some tenths of a second | -
 KEPT_IN_REGISTERS = 192  # numbers | that a thread keeps from one iteration to the next | H100
-STREAMED_TOGETHER = 16  # numbers | that a thread reads at a time of those that it cannot keep | H100
+STREAMED_TOGETHER = 16  # numbers | beyond KEPT_IN_REGISTERS that a thread reads at a time | H100
 
 # --- Launches ---
 
@@ -151,7 +151,7 @@ AHEAD = 3  # batches | under way: one that the device computes, one that is sent
 BATCH_SECONDS = 0.01  # s | that a batch of runs takes | ?
 RUNS_AT_ONCE = 32  # runs | in one batch: a submission costs the host about three runs of a small model | ?
 RING_BYTES = 8 << 20  # bytes | of inputs and outputs that the host writes and reads, unless one run needs more | -
-RING_MEMORY = 64 << 20  # bytes | of all arrays of inputs and outputs, those that a feed writes included | -
+RING_MEMORY = 64 << 20  # bytes | of all arrays of inputs and outputs, also of inputs that a feed writes | -
 FED_FROM = 1 << 16  # bytes | of a batch of `fit` from which its examples stay on a GPU | H100
 FED_TOTAL = 1 << 28  # bytes | of all batches of such a `fit`: less takes no longer than making the feed | H100
 FED_MOST = 1 << 30  # bytes | of all examples that stay on a GPU | -

@@ -249,7 +249,7 @@ class Followed(NamedTuple):
 
     record: Record
     fixed: Sequence[int]  # numbers of the record that are the same at all sizes of the program
-    growing: Sequence[int]  # and those that are proportional to the size
+    growing: Sequence[int]  # numbers that are proportional to the size
     numbers: Sequence[tuple[Number, Sequence[int]]]  # with the constants that are this number at the two sizes
 
     def at(self, size: int) -> Mapping[str, Any] | None:

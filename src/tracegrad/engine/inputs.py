@@ -23,7 +23,7 @@ Given = Mapping[str, Any] | None
 
 
 class Owned(dict[str, Any]):
-    """Inputs of a call whose arrays nobody else changes: they need no copy."""
+    """Inputs of a call in arrays that no other code changes, so they need no copy."""
 
 
 def unchanged(x: Array) -> Array:
@@ -135,7 +135,8 @@ def fit_value(
 ) -> Array:
     """Return `value` as a new contiguous array of the field's type. Raise InputError with the bare reason.
 
-    batch: `value` is a batch.
+    lead:  the size of a further, leading axis that `value` can have: a batch for each of several steps.
+    batch: `value` is an input of a step or run. Only the hints of errors depend on it.
     """
     dtype = _numpy_dtype(field.dtype)
     if type(value) is np.ndarray and value.shape == field.shape and value.dtype == dtype:

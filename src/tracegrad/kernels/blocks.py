@@ -111,7 +111,7 @@ def _simple(kernel: Kernel) -> bool:
 
 
 def _counts(kernels: Sequence[Kernel]) -> list[int]:
-    """Return the numbers of blocks to try: those that leave a workgroup enough points first, then the most blocks."""
+    """Return the numbers of blocks to try, the largest first; numbers that leave too few points come last."""
     sizes = {a.size for k in kernels for a in k.outer}
     counts = sizes | {n // LOOP_THREADS for n in sizes if n % LOOP_THREADS == 0}
     fewest = min(k.rows for k in kernels)

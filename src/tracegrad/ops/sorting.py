@@ -87,7 +87,7 @@ def _selected(x: Pairs, k: int, highest: float) -> Tensor:
 
 
 def _leading(x: Pairs, left: Tensor, axis: int, highest: float) -> Pairs:
-    """Return the first pair along an axis among those that are left."""
+    """Return the first pair along an axis among the pairs where `left` is True."""
     keys = min(where(left, x.keys, const(highest, x.keys.dtype)), axis, keepdims=True)
     return Pairs(keys, min(where(left & (x.keys == keys), x.at, LAST), axis, keepdims=True))
 

@@ -337,13 +337,13 @@ class _Writer:
 
 def span(lays: Sequence[Lay]) -> int | None:
     """Return how far columns reach in memory, in reading order; None if they are read as fast by runs of neighbours."""
-    far = [(x.size, x.by * x.step) for x in lays if x.size > 1]
-    falling = all(step >= n * below for (_, step), (n, below) in pairwise([*far, (1, 1)]))
-    if not falling or any(x.of > 1 for x in lays):
+    axes = [(x.size, x.by * x.step) for x in lays if x.size > 1]
+    nested = all(step >= n * below for (_, step), (n, below) in pairwise([*axes, (1, 1)]))
+    if not nested or any(x.of > 1 for x in lays):
         return None
-    columns, reach, run = math.prod(n for n, _ in far), 1 + sum((n - 1) * step for n, step in far), 1
-    for n, step in reversed(far):
-        run *= n if step == run else 1
+    columns, reach, run = math.prod(n for n, _ in axes), 1 + sum((n - 1) * step for n, step in axes), 1
+    for n, step in reversed(axes):
+        run *= n if step == run else 1  # neighbours in memory
     vectors = columns // run * -(-run // LANES)
     return reach if reach <= LANES * vectors and columns < LYING * LANES * vectors else None
 

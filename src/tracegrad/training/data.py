@@ -93,14 +93,14 @@ def rows(
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         said = ", ".join(f"{name} has {n}" for name, n in lengths.items())
         raise InputError.here(f"fit: arrays must have the same number of examples, at least one: {said}")
-    firsts = {t.shape[0] for t in types.values() if t.shape}
-    size = next(iter(firsts)) if len(firsts) == 1 else ""
-    if len(firsts) != 1 or any(not t.shape for t in types.values()):
+    firsts = {t.shape[:1] for t in types.values()}
+    if len(firsts) != 1 or () in firsts:
         raise InputError.here("fit: the inputs have no batch axis in common; give an iterable of batches instead")
+    ((size,),) = firsts
     fixed = isinstance(size, int)
     if fixed and batch_size not in (None, size):
-        raise InputError.here(f"fit: batch_size is {batch_size}, inputs= has {size}; use None there for any size")
-    return Rows(arrays, size if isinstance(size, int) else batch_size or DEFAULT, fixed, key).checked()
+        raise InputError.here(f"fit: batch_size is {batch_size}, inputs= has {size}; write None there for any size")
+    return Rows(arrays, size if fixed else batch_size or DEFAULT, fixed, key).checked()
 
 
 def _array(name: str, value: Any, t: Any) -> Any:

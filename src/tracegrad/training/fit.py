@@ -73,10 +73,10 @@ def fit(
     validate = Validation(train, held, metrics or {}) if held is not None else None
     total = options.steps or (options.epochs * size[-1] if size else None)
     bar = Progress(progress, None if total is None else total - where.own)
-    there = None
+    on_device = None
     if isinstance(source, Rows) and total is not None and not options.hooks["on_step"]:
-        there = placed(train, source, total - where.own, options.changing)
-    loop = _Loop(train, options, validate, Log(log, options.hooks["on_log"]), bar, where, there)
+        on_device = placed(train, source, total - where.own, options.changing)
+    loop = _Loop(train, options, validate, Log(log, options.hooks["on_log"]), bar, where, on_device)
     began = time.perf_counter()
     train.fitted = where
     try:
@@ -89,8 +89,8 @@ def fit(
         left = loop.unheard()
         where.sums = lambda: left  # without the loop: the training closes itself once nothing refers to it
         loop.history.seconds = time.perf_counter() - began
-        if there is not None:
-            there.end()
+        if on_device is not None:
+            on_device.end()
         bar.close()
         loop.log.close()
         options.call("on_end")
@@ -179,9 +179,9 @@ class _Loop:
 
     def __init__(
         self, train: Training, options: Options, validate: Validation | None, log: Log, progress: Progress,
-        where: Position, there: Placed | None,
+        where: Position, on_device: Placed | None,
     ):  # fmt: skip
-        self.there = there
+        self.on_device = on_device
         self.train, self.options, self.validate, self.log, self.progress = train, options, validate, log, progress
         self.where, self.history = where, History()
         # steps under way, each with the name of its loss; "" if there is one loss
@@ -223,8 +223,8 @@ class _Loop:
 
     def _batches(self, data: Rows | Iterable[Any], skip: int) -> Iterator[Any]:
         if isinstance(data, Rows):
-            if self.there is not None:
-                self.there.renew()
+            if self.on_device is not None:
+                self.on_device.renew()
             yield from data.orders(self.where.epoch, skip)
             return
         for k, batch in enumerate(data):
@@ -235,7 +235,7 @@ class _Loop:
         """Take a step on a batch: the numbers of rows, if `data` are whole arrays."""
         schedule = self.options.schedule
         loss = schedule[self.where.steps % len(schedule)] if schedule else ""
-        self.latest = self.there.step(loss, batch) if self.there is not None else None
+        self.latest = self.on_device.step(loss, batch) if self.on_device is not None else None
         if self.latest is None:
             given = self._given(data, batch, loss)
             self.latest = self.train.step(loss, given) if loss else self.train.step(given)
