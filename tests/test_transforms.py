@@ -11,7 +11,7 @@ import pytest
 
 import tracegrad as tg
 from models import GPT, SineMLP, adamw, build_forward, build_training, sine_loss
-from tracegrad import DTypeError, ShapeError, TraceError, nn, optim
+from tracegrad import DTypeError, InputError, ShapeError, TraceError, nn, optim
 from tracegrad.ambient import tracing
 from tracegrad.compiler import pipeline
 from tracegrad.dtypes import TensorType, f32, i32
@@ -230,6 +230,11 @@ def test_gradient_of_a_model_is_a_model():
     assert isinstance(g, Tied) and g.scale == 3.0 and g.sizes == [1, 2]
     close(g.a.W, 3 * 2 * np.ones((2, 2)))  # both uses of the one parameter
     assert g.a is g.b
+
+
+def test_a_bound_model_needs_a_tensor_for_each_parameter():
+    with pytest.raises(InputError, match=r"there is no tensor for 'a\.W'; it takes a\.W"):
+        nn.bound(Tied(), {"W": np.eye(2, dtype=np.float32)})
 
 
 def test_tree_map_sees_through_models():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from tracegrad import init as inits
 from tracegrad.dtypes import DType, f32
-from tracegrad.errors import DTypeError, TraceError, call_site
+from tracegrad.errors import DTypeError, InputError, TraceError, call_site
 from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
@@ -184,7 +184,7 @@ def named_parameters(model: Any) -> dict[str, Any]:
 def named_states(model: Any) -> dict[str, Any]:
     """Return the states by attribute path, in declaration order. As `named_parameters`, and named_buffers of PyTorch.
 
-    Inside a forward each has `assign`.
+    Inside a forward each has `assign`. Raises TraceError as `named_parameters`.
 
     >>> list(nn.named_states(nn.BatchNorm(3)))
     ['mean', 'var']
@@ -281,13 +281,16 @@ def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
     """Return a copy of the model in which `tensors`, by name, replace its parameters and states.
 
     Modules, lists, tuples and dicts are copied once each; everything else is shared. The model does not change.
-    As torch.func.functional_call of PyTorch, without the call.
+    As torch.func.functional_call, without the call. Raises InputError if a parameter or state has no tensor.
 
     >>> model = nn.bound(nn.Linear(2, 1), {"W": tg.ones((2, 1)), "b": tg.zeros((1,))})
     >>> model(np.array([[1.0, 2.0]], np.float32))
     tensor([[3.]])
     """
-    return replaced(model, {id(p): tensors[name] for name, p in named_arrays(model).items()})
+    arrays = named_arrays(model)
+    if missing := [name for name in arrays if name not in tensors]:
+        raise InputError.here(f"nn.bound: there is no tensor for {missing[0]!r}; it takes {', '.join(arrays)}")
+    return replaced(model, {id(p): tensors[name] for name, p in arrays.items()})
 
 
 def replaced(model: M, by_id: Mapping[int, Any]) -> M:
