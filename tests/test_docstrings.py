@@ -39,7 +39,7 @@ PARTS = {
     "shapes": re.compile(r"shape|rank|ax[ei]s|\["),
 }
 SOURCE = re.compile(
-    r"\b(1[89]|20)\d\d\b|https?://|NumPy|numpy\.|PyTorch|torch(metrics)?\.|\bJAX\b|jax\.|sklearn\.|Optax|et al\."
+    r"\b(1[89]|20)\d\d\b|https?://|NumPy|numpy\.|PyTorch|torch(metrics)?\.|\bJAX\b|jax\.|sklearn\.|[Oo]ptax|et al\."
 )
 # What is made by others, or of this project alone, has no source
 OWN = {

@@ -195,6 +195,8 @@ def trace(
 ) -> Graph:
     """Return the graph of a loss; with an optimizer, of the whole step. No device is used.
 
+    Raises the errors of `compile` about model, loss, inputs and optimizer.
+
     >>> graph = tg.trace(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)})
     >>> graph.params
     [<f32[2,1] W>, <f32[1] b>]
@@ -207,6 +209,8 @@ def trace(
 @helpful
 def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Graph:
     """Return the graph of a forward. No device is used.
+
+    Raises the errors of `compile_forward` about model, forward and inputs, and errors inside `forward`.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs

@@ -115,7 +115,7 @@ def hyper(name: str, default: float) -> Tensor:
 
     The result is f32[], with the value `default` until you set it. Equal names give the same value. A name of the
     optimizer (lr, weight_decay, ...) reads the optimizer's value. No gradient flows to it. Outside of a trace, the
-    result is the default. As optax.inject_hyperparams of Optax.
+    result is the default. As optax.inject_hyperparams.
     Raises TraceError if a name has two defaults, InputError for a bad name or default.
 
     >>> loss = lambda m, x: tg.mean(m(x)) * tg.hyper("weight", 1.0)

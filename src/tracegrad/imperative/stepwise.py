@@ -24,6 +24,7 @@ def instantiate(model: M, seed: int | None = None) -> M:
     model:   a tree of modules; it is never changed.
     seed:    the seed of the parameters; None takes the seed of `tg.manual_seed`.
     Returns: the copy. Call it, call `backward()` on the result, and read `m.l1.W.grad`.
+    Raises:  TraceError if `model` is not a tree of modules.
 
     >>> import tracegrad as tg
     >>> m = tg.instantiate(tg.nn.Linear(2, 1, init=tg.init.ones()), seed=0)

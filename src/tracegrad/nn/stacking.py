@@ -71,7 +71,7 @@ def as_states(model: M) -> M:
     Call the copy as you call the model. No optimizer changes it, and it gets no gradient. Its states start as copies of
     the drawn parameters. After `train.upload_params`, set them by `train.set_states`. States of `model` become separate
     states of the copy.
-    model:   a tree of modules, which does not change.
+    model:   a tree of modules, which does not change; TraceError for anything else.
 
     As the target network of Mnih et al. 2015.
 

@@ -38,8 +38,8 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
     """Return an array, a nested list or a number as a constant. A tensor is cast to `dtype`.
 
     Without `dtype`: floating-point values become f32, integers i32 (uint32: u32), booleans bool.
-    Raises DTypeError for values that `dtype` cannot hold; nothing is truncated.
-    Any shape. No gradient flows into it. As numpy.asarray.
+    Raises DTypeError for values that `dtype` cannot hold. Outside of a trace, an array is cast like a tensor.
+    Any shape. No gradient flows into a constant; a tensor keeps its own. As numpy.asarray.
 
     >>> tg.asarray(np.array([1.0, 2.0])).shape
     (2,)

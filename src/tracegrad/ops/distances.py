@@ -164,7 +164,8 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
     reduction:  "batchmean" (the sum divided by the size of axis 0: the divergence), "mean" over all elements, "sum" or
                 "none".
     Returns:    f32, rank 0, or the shape of `log_probs` for "none".
-    Gradient:   to `log_probs` -t; to `targets` log(t) + 1 - log_probs, and -log_probs where t = 0.
+    Gradient:   of an element: to `log_probs` -t; to `targets` log(t) + 1 - log_probs, and -log_probs where t = 0.
+                With `log_target`, t = exp(targets), and the gradient to `targets` is t (log(t) + 1 - log_probs).
     Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
 
     As torch.nn.functional.kl_div.

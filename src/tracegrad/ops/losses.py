@@ -232,7 +232,7 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     reduction:    "mean" over the positions not ignored, "sum", or "none" for one value per position.
     ignore_index: positions with this target cost 0, get no gradient and do not count.
     Returns:      f32, rank 0, or the shape of `targets` for "none".
-    Gradient:     to `log_probs`, -ct at the target.
+    Gradient:     to `log_probs`, -ct at the target, divided by the number of positions for "mean".
     Raises:       ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
 
     As torch.nn.functional.nll_loss, with the classes on the last axis.

@@ -38,7 +38,7 @@ def adadelta(
 ) -> Chain:
     """Make an Adadelta optimizer: p <- p - lr * d, see `scale_by_adadelta`. As torch.optim.Adadelta.
 
-    weight_decay: an L2 penalty. options: see `Options`.
+    weight_decay: an L2 penalty. options, errors: see `Options`.
 
     >>> optimizer = optim.adadelta(lr=1.0)
     """

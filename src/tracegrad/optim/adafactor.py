@@ -84,7 +84,7 @@ def adafactor(
     """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr * a scaled gradient, see `scale_by_adafactor`.
 
     The state has m + n numbers for a matrix [m, n], and n for a vector [n].
-    options: see `Options`.
+    options, errors: see `Options`.
     As torch.optim.Adafactor.
 
     >>> optimizer = optim.adafactor(lr=1e-2)

@@ -40,7 +40,7 @@ def adagrad(
 ) -> Chain:
     """Make an Adagrad optimizer: p <- p - lr * g / (sqrt(sum of g^2) + eps), see `scale_by_adagrad`.
 
-    weight_decay: an L2 penalty. options: see `Options`. As torch.optim.Adagrad.
+    weight_decay: an L2 penalty. options, errors: see `Options`. As torch.optim.Adagrad.
 
     >>> optimizer = optim.adagrad(lr=1e-2)
     """

@@ -98,7 +98,7 @@ class Arena(NamedTuple):
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 
     def decayed(self) -> Tensor:
-        """Return bool[size], True where weight decay applies. As the mask of optax.add_decayed_weights of Optax."""
+        """Return bool[size], True where weight decay applies. As the mask of optax.add_decayed_weights."""
         ends = [0, *(a.offset + a.size for a, b in pairwise(self.slots) if a.decay != b.decay), self.size]
         runs = list(pairwise(ends))[0 if self.slots[0].decay else 1 :: 2]
         at = iota((self.size,), 0)

@@ -78,7 +78,7 @@ def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
     """Give each parameter's gradient length 1: g / (norm(g) + 1e-8), for each parameter.
 
     only: a filter of parameter names; None means all.
-    As optax.normalize_by_update_norm of Optax.
+    As optax.normalize_by_update_norm.
     Raises InputError, when the step is traced, if `only` matches no parameter.
 
     >>> optimizer = optim.custom(optim.chain(optim.normalize_gradients(), optim.scale_by_momentum()))

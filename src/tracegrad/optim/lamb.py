@@ -37,7 +37,7 @@ def lamb(
 ) -> Chain:
     """Make a LAMB optimizer (You et al. 2020, algorithm 2): p <- p - lr norm(p) / norm(u) u, for each parameter.
 
-    u = m_hat / (sqrt(v_hat) + eps) + weight_decay p. options: see `Options`.
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay p. options, errors: see `Options`.
 
     >>> optimizer = optim.lamb(lr=1e-3)
     """

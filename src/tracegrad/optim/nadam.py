@@ -80,7 +80,7 @@ def nadam(
     """Make a NAdam optimizer: Adam with Nesterov's momentum, see `scale_by_nadam`. As torch.optim.NAdam.
 
     decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
-    options: see `Options`.
+    options, errors: see `Options`.
 
     >>> optimizer = optim.nadam(lr=2e-3)
     """

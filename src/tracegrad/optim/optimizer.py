@@ -51,6 +51,8 @@ class Options(TypedDict, total=False):
                       these values.
     decay_filter:     function of a name: does weight decay apply? It decides for parameters without a `decay` of their
                       own. None decays all of them except zeros and ones.
+    Raises:           InputError for a value out of range, here and of the optimizer's own arguments; CallError for a
+                      keyword that the optimizer does not have.
     """
 
     clip_grad_norm: float | None
@@ -246,7 +248,7 @@ def sgd(
 ) -> Chain:
     """Make gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. As torch.optim.SGD.
 
-    nesterov: step along g + momentum * m. options: see `Options`.
+    nesterov: step along g + momentum * m. options, errors: see `Options`.
     Raises InputError for nesterov without momentum.
 
     >>> optimizer = optim.sgd(lr=0.1, momentum=0.9, nesterov=True)
@@ -268,7 +270,7 @@ def adam(
 ) -> Chain:
     """Make an Adam optimizer: p <- p - lr * m_hat / (sqrt(v_hat) + eps), see `scale_by_adam`.
 
-    weight_decay: an L2 penalty; `adamw` decays the parameters apart from the gradient. options: see `Options`.
+    weight_decay: an L2 penalty; `adamw` decays the parameters apart from the gradient. options, errors: see `Options`.
     As torch.optim.Adam (Kingma and Ba 2015).
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
@@ -287,7 +289,7 @@ def adamw(
 ) -> Chain:
     """Make an AdamW optimizer: p <- (1 - lr * weight_decay) p for decayed parameters, then Adam's step.
 
-    The decay follows the schedule. options: see `Options`.
+    The decay follows the schedule. options, errors: see `Options`.
     As torch.optim.AdamW (Loshchilov and Hutter 2019).
 
     >>> optimizer = optim.adamw(lr=lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
@@ -302,7 +304,7 @@ def lion(
     """Make a Lion optimizer: p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g), see `scale_by_lion`.
 
     The rate should be 3 to 10 times smaller than for adamw, and the decay larger by the same factor (Chen et al. 2023).
-    options: see `Options`.
+    options, errors: see `Options`.
 
     >>> optimizer = optim.lion(lr=1e-4)
     """
@@ -321,7 +323,7 @@ def rmsprop(
 ) -> Chain:
     """Make an RMSprop optimizer: p <- p - lr * g / (sqrt(mean of g^2) + eps), see `scale_by_rms`.
 
-    weight_decay: an L2 penalty. options: see `Options`. As torch.optim.RMSprop.
+    weight_decay: an L2 penalty. options, errors: see `Options`. As torch.optim.RMSprop.
 
     >>> optimizer = optim.rmsprop(lr=1e-2)
     """
@@ -349,7 +351,7 @@ def muon(
 
     Embeddings and output layers do better with Adam: exclude them by `only`. With adjust_lr="match_rms_adamw", a rate
     that suits adamw suits all parameters. With "original", scale the rate of Adam by `adam_lr_scale`.
-    As torch.optim.Muon, in f32. options: see `Options`.
+    As torch.optim.Muon, in f32. options, errors: see `Options`.
 
     >>> optimizer = optim.muon(lr=1e-3)
     """

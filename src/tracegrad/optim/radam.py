@@ -85,7 +85,7 @@ def radam(
     """Make a RAdam optimizer: rectified Adam, see `scale_by_radam`. As torch.optim.RAdam.
 
     decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
-    options: see `Options`.
+    options, errors: see `Options`.
 
     >>> optimizer = optim.radam(lr=1e-3)
     """

@@ -25,7 +25,7 @@ def moments(state: State, g: Tensor, host: Host) -> tuple[Tensor, Tensor]:
 def scale_by_lr() -> Transform:
     """Give -lr * g, with the schedule's value of this step. `optim.custom` adds it to a chain that lacks it.
 
-    As optax.scale_by_learning_rate of Optax.
+    As optax.scale_by_learning_rate.
 
     >>> rate = optim.scale_by_lr()
     """
@@ -42,7 +42,7 @@ def add_decayed_weights(weight_decay: float) -> Transform:
 
     Before `scale_by_adam` or momentum, this is an L2 penalty. After them, and before `scale_by_lr`, it is decoupled
     weight decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
-    As optax.add_decayed_weights of Optax.
+    As optax.add_decayed_weights.
 
     >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.add_decayed_weights(0.01)))
     """

@@ -120,7 +120,7 @@ def chain(*transforms: Transform) -> Transform:
     """Return one transform that applies `transforms` in order.
 
     State names that occur twice get a number: "m", "m.1". Hyperparameters with one name are one value.
-    As optax.chain of Optax.
+    As optax.chain.
     Raises InputError if first values of one name differ; InputError or ShapeError for parts that do not return their
     own state.
 

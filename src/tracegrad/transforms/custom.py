@@ -76,6 +76,7 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
               the backward pass recomputes its graph, with the same random numbers.
     Returns:  a function with the result of `fn`. Values and gradients are the same to the last bit.
     Cost:     one more forward of `fn`, for each f32 result whose gradient is requested.
+    Raises:   TraceError unless `fn` is a function.
 
     Chen et al. 2016. As jax.remat and torch.utils.checkpoint. `tg.checkpoint` is an alias.
 
@@ -225,6 +226,7 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
 
     fn:       a function of tensors and trees of them. Tensors it closes over are constants. `fwd` gives the value.
     Returns:  a function of the same arguments.
+    Raises:   TraceError unless `fn` is a function.
 
     Forward mode (`jvp`) goes through the transpose of `bwd`, which must be linear in the cotangent. Derivatives of
     higher order differentiate `bwd`. As jax.custom_vjp.

@@ -194,8 +194,8 @@ def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Functi
 
     H[i..., j...] = d^2 out / d x[i...] d x[j...], after the axes of the result, if it has any
 
-    Arguments and structure as in `jacobian`, twice. As jax.hessian. For products with vectors, which need no matrix,
-    write jvp(grad(fn), (x,), (v,)).
+    Arguments, structure and errors as in `jacobian`, twice. As jax.hessian. For products with vectors, which need no
+    matrix, write jvp(grad(fn), (x,), (v,)).
 
     >>> tg.hessian(lambda x: tg.sum(x**3))(np.array([1.0, 2.0], np.float32))
     array([[ 6.,  0.],

@@ -40,7 +40,7 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """Return the leaves of `tree` in the order of `tree_map`. As jax.tree.leaves.
+    """Return the leaves of `tree` in the order of `tree_map`, which raises the same errors. As jax.tree.leaves.
 
     >>> tg.tree_leaves({"a": 1, "b": [2, 3]})
     [1, 2, 3]
