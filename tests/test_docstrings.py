@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
@@ -144,6 +145,17 @@ def test_every_op_states_its(part: str) -> None:
 def test_every_op_layer_optimizer_and_schedule_has_a_source() -> None:
     sourced = {name: entry for name, entry in NAMES.items() if entry[0] in SOURCED and name not in OWN}
     assert without(SOURCE, sourced) == []
+
+
+def test_names_of_numpy_pytorch_and_jax_exist() -> None:
+    absent: list[tuple[str, str]] = []
+    for name, (_, document) in NAMES.items():
+        for path in re.findall(r"\b(?:numpy|torch|jax)(?:\.[A-Za-z_]\w*)+", document):
+            try:
+                pkgutil.resolve_name(path)
+            except (ImportError, AttributeError):
+                absent.append((name, path))
+    assert absent == []
 
 
 def test_what_raises_says_so() -> None:

@@ -12,7 +12,7 @@ from tracegrad.refusals import check_call
 
 
 class Schedule(Protocol):
-    """A learning rate for each step.
+    """A learning rate for each step. The schedules of `lr` raise InputError for values out of range.
 
     To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
     `start: int | None = None` and the method `value`.

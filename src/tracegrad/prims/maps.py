@@ -157,7 +157,7 @@ def elementwise(
 def _document(
     name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, array: Any, *, differentiable: bool
 ) -> str:
-    """Write the docstring of a row, whose meaning is NumPy's function of that name."""
+    """Write the docstring of a row. It names NumPy's function if `array` is one, and no expression."""
     plain = f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
     meaning, *example = EXAMPLES.get(name, [plain])
     return (
@@ -165,7 +165,7 @@ def _document(
         f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays or numbers, any shape.\n"
         f"Returns {out.name if out else 'the same dtype'}. {'Differentiable.' if differentiable else 'No gradient.'}\n"
         f"Raises DTypeError for other {'or differing dtypes, ShapeError if shapes do not fit' if two else 'dtypes'}.\n"
-        f"As {f'numpy.{array} and ' if isinstance(array, str) else ''}torch.{TORCH.get(name, name)}."
+        f"As {f'numpy.{array} and ' if str(array).isidentifier() else ''}torch.{TORCH.get(name, name)}."
         + "".join([f"\n\n>>> tg.{name}({x}".replace(" -> ", "\n") for x in example])
     )
 
