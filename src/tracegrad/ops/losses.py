@@ -322,7 +322,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: f32, broadcastable to `logits`, or a number: a factor of the term of the yes,
                 loss = pos_weight t softplus(-x) + (1 - t) softplus(x).
     Returns:    f32, rank 0, or the shape of `logits` for "none".
-    Gradient:   to `logits`, sigmoid(x) - t; to `targets`, -x.
+    Gradient:   to `logits`, sigmoid(x) - t; to `targets`, -x; both follow from the second form with `pos_weight`.
     Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
