@@ -34,6 +34,7 @@ SHAPES = (
     (3, 898),
 )
 MASK = re.compile(r"_equal_i32 \(\(int\)[^;]*\(j0\)")  # j <= i or i <= j
+BLOCKS = re.compile(r"long i\dw = 0; i\dw < min\(32L")
 DIVIDED = re.compile(r"\w / \d")
 
 
@@ -165,6 +166,13 @@ def test_loops_over_blocks_divide_no_coordinate(shape: tuple[int, ...]) -> None:
     assert block_of(shape[-1]) == SCAN_BLOCK and shape[-1] % SCAN_BLOCK
     for run in (tg.cumsum, tg.cumprod):
         assert not DIVIDED.search(text(lambda x, run=run: run(x, -1), shape))
+
+
+def test_loops_over_blocks_divide_quotients_again() -> None:
+    for axis, shape in ((1, (2, 5003)), (0, (5003, 2))):  # more than 32 blocks of 32, so blocks of blocks
+        assert BLOCKS.search(text(lambda x, axis=axis: tg.cumsum(x, axis), shape))
+        x = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
+        np.testing.assert_array_equal(computed(lambda x, axis=axis: tg.cumsum(x, axis), x), np.cumsum(x, axis))
 
 
 def test_loops_over_blocks_give_the_numbers_of_numpy() -> None:

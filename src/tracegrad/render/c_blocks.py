@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tracegrad.kernels.expr import Index, Quotient, Space, Var, atoms_of, indices_of, names_of, walk
+from tracegrad.kernels.expr import Index, Quotient, Space, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent
 from tracegrad.kernels.unroll import Replaced
 from tracegrad.render.c import Function
@@ -20,7 +20,7 @@ from tracegrad.tuning import LANES
 def divisor(f: Function) -> int | None:
     """Return the one number that indices of a pointwise kernel divide its last axis by, if blocks of it are worth it.
 
-    None if they divide anything else that varies along the axis, such as i + 1.
+    None if they divide anything else that has the axis, such as i + 1. They may divide quotients again.
     """
     last = f.outer[-1] if f.outer else None
     if last is None or isinstance(last.size, Extent):
@@ -32,7 +32,7 @@ def divisor(f: Function) -> int | None:
         (a.index, a.d)
         for index in indices
         for a in atoms_of(index)
-        if isinstance(a, Quotient) and last.name in names_of([a], loaded=False)
+        if isinstance(a, Quotient) and last.name in a.index.strides
     }
     if len(found) != 1:
         return None
