@@ -50,7 +50,7 @@ function readCheck(program, facts, part) {
   check.picks = part("picks");
   check.expected = facts.seeds.map((_, k) => part(`found.${k}`));
   const [table, picks] = check.program.inputs.map((f) => prod(f.shape)), found = prod(check.program.outputs[0].shape);
-  const whole = check.picks?.length === picks && tableOf(check, 0).length === table && check.expected.every((x) => found > x?.length);
+  const whole = check.picks?.length === picks && lengthOf(check) === table && check.expected.every((x) => found > x?.length);
   need(whole && check.checks.every(([n]) => program.kernels[n]), "its arrays", "do not fit");
   return check;
 }
@@ -110,12 +110,16 @@ function differences({ checks, allowed, expected }, k, got) {
   return out;
 }
 
+const lengthOf = ({ table }) => table.reduce((sum, [kind]) => sum + (kind === "one" ? 1 : PERIOD), 0);
+
 /** Return the bits of all patterns and single numbers that arrays are filled with. */
-function tableOf({ table }, seed) {
-  const parts = table.map(([kind, x]) => (kind === "one" ? [x] : pattern(kind, x, seed)));
-  const out = new Int32Array(parts.reduce((sum, part) => sum + part.length, 0));
+function tableOf(check, seed) {
+  const out = new Int32Array(lengthOf(check));
   let at = 0;
-  for (const part of parts) out.set(part, (at += part.length) - part.length);
+  for (const [kind, x] of check.table) {
+    const part = kind === "one" ? [x] : pattern(kind, x, seed);
+    out.set(part, (at += part.length) - part.length);
+  }
   return out;
 }
 
@@ -123,14 +127,14 @@ function tableOf({ table }, seed) {
 export function pattern(dtype, below, seed) {
   const first = (e) => uniform(seed, 2 * e), second = (e) => uniform(seed, 2 * Math.min(e, PERIOD - 1) + 1);
   if (!below) {
-    const values = Float32Array.from({ length: PERIOD }, (_, e) => {
+    const half = (x, unit) => Math.round(x / unit) * unit;
+    const values = new Float32Array(PERIOD).map((_, e) => {
       const x = LOW + (HIGH - LOW) * first(e);
-      const unit = 2 ** (Math.floor(Math.log2(x)) - 10); // of halves
-      return (second(e) < NEGATIVE ? -1 : 1) * (dtype === "f16" ? Math.round(x / unit) * unit : x);
+      return (second(e) < NEGATIVE ? -1 : 1) * (dtype === "f16" ? half(x, 2 ** (Math.floor(Math.log2(x)) - 10)) : x);
     });
     return new Int32Array(values.buffer);
   }
-  const out = Int32Array.from({ length: PERIOD }, (_, e) => Math.floor(below * first(e)));
+  const out = new Int32Array(PERIOD).map((_, e) => Math.floor(below * first(e)));
   for (const [past, step, place] of dtype === "i32" ? [[below - 1, BEYOND, 0], [-1, 2 * BEYOND, 1]] : []) {
     for (let e = 0; e < PERIOD; e += step) out[Math.min(e + Math.floor(BEYOND * second(e + place)), PERIOD - 1)] = past;
   }

@@ -37,7 +37,7 @@ WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
 BITS = 32  # of a word
 TOGETHER = 1024  # updates of a scatter that a workgroup looks at: the bits of its rows fit its memory
-SAMPLED_FROM = 32  # workgroups of a launch of which a check on a software adapter runs some
+SAMPLED_FROM = 12  # workgroups of a launch of which a check on a software adapter runs some
 MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe leaves a loop early and reports nothing
 
 

@@ -28,6 +28,10 @@ MOST = 96  # points, however short the rows
 EDGE = 8  # the first and last points: vectors, tails and threads' shares end there
 CANDIDATES = 512  # candidates among which points on both sides of every guard are searched
 OF_EACH_SIDE = 3
+OTHERS, AROUND = (
+    6,
+    8,
+)  # workgroups beside those at ends and guards, where few are to run; how far apart their points lie
 FEW = 256  # values: a comparison of more values with one outcome always has that outcome, as x < 1e30
 
 
@@ -40,8 +44,11 @@ class Written(NamedTuple):
     counts: Array
 
 
-def chosen(kernel: Kernel, seed: int) -> Array:
-    """Choose outer points: all if they are few, else both ends, both sides of every guard, and others."""
+def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = None) -> Array:
+    """Choose outer points: all if they are few, else both ends, both sides of every guard, and others.
+
+    group: returns the workgroups that compute points. The others are then in the same workgroups, or in a few more.
+    """
     rows = kernel.rows
     most = max(2, min(MOST, WORK // max(1, points(kernel.inner))))
     if rows <= most:
@@ -52,7 +59,20 @@ def chosen(kernel: Kernel, seed: int) -> Array:
     sides = _sides(kernel, candidates)
     different = sorted(set(sides.tolist()))  # np.unique imports numpy.ma, which takes 20 ms
     picked = [candidates[sides == side][:OF_EACH_SIDE] for side in different] if len(different) > 1 else []
+    if group is not None:
+        candidates = _together(kernel, group, np.concatenate([candidates[:OTHERS], ends, *picked]))
     return np.asarray(sorted(set(np.concatenate([ends, *picked, candidates])[:most].tolist())), np.int64)
+
+
+def _together(kernel: Kernel, group: Callable[[Array], Array], first: Array) -> Array:
+    """Return different points around the `first` ones, in the same workgroups."""
+    begin, flat, stride = np.resize(first, CANDIDATES), np.zeros(CANDIDATES, np.int64), 1
+    for k, (a, x) in enumerate(zip(reversed(kernel.outer), _coordinates(kernel.outer, begin).values())):
+        moved = x + np.floor((2 * AROUND + 1) * drawn(k, CANDIDATES)).astype(np.int64) - AROUND
+        flat, stride = flat + stride * np.clip(moved, 0, int(a.size) - 1), stride * int(a.size)
+    wanted = set(group(first).tolist())
+    inside = dict.fromkeys(p for p, g in zip(flat.tolist(), group(flat).tolist()) if g in wanted)
+    return np.asarray([p for p in inside if p not in set(first.tolist())], np.int64)
 
 
 def _sides(kernel: Kernel, candidates: Array) -> Array:

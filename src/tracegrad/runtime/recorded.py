@@ -21,8 +21,8 @@ from tracegrad.kernels.tiling import group_of
 from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench, Launch
 from tracegrad.runtime.inexact import EPS
-from tracegrad.runtime.points import STRIDE, Patterns, chosen, drawn, kind_of
-from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout_of, sizes_of, trials_of
+from tracegrad.runtime.points import STRIDE, Patterns, drawn, kind_of
+from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout_of, points_of, sizes_of, trials_of
 
 MOST = 256  # elements of one store: they are most of the file
 MOST_GROUPS = 0.5  # share of a kernel's workgroups from which on all of them run
@@ -61,7 +61,10 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     if not kernels:
         return None
     seeds = list(islice(filter(partial(_draws, drawing), count(SEED)), 2))
-    tries = [[(trial, list(map(_expected, trial.checks))) for _, trial in trials_of(kernels, s)] for s in seeds]
+    tries = [
+        [(trial, list(map(_expected, trial.checks))) for _, trial in trials_of(kernels, s, few_groups=True)]
+        for s in seeds
+    ]
     bench, checks = _on_bench(kernels, [firsts[int(n)].grid for n in kernels], tries[0])
     sizes = {"table": sum(x.size for x in bench.table), "picks": sum(x.size for x in bench.picks)}
     data = bench.program(sizes).to_data()
@@ -124,8 +127,8 @@ def some_groups(kernel: KernelSource) -> list[list[int]]:
     Running all of them again takes as long as a step there. [] if that is what must be done.
     """
     begin, needed = 0, set[int]()
-    for form, tiling in zip(kernel.forms, kernel.apart):
-        mine = group_of(form, tiling, chosen(form, SEED))
+    for form, tiling, at in zip(kernel.forms, kernel.apart, points_of(kernel, few_groups=True)):
+        mine = group_of(form, tiling, at)
         if mine is None:
             return []
         needed.update((begin + mine).tolist())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, cast
 
 from tracegrad.arrays import Array, np
@@ -18,6 +18,7 @@ from tracegrad.dtypes import f16
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
+from tracegrad.kernels.tiling import group_of
 from tracegrad.runtime.inexact import EPS, TRIES, Decided, Inexact, decided, rounding, wrong
 from tracegrad.runtime.points import STRIDE, Kind, Patterns, Points, Read, Written, chosen, kind_of, left_out
 
@@ -201,10 +202,17 @@ class Trial(NamedTuple):
         return self.plan.layout
 
 
-def plan_of(kernel: KernelSource, layout: Layout) -> Plan:
+def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool) -> Plan:
     """Choose the points to compare."""
-    outer = [chosen(form, SEED) for form in kernel.forms]
+    outer = points_of(kernel, few_groups)
     return Plan(kernel, layout, max(map(indexed, kernel.forms)), outer, _left_out(kernel, layout, outer))
+
+
+def points_of(kernel: KernelSource, few_groups: bool) -> list[Array]:
+    """Return the points of each form. few_groups: in few workgroups, where a device can run some of them."""
+    if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
+        return [chosen(form, SEED, partial(group_of, form, t)) for form, t in zip(kernel.forms, kernel.apart)]
+    return [chosen(form, SEED) for form in kernel.forms]
 
 
 def trial_of(plan: Plan, patterns: Patterns) -> Trial:
@@ -305,14 +313,15 @@ Trials = Sequence[tuple[str, Trial]]  # each with the key of its kernel
 Run = Callable[[Trials], Iterable[Sequence[Array]]]
 
 
-def trials_of(kernels: Kernels, seed: int = SEED, *, strict: bool = False) -> Trials:
+def trials_of(kernels: Kernels, seed: int = SEED, *, strict: bool = False, few_groups: bool = False) -> Trials:
     """Return a trial of each kernel; memory and points do not depend on the seed.
 
     strict: the device divides exactly, and rounds to the nearest f16. Then few different floats are drawn, so that many
             comparisons are of equal ones, which inexact division would decide differently. WebGPU allows both.
+    few_groups: the points are in few workgroups.
     """
     patterns = Patterns(seed, strict)
-    return [(key, trial_of(plan_of(*kernel), patterns)) for key, kernel in kernels.items()]
+    return [(key, trial_of(plan_of(*kernel, few_groups), patterns)) for key, kernel in kernels.items()]
 
 
 def _others(trials: Trials, seed: int) -> Trials:
