@@ -198,3 +198,26 @@ def test_torch_tensors_are_taken():
     assert one(torch.tensor([1, 2]), dtype="i32").dtype == np.int32
     with pytest.raises(InputError, match=r"x: Tensor cannot be read as an array: .*detach"):
         one(torch.ones(2, requires_grad=True))
+
+
+def test_extension_floats_are_taken_everywhere() -> None:
+    """bfloat16 arrays have a kind of their own in NumPy, and lend no memory."""
+    some = np.array([1.5, -2], pytest.importorskip("ml_dtypes").bfloat16)
+    np.testing.assert_array_equal(one(some), [1.5, -2])
+    assert tg.tensor(some).dtype is tg.f32 and tg.tensor(some, dtype="float64").numpy().dtype == np.float64
+    for y in (
+        tg.relu(some),
+        tg.tensor([1.0, 2.0]) + some,
+        some * tg.tensor([1.0, 0.5]),
+        tg.tensor([1.0, 2.0]) * some[0],
+    ):
+        assert y.dtype is tg.f32
+    assert tg.init.literal(some).data == np.float32([1.5, -2]).tobytes()
+    graph = tg.trace_forward(model=nn.Linear(1, 1), forward=lambda m, x: x + some, inputs={"x": (2,)})
+    (constant,) = [t for t in graph.nodes if t.prim.name == "literal"]
+    np.testing.assert_array_equal(np.frombuffer(constant.attrs["data"], np.float32), [1.5, -2])
+    x = tg.parameter([1.0, 2.0])
+    (x * 3.0).backward(some)
+    np.testing.assert_array_equal(x.grad.numpy(), [4.5, -6])
+    with pytest.raises(tg.DTypeError, match="values are neither numbers nor truth values"):
+        tg.tensor(np.zeros(2, "i4,f4"))

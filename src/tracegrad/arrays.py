@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad import bare
-from tracegrad.dtypes import DTYPES, Dimension
+from tracegrad.dtypes import DTYPES, Dimension, number_kind
 from tracegrad.errors import DeviceError, InputError, TracegradError
 from tracegrad.refusals import found
 
@@ -108,8 +108,7 @@ def cast_lossless(x: Array, dtype: str) -> Array:
     target = np.dtype(DTYPES[dtype].numpy)
     if x.dtype == target:
         return new_copy(x)
-    # Extension floats such as ml_dtypes.bfloat16 have kind "V" or "f" and cast to float32 without loss.
-    kind = "f" if "float" in x.dtype.name else x.dtype.kind
+    kind = number_kind(x)
     if kind not in _CASTS[dtype]:
         remedy = _REMEDY.get((kind, dtype)) or _OF_KIND.get(kind, "")
         raise InputError(f"{x.dtype.name} values cannot be converted to {dtype} without loss{remedy}")

@@ -122,6 +122,11 @@ def as_dtype(value: Any) -> DType:
     raise DTypeError(f"{shown(value)} is not a dtype; use one of tg.f32, tg.i32, tg.u32, tg.bool_{hint}")
 
 
+def number_kind(x: Any) -> str:
+    """Return the kind of an array's dtype: "f" for extension floats, too, such as ml_dtypes.bfloat16."""
+    return "f" if "float" in x.dtype.name else x.dtype.kind
+
+
 def scalar_dtype(value: bool | int | float) -> DType:
     """Return the default dtype of a Python number."""
     return bool_ if isinstance(value, bool) else i32 if isinstance(value, int) else f32

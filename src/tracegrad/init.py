@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
-from tracegrad.dtypes import DType, Shape, as_dtype, f32
+from tracegrad.dtypes import DType, Shape, as_dtype, f32, number_kind
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.hypers import ANY, AT_LEAST_0, POSITIVE, kind_of
 from tracegrad.initializer import Even, Gaussian, Initializer, fans
@@ -308,7 +308,8 @@ def literal(array: Any, dtype: DType | str = f32) -> Literal:
 
 def _lossless(array: Any, dtype: DType) -> Any:
     """Convert an ndarray to `dtype`. Raises DTypeError if a float would become an integer."""
-    if array.dtype.kind not in "fiub" or (array.dtype.kind == "f" and not dtype.is_float):
+    kind = number_kind(array)
+    if kind not in "fiub" or (kind == "f" and not dtype.is_float):
         raise DTypeError(f"init.literal: {array.dtype} values do not fit {dtype}")
     return array.astype(dtype.numpy)
 

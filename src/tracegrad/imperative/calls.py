@@ -11,7 +11,7 @@ from operator import index
 from typing import Any, cast
 
 from tracegrad.arrays import HAVE_NUMPY, np
-from tracegrad.dtypes import DType
+from tracegrad.dtypes import DType, number_kind
 from tracegrad.errors import DTypeError
 from tracegrad.imperative.plans import Source, traced
 from tracegrad.imperative.tensors import GradTensor
@@ -103,7 +103,7 @@ def is_number(a: Any) -> bool:
     """Return whether `a` is a number of Python or NumPy."""
     kind = kind_of(a)
     scalar = issubclass(kind, np.generic) or (kind is np.ndarray and not a.shape)
-    return kind in NUMBERS or (scalar and a.dtype.kind in "fiu")
+    return kind in NUMBERS or (scalar and number_kind(a) in "fiu")
 
 
 def is_rowwise(op: Op) -> bool:
@@ -115,7 +115,7 @@ def is_float(a: Any) -> bool:
     """Return whether `a` is a tensor or an array of floats."""
     if isinstance(a, GradTensor):
         return a._spec.type.dtype.is_float
-    return is_array(a) and hasattr(a, "dtype") and a.dtype.kind == "f"
+    return is_array(a) and hasattr(a, "dtype") and number_kind(a) == "f"
 
 
 def missed(op: Op, key: Any, args: tuple[Any, ...]) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from tracegrad import foreign
 from tracegrad.arrays import as_array, np
-from tracegrad.dtypes import DType, Shape, TensorType
+from tracegrad.dtypes import DType, Shape, TensorType, number_kind
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.imperative import tape
 from tracegrad.imperative.values import Array, Spec, given
@@ -283,7 +283,7 @@ class GradTensor(TensorMethods):
 
     def _checked(self, grad: Any, what: str) -> Array:
         """Return a copy of a gradient given by the user; numbers, lists and float arrays take the tensor's dtype."""
-        own = isinstance(grad, GradTensor) or (hasattr(grad, "dtype") and np.asarray(grad).dtype.kind != "f")
+        own = isinstance(grad, GradTensor) or (hasattr(grad, "dtype") and number_kind(np.asarray(grad)) != "f")
         array, spec = given(grad, None if own else self._spec.dtype, what)
         if spec.shape != self._spec.shape:
             raise ShapeError.here(f"{what}: the gradient is {spec!r}, the tensor is {self._spec!r}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from tracegrad.arrays import HAVE_NUMPY, Array, as_array, cast_lossless, np
-from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
+from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, number_kind, u32
 from tracegrad.errors import DTypeError, InputError, call_site, placed
 from tracegrad.methods import TensorMethods
 
@@ -81,7 +81,7 @@ def typed(data: Any, dtype: Any = None) -> tuple[Array, Spec]:
         x = as_array(data)
         wanted = _own(data, x) if dtype is None else dtype_of(dtype)
         if wanted is f64:
-            if x.dtype.kind not in "fiub":
+            if number_kind(x) not in KINDS:
                 raise InputError(f"{x.dtype.name} values are not numbers")
             array = np.array(x, np.float64, order="C", copy=True)
         else:
@@ -105,9 +105,10 @@ def nearest(x: Array) -> DType:
 
     Raises InputError for values that are neither numbers nor truth values.
     """
-    if x.dtype.kind not in KINDS:
+    kind = number_kind(x)
+    if kind not in KINDS:
         raise InputError(f"{x.dtype.name} values are neither numbers nor truth values")
-    return i32 if x.dtype.kind == "u" and x.dtype.itemsize != 4 else KINDS[x.dtype.kind]
+    return i32 if kind == "u" and x.dtype.itemsize != 4 else KINDS[kind]
 
 
 def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:

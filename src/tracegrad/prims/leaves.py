@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from tracegrad import ambient
-from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, scalar_dtype, u32
+from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, number_kind, scalar_dtype, u32
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, located
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import TensorMethods
@@ -144,6 +144,8 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
     try:
         view = memoryview(array)
     except (TypeError, ValueError):
+        if hasattr(array, "dtype") and number_kind(array) == "f":  # ml_dtypes.bfloat16 lends no memory
+            return literal(array.astype("float32"), dtype)
         raise DTypeError(no_operand(array)) from None
     if view.format[0] in "<=" and view.c_contiguous:  # as JAX and ctypes say; memoryview cannot read it
         view = view.cast("B").cast(cast("Any", view.format[1:]), view.shape or [])
