@@ -20,9 +20,10 @@ from fuzzing.compare import Finding, differences
 from fuzzing.corpus import kept
 from fuzzing.differentiated import graph_of
 from fuzzing.grow import grow
+from fuzzing.halves import F16, Format
 from fuzzing.open_sizes import farthest
 from fuzzing.program import Input, Program, Step
-from fuzzing.runners import RUNNERS, FallbackError, Given, Runner, no_fallback, passes
+from fuzzing.runners import RUNNERS, FallbackError, Given, Runner, each, no_fallback, passes, pytorch_in_halves
 from fuzzing.search import Prepared, prepared, search, sharpness
 from fuzzing.shrink import shrunk
 from fuzzing.snippet import snippet
@@ -37,6 +38,7 @@ TRAININGS = 300  # seeds, of which one in ten is a training
 SIZED = 40  # seeds: each is a program of its own, which runs at several sizes
 PARTS = 10  # of the table
 QUICK = ("passes", "eager", "numpy", "c", "torch")
+HALVES = ("numpy16", "c16", "webgpu16", "xla16", "xlab16", "torch16", "torchb16")
 JAX, JAX_BATCH = 500, 100  # seeds: 20 s of the processor, nearly all in JAX's compiler
 pytestmark = pytest.mark.filterwarnings("ignore")
 CORPUS = dict(kept())
@@ -94,6 +96,25 @@ def test_random_programs_under_jax(start: int) -> None:
 def test_random_programs_on_xla(start: int) -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
     agree([grow(s) for s in range(start, start + BATCH)], "xla")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("webgpu")
+@pytest.mark.parametrize("start", range(0, SEEDS, BATCH))
+def test_random_programs_in_half_precision(start: int) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    agree([grow(s) for s in range(start, start + BATCH)], *HALVES)
+
+
+def test_halves_that_are_rounded_too_coarsely_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As f16 is beside the bounds of a format with one bit more."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    finer = Format("f16", F16.unit / 2, F16.least, F16.largest)
+    programs = [grow(s) for s in range(60)]
+    for half, found in ((F16, False), (finer, True)):
+        runner = Runner("torch", each(pytorch_in_halves(F16)), oracle=True, special=False, half=half)
+        monkeypatch.setitem(RUNNERS, "coarse", runner)
+        assert bool(search(programs, ["coarse"]).findings) == found
 
 
 @pytest.mark.slow
@@ -200,7 +221,7 @@ def test_a_program_survives_json() -> None:
 
 
 def test_every_runner_has_a_name() -> None:
-    names = ["passes", "eager", "numpy", "c", "sizes", "sweep", "webgpu", "loops", "xla", "torch", "jax"]
+    names = ["passes", "eager", "numpy", "c", "sizes", "sweep", "webgpu", "loops", "xla", *HALVES, "torch", "jax"]
     assert list(RUNNERS) == names
 
 

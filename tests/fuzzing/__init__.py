@@ -8,6 +8,7 @@ drawing  values, shapes and indices for a step
 grow     random programs from a seed
 apply    runs a program in one of the three libraries
 exact    the float64 reference, and the rounding bound of every element
+halves   the same where values are stored in half precision
 bounds   the bound of each primitive, with the derivation
 runners  eager, C, NumPy, WebGPU, PyTorch, JAX
 compare  which elements lie outside the bound

@@ -47,9 +47,14 @@ def applied(step: Step, library: str, module: Any, args: Sequence[Any]) -> Any:
     return function(module, *args, **attributes(step, library, module))
 
 
-def called(program: Program, library: str, module: Any, xs: Sequence[Any]) -> list[Any]:
-    """The results of a program; `library` is ours, torch or jax, `module` what the rows get as such."""
+def called(
+    program: Program, library: str, module: Any, xs: Sequence[Any], stored: Callable[[Any], Any] = lambda y: y
+) -> list[Any]:
+    """The results of a program; `library` is ours, torch or jax, `module` what the rows get as such.
+
+    stored: what becomes of the value of each step
+    """
     values: dict[int, Any] = {~k: x for k, x in enumerate(xs)}
     for k, step in enumerate(program.steps):
-        values[k] = applied(step, library, module, [values[n] for n in step.args])
+        values[k] = stored(applied(step, library, module, [values[n] for n in step.args]))
     return [values[n] for n in program.outputs]

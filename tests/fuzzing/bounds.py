@@ -49,10 +49,10 @@ EXACT_ROWS = ("neg", "abs", "sign", "floor", "ceil", "round", "minimum", "maximu
 # Units in the last place, as docs/numerics.md promises them
 ULPS = {"add": 0.5, "sub": 0.5, "mul": 0.5, "square": 0.5, "div": 2.5, "sqrt": 2.5, "rsqrt": 5.0, "exp": 3.0,
         "expm1": 4.0, "log": 4.0, "log1p": 4.0, "sin": 4.0, "cos": 4.0, "tanh": 4.0, "erf": 4.0, "pow": 4.0,
-        "atan2": 5.0, "cast": 0.5}  # fmt: skip
+        "atan2": 5.0, "cast": 0.5, "modulo": 0.5}  # fmt: skip
 # An absolute error beside it: erf is a fit, and `logistic` is promised to 2**-23 of 1
 ABSOLUTE = {"erf": 2e-7, "logistic": 2.0**-23}
-ROUNDED_RIGHT = ("add", "sub", "mul", "square", "cast")
+ROUNDED_RIGHT = ("add", "sub", "mul", "square", "cast", "modulo")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +146,7 @@ def corners(rule: Callable[..., Any], y: Array, xs: Sequence[Known]) -> Array:
 
 
 def not_monotone(name: str, brought: Array, xs: Sequence[Known]) -> Array:
-    """What the corners miss: a divisor or a base that may be 0, a power that may be whole, a jump, and waves."""
+    """What the corners miss: a divisor or a base that may be 0, a power that may be whole, jumps, and waves."""
     if name in ("sin", "cos"):
         return np.where(np.isinf(xs[0].e), np.inf, np.minimum(xs[0].e, 2.0))
     if name == "div":
@@ -154,6 +154,13 @@ def not_monotone(name: str, brought: Array, xs: Sequence[Known]) -> Array:
     if name == "atan2":  # between the corners it jumps by 2 pi, across 0 on the negative side
         y, x = xs  # also where y is 0, because a GPU may ignore the sign of a zero
         return np.where((np.abs(y.v) <= y.e) & (x.v - x.e <= 0), np.inf, brought)
+    if name == "modulo":  # it jumps by the divisor where the quotient passes an integer
+        a, b = xs
+        with_errors = itertools.product((a.v - a.e, a.v + a.e), (b.v - b.e, b.v + b.e))
+        wholes = [np.floor(x / y) for x, y in with_errors]
+        passes = np.ptp(np.broadcast_arrays(*wholes), axis=0) != 0  # also where a quotient is NaN
+        moving = (a.e > 0) | (b.e > 0)
+        return np.where(moving & (passes | (np.abs(b.v) <= b.e)), np.inf, brought)
     if name == "pow":
         base, exponent = xs
         near_0 = (base.e > 0) & (np.abs(base.v) <= base.e)

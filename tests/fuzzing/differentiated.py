@@ -6,6 +6,7 @@ The gradients are those of Σ sum(y * c) over the f32 results y with elements; t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 import tracegrad as tg
 from fuzzing.apply import called
 from fuzzing.exact import Exact, references
+from fuzzing.halves import F16, Format
 from fuzzing.program import Array, Input, Program
 from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import optimize
@@ -93,13 +95,14 @@ def graph_of(program: Program, env: Mapping[str, Array]) -> Graph:
         return Graph(traced(program)(**leaves_of(env)))
 
 
-def expected(program: Program, env: Mapping[str, Array]) -> dict[str, Exact]:
+def expected(program: Program, env: Mapping[str, Array], half: Format | None = None) -> dict[str, Exact]:
     """The reference, with the bound of the graph as it is written and as the compiler's passes leave it.
 
     The larger of the two bounds holds for eager tensors, which run the first, and for kernels, which run the second.
+    `half`: each value may be stored in this format.
     """
     graph = graph_of(program, env)
-    written = dict(zip(graph.outputs, references(list(graph.outputs.values()), env)))
-    passed = optimize(graph).graph
-    compiled = dict(zip(passed.outputs, references(list(passed.outputs.values()), env)))
+    written = dict(zip(graph.outputs, references(list(graph.outputs.values()), env, half=half)))
+    passed = optimize(replace(graph, precision="f16" if half is F16 else "f32")).graph
+    compiled = dict(zip(passed.outputs, references(list(passed.outputs.values()), env, half=half)))
     return {n: Exact(x.value, np.maximum(x.allowed, compiled[n].allowed)) for n, x in written.items()}

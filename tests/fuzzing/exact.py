@@ -10,6 +10,7 @@ import numpy as np
 
 from fuzzing import bounds
 from fuzzing.bounds import Array, Known
+from fuzzing.halves import KEEPING, Format
 from tracegrad.evaluate import array_rule
 from tracegrad.ir import Tensor, toposort
 from tracegrad.passes.expand import expand_composites
@@ -30,14 +31,17 @@ def double(x: Array) -> Array:
     return x.astype(np.float64) if x.dtype == np.float32 else x
 
 
-def references(roots: Sequence[Tensor], env: Mapping[str, Array], any_order: bool = False) -> list[Exact]:
+def references(
+    roots: Sequence[Tensor], env: Mapping[str, Array], any_order: bool = False, half: Format | None = None
+) -> list[Exact]:
     """Each root in float64. `env` has the leaves by name.
 
     any_order: `a + b + c` may be added up in another order, as a tape does with gradients that meet
+    half:      each value may be stored in this format
     """
     known = {name: bounds.certain(double(x)) for name, x in env.items()}
     adds = additions(roots) if any_order else 0
-    return [Exact(k.v, allowed(k)) for k in analysed(roots, known, adds)]
+    return [Exact(k.v, allowed(k)) for k in analysed(roots, known, adds, half)]
 
 
 def additions(roots: Sequence[Tensor]) -> int:
@@ -56,21 +60,25 @@ def allowed(k: Known) -> Array:
     return np.where(k.e > 0, k.e * 1.01 + size * 2.0**-40, 0.0)
 
 
-def analysed(roots: Sequence[Tensor], env: Mapping[str, Known], adds: int = 0) -> list[Known]:
+def analysed(
+    roots: Sequence[Tensor], env: Mapping[str, Known], adds: int = 0, half: Format | None = None
+) -> list[Known]:
     """What is known of each root. `adds`: of how many terms additions may be sums, in any order."""
     roots = expand_composites(roots)
     with np.errstate(all="ignore"):
-        found = walked(roots, env, adds)
+        found = walked(roots, env, adds, half)
     return [found[t.serial] for t in roots]
 
 
-def walked(roots: Sequence[Tensor], env: Mapping[str, Known], adds: int = 0) -> dict[int, Known]:
+def walked(
+    roots: Sequence[Tensor], env: Mapping[str, Known], adds: int = 0, half: Format | None = None
+) -> dict[int, Known]:
     """Every node of a graph of primitives, by serial."""
     found: dict[int, Known] = {}
     scattered: dict[int, bounds.Arrived] = {}
     for t in toposort(roots):
         xs = [found[x.serial] for x in t.inputs]
-        found[t.serial] = env[t.name] if t.prim is LEAF else node(t, xs, adds)
+        found[t.serial] = env[t.name] if t.prim is LEAF else node(t, xs, adds, half)
         if t.prim.family == "scatter" and found[t.serial].v.dtype.kind == "f":
             scattered[t.serial] = bounds.arrived(t, *xs)
         elif t.prim.family == "view" and t.inputs[0].serial in scattered:
@@ -81,10 +89,12 @@ def walked(roots: Sequence[Tensor], env: Mapping[str, Known], adds: int = 0) -> 
                     found[t.serial] = scattered[x.serial].onto(found[t.serial], base)
             if adds:
                 found[t.serial] = bounds.summed(found[t.serial], xs[0], xs[1], adds)
+        if half is not None and t.prim.family not in KEEPING:
+            found[t.serial] = half.rounded(found[t.serial])
     return found
 
 
-def node(t: Tensor, xs: Sequence[Known], adds: int = 0) -> Known:
+def node(t: Tensor, xs: Sequence[Known], adds: int = 0, half: Format | None = None) -> Known:
     """One primitive."""
     family = t.prim.family
     if family == "map":
@@ -100,13 +110,13 @@ def node(t: Tensor, xs: Sequence[Known], adds: int = 0) -> Known:
     if family == "scatter":
         return bounds.scattered(t, xs[0], xs[1])
     if family == "scan":
-        return scanned(t, xs, adds)
+        return scanned(t, xs, adds, half)
     if family == "item":
         return xs[0].parts[t.attrs["index"]]
     return bounds.constant(t, double(array_rule(t, np)()))
 
 
-def scanned(t: Tensor, xs: Sequence[Known], adds: int) -> Known:
+def scanned(t: Tensor, xs: Sequence[Known], adds: int, half: Format | None) -> Known:
     """All iterations of a scan, one after the other."""
     body: Any = t.attrs["body"]
     n, m, length = len(body.carries), len(body.carries) + len(body.xs), t.attrs["length"]
@@ -115,7 +125,7 @@ def scanned(t: Tensor, xs: Sequence[Known], adds: int) -> Known:
     for k in reversed(range(length)) if t.attrs["reverse"] else range(length):
         elements = [Known(x.v[k], x.e[k], x.w[k]) for x in xs[n:m]]
         env = {leaf.name: x for leaf, x in zip(body.leaves, (*carry, *elements, *xs[m:]))}
-        found = walked(body.roots, env, adds)
+        found = walked(body.roots, env, adds, half)
         carry = [found[r.serial] for r in body.new]
         rows.append([found[r.serial] for r in body.each])
     if t.attrs["reverse"]:

@@ -95,6 +95,17 @@ def _cast_jax(jax: Any, x: Any, to: str) -> Any:
     return x.astype({"f32": "float64", "i32": "int32", "bool": "bool"}[to])
 
 
+def _quotient(torch: Any, a: Any, b: Any) -> Any:
+    """floor_divide, with a derivative of 0: PyTorch has none."""
+    return torch.floor(torch.floor_divide(a.detach(), b.detach()) + (a - a.detach()) + (b - b.detach()))
+
+
+def _whole(name: str, library: Any, a: Any, b: Any) -> Any:
+    """A remainder or quotient of integers: `a` and 0 for the divisor 0, which other libraries refuse or leave open."""
+    divided = getattr(library, name)(a, library.where(b == 0, 1, b))
+    return library.where(b == 0, a if name == "remainder" else 0, divided)
+
+
 def _where_less(pool: Pool) -> Drawn:
     a = pool.pick()
     return (a, pool.broadcastable(pool.of(a))), {}
@@ -133,6 +144,21 @@ register(
         Op(n, _booleans, lambda tg, a, b, n=n: getattr(tg, n)(a, b), lambda torch, a, b, n=n: getattr(torch, n)(a, b),
            lambda jax, a, b, n=n: getattr(jax.numpy, n)(a, b))
         for n in ("logical_and", "logical_or")
+    ),
+    Op("remainder", _binary, lambda tg, a, b: a % b, lambda torch, a, b: torch.remainder(a, b),
+       lambda jax, a, b: jax.numpy.remainder(a, b), weight=3),
+    Op("floor_divide", _binary, lambda tg, a, b: a // b,
+       lambda torch, a, b: _quotient(torch, a, b),
+       lambda jax, a, b: jax.lax.stop_gradient(jax.numpy.floor_divide(a, b)), weight=3),
+    Op("remainder_number", _divisor, lambda tg, x, c: x % c, lambda torch, x, c: x % c, lambda jax, x, c: x % c),
+    Op("floor_divide_number", _divisor, lambda tg, x, c: x // c,
+       lambda torch, x, c: _quotient(torch, x, torch.full((), c)),
+       lambda jax, x, c: jax.lax.stop_gradient(x // c)),
+    *(
+        Op(f"int_{n}", _integers, lambda tg, a, b, n=n: getattr(tg, n)(a, b),
+           lambda torch, a, b, n=n: _whole(n, torch, a, b).int(),
+           lambda jax, a, b, n=n: _whole(n, jax.numpy, a, b).astype("int32"))
+        for n in ("remainder", "floor_divide")
     ),
     Op("logical_not", lambda p: ((p.pick("bool"),), {}), lambda tg, x: tg.logical_not(x),
        lambda torch, x: torch.logical_not(x), lambda jax, x: jax.numpy.logical_not(x)),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from fuzzing.drawing import LIMIT, Pool, UnfitError
-from fuzzing.ops_elementwise import of_jax
 from fuzzing.ops_shapes import any_dtype, indices
 from fuzzing.table import Drawn, Op, register
 
@@ -67,6 +66,12 @@ def _sorted_jax(jax: Any, x: Any, axis: int, descending: bool) -> Any:
 
 def _cut_jax(jax: Any, x: Any, k: int, axis: int) -> Any:
     return jax.lax.slice_in_dim(x, 0, k, axis=axis)
+
+
+def _angle(where: Any, atan2: Any, constant: Any, a: Any, b: Any) -> Any:
+    """atan2 whose derivative at (0, 0) is 0; in other libraries it is NaN."""
+    zero = (a == 0) & (b == 0)
+    return where(zero, constant(atan2(a, b)), atan2(where(zero, 1.0, a), where(zero, 1.0, b)))
 
 
 def _pair(pool: Pool) -> Drawn:
@@ -188,7 +193,9 @@ register(
        lambda torch, x, shift, axis: torch.roll(x, shift, axis),
        lambda jax, x, shift, axis: jax.numpy.roll(x, shift, axis)),
     Op("ctc_loss", _alignment, _aligned, _aligned_torch, None),
-    Op("atan2", _pair, lambda tg, a, b: tg.atan2(a, b), None, lambda jax, a, b: of_jax(jax, "numpy.arctan2")(a, b)),
+    Op("atan2", _pair, lambda tg, a, b: tg.atan2(a, b),
+       lambda torch, a, b: _angle(torch.where, torch.atan2, lambda x: x.detach(), a, b),
+       lambda jax, a, b: _angle(jax.numpy.where, jax.numpy.arctan2, jax.lax.stop_gradient, a, b)),
     Op("norm", _norm, lambda tg, x, axis, **how: tg.norm(x, axis, **how), _norm_torch, None),
     Op("triu", _square, lambda tg, x, k: tg.triu(x, k), lambda torch, x, k: torch.triu(x, k),
        lambda jax, x, k: jax.numpy.triu(x, k)),

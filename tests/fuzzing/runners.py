@@ -17,6 +17,7 @@ import tracegrad as tg
 from fuzzing.apply import called
 from fuzzing.differentiated import Outputs, graph_of, traced
 from fuzzing.exact import double
+from fuzzing.halves import BF16, F16, Format
 from fuzzing.members import trained_in_a_sweep
 from fuzzing.open_sizes import trained_at_open_sizes, with_open_sizes
 from fuzzing.program import Array, Program
@@ -27,7 +28,7 @@ from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import evaluate
 from tracegrad.introspection import explain, profile
-from tracegrad.kernels import blocks
+from tracegrad.kernels import blocks, fuse, stored
 from tracegrad.program import Program as Compiled
 from tracegrad.runtime import native
 from tracegrad.runtime.adapters import check_webgpu
@@ -61,6 +62,7 @@ class Runner:
     training: Callable[[Program], Outputs] | None = None
     oracle: bool = False  # computes by formulas of its own; where it has none it says so by NoCounterpartError
     special: bool = True  # infinities and NaN go through it as docs/numerics.md says
+    half: Format | None = None  # it may store any value in this format
     lacks: Callable[[], str] = str  # what this machine lacks for it, in words; empty if nothing
 
     def __call__(self, given: Sequence[Given]) -> list[Ran]:
@@ -121,7 +123,7 @@ def c_compiler(value: str) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def together(given: Sequence[Given], device: str) -> list[Ran]:
+def together(given: Sequence[Given], device: str, precision: str) -> list[Ran]:
     """All programs as one, which saves the time of compiling each; their kernels share launches."""
     held = {f"p{k}_{n}": g.env[n] for k, g in enumerate(given) for n in held_by_a_model(g)}
     inputs = {f"p{k}_{n}": x for k, g in enumerate(given) for n, x in g.env.items()}
@@ -137,12 +139,17 @@ def together(given: Sequence[Given], device: str) -> list[Ran]:
 
     types = {n: TensorType(as_dtype(x.dtype), x.shape) for n, x in inputs.items()}
     compiled = tg.compile_forward(
-        model=Held(held), forward=naming(forward, inputs), inputs=types, device=device, seed=0
+        model=Held(held), forward=naming(forward, inputs), inputs=types, device=device, precision=precision, seed=0
     )
     with compiled as run:
-        found = run.run(**inputs).output
+        found = run.run(**{n: as_halves(x) if precision == "f16" else x for n, x in inputs.items()}).output
     named = [(*n.split("_"), y) for n, y in found.items()]
     return [{n: y for p, n, y in named if p == f"p{k}"} for k in range(len(given))]
+
+
+def as_halves(x: Array) -> Array:
+    """An f32 array as float16, which a run takes too, if all its numbers are such."""
+    return x.astype(np.float16) if x.dtype == np.float32 and F16.holds(x).all() else x
 
 
 def as_on_a_gpu(program: Compiled, info: DeviceInfo) -> Compiled:
@@ -160,14 +167,28 @@ def taken_for_a_gpu(fewest: int = 1) -> Iterator[None]:
         yield
 
 
-def on(device: str, compiler: str = "", during: Callable[[], AbstractContextManager[None]] = nullcontext) -> Several:
+@contextmanager
+def everything_stored() -> Iterator[None]:
+    """No kernel computes more than one value, so that all that may be stored in half precision is."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(stored, "worth_storing", lambda *_: stored.SHARED))
+        stack.enter_context(patch.object(fuse.Schedule, "_merge", lambda *_: fuse.ELSEWHERE))
+        yield
+
+
+def on(
+    device: str,
+    compiler: str = "",
+    during: Callable[[], AbstractContextManager[None]] = nullcontext,
+    precision: str = "f32",
+) -> Several:
     """A runner of compiled programs. Where all together fail, each runs alone."""
 
     def run(given: Sequence[Given]) -> list[Ran]:
         with c_compiler(compiler), during():
             try:
                 with no_fallback():
-                    return together(given, device)
+                    return together(given, device, precision)
             except Exception as e:
                 if len(given) == 1:
                     return [e]
@@ -223,13 +244,25 @@ def eager(g: Given) -> Outputs:
     return results
 
 
-def pytorch(g: Given) -> Outputs:
+def pytorch_in_halves(half: Format) -> Callable[[Given], Outputs]:
+    """PyTorch in float64, where the value of each step is stored as a half; so is its cotangent."""
+
+    def run(g: Given) -> Outputs:
+        import torch
+
+        dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[half.name]
+        return pytorch(g, lambda y: y.to(dtype).to(y.dtype) if y.is_floating_point() else y)
+
+    return run
+
+
+def pytorch(g: Given, stored: Callable[[Any], Any] = lambda y: y) -> Outputs:
     """PyTorch in float64."""
     import torch
 
     xs, floats, cts = split(g)
     tensors = [torch.tensor(double(x)).requires_grad_(k in floats) for k, x in enumerate(xs)]
-    ys = called(g.program, "torch", torch, tensors)
+    ys = called(g.program, "torch", torch, tensors, stored)
     results: Outputs = {f"y{k}": y.detach().numpy() for k, y in enumerate(ys)}
     total: Any = sum((ys[k] * torch.tensor(double(c))).sum() for k, c in cts.items())
     if floats and getattr(total, "requires_grad", False):
@@ -325,6 +358,33 @@ RUNNERS = {
         Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False, lacks=no_adapter),
         Runner("loops", on("webgpu", during=taken_for_a_gpu), special=False, lacks=no_adapter),
         Runner("xla", on("jax"), trained_on("jax"), special=False, lacks=lambda: no_package("jax")),
+        Runner("numpy16", on("cpu", "off", everything_stored, "f16"), special=False, half=F16),
+        Runner(
+            "c16",
+            on("cpu", precision="f16"),
+            special=False,
+            half=F16,
+            lacks=lambda: "" if compiler_named("") else "there is no C compiler",
+        ),
+        Runner("webgpu16", on("webgpu", "", everything_stored, "f16"), special=False, half=F16, lacks=no_adapter),
+        Runner("xla16", on("jax", precision="f16"), special=False, half=F16, lacks=lambda: no_package("jax")),
+        Runner("xlab16", on("jax", precision="bf16"), special=False, half=BF16, lacks=lambda: no_package("jax")),
+        Runner(
+            "torch16",
+            each(pytorch_in_halves(F16)),
+            oracle=True,
+            special=False,
+            half=F16,
+            lacks=lambda: no_package("torch"),
+        ),
+        Runner(
+            "torchb16",
+            each(pytorch_in_halves(BF16)),
+            oracle=True,
+            special=False,
+            half=BF16,
+            lacks=lambda: no_package("torch"),
+        ),
         Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False, lacks=lambda: no_package("torch")),
         Runner("jax", each(jax), oracle=True, special=False, lacks=lambda: no_package("jax")),
     )

@@ -12,8 +12,9 @@ import numpy as np
 from fuzzing.compare import Finding, differences
 from fuzzing.differentiated import environment, expected, in_any_order
 from fuzzing.exact import Exact
+from fuzzing.halves import Format
 from fuzzing.program import Program, Step
-from fuzzing.runners import RUNNERS, Given, Ran
+from fuzzing.runners import RUNNERS, Given, Ran, Runner
 from fuzzing.stepped import UnstableError, expected_training
 from fuzzing.table import NoCounterpartError
 
@@ -26,6 +27,15 @@ class Prepared:
 
     given: Given
     expected: dict[str, Exact]
+    halves: dict[Format, dict[str, Exact]] = field(default_factory=dict[Format, dict[str, Exact]])
+
+    def known_to(self, runner: Runner) -> dict[str, Exact]:
+        """What a runner may give."""
+        if runner.half is None:
+            return self.expected
+        if runner.half not in self.halves:
+            self.halves[runner.half] = expected(self.given.program, self.given.env, runner.half)
+        return self.halves[runner.half]
 
 
 @dataclass
@@ -69,7 +79,8 @@ def verdict(ran: Ran, p: Prepared, runner: str) -> str:
         return ""
     if isinstance(ran, Exception):
         return shown(ran)
-    known = p.expected if RUNNERS[runner].special else {n: finite(x) for n, x in p.expected.items()}
+    known = p.known_to(RUNNERS[runner])
+    known = known if RUNNERS[runner].special else {n: finite(x) for n, x in known.items()}
     what = differences(ran, known)
     if what and RUNNERS[runner].oracle:
         return differences(ran, {n: softened(x) for n, x in known.items()})

@@ -14,7 +14,8 @@ from fuzzing.program import Input, Program, Step
 from fuzzing.table import OPS
 
 WRITTEN_OUT = 40  # elements of an array that stands in the text itself
-OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**", "matmul": "@", "lt": "<"}
+OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**", "matmul": "@", "lt": "<",
+             "mod": "%", "floordiv": "//"}  # fmt: skip
 
 
 class Text:
