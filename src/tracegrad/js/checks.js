@@ -121,17 +121,17 @@ const SCHEDULES = {
   ],
 };
 const ABOVE_0 = ["steps", "every", "div_factor", "final_div_factor"];
-/** Fields that are neither rates nor positive. */
+/** Types of fields that are neither rates nor positive. */
 const OTHERS = {
-  start: ["the number of a step", (x) => x === null || Number.isSafeInteger(x)],
-  milestones: ["a list of steps", (x) => Array.isArray(x) && x.every(Number.isSafeInteger)],
-  pct_start: ["a number in [0, 1]", (x) => typeof x === "number" && x >= 0 && x <= 1],
-  anneal: ['"cos" or "linear"', (x) => x === "cos" || x === "linear"],
-  factor: ["a number in [0, 1)", (x) => typeof x === "number" && x >= 0 && x < 1],
-  mode: ['"min" or "max"', (x) => x === "min" || x === "max"],
-  threshold_mode: ['"rel" or "abs"', (x) => x === "rel" || x === "abs"],
-  best: ["a number or null", (x) => x === null || (typeof x === "number" && Number.isFinite(Math.fround(x)))],
-  ...Object.fromEntries(["patience", "cooldown", "bad", "cooling"].map((name) => [name, ["an integer", isCount]])),
+  start: "step",
+  milestones: ["whole"],
+  pct_start: "share",
+  anneal: new Set(["cos", "linear"]),
+  factor: "fraction",
+  mode: new Set(["min", "max"]),
+  threshold_mode: new Set(["rel", "abs"]),
+  best: "metric",
+  patience: "count", cooldown: "count", bad: "count", cooling: "count",
 };
 
 /** Return a copy of a schedule's specification; a number is a constant rate. Throw InputError with the wrong fields. */
@@ -157,10 +157,9 @@ export function asSchedule(lr, depth = 0) {
 
 function checkField(what, name, x, depth) {
   if (name === "now" && x === null) return;
-  const [words, takes] = OTHERS[name] ?? [];
   if (name === "after" && isRecord(x)) within(what, () => asSchedule(x, depth + 1));
-  else if (!words) checkNumber(what, x, { low: 0, above: ABOVE_0.includes(name) });
-  else if (!takes(x)) throw inputError(`${what} must be ${words}, got ${shown(x)}`);
+  else if (OTHERS[name]) checkType(what, x, OTHERS[name]);
+  else checkNumber(what, x, { low: 0, above: ABOVE_0.includes(name) });
 }
 
 // --- types ---
@@ -173,6 +172,10 @@ const TYPES = {
   count: ["an integer below 2^32", isCount],
   whole: ["an integer", Number.isSafeInteger],
   number: ["a finite number", Number.isFinite],
+  share: ["a number in [0, 1]", (x) => Number.isFinite(x) && x >= 0 && x <= 1],
+  fraction: ["a number in [0, 1)", (x) => Number.isFinite(x) && x >= 0 && x < 1],
+  step: ["the number of a step", (x) => x === null || Number.isSafeInteger(x)],
+  metric: ["a number or null", (x) => x === null || (Number.isFinite(x) && Number.isFinite(Math.fround(x)))],
   bound: ["a number or null", (x) => x === null || Number.isFinite(x)],
   record: ["a record", isRecord],
   list: ["a list", Array.isArray],

@@ -2,7 +2,7 @@
 // for bit.
 // Math.log and Math.cos differ between browsers in the last bit, so both are implemented here (fdlibm's).
 
-import { inputError, prod, storage } from "./checks.js";
+import { prod, storage } from "./checks.js";
 
 const STEP = 0x6d2b79f5;
 const SMALLEST = 1e-10;
@@ -203,7 +203,6 @@ export function draw(fields, seed) {
       const [low, high] = EVEN[kind](init, sizes);
       for (let k = 0; k < size; k++, at++) out[k] = low + (high - low) * uniform(seed, at);
     } else if (kind === "ones") out.fill(1);
-    else if (kind !== "zeros") throw inputError(`initialiser of unknown kind ${kind}`);
     if (kind === "truncated_normal") truncate(out, init);
     if (kind === "orthogonal") orthogonalize(out, shape, init);
     return out;

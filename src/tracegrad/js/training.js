@@ -194,12 +194,8 @@ export class Training {
   }
 
   /** Overwrite parameters by name. Throw InputError with every problem, before anything is written. */
-  async uploadParams(record, { strict = false } = {}) {
-    const { params } = this.program;
-    const values = checkInputs(strict ? params : params.filter((f) => Object.hasOwn(record, f.name)), record, "uploadParams: nothing was written");
-    within("uploadParams: nothing was written", () => checkFinite(params, values));
-    await this.#queue.alone(async () => {
-      this.session.upload(this.program, params, values);
+  uploadParams(record, options) {
+    return this.#overwrite("uploadParams", this.program.params, record, options, async () => {
       for (const x of this.losses) {
         bound(this.session, x.program);
         if (!x.counter) await x.clear(); // averages begin at the parameters of the first step
@@ -209,20 +205,32 @@ export class Training {
 
   /** Return parameters by name, {dtype, shape, data} each. */
   downloadParams() {
-    return this.#queue.alone(async () => Object.fromEntries(await this.session.download(this.program, this.program.params)));
+    return this.#download(this.program.params);
   }
 
   /** Return states of the model by name, {dtype, shape, data} each. */
   states() {
-    return this.#queue.alone(async () => Object.fromEntries(await this.session.download(this.program, this.#states)));
+    return this.#download(this.#states);
   }
 
   /** Overwrite states by name. Throw InputError with every problem, before anything is written. */
-  async setStates(record, { strict = false } = {}) {
-    const fields = this.#states, what = "setStates: nothing was written";
+  setStates(record, options) {
+    return this.#overwrite("setStates", this.#states, record, options);
+  }
+
+  #download(fields) {
+    return this.#queue.alone(async () => Object.fromEntries(await this.session.download(this.program, fields)));
+  }
+
+  /** Overwrite the fields in a record; `strict` demands all of them. `then` is work on the device afterwards. */
+  async #overwrite(method, fields, record, { strict = false } = {}, then = () => {}) {
+    const what = `${method}: nothing was written`;
     const values = checkInputs(strict ? fields : fields.filter((f) => Object.hasOwn(record, f.name)), record, what);
     within(what, () => checkFinite(fields, values));
-    await this.#queue.alone(async () => this.session.upload(this.program, fields, values));
+    await this.#queue.alone(async () => {
+      this.session.upload(this.program, fields, values);
+      await then();
+    });
   }
 
   /** Return the places of the model's states, by path. */
