@@ -66,7 +66,6 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
     ("training.compiled", "tracegrad.export"),  # likewise, what writes pages, and what explains programs
     ("training.compiled", "tracegrad.introspection.explain"),
-    ("training.compiled", "tracegrad.introspection.memory"),
     ("training.compiled", "tracegrad.introspection.why"),
     ("training.between", "tracegrad.introspection.profile"),
     ("engine.forward", "tracegrad.introspection.explain"),

@@ -16,7 +16,7 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler import pipeline
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.evaluate import evaluate
-from tracegrad.introspection.memory import Memory
+from tracegrad.introspection.explain import Memory
 from tracegrad.ir import toposort
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf

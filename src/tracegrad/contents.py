@@ -17,7 +17,7 @@ from typing import Any, cast
 from tracegrad import safetensors
 from tracegrad.errors import InputError
 from tracegrad.files import open_regular
-from tracegrad.introspection.memory import NAMES
+from tracegrad.introspection.explain import NAMES
 from tracegrad.introspection.tables import Table, amount
 from tracegrad.jsontext import cut, parse, printable, shown
 from tracegrad.program import VERSION, Field, Program

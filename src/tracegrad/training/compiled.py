@@ -19,8 +19,7 @@ from tracegrad.training.training import Training
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tracegrad.introspection.explain import Explanation
-    from tracegrad.introspection.memory import Memory
+    from tracegrad.introspection.explain import Explanation, Memory
     from tracegrad.introspection.profile import Profile
     from tracegrad.introspection.why import Why
     from tracegrad.training.history import History
@@ -238,7 +237,7 @@ class CompiledTraining(Training):
     @property
     def memory(self) -> Memory:
         """Bytes on the device by role, and their "total"; prints as a table. Attached forwards add their own."""
-        from tracegrad.introspection.memory import Memory
+        from tracegrad.introspection.explain import Memory
 
         return Memory(*(stepper.latest.program for stepper in self.store.stepper.together))
 
