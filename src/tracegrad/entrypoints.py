@@ -96,7 +96,7 @@ def compile(
 
         sources = step_sources(model, loss, losses, inputs, optimizer, params, precision, frozen)
     factory = session_factory(device) if mesh is None else mesh_factory(device, mesh, layout)
-    if not keep_grads and (mesh is not None or not runtime_needs_grads(device)):
+    if not keep_grads and (mesh is not None or wanted_device(device) == "jax"):  # XLA fuses a step as a whole
         sources = [source._replace(grads=False) for source in sources]
     train = CompiledTraining(
         sources=sources,
@@ -248,11 +248,6 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
 def wanted_device(device: str) -> str:
     """Return `device`; for "auto", the value of TRACEGRAD_DEVICE if set."""
     return device if device != "auto" else os.environ.get("TRACEGRAD_DEVICE") or "auto"
-
-
-def runtime_needs_grads(device: str) -> bool:
-    """Return whether steps pass gradients to the optimizer in an array. XLA does not: it fuses a step as a whole."""
-    return wanted_device(device) != "jax"
 
 
 def mesh_factory(device: str, mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable[[], Callable[[], Session]]:

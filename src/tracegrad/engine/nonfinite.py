@@ -26,7 +26,9 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
     """
     if not HAVE_NUMPY:
         return "Load NumPy before tracegrad, and the first op with a non-finite value is named here"
-    culprit = first_nonfinite(graph, env) or (first_overflow(graph, env) if graph.precision == "f16" else None)
+    culprit = _first(with_array_rules(named_by_role(graph.roots)), env)
+    if culprit is None and graph.precision == "f16":  # a stored value can overflow
+        culprit = _first(named_by_role(rounded(graph).roots), env)
     if culprit is None:
         return (
             "The reference computes only finite values from the same parameters and inputs, so the device's own "
@@ -44,17 +46,8 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
     return located(f"first non-finite value: {t.name}, {t.type}, {kinds} of {value.size} values", t.site)
 
 
-def first_nonfinite(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
-    """Return the first node that made the loss or the gradients non-finite, and its value."""
-    return _first(with_array_rules(named_by_role(graph.roots)), env)
-
-
-def first_overflow(graph: Graph, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
-    """Return the first such node if values stored in half precision are rounded to it."""
-    return _first(named_by_role(rounded(graph).roots), env)
-
-
 def _first(roots: Sequence[Tensor], env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
+    """Return the first node that made a root non-finite, and its value."""
     state: dict[int, int] = {}
     suspects: list[tuple[Tensor, Any]] = []
     with np.errstate(all="ignore"):
