@@ -305,7 +305,7 @@ def test_a_device_that_is_too_small(places, monkeypatch, caplog):
     def refuses(self: Any, session: Any) -> None:
         raise tg.DeviceError("out of memory")
 
-    monkeypatch.setattr("tracegrad.engine.examples.Examples.begin", refuses)
+    monkeypatch.setattr("tracegrad.training.placing.Examples.begin", refuses)
     with training("cpu", 16) as train:
         assert len(train.fit(x=X, y=Y, epochs=2, progress=False).loss) == 12
     assert not made and "the host makes the batches of fit: out of memory" in caplog.text

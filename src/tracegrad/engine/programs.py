@@ -56,7 +56,7 @@ class RunProgram:
         self.commits = False  # false: a step that is not applied changes nothing, and neither do later ones
         self.direct: Direct | None = None  # see `runtime.doors.Door`
         self.patched: RunProgram | None = None  # the program with its patch sites, made at the first run that patches
-        self.fed: RunProgram | None = None  # the program that makes its own batches; see engine/examples.py
+        self.fed: RunProgram | None = None  # the program that makes its own batches; see training/placing.py
         self.take(built)
 
     @property
