@@ -50,10 +50,17 @@ def test_division_of_shifted_variables() -> None:
         assert ((i * 4 + j + shift) % 4 is j + shift) == inside
 
 
+def test_a_flat_index_in_two_parts_is_seen_through_the_axes_of_its_shape() -> None:
+    space = Space()
+    flat = space.var("i", 677) * 208 + space.var("j", 208)
+    assert ravel(unravel(flat, (26, 677, 8)), (26, 677, 8), space) is flat
+
+
 def test_quotients_of_quotients_are_one() -> None:
     space = Space()
     i, j = space.var("i", 100), space.var("j", 3)
     assert (i // 3) // 5 is i // 15
+    assert (i // 3 + j * 2 + 4) // 5 is (i + j * 6 + 12) // 15
     assert (i % 30) // 5 is not i // 5
     assert i // 1 is i and i % 1 is space.number(0) and i // 100 is space.number(0) and i % 100 is i
     assert (i + j * 0) is i and i * 1 is i and i + 0 is i

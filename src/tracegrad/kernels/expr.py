@@ -221,10 +221,10 @@ class Space:
         if scaled is not None:
             g, y, _ = scaled
             return q + self.floordiv(y, d // g)
-        if len(r.terms) == 1 and r.const == 0:
-            ((atom, c),) = r.terms
-            if c == 1 and isinstance(atom, Quotient) and not atom.mod:
-                return q + self.floordiv(atom.index, atom.d * d)
+        for atom, c in r.terms:
+            if c == 1 and isinstance(atom, Quotient) and not atom.mod:  # (y + x // g) // d  ->  (g*y + x) // (g*d)
+                rest = self.index({a: k for a, k in r.terms if a is not atom}, r.const)
+                return q + self.floordiv(rest * atom.d + atom.index, atom.d * d)
         return q + self._atom((r, d, False), Quotient, r, d, False)
 
     def mod(self, x: Index, d: int) -> Index:

@@ -6,6 +6,7 @@ which is constant in the inner loop, and the remainder is `within`, whose loads 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,9 +19,9 @@ from tracegrad.tuning import LANES
 
 
 def divisor(f: Function) -> int | None:
-    """Return the one number that indices of a pointwise kernel divide its last axis by, if blocks of it are worth it.
+    """Return d if all that indices of a pointwise kernel divide has i // d and i % d of its last axis alone.
 
-    None if they divide anything else that has the axis, such as i + 1. They may divide quotients again.
+    None if blocks of d points are of no use. (i + 64) // 32 and i // 1024 have i // 32; (i + 1) // 32 has not.
     """
     last = f.outer[-1] if f.outer else None
     if last is None or isinstance(last.size, Extent):
@@ -28,17 +29,12 @@ def divisor(f: Function) -> int | None:
     stores = f.stores_of()
     indices = [index for v in walk([s.value for s in stores]) for index in indices_of(v)]
     indices += [*(s.index for s in stores), *(index for _, index in f.loaded.values())]
-    found = {
-        (a.index, a.d)
-        for index in indices
-        for a in atoms_of(index)
-        if isinstance(a, Quotient) and last.name in a.index.strides
-    }
-    if len(found) != 1:
-        return None
-    ((index, d),) = found
-    ((atom, c),) = index.terms if len(index.terms) == 1 else ((None, 0),)
-    return d if isinstance(atom, Var) and c == 1 and not index.const and LANES <= d < last.size else None
+    quotients = [a for index in indices for a in atoms_of(index) if isinstance(a, Quotient)]
+    found = [a for a in quotients if last.name in a.index.strides]
+    others = [c for a in found for x, c in a.index.terms if not (isinstance(x, Var) and x.name == last.name)]
+    d = math.gcd(*(a.d for a in found), *(a.index.const for a in found), *others)
+    alone = all(a.index.strides[last.name] == 1 for a in found)
+    return d if alone and LANES <= d < last.size else None
 
 
 def blocked_loops(f: Function, d: int) -> list[Statement]:
