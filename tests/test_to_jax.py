@@ -96,6 +96,23 @@ def test_other_jax_code_goes_through_it() -> None:
         np.testing.assert_allclose(outputs["loss"], train.run_steps(3, stacked).result().losses, rtol=1e-5)
 
 
+def test_the_program_of_xla_grows_with_the_model_and_not_with_its_square() -> None:
+    """One number over all parameters says whether a step is applied. The update of each parameter reads it."""
+
+    def instructions(layers: int) -> int:
+        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)])
+        with tg.compile(
+            model=model, loss=lambda m, x: tg.mean(tg.square(m(x))), inputs={"x": (8, 4)}, optimizer=optim.adam(),
+            seed=0, device="jax",
+        ) as train:  # fmt: skip
+            step, state = train.to_jax()
+            text = jax.jit(step).lower(state, {"x": np.ones((8, 4), np.float32)}).compile().as_text()
+        return text.count(" = ")
+
+    few, many = instructions(20), instructions(40)
+    assert many < 2.3 * few, (few, many)
+
+
 def test_errors_say_what_to_do() -> None:
     with compiled("cpu") as train, pytest.raises(tg.DeviceError, match=r"on 'cpu'; compile with device=\"jax\""):
         train.to_jax()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from tracegrad.transforms.loops import Body
 from tracegrad.tuning import GATHERED_APART, GATHERED_TOGETHER
 
 Array = Any
+SHARED_BY = 32  # readers of a scalar, beyond which copies of its computation take most of the time to compile
 
 
 class Split:
@@ -109,7 +110,9 @@ def _run(
 ) -> Mapping[int, Any]:
     """Return the value of every node."""
     values: dict[int, Any] = {}
-    for t in toposort(roots):
+    nodes = toposort(roots)
+    readers = Counter([i.serial for t in nodes for i in t.inputs])
+    for t in nodes:
         if t.prim is LEAF:
             values[t.serial] = leaf(t)
             continue
@@ -124,7 +127,27 @@ def _run(
             values[t.serial] = array_rule(t, jnp)(*inputs)
         if split is not None and t.serial in split.gradients:
             values[t.serial] = split.reduced(values[t.serial])
+        if t.type.size == 1 and t.prim.family != "scan":
+            values[t.serial] = computed_once(values[t.serial], readers[t.serial])
     return values
+
+
+def computed_once(x: Array, readers: int) -> Array:
+    """Return a scalar so that XLA computes it once if it has many readers.
+
+    On the CPU, XLA fuses a copy of a scalar's computation into each reader. Such a scalar says whether a step is
+    applied: a sum over all parameters, which the update of each reads. XLA drops `optimization_barrier` before it
+    fuses, but copies no reduction.
+    """
+    return x if readers <= SHARED_BY else jax.lax.platform_dependent(x, cpu=_once, default=jnp.asarray)
+
+
+def _once(x: Array) -> Array:
+    if x.dtype == jnp.bool_:
+        return _once(x.astype(jnp.int32)) != 0
+    least = -jnp.inf if x.dtype == jnp.float32 else jnp.iinfo(x.dtype).min
+    first = jnp.arange(2).reshape(2, *[1] * x.ndim) == 0  # XLA would simplify the maximum of a stack
+    return jnp.max(jnp.where(first, x, least), axis=0)
 
 
 def _scanned(t: Tensor, inputs: Sequence[Array], x: Xla) -> list[Array]:

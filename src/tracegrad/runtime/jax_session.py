@@ -21,7 +21,7 @@ from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import DeviceInfo, Timings, check_open
 from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
-from tracegrad.runtime.jax_graph import PRODUCTS, Split, for_xla, read_stored, run_graph
+from tracegrad.runtime.jax_graph import PRODUCTS, Split, computed_once, for_xla, read_stored, run_graph
 from tracegrad.runtime.jax_memory import JaxError, Memory, Part, follows, jax, jnp, leaf_keys, run_of_optimizer
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.runtime.jax_shards import held_by
@@ -271,7 +271,7 @@ class PureStep:
         f = self.function
         new, outputs = f.compute([arrays[k] for k in f.written], [arrays[k] for k in f.read], hyper | given)
         told = dict(zip([v.name for v in f.outputs], outputs))
-        applied = told.pop(HALTED).reshape(()) == 0
+        applied = computed_once(told.pop(HALTED).reshape(()) == 0, len(f.written))
         # the program itself keeps the old parameters of a refused step, but not the bounds, which the host measures
         # again
         changed = {key: jnp.where(applied, x, arrays[key]) for key, x in zip(f.written, new)}
