@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -273,6 +274,21 @@ def test_programs_for_many_sizes_are_limited_too(monkeypatch: pytest.MonkeyPatch
             assert np.isfinite(train.step(x=np.ones((b, t, 8), np.float32)).loss)
             made = [s for s in train.store.stepper.sized._shared.values() if s.base is not None]
             assert 1 <= len(made) <= 2
+
+
+def test_sizes_that_are_compiled_again_and_again_are_told() -> None:
+    case = CASES["scan"]
+    with tg.compile(model=case.model(), loss=case.loss, inputs=case.inputs, optimizer=optim.sgd(0.1), seed=0,
+                    device="cpu", max_cached_shapes=2) as train:  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for n in (2, 3, 4) * 3:  # the last of these is the sixth that was dropped before
+                train.step(case.data(n)).result()
+        with pytest.warns(RuntimeWarning, match=r"among 3 sizes, .* pass a larger max_cached_shapes") as told:
+            for n in (2, 3, 4):
+                train.step(case.data(n)).result()
+        assert [w.filename for w in told] == [__file__]
+        assert "is a loop, which is made for one size" in train.explain().title
 
 
 def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:

@@ -59,6 +59,8 @@ def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
     for x, y in zip(*nodes):
         if not _alike(x, y, numbers, sizes):
             where = f", {x.site.short}" if x.site else ""
+            if x.prim.family == y.prim.family == "scan":
+                raise UnsizedError(f"{x.prim.name}{where}, is a loop, which is made for one size")
             raise UnsizedError(f"{x.prim.name}{where}, is {x.type} at a batch of {sizes.a} and {y.type} at {sizes.b}")
     if len(nodes[0]) != len(nodes[1]) or roots_in(one, numbers[0]) != roots_in(other, numbers[1]):
         raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")

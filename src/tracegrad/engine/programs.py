@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.engine import reference
 from tracegrad.engine.inputs import blank
+from tracegrad.errors import call_site
 from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.program import Field, Program
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from tracegrad.compiler.sized import Family
 
 UNLOADED = -1
+TOO_OFTEN = 8  # dropped programs that are built again before a warning says so
 AUX, CAPTURE = "aux.", "capture."  # prefixes of output names
 Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
@@ -147,6 +150,8 @@ class SizedPrograms:
         self.lock = threading.RLock()  # a signal handler may take a step while this thread holds it
         self.kept: OrderedDict[Sizes, RunProgram] = OrderedDict()
         self.seen: set[Sizes] = set()
+        self._gone: set[Sizes] = set()  # sizes whose programs were dropped for others
+        self._again = 0  # how many of these were built again
         self._shared: OrderedDict[tuple[str, Sizes], Shared] = OrderedDict()  # by the name, and all other sizes
         self._why: dict[str, str] = {}  # names -> the reason why no program serves many of their sizes
 
@@ -175,11 +180,27 @@ class SizedPrograms:
             self.seen.add(sizes)
             given = source()
             program = self._of_many(given, sizes, info, dropped) or self.built(given, sizes)
+            self._warn_if_dropped(sizes)
             while len(self.kept) >= self.capacity:
-                dropped.append(self.kept.popitem(last=False)[1])
+                gone, other = self.kept.popitem(last=False)
+                self._gone |= {gone} if other.base is None else set()  # one of many sizes is cheap to make again
+                dropped.append(other)
         self.kept.pop(sizes, None)  # not `move_to_end`: a signal handler may have dropped it
         self.kept[sizes] = program
         return program, dropped
+
+    def _warn_if_dropped(self, sizes: Sizes) -> None:
+        """Warn once if the same sizes are compiled again and again."""
+        self._again += sizes in self._gone
+        self._gone.discard(sizes)
+        if self._again == TOO_OFTEN and (site := call_site()):
+            self._again += 1
+            text = (
+                f"calls choose among {len(self.seen)} sizes, each of which has a program of its own, and "
+                f"max_cached_shapes={self.capacity} programs are kept. So the same sizes are compiled again and again: "
+                "pass a larger max_cached_shapes, or pad inputs to a few sizes"
+            )
+            warnings.warn_explicit(text, RuntimeWarning, site.file, site.line)
 
     def _of_many(
         self, source: ProgramSource, sizes: Sizes, info: Callable[[], DeviceInfo], dropped: list[RunProgram]
