@@ -206,6 +206,8 @@ def elementwise(t: Tensor, xs: Sequence[Known]) -> Known:
     v = np.asarray(rule(*[x.v for x in xs]))
     if name in COMPARES and xs[0].v.dtype.kind != "b":
         return Known(v, undecided(t, xs), labels(v.shape))
+    if name == "cast" and v.dtype.kind == "b":  # is it 0? Neither end of an interval around 0 is
+        return Known(v, np.where((xs[0].e > 0) & (np.abs(xs[0].v) <= xs[0].e), np.inf, 0.0), labels(v.shape))
     brought = not_monotone(name, corners(rule, v, xs), xs)
     if name in EXACT_ROWS and not (name == "cast" and v.dtype.kind == "f" and xs[0].v.dtype.kind in "iu"):
         return _kept(v, brought, name, xs)

@@ -35,7 +35,7 @@ def _jvp(tg: Any, x: Any, t: Any, *rest: Any, body: Body) -> Any:
 
 
 def _jvp_torch(torch: Any, x: Any, t: Any, *rest: Any, body: Body) -> Any:
-    return torch.func.jvp(lambda x: body(x, *rest), (x,), (t,))[1]
+    return torch.func.jvp(lambda x: body(x, *rest), (x.contiguous(),), (t.contiguous(),))[1]
 
 
 def _jvp_jax(jax: Any, x: Any, t: Any, *rest: Any, body: Body) -> Any:

@@ -263,13 +263,13 @@ def pytorch(g: Given, stored: Callable[[Any], Any] = lambda y: y) -> Outputs:
     xs, floats, cts = split(g)
     tensors = [torch.tensor(double(x)).requires_grad_(k in floats) for k, x in enumerate(xs)]
     ys = called(g.program, "torch", torch, tensors, stored)
-    results: Outputs = {f"y{k}": y.detach().numpy() for k, y in enumerate(ys)}
+    results: Outputs = {f"y{k}": y.numpy(force=True) for k, y in enumerate(ys)}
     total: Any = sum((ys[k] * torch.tensor(double(c))).sum() for k, c in cts.items())
     if floats and getattr(total, "requires_grad", False):
         total.backward()
     for k in floats:
         gradient = tensors[k].grad
-        results[f"g{k}"] = np.zeros(xs[k].shape) if gradient is None else gradient.numpy()
+        results[f"g{k}"] = np.zeros(xs[k].shape) if gradient is None else gradient.numpy(force=True)
     return results
 
 
