@@ -62,6 +62,8 @@ def test_quotients_of_quotients_are_one() -> None:
     assert (i // 3) // 5 is i // 15
     assert (i // 3 + j * 2 + 4) // 5 is (i + j * 6 + 12) // 15
     assert (i % 30) // 5 is not i // 5
+    k, m = space.var("k", 2**20), space.var("l", 2**12)
+    assert (k + m // 2**11) // 7 is not (k * 2**11 + m) // (2**11 * 7)  # whose dividend needs more than 30 bits
     assert i // 1 is i and i % 1 is space.number(0) and i // 100 is space.number(0) and i % 100 is i
     assert (i + j * 0) is i and i * 1 is i and i + 0 is i
     assert (i // 7) * 14 + (i % 7) * 2 is i * 2

@@ -14,6 +14,8 @@ from typing import Any, Union
 
 from tracegrad.dtypes import DType, i32
 
+MOST_WHOLE = 2**30  # the end of an index that a rule may make larger than it is: kernels count in 32 bits
+
 
 class Var:
     """A loop variable in [0, size)."""
@@ -223,8 +225,9 @@ class Space:
             return q + self.floordiv(y, d // g)
         for atom, c in r.terms:
             if c == 1 and isinstance(atom, Quotient) and not atom.mod:  # (y + x // g) // d  ->  (g*y + x) // (g*d)
-                rest = self.index({a: k for a, k in r.terms if a is not atom}, r.const)
-                return q + self.floordiv(rest * atom.d + atom.index, atom.d * d)
+                whole = self.index({a: k for a, k in r.terms if a is not atom}, r.const) * atom.d + atom.index
+                if whole.hi < MOST_WHOLE:
+                    return q + self.floordiv(whole, atom.d * d)
         return q + self._atom((r, d, False), Quotient, r, d, False)
 
     def mod(self, x: Index, d: int) -> Index:
