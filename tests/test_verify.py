@@ -305,6 +305,23 @@ def test_what_rounding_alone_decides_is_no_defect(
         _ = f.run(given).output
 
 
+@pytest.mark.parametrize("lie", [(), ("= atan2_(", "= 1.001 * atan2_(")])
+def test_the_sign_of_a_zero_is_no_defect(
+    lie: tuple[str, str] | tuple[()], webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may ignore it: an H100 takes -0 for 0 in x * 0, and atan2(-0, -0) is -pi."""
+    translate(monkeypatch, ("select(0f, (-0f)", "select((-0f), (-0f)"), *([lie] if lie else []))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def forward(m: Net, x: tg.Tensor) -> tg.Tensor:
+        y = tg.concat([x * 0.0, x], -1)
+        return tg.atan2(y, y)
+
+    f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (6, 7)}, device="webgpu")
+    with f, pytest.raises(tg.CompileError, match="computes wrongly") if lie else nullcontext():
+        _ = f.run(x=np.ones((6, 7), np.float32)).output
+
+
 def test_a_forward_is_checked_when_it_first_runs(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("tracegrad.runtime.wgpu_verify.faults", lambda trials, *_: {key: "not 2" for key, _ in trials})
