@@ -229,9 +229,14 @@ def shared_factor(t: Tensor) -> bool:
 
     WGSL allows that ("reassociation"), and the driver of an NVIDIA H100 does it. An error of a or d weighs the same.
     """
-    terms = [unviewed(x) for x in t.inputs]
-    one, other = ({unviewed(y).serial for y in (x.inputs if x.prim.name == "mul" else (x,))} for x in terms)
+    one, other = map(factors, t.inputs)
     return not one.isdisjoint(other)
+
+
+def factors(t: Tensor) -> set[int]:
+    """The serials of what a product multiplies; of anything else, its own."""
+    t = unviewed(t)
+    return set().union(*map(factors, t.inputs)) if t.prim.name == "mul" else {t.serial}
 
 
 def distributed(t: Tensor, xs: Sequence[Known]) -> Array:
