@@ -123,8 +123,9 @@ def as_dtype(value: Any) -> DType:
 
 
 def number_kind(x: Any) -> str:
-    """Return the kind of an array's dtype: "f" for extension floats, too, such as ml_dtypes.bfloat16."""
-    return "f" if "float" in x.dtype.name else x.dtype.kind
+    """Return the kind of NumPy's dtype of `x`: "f" for extension floats, too, such as ml_dtypes.bfloat16; or ""."""
+    dtype = getattr(x, "dtype", None)
+    return "f" if "float" in getattr(dtype, "name", "") else getattr(dtype, "kind", "")
 
 
 def scalar_dtype(value: bool | int | float) -> DType:

@@ -37,7 +37,7 @@ def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
     for k in value if isinstance(value, tuple) else (value,):
         if str(getattr(k, "dtype", "")).startswith("f"):  # PyTorch's third argument
             raise ShapeError(
-                f"{what} must be {COUNTS[n]} integers, got {shown(k)}; a bias is added to the result, as in "
+                f"{what} must be {COUNTS[n]}, got {shown(k)}; a bias is added to the result, as in "
                 "conv2d(x, w) + b[:, None, None]"
             )
     many = whole(value) is None and hasattr(value, "__iter__") and not isinstance(value, str)

@@ -144,7 +144,7 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
     try:
         view = memoryview(array)
     except (TypeError, ValueError):
-        if hasattr(array, "dtype") and number_kind(array) == "f":  # ml_dtypes.bfloat16 lends no memory
+        if number_kind(array) == "f" and hasattr(array, "astype"):  # ml_dtypes.bfloat16 lends no memory
             return literal(array.astype("float32"), dtype)
         raise DTypeError(no_operand(array)) from None
     if view.format[0] in "<=" and view.c_contiguous:  # as JAX and ctypes say; memoryview cannot read it
