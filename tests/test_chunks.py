@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from models import build_forward
-from tracegrad.dtypes import TensorType, f32
+from in_c import computed, text
+from tracegrad.dtypes import f32
 from tracegrad.ir import Tensor
 from tracegrad.tuning import CHUNK
 
@@ -22,33 +22,6 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "sin": lambda x, y, z: tg.sin(50.0 * x * y) * z,
     "choice": lambda x, y, z: tg.where(x < y, tg.exp(z), tg.log(tg.abs(z) + 0.5)),
 }
-
-
-class One(tg.Module):
-    """A model has a parameter."""
-
-    def __init__(self) -> None:
-        self.w = self.param((1,))
-
-
-def text(fn: Callable[..., Tensor], *shapes: tuple[int, ...]) -> str:
-    """The C functions of `fn`."""
-    types = {f"x{k}": TensorType(f32, s) for k, s in enumerate(shapes)}
-    built = build_forward(One(), lambda m, **xs: fn(*xs.values()), types)
-    return "\n".join(f for k in built.program.kernels for f in k.texts["c"].functions)
-
-
-def computed(fn: Callable[..., Any], *arrays: Any) -> Any:
-    """What C gives."""
-    given = {f"x{k}": x for k, x in enumerate(arrays)}
-    with tg.compile_forward(
-        model=One(),
-        forward=lambda m, **xs: fn(*xs.values()),
-        inputs={k: x.shape for k, x in given.items()},
-        device="cpu",
-        seed=0,
-    ) as forward:
-        return forward.run(given).output
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

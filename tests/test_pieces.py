@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tracegrad as tg
-from models import build_forward
-from tracegrad.dtypes import TensorType, f32
-from tracegrad.ir import Tensor
+from in_c import computed, text
 from tracegrad.tuning import MOST_PIECES, PIECE_GRAIN
 
 GUARD = re.compile(r"_auto_type g\d")
-
-
-class One(tg.Module):
-    """A model has a parameter."""
-
-    def __init__(self) -> None:
-        self.w = self.param((1,))
-
-
-def text(fn: Callable[..., Tensor], *shapes: tuple[int, ...]) -> str:
-    """The C functions of `fn`."""
-    types = {f"x{k}": TensorType(f32, s) for k, s in enumerate(shapes)}
-    built = build_forward(One(), lambda m, **xs: fn(*xs.values()), types)
-    return "\n".join(f for k in built.program.kernels for f in k.texts["c"].functions)
-
-
-def computed(fn: Callable[..., Tensor], *arrays: Any) -> Any:
-    """What C gives."""
-    given = {f"x{k}": x for k, x in enumerate(arrays)}
-    with tg.compile_forward(
-        model=One(),
-        forward=lambda m, **xs: fn(*xs.values()),
-        inputs={k: x.shape for k, x in given.items()},
-        device="cpu",
-        seed=0,
-    ) as forward:
-        return forward.run(given).output
 
 
 def drawn(rng: np.random.Generator, *shape: int) -> Any:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from models import build_forward
-from tracegrad.dtypes import TensorType, f32
+from in_c import computed, text
 from tracegrad.ir import Tensor
 from tracegrad.ops.cumulative import LARGEST_BLOCK, SCAN_BLOCK, SMALLEST_BLOCK, block_of
 from tracegrad.tuning import LANES
@@ -38,13 +37,6 @@ BLOCKS = re.compile(r"long i\dw = 0; i\dw < min\(32L")
 DIVIDED = re.compile(r"\w / \d")
 
 
-class One(tg.Module):
-    """A model has a parameter."""
-
-    def __init__(self) -> None:
-        self.w = self.param((1,))
-
-
 def below(x: Tensor) -> Tensor:
     """True at (i, j) where j <= i."""
     n = x.shape[-1]
@@ -66,20 +58,6 @@ OTHERS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any]]] = {
         lambda x: np.cumsum(x, -1) + np.arange(x.shape[-1])[::-1],
     ),
 }
-
-
-def computed(fn: Callable[[Tensor], Tensor], x: Any) -> Any:
-    """What C gives."""
-    with tg.compile_forward(
-        model=One(), forward=lambda m, x: fn(x), inputs={"x": x.shape}, device="cpu", seed=0
-    ) as forward:
-        return forward.run(x=x).output
-
-
-def text(fn: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> str:
-    """The C functions of `fn`."""
-    built = build_forward(One(), lambda m, x: fn(x), {"x": TensorType(f32, shape)})
-    return "\n".join(f for k in built.program.kernels for f in k.texts["c"].functions)
 
 
 def backwards(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

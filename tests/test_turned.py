@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from models import build_forward
-from tracegrad.dtypes import DType, TensorType, bool_, f32, i32, u32
+from in_c import computed, text
+from tracegrad.dtypes import DType, bool_, f32, i32, u32
 from tracegrad.ir import Tensor
 
 SHAPES = (
@@ -48,26 +48,6 @@ FUSED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any], bool]] 
 }
 
 
-class One(tg.Module):
-    """A model has a parameter."""
-
-    def __init__(self) -> None:
-        self.w = self.param((1,))
-
-
-def computed(fn: Callable[[Tensor], Any], x: Any, dtype: DType = f32) -> Any:
-    """What C gives."""
-    types = {"x": TensorType(dtype, x.shape)}
-    with tg.compile_forward(model=One(), forward=lambda m, x: fn(x), inputs=types, device="cpu", seed=0) as forward:
-        return forward.run(x=x).output
-
-
-def text(fn: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> str:
-    """The C functions of `fn`."""
-    built = build_forward(One(), lambda m, x: fn(x), {"x": TensorType(f32, shape)})
-    return "\n".join(f for k in built.program.kernels for f in k.texts["c"].functions)
-
-
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", (f32, i32, u32, bool_), ids=lambda d: d.name)
 def test_every_order_of_axes_moves_every_element(shape: tuple[int, ...], dtype: DType) -> None:
@@ -76,7 +56,7 @@ def test_every_order_of_axes_moves_every_element(shape: tuple[int, ...], dtype: 
     rotated = [tuple(np.roll(range(len(shape)), k)) for k in range(1, len(shape))]
     orders = list(dict.fromkeys([*rotated, tuple(reversed(range(len(shape))))]))
     orders = [tuple(int(a) for a in o) for o in orders]
-    out = computed(lambda x: tuple(tg.permute(x, o) for o in orders), x, dtype)
+    out = computed(lambda x: tuple(tg.permute(x, o) for o in orders), x, dtype=dtype)
     for order, found in zip(orders, out, strict=True):
         np.testing.assert_array_equal(found, x.transpose(order), str(order))
 

@@ -1,0 +1,33 @@
+"""What the C renderer makes of a function of arrays: its text, and its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tracegrad as tg
+from models import build_forward
+from tracegrad.dtypes import DType, TensorType, f32
+
+
+class One(tg.Module):
+    """A model has a parameter."""
+
+    def __init__(self) -> None:
+        self.w = self.param((1,))
+
+
+def text(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> str:
+    """The C functions of `fn`."""
+    types = {f"x{k}": TensorType(f32, s) for k, s in enumerate(shapes)}
+    built = build_forward(One(), lambda m, **xs: fn(*xs.values()), types)
+    return "\n".join(f for k in built.program.kernels for f in k.texts["c"].functions)
+
+
+def computed(fn: Callable[..., Any], *arrays: Any, dtype: DType = f32) -> Any:
+    """What C gives."""
+    given = {f"x{k}": x for k, x in enumerate(arrays)}
+    types = {name: TensorType(dtype, x.shape) for name, x in given.items()}
+    forward = lambda m, **xs: fn(*xs.values())
+    with tg.compile_forward(model=One(), forward=forward, inputs=types, device="cpu", seed=0) as f:
+        return f.run(given).output
