@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -340,6 +341,14 @@ def no_package(name: str) -> str:
     return "" if importlib.util.find_spec(name) else f"the package {name} is not installed"
 
 
+no_torch, no_jax = partial(no_package, "torch"), partial(no_package, "jax")
+
+
+def no_compiler() -> str:
+    """Why there are no kernels in C."""
+    return "" if compiler_named("") else "there is no C compiler"
+
+
 def no_adapter() -> str:
     """Why there is no WebGPU."""
     found = check_webgpu()
@@ -352,40 +361,20 @@ RUNNERS = {
         Runner("passes", each(passes)),
         Runner("eager", each(eager)),
         Runner("numpy", on("cpu", "off"), trained_on("cpu", "off")),
-        Runner("c", on("cpu"), trained_on("cpu"), lacks=lambda: "" if compiler_named("") else "there is no C compiler"),
+        Runner("c", on("cpu"), trained_on("cpu"), lacks=no_compiler),
         Runner("sizes", each(sizes), trained_at_sizes, special=False),
         Runner("sweep", nothing, in_a_sweep),
         Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False, lacks=no_adapter),
         Runner("loops", on("webgpu", during=taken_for_a_gpu), special=False, lacks=no_adapter),
-        Runner("xla", on("jax"), trained_on("jax"), special=False, lacks=lambda: no_package("jax")),
+        Runner("xla", on("jax"), trained_on("jax"), special=False, lacks=no_jax),
         Runner("numpy16", on("cpu", "off", everything_stored, "f16"), special=False, half=F16),
-        Runner(
-            "c16",
-            on("cpu", precision="f16"),
-            special=False,
-            half=F16,
-            lacks=lambda: "" if compiler_named("") else "there is no C compiler",
-        ),
+        Runner("c16", on("cpu", precision="f16"), special=False, half=F16, lacks=no_compiler),
         Runner("webgpu16", on("webgpu", "", everything_stored, "f16"), special=False, half=F16, lacks=no_adapter),
-        Runner("xla16", on("jax", precision="f16"), special=False, half=F16, lacks=lambda: no_package("jax")),
-        Runner("xlab16", on("jax", precision="bf16"), special=False, half=BF16, lacks=lambda: no_package("jax")),
-        Runner(
-            "torch16",
-            each(pytorch_in_halves(F16)),
-            oracle=True,
-            special=False,
-            half=F16,
-            lacks=lambda: no_package("torch"),
-        ),
-        Runner(
-            "torchb16",
-            each(pytorch_in_halves(BF16)),
-            oracle=True,
-            special=False,
-            half=BF16,
-            lacks=lambda: no_package("torch"),
-        ),
-        Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False, lacks=lambda: no_package("torch")),
-        Runner("jax", each(jax), oracle=True, special=False, lacks=lambda: no_package("jax")),
+        Runner("xla16", on("jax", precision="f16"), special=False, half=F16, lacks=no_jax),
+        Runner("xlab16", on("jax", precision="bf16"), special=False, half=BF16, lacks=no_jax),
+        Runner("torch16", each(pytorch_in_halves(F16)), oracle=True, special=False, half=F16, lacks=no_torch),
+        Runner("torchb16", each(pytorch_in_halves(BF16)), oracle=True, special=False, half=BF16, lacks=no_torch),
+        Runner("torch", each(pytorch), trained_by_torch, oracle=True, special=False, lacks=no_torch),
+        Runner("jax", each(jax), oracle=True, special=False, lacks=no_jax),
     )
 }
