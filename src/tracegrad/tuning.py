@@ -162,6 +162,7 @@ READ_BYTES = 64 << 20  # bytes | of a piece in which persistent buffers are read
 COMPILERS = 16  # threads | that compile pipelines | ?
 GATHERED_TOGETHER = 1 << 28  # elements | of all parameters up to which FSDP gathers each once a step | H100
 GATHERED_APART = 1 << 16  # elements | of a parameter that it gathers for each reader anew in a larger model | ?
+SHARED_BY = 32  # readers | of a scalar beyond which XLA computes it once: copies take long to compile | 2 cores
 TAB_RUNS = 64  # runs | of one batch in a browser's tab | ?
 TAB_SECONDS = 0.1  # s | that such a batch takes at most: browsers give up on devices that seem to hang | -
 TAB_BYTES = 1 << 26  # bytes | of inputs or outputs of such a batch | -

@@ -16,10 +16,9 @@ from tracegrad.prims.views import BROADCAST, RESHAPE
 from tracegrad.runtime.jax_memory import jax, jnp
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.transforms.loops import Body
-from tracegrad.tuning import GATHERED_APART, GATHERED_TOGETHER
+from tracegrad.tuning import GATHERED_APART, GATHERED_TOGETHER, SHARED_BY
 
 Array = Any
-SHARED_BY = 32  # readers of a scalar, beyond which copies of its computation take most of the time to compile
 
 
 class Split:

@@ -28,10 +28,8 @@ MOST = 96  # points, however short the rows
 EDGE = 8  # the first and last points: vectors, tails and threads' shares end there
 CANDIDATES = 512  # candidates among which points on both sides of every guard are searched
 OF_EACH_SIDE = 3
-OTHERS, AROUND = (
-    6,
-    8,
-)  # workgroups beside those at ends and guards, where few are to run; how far apart their points lie
+OTHERS = 6  # workgroups beside those at ends and guards, where few are to run
+AROUND = 8  # how far from the first points the others in their workgroups lie
 FEW = 256  # values: a comparison of more values with one outcome always has that outcome, as x < 1e30
 
 
@@ -70,9 +68,9 @@ def _together(kernel: Kernel, group: Callable[[Array], Array], first: Array) -> 
     for k, (a, x) in enumerate(zip(reversed(kernel.outer), _coordinates(kernel.outer, begin).values())):
         moved = x + np.floor((2 * AROUND + 1) * drawn(k, CANDIDATES)).astype(np.int64) - AROUND
         flat, stride = flat + stride * np.clip(moved, 0, int(a.size) - 1), stride * int(a.size)
-    wanted = set(group(first).tolist())
+    wanted, known = set(group(first).tolist()), set(first.tolist())
     inside = dict.fromkeys(p for p, g in zip(flat.tolist(), group(flat).tolist()) if g in wanted)
-    return np.asarray([p for p in inside if p not in set(first.tolist())], np.int64)
+    return np.asarray([p for p in inside if p not in known], np.int64)
 
 
 def _sides(kernel: Kernel, candidates: Array) -> Array:
