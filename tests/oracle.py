@@ -13,7 +13,7 @@ from tracegrad.dtypes import TensorType, as_dtype, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 
 def typed(name: str, a: np.ndarray) -> Tensor:

@@ -17,7 +17,7 @@ from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Quotient, atoms_of
 from tracegrad.kernels.form import Kernel
 from tracegrad.prims.leaves import leaf
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 
 def x(*shape: int, name: str = "x") -> Tensor:

@@ -23,7 +23,7 @@ from tracegrad.kernels.fuse import Schedule
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 pytestmark = pytest.mark.filterwarnings("error:.*kernels run as NumPy:RuntimeWarning")
 

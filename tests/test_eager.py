@@ -26,7 +26,7 @@ from tracegrad.evaluate import evaluate
 from tracegrad.imperative import stepwise, tensors, values
 from tracegrad.ir import PRIMITIVES
 from tracegrad.prims.leaves import leaf, literal
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 by_name = {"argnames": "case", "ids": lambda c: c.name}
 # f32 results of one graph: NumPy's sums of the same numbers in other memory layouts differ in their last bits

@@ -19,7 +19,7 @@ from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -17,7 +17,7 @@ from tracegrad.evaluate import evaluate, named_by_role
 from tracegrad.hypers import leaf_value
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.guard import LONGEST, bounded_arrays
-from tracegrad.optim.host import Host
+from tracegrad.optim.transform import Host
 from tracegrad.prims.leaves import leaf
 
 N = 6

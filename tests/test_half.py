@@ -18,14 +18,14 @@ from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, bind, toposort
-from tracegrad.kernels import fuse, stored
+from tracegrad.kernels import fuse, storage
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.storage import analyse
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import cotangents, gradients
+from tracegrad.transforms.walks import cotangents, gradients
 
 U = 2.0**-11  # unit roundoff of half precision
 TINY = 2.0**-25  # half of its smallest number: what rounding adds below 6e-5
@@ -103,7 +103,7 @@ CASES = [case for case in ALL_CASES if is_subject(case)]
 def everything_stored() -> Iterator[None]:
     """No kernel computes more than one value, so that all that may be stored in half precision is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracegrad.kernels.stored.worth_storing", lambda *_: stored.SHARED)
+        patch.setattr("tracegrad.kernels.storage.worth_storing", lambda *_: storage.SHARED)
         patch.setattr(fuse.Schedule, "_merge", lambda *_: fuse.ELSEWHERE)
         yield
 

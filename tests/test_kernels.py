@@ -26,7 +26,7 @@ from tracegrad.kernels.tiles import TileShape
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 NOTHING = Persistent((), (), {})
 COUNTERS = {"seed": np.asarray(7, np.uint32), "step": np.asarray(3, np.uint32)}

@@ -22,8 +22,8 @@ from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.lift import out_of_loops
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
 from tracegrad.transforms.loops import Body, item
+from tracegrad.transforms.walks import gradients
 
 T, B, N = 5, 3, 4
 SHAPES = {"x": (T, B, N), "w": (N, N), "u": (N, N), "b": (N,), "h": (B, N), "k": (2, N, 3), "table": (6, N)}

@@ -23,7 +23,7 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.prims import elementwise
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 

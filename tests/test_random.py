@@ -15,7 +15,7 @@ from tracegrad.evaluate import evaluate
 from tracegrad.ir import toposort
 from tracegrad.ops import random as random_ops
 from tracegrad.prims.leaves import leaf
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 MASK = 0xFFFFFFFF
 

@@ -23,7 +23,7 @@ from tracegrad.ir import Tensor
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 GPT = gpt(batch=2, vocabulary=11, context=8, width=8, layers=2, p=0.1)
 TRAININGS = (*SMALL, GPT)

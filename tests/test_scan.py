@@ -29,7 +29,7 @@ from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 HERE = Path(__file__)
 LINES = HERE.read_text(encoding="utf-8").splitlines()

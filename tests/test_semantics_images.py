@@ -15,7 +15,7 @@ from tracegrad.evaluate import evaluate
 from tracegrad.ir import bind, toposort
 from tracegrad.ops.windows import OVERLAP_ADD, WINDOWS
 from tracegrad.prims.leaves import leaf
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 INF = np.inf
 

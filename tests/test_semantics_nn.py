@@ -13,7 +13,7 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError
 from tracegrad.ir import toposort
 from tracegrad.prims.leaves import leaf
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 INF, NAN = np.inf, np.nan
 

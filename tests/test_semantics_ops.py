@@ -24,7 +24,7 @@ from tracegrad.passes.expand import expand_composites
 from tracegrad.prims import views
 from tracegrad.prims.leaves import leaf
 from tracegrad.prims.maps import typed
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 INF, NAN = math.inf, math.nan
 

@@ -28,7 +28,7 @@ from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.native import NativeSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 # What each new size of a row is drawn from. Sizes that were different may become equal.
 SIZES = ((0, 1, 2), (2, 3, 5, 6, 7), (1, 15, 17, 31))

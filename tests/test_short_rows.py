@@ -25,7 +25,7 @@ from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.render import c_values
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 ALL = "TRACEGRAD_ALL_SHAPES" in os.environ  # tools/compilers sets it
 ROWS = (1, 2, 3, 5, 6, 7, 13, 16, 17, 33, 64) if ALL else (2, 5, 17, 64)

@@ -16,7 +16,7 @@ from test_numerics import computed, runtime  # noqa: F401
 from tracegrad import ops as tg
 from tracegrad.ir import Tensor
 from tracegrad.runtime.native import NativeSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 F = torch.nn.functional

@@ -13,7 +13,7 @@ import tracegrad
 from test_numerics import computed, runtime  # noqa: F401
 from tracegrad import ops as tg
 from tracegrad.ir import Tensor
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 F = torch.nn.functional

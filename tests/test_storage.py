@@ -17,7 +17,7 @@ from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
-from tracegrad.kernels import stored
+from tracegrad.kernels import storage as rules
 from tracegrad.kernels.storage import Storage, analyse, postorder
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
@@ -42,17 +42,17 @@ def argmax_of_a_sum(x: Tensor) -> Tensor:
 RULES: dict[
     str, tuple[Callable[[Any], Any], str, int]
 ] = {  # rule -> a function of x, f32[32,32], the op that it decides, and how often
-    stored.SUMMED: (lambda x: tg.exp(x @ x), "matmul", 1),
-    stored.DELIVERED: (lambda x: x + 1.0, "add", 1),
-    stored.ONCE: (argmax_of_a_sum, "add", 1),
-    stored.DEEP: (long_chain, "sin", 1),
-    stored.OPERAND: (lambda x: tg.exp(x) @ x, "exp", 1),
-    stored.REPEATED: (lambda x: x * tg.exp(tg.sin(x[:1])), "exp", 1),
-    stored.SHARED: (lambda x: tg.sum(tg.exp(tg.sin(x)), 1) + tg.sum(tg.exp(tg.sin(x)), 0), "exp", 1),
-    stored.CHEAP: (lambda x: tg.relu(x * 3.0) + 1.0, "mul", 1),
-    stored.MADE: (lambda x: x + tg.exp(tg.cast(tg.arange(32), tg.f32)), "exp", 1),
-    stored.MOVES: (lambda x: x + x.transpose(), "permute", 1),
-    stored.OF_FAMILY["leaf"]: (lambda x: x + 1.0, "leaf", 1),
+    rules.SUMMED: (lambda x: tg.exp(x @ x), "matmul", 1),
+    rules.DELIVERED: (lambda x: x + 1.0, "add", 1),
+    rules.ONCE: (argmax_of_a_sum, "add", 1),
+    rules.DEEP: (long_chain, "sin", 1),
+    rules.OPERAND: (lambda x: tg.exp(x) @ x, "exp", 1),
+    rules.REPEATED: (lambda x: x * tg.exp(tg.sin(x[:1])), "exp", 1),
+    rules.SHARED: (lambda x: tg.sum(tg.exp(tg.sin(x)), 1) + tg.sum(tg.exp(tg.sin(x)), 0), "exp", 1),
+    rules.CHEAP: (lambda x: tg.relu(x * 3.0) + 1.0, "mul", 1),
+    rules.MADE: (lambda x: x + tg.exp(tg.cast(tg.arange(32), tg.f32)), "exp", 1),
+    rules.MOVES: (lambda x: x + x.transpose(), "permute", 1),
+    rules.OF_FAMILY["leaf"]: (lambda x: x + 1.0, "leaf", 1),
 }
 
 
@@ -64,7 +64,7 @@ def test_each_rule_decides_a_value(rule: str) -> None:
         storage = optimize(Graph({"y": fn(x)}))
     found = [t for t in storage.order if t.prim.name == op and storage.rules.rule[t.serial] == rule]
     assert len(found) == count
-    assert all((t.serial in storage.stored) == (rule in stored.STORING) for t in found)
+    assert all((t.serial in storage.stored) == (rule in rules.STORING) for t in found)
 
 
 def test_what_is_stored_is_what_rules_store() -> None:
@@ -72,7 +72,7 @@ def test_what_is_stored_is_what_rules_store() -> None:
         (x,) = inputs(x=(16, 16))
         storage = optimize(Graph({"y": tg.softmax(x @ x) @ tg.layer_norm(x)}))
     assert set(storage.rules.rule) == {t.serial for t in storage.order}
-    assert set(storage.stored) == {s for s, rule in storage.rules.rule.items() if rule in stored.STORING}
+    assert set(storage.stored) == {s for s, rule in storage.rules.rule.items() if rule in rules.STORING}
     assert [t.serial for t in storage.members] == sorted(storage.stored)
 
 

@@ -25,7 +25,7 @@ from tracegrad.ir import toposort
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 Function = Callable[..., Any]
 M, K, N = 24, 16, 20

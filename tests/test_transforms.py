@@ -20,7 +20,7 @@ from tracegrad.introspection.explain import Memory
 from tracegrad.ir import toposort
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 X = np.array([0.3, -1.2, 2.0], np.float32)
 W = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

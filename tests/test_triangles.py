@@ -31,7 +31,7 @@ from tracegrad.kernels.triangles import Triangles
 from tracegrad.prims.leaves import iota, leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 __all__ = ["browser", "served"]  # fixtures
 

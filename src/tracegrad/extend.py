@@ -13,8 +13,7 @@ from tracegrad.dtypes import TensorType
 from tracegrad.graph import Graph
 from tracegrad.ir import Primitive, Tensor, bind, register, rewrite, toposort
 from tracegrad.methods import op
-from tracegrad.optim.host import Host
-from tracegrad.optim.transform import PerParameter, Transform, chain
+from tracegrad.optim.transform import Host, PerParameter, Transform, chain
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.maps import composite, elementwise, typed
 from tracegrad.prims.rules import alike, linear, merged, multilinear, shifted, symmetric

@@ -30,9 +30,8 @@ from tracegrad.ops.reduction import sum as sum_
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.groups import NO_GROUPS, Groups
 from tracegrad.optim.guard import PARAMS
-from tracegrad.optim.host import Host
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.optim.transform import Kept, PerParameter, Transform
+from tracegrad.optim.transform import Host, Kept, PerParameter, Transform
 from tracegrad.optim.transform import State as Kepts
 from tracegrad.passes.pieces import Piece, split
 from tracegrad.prims.elementwise import cast as cast_

@@ -28,8 +28,7 @@ from tracegrad.evaluate import evaluate
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.prims.leaves import leaf
-from tracegrad.transforms.forwards import tangents
-from tracegrad.transforms.grad import cotangents, gradients
+from tracegrad.transforms.walks import cotangents, gradients, tangents
 
 __all__ = [
     "Case", "check_jvp", "check_op", "check_pytorch", "check_runtime", "check_second_order", "check_types",

@@ -29,7 +29,7 @@ from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import evaluate
 from tracegrad.introspection import explain, profile
-from tracegrad.kernels import blocks, fuse, stored
+from tracegrad.kernels import blocks, fuse, storage
 from tracegrad.program import Program as Compiled
 from tracegrad.runtime import native
 from tracegrad.runtime.adapters import check_webgpu
@@ -172,7 +172,7 @@ def taken_for_a_gpu(fewest: int = 1) -> Iterator[None]:
 def everything_stored() -> Iterator[None]:
     """No kernel computes more than one value, so that all that may be stored in half precision is."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(stored, "worth_storing", lambda *_: stored.SHARED))
+        stack.enter_context(patch.object(storage, "worth_storing", lambda *_: storage.SHARED))
         stack.enter_context(patch.object(fuse.Schedule, "_merge", lambda *_: fuse.ELSEWHERE))
         yield
 

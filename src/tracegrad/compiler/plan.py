@@ -15,8 +15,7 @@ from tracegrad.ir import Tensor, bind, graft, reached, toposort
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.reads import base, reads_of
-from tracegrad.kernels.storage import Storage, analyse
-from tracegrad.kernels.stored import COMPUTED
+from tracegrad.kernels.storage import COMPUTED, Storage, analyse
 from tracegrad.passes.place import COMPUTING, place_results, settled
 from tracegrad.prims.leaves import LEAF, LITERAL
 from tracegrad.program import Move

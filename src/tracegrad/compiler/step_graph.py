@@ -13,15 +13,15 @@ from tracegrad.ir import Tensor, toposort
 from tracegrad.optim import freezing
 from tracegrad.optim.gradients import sum_of_squares
 from tracegrad.optim.guard import PARAMS, Guard, NewStates, any_nonfinite
-from tracegrad.optim.host import Host
 from tracegrad.optim.loss_scale import LossScale
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.parts import Part
+from tracegrad.optim.transform import Host
 from tracegrad.prims.elementwise import nonfinite, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import LEAF, as_tensor, constant, leaf, require_own
 from tracegrad.prims.views import broadcast_to
-from tracegrad.transforms.grad import gradients
+from tracegrad.transforms.walks import gradients
 
 SKIPPED = "skipped"  # the output that reports a step skipped because gradients overflowed in half precision
 

@@ -31,7 +31,7 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import WHERE
 from tracegrad.prims.leaves import constant, leaf
 from tracegrad.prims.views import RESHAPE
-from tracegrad.transforms.grad import arriving
+from tracegrad.transforms.walks import arriving
 
 # `tensors.wrap` and `tape.Record` inlined into the plan's function, because Python calls cost more than their work
 RECORD = """\

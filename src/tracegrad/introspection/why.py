@@ -12,7 +12,7 @@ from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
 from tracegrad.kernels.fuse import PACKED, SCAN, Cluster
 from tracegrad.kernels.reads import base
-from tracegrad.kernels.stored import BY_COST, LOAD
+from tracegrad.kernels.storage import BY_COST, LOAD
 from tracegrad.program import Program
 from tracegrad.refusals import absent
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from tracegrad.ir import Tensor
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.reads import array_of, base, region_of, trailing
-from tracegrad.kernels.storage import Storage, postorder
-from tracegrad.kernels.stored import COMPUTED, DEEPEST
+from tracegrad.kernels.storage import COMPUTED, DEEPEST, Storage, postorder
 from tracegrad.kernels.triangles import Triangles
 from tracegrad.tuning import RECOMPUTED
 

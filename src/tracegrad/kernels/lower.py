@@ -24,8 +24,7 @@ from tracegrad.kernels.expr import (
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.reads import IN_MEMORY, region_of
-from tracegrad.kernels.storage import Storage
-from tracegrad.kernels.stored import COMPUTED
+from tracegrad.kernels.storage import COMPUTED, Storage
 from tracegrad.prims.elementwise import COPY
 
 MAX_REFINEMENTS = 8  # each splits at least one axis; real models need one or two

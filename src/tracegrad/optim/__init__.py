@@ -3,17 +3,23 @@
 from typing import TYPE_CHECKING
 
 from tracegrad import foreign, lr
-from tracegrad.optim.adadelta import adadelta, scale_by_adadelta
 from tracegrad.optim.adafactor import adafactor, scale_by_adafactor
-from tracegrad.optim.adagrad import adagrad, scale_by_adagrad
+from tracegrad.optim.adaptive import (
+    adadelta,
+    adagrad,
+    lamb,
+    nadam,
+    radam,
+    scale_by_adadelta,
+    scale_by_adagrad,
+    scale_by_nadam,
+    scale_by_radam,
+    scale_by_trust_ratio,
+)
 from tracegrad.optim.arena import Arena, Slot
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
-from tracegrad.optim.host import Host
-from tracegrad.optim.lamb import lamb, scale_by_trust_ratio
 from tracegrad.optim.muon import scale_by_muon
-from tracegrad.optim.nadam import nadam, scale_by_nadam
 from tracegrad.optim.optimizer import Optimizer, Options, adam, adamw, custom, lion, muon, rmsprop, sgd
-from tracegrad.optim.radam import radam, scale_by_radam
 from tracegrad.optim.scaling import (
     add_decayed_weights,
     scale_by_adam,
@@ -23,7 +29,7 @@ from tracegrad.optim.scaling import (
     scale_by_rms,
     track_ema,
 )
-from tracegrad.optim.transform import PerParameter, Transform, chain
+from tracegrad.optim.transform import Host, PerParameter, Transform, chain
 
 __all__ = [
     "Arena", "Host", "Optimizer", "Options", "PerParameter", "Slot", "Transform", "accumulate", "adadelta",

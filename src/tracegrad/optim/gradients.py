@@ -8,8 +8,7 @@ from math import inf
 from tracegrad.errors import InputError
 from tracegrad.hypers import LARGE, NORMAL, whole
 from tracegrad.ir import Tensor, bind
-from tracegrad.optim.host import Host
-from tracegrad.optim.transform import State, Transform
+from tracegrad.optim.transform import Host, State, Transform
 from tracegrad.prims.elementwise import maximum, minimum, nonfinite, round, sqrt, square, where
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import as_tensor

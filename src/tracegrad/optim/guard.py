@@ -17,8 +17,7 @@ from typing import NamedTuple
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.hypers import NORMAL
 from tracegrad.ir import Tensor, bind
-from tracegrad.optim.host import Host
-from tracegrad.optim.transform import Transform
+from tracegrad.optim.transform import Host, Transform
 from tracegrad.prims.elementwise import maximum, nonfinite, where
 from tracegrad.prims.folds import SUM, pack
 from tracegrad.prims.leaves import as_tensor, iota, leaf

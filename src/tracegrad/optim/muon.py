@@ -11,9 +11,8 @@ from tracegrad.hypers import whole
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.arena import Slot
 from tracegrad.optim.gradients import norm
-from tracegrad.optim.host import Host
 from tracegrad.optim.scaling import adam_direction, moments, running_mean
-from tracegrad.optim.transform import State, Transform
+from tracegrad.optim.transform import Host, State, Transform
 from tracegrad.prims.elementwise import maximum
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.views import permute

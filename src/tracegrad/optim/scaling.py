@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tracegrad.hypers import RANGES
 from tracegrad.ir import Tensor
-from tracegrad.optim.host import Host
-from tracegrad.optim.transform import Kept, State, Transform
+from tracegrad.optim.transform import Host, Kept, State, Transform
 from tracegrad.prims.elementwise import maximum, minimum, sign, sqrt, square, where
 
 FLUSHED = 2.0**-62  # a device may flush the square of a smaller number to 0

@@ -25,8 +25,8 @@ from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import MATMUL, SUM, scatter_add
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import PERMUTE, broadcast_to, permute, reshape
-from tracegrad.transforms.forwards import batches
 from tracegrad.transforms.loops import SCAN, Body, beside, inner_leaf, item
+from tracegrad.transforms.walks import batches
 from tracegrad.tuning import LIFTED_BYTES, LIFTED_TIMES
 
 PRODUCTS = ("product", "scatter")  # families worth moving: many small products become a large one

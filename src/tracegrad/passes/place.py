@@ -7,8 +7,7 @@ from collections.abc import Container
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, bind, rebind, rewrite, toposort
 from tracegrad.kernels.reads import IN_MEMORY, base, region_of
-from tracegrad.kernels.storage import Storage, analyse
-from tracegrad.kernels.stored import COMPUTED
+from tracegrad.kernels.storage import COMPUTED, Storage, analyse
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import pack
 from tracegrad.prims.views import reshape

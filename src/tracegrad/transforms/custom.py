@@ -22,10 +22,9 @@ from tracegrad.prims.leaves import LEAF, as_tensor, const
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import Tangents, spread, total, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
-from tracegrad.transforms.forwards import repeated, replayed
-from tracegrad.transforms.grad import cotangents
 from tracegrad.transforms.trees import arrays_in, rebuilt, tree_leaves, tree_map, with_arrays
 from tracegrad.transforms.vmap import over
+from tracegrad.transforms.walks import cotangents, repeated, replayed
 
 Pull = Callable[..., Sequence[Tensor | None]]  # (ct, *inputs) -> one cotangent per input
 

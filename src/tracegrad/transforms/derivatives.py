@@ -23,9 +23,8 @@ from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import as_tensor, const, iota, placeholder
 from tracegrad.prims.views import permute, reshape
 from tracegrad.states import StateTensor
-from tracegrad.transforms.forwards import batches, repeated, tangents
-from tracegrad.transforms.grad import cotangents
 from tracegrad.transforms.trees import tree_leaves, tree_map
+from tracegrad.transforms.walks import batches, cotangents, repeated, tangents
 
 Function = Callable[..., Any]
 ArgNums = int | Sequence[int]

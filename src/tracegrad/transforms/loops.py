@@ -23,8 +23,7 @@ from tracegrad.ir import Primitive, Tensor, bind, graft, reached, register, topo
 from tracegrad.prims.leaves import LEAF, const
 from tracegrad.prims.rules import spread
 from tracegrad.prims.views import broadcast_to, reshape
-from tracegrad.transforms.forwards import batches, repeated, tangents
-from tracegrad.transforms.grad import arriving
+from tracegrad.transforms.walks import arriving, batches, repeated, tangents
 
 _number = itertools.count()
 

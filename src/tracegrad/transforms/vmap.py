@@ -20,8 +20,8 @@ from tracegrad.prims.elementwise import cast
 from tracegrad.prims.leaves import as_tensor, iota, placeholder
 from tracegrad.prims.views import permute
 from tracegrad.shapes import normalize_axis
-from tracegrad.transforms.forwards import batches, repeated
 from tracegrad.transforms.trees import prefix, rebuilt, tree_leaves, tree_map
+from tracegrad.transforms.walks import batches, repeated
 
 Axes = Any  # an integer or None, or a list, tuple or dict of them
 

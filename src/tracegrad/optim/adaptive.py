@@ -1,0 +1,268 @@
+"""Optimizers whose rates adapt to each element, or to each parameter: relatives of Adam and of Adagrad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Unpack
+
+from tracegrad.hypers import AT_LEAST_0, RANGES, SHARE, checked
+from tracegrad.ir import Tensor, bind
+from tracegrad.optim.gradients import norm
+from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe, with_decay
+from tracegrad.optim.scaling import add_decayed_weights, moments, running_mean, scale_by_adam
+from tracegrad.optim.transform import Host, PerParameter, State, Transform
+from tracegrad.prims.elementwise import exp, expm1, log1p, maximum, minimum, sqrt, square, where
+from tracegrad.prims.folds import MIN, pack
+from tracegrad.prims.views import broadcast_to, reshape
+
+ADADELTA = {"rho": SHARE, "eps": AT_LEAST_0}
+
+
+def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
+    """Give d = sqrt(u + eps) / sqrt(v + eps) g, with running means v of g^2 and u of d^2 (Zeiler 2012, algorithm 1).
+
+    v includes this step, u does not. As torch.optim.Adadelta.
+
+    >>> optimizer = optim.custom(optim.scale_by_adadelta(), lr=1.0)
+    """
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        share, eps_ = host.complement("rho"), host.hyper("eps")
+        v = running_mean(state["v"], square(g), share)
+        d = sqrt(state["u"] + eps_) / sqrt(v + eps_) * g
+        return d, {"v": v, "u": running_mean(state["u"], square(d), share)}
+
+    return Transform.made({"v": 0.0, "u": 0.0}, update, ranges=ADADELTA, rho=rho, eps=eps)
+
+
+@recipe("weight_decay")
+def adadelta(
+    lr: LR = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, **options: Unpack[Options]
+) -> Chain:
+    """Make an Adadelta optimizer: p <- p - lr * d, see `scale_by_adadelta`. As torch.optim.Adadelta.
+
+    weight_decay: an L2 penalty. options, errors: see `Options`.
+
+    >>> optimizer = optim.adadelta(lr=1.0)
+    """
+    return [*decoupled(weight_decay, options), scale_by_adadelta(rho, eps)]
+
+
+ADAGRAD = {"lr_decay": AT_LEAST_0, "eps": AT_LEAST_0}
+
+
+def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> Transform:
+    """Give g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), sum <- sum + g^2. PyTorch's Adagrad (Duchi et al. 2011).
+
+    >>> optimizer = optim.custom(optim.scale_by_adagrad(), lr=1e-2)
+    """
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        total = state["sum"] + square(g)
+        later = 1.0 + (host.steps - 1.0) * host.hyper("lr_decay")
+        return g / (sqrt(total) + host.hyper("eps")) / later, {"sum": total}
+
+    fill = checked("initial_accumulator_value", initial_accumulator_value, AT_LEAST_0, "adagrad")
+    return Transform.made({"sum": fill}, update, ranges=ADAGRAD, counts=True, lr_decay=lr_decay, eps=eps)
+
+
+@recipe("weight_decay")
+def adagrad(
+    lr: LR = 0.01,
+    lr_decay: float = 0.0,
+    weight_decay: float = 0.0,
+    initial_accumulator_value: float = 0.0,
+    eps: float = 1e-10,
+    **options: Unpack[Options],
+) -> Chain:
+    """Make an Adagrad optimizer: p <- p - lr * g / (sqrt(sum of g^2) + eps), see `scale_by_adagrad`.
+
+    weight_decay: an L2 penalty. options, errors: see `Options`. As torch.optim.Adagrad.
+
+    >>> optimizer = optim.adagrad(lr=1e-2)
+    """
+    return [*decoupled(weight_decay, options), scale_by_adagrad(lr_decay, initial_accumulator_value, eps)]
+
+
+NADAM = {**RANGES, "momentum_decay": AT_LEAST_0}
+LOG_096 = math.log(0.96)
+PRODUCT = PerParameter(lambda _: (1,), 1.0)  # one number per parameter, so that freezing keeps it
+
+
+def scale_by_nadam(
+    beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
+) -> Transform:
+    """Give (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps) (Dozat 2016). As torch.optim.NAdam.
+
+    mu = beta1 (1 - 0.96^(step momentum_decay) / 2), mu' is the mu of the next step, M is the product of all mu so far.
+    m and v are the means of Adam.
+
+    >>> optimizer = optim.custom(optim.scale_by_nadam(), lr=2e-3)
+    """
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        share = host.complement("beta1")
+        m = running_mean(state["m"], g, share)
+        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        rate = host.hyper("momentum_decay") * LOG_096
+
+        def factor(step: Tensor) -> Tensor:
+            return (1.0 - share) * (1.0 - 0.5 * exp(step * rate))
+
+        mu, ahead = factor(host.steps), factor(host.steps + 1.0)
+        product, kept = _products(state["product"], host, factor)
+        ahead_share, own_share = ahead / (1.0 - product * ahead), (1.0 - mu) / (1.0 - product)
+        v_hat = v * (1 / host.bias_correction("beta2"))
+        direction = (m * ahead_share + g * own_share) / (sqrt(v_hat) + host.hyper("eps"))
+        return direction, {"m": m, "v": v, "product": kept}
+
+    return Transform.made(
+        {"m": 0.0, "v": 0.0, "product": PRODUCT}, update, ranges=NADAM, counts=True,
+        beta1=beta1, beta2=beta2, eps=eps, momentum_decay=momentum_decay,
+    )  # fmt: skip
+
+
+def _products(old: Tensor, host: Host, factor: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return M after this step, f32[] or, if parameters count their own steps, f32[n]; and the new state."""
+    if host.missed is None:  # all numbers are equal but those of holes, which stay 1
+        product = reshape(bind(MIN, old, axes=(0,)), ()) * factor(host.step)
+        return product, broadcast_to(product, old.shape)
+    layout, slots = PRODUCT.layout(host.arena), host.arena.slots
+    parts = layout.views(old)
+    new = {slot.name: parts[slot.name] * factor(host.steps_of(slot)) for slot in slots}
+    spread = {s.name: broadcast_to(reshape(new[s.name], (1,) * len(s.shape)), s.shape) for s in slots}
+    return host.arena.pack(spread), layout.pack(new)
+
+
+@recipe("weight_decay", flat=False, shaping=("decoupled_weight_decay",))
+def nadam(
+    lr: LR = 2e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum_decay: float = 4e-3,
+    decoupled_weight_decay: bool = False,
+    **options: Unpack[Options],
+) -> Chain:
+    """Make a NAdam optimizer: Adam with Nesterov's momentum, see `scale_by_nadam`. As torch.optim.NAdam.
+
+    decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
+    options, errors: see `Options`.
+
+    >>> optimizer = optim.nadam(lr=2e-3)
+    """
+    core = scale_by_nadam(beta1, beta2, eps, momentum_decay)
+    return with_decay(core, weight_decay, options, decoupled_weight_decay)
+
+
+LARGEST = 80.0  # exp(80) is finite in f32
+CERTAIN = 5.0  # above this length of the average, steps are rectified Adam steps
+# x / (e^x - 1) = 1 - x / 2 + x^2 (1/12 - ...): Bernoulli's numbers; relative error 1e-9 up to x = 1
+BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160)
+# 2/c + 2/log(1 - c) - 1 = c (1/6 + ...): Gregory's numbers; error 3e-6 up to c = 0.2
+GREGORY = (1 / 6, 1 / 12, 19 / 360, 3 / 80, 863 / 30240)
+
+
+def average_length(step: Tensor, c: Tensor) -> Tensor:
+    """Return 2/c - 1 - 2 step beta2^step / (1 - beta2^step), c = 1 - beta2: how many steps the second moment averages.
+
+    A series replaces the formula where f32 would cancel: early steps have a length of about `step`, the difference of
+    two numbers around 2/c.
+    """
+    rate = -log1p(-c)
+    y = step * rate
+    far = minimum(y, LARGEST)  # where the quotient is 0
+    direct = far / expm1(far) - 1.0 + 0.5 * y
+    curved = where(y < 1.0, _series(square(y), BERNOULLI), direct)
+    offset = where(c < 0.2, _series(c, GREGORY), 2.0 / c - 2.0 / rate - 1.0)
+    return step + offset - 2.0 / rate * curved
+
+
+def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
+    """Return c[0] x + c[1] x^2 + ..."""
+    return reduce(lambda total, k: (total + k) * x, reversed(c[:-1]), c[-1] * x)
+
+
+def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
+    """Give Adam's m_hat, divided by a rectified sqrt(v_hat) once v_hat is certain (Liu et al. 2020, algorithm 2).
+
+    With rho = `average_length` and its limit r = 2 / (1 - beta2) - 1, steps with rho > 5 are
+    m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps); others are m_hat.
+    As torch.optim.RAdam.
+
+    >>> optimizer = optim.custom(optim.scale_by_radam(), lr=1e-3)
+    """
+
+    def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
+        m, v = moments(state, g, host)
+        c = host.complement("beta2")
+        # A length above 5 implies a limit above 5. Otherwise the factor is not used, so its value does not matter
+        rho, limit = average_length(host.steps, c), maximum(2.0 / c - 1.0, CERTAIN)
+        sure = maximum(rho, CERTAIN)
+        rectified = sqrt((sure - 4.0) * (sure - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * sure))
+        adam = _stored(rectified * sqrt(host.bias_correction("beta2")))
+        certain = _stored(where(rho > CERTAIN, 1.0, 0.0)) > 0.5
+        m_hat = m * (1 / host.bias_correction("beta1"))
+        return where(certain, m_hat * adam / (sqrt(v) + host.hyper("eps")), m_hat), {"m": m, "v": v}
+
+    return Transform.made({"m": 0.0, "v": 0.0}, update, counts=True, beta1=beta1, beta2=beta2, eps=eps)
+
+
+def _stored(x: Tensor) -> Tensor:
+    """Store `x` in memory as a pack, so that each element loads the number instead of computing it again."""
+    return reshape(pack([reshape(x, (x.size,))]), x.shape)
+
+
+@recipe("weight_decay", shaping=("decoupled_weight_decay",))
+def radam(
+    lr: LR = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+    **options: Unpack[Options],
+) -> Chain:
+    """Make a RAdam optimizer: rectified Adam, see `scale_by_radam`. As torch.optim.RAdam.
+
+    decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
+    options, errors: see `Options`.
+
+    >>> optimizer = optim.radam(lr=1e-3)
+    """
+    return with_decay(scale_by_radam(beta1, beta2, eps), weight_decay, options, decoupled_weight_decay)
+
+
+def scale_by_trust_ratio() -> Transform:
+    """Give g norm(p) / norm(g) for each parameter; g if one of the norms is 0 (You et al. 2020).
+
+    >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_trust_ratio()), lr=1e-3)
+    """
+
+    def trusted(g: Tensor, p: Tensor) -> Tensor:
+        step, own = norm(g), norm(p)
+        known = (step > 0.0) & (own > 0.0)
+        return g * where(known, own / where(known, step, 1.0), 1.0)
+
+    return Transform({}, lambda g, p, state, host: (host.arena.each(trusted, g, p), {}))
+
+
+@recipe()
+def lamb(
+    lr: LR = 1e-3,
+    weight_decay: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-6,
+    **options: Unpack[Options],
+) -> Chain:
+    """Make a LAMB optimizer (You et al. 2020, algorithm 2): p <- p - lr norm(p) / norm(u) u, for each parameter.
+
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay p. options, errors: see `Options`.
+
+    >>> optimizer = optim.lamb(lr=1e-3)
+    """
+    return [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay), scale_by_trust_ratio()]
