@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -231,3 +233,18 @@ def test_fit_says_which_input_has_no_array():
         ):
             with pytest.raises(tg.InputError, match=rf"fit: the inputs are x, y; {said}.* columns of a data frame"):
                 train.fit(data, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "odd"),
+    [([1.0, 2.5], tg.i32, "2.5 of float64"), ([np.nan], tg.i32, "nan of float64"), ([2, 1], tg.bool_, "2 of int64")],
+)
+def test_asarray_refuses_values_that_a_dtype_cannot_hold(array: list[float], dtype: tg.DType, odd: str) -> None:
+    with pytest.raises(tg.DTypeError, match=f"asarray: the value {odd} does not fit {dtype}"):
+        tg.asarray(np.array(array), dtype)
+    assert tg.asarray(np.array([0.0, 1.0]), dtype).numpy().tolist() == [0, 1]
+
+
+def test_modules_for_other_packages_need_no_import() -> None:
+    program = "import tracegrad as tg; tg.testing.check_op(tg.extend.op(lambda x: x * 2.0), (2, 3))"
+    subprocess.run([sys.executable, "-c", program], check=True)

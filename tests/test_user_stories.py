@@ -349,7 +349,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "concat": (traced(lambda m, x, y: tg.concat(x, x)), tg.ShapeError, "tensors in one list"),
     "randn": (traced(lambda m, x, y: tg.randn(NO_SHAPE)), tg.ShapeError, r"a size must be an integer, got None"),
     "twice": (traced(lambda m, x, y: [tg.capture("a", x) for _ in "ab"]), tg.TraceError, "'a' is taken.*once only"),
-    "a part": (traced(lambda m, x, y: {"a": x, "b": 3}), tg.CompileError, "dict, where 'b' is a int"),
+    "a part": (traced(lambda m, x, y: {"a": x, "b": 3}), tg.CompileError, "dict, where 'b' is an int"),
     "no return": (lambda: line(loss=lambda m, x, y: None), tg.CompileError, "is the return missing"),
     "no model": (lambda: line(loss=lambda x, y: tg.mean(x)), tg.InputError, r"the model, as in loss\(m, x, y\)"),
     "outside": (lambda: tg.relu(nn.Linear(2, 2).W), tg.DTypeError, "relu: .*of a model outside its forward"),

@@ -25,6 +25,7 @@ from tracegrad.errors import (
 from tracegrad.functional import *
 from tracegrad.graph import Graph
 from tracegrad.hypers import hyper
+from tracegrad.imperative import creation
 from tracegrad.imperative.calls import install
 from tracegrad.imperative.creation import parameter, tensor
 from tracegrad.imperative.streams import manual_seed
@@ -36,8 +37,10 @@ from tracegrad.nn.parameters import Parameter
 from tracegrad.ops import *
 
 if TYPE_CHECKING:
+    from tracegrad import extend as extend
     from tracegrad import metrics as metrics
     from tracegrad import safetensors as safetensors
+    from tracegrad import testing as testing
     from tracegrad.engine.forward import CompiledForward
     from tracegrad.engine.pending import Pending
     from tracegrad.engine.results import Aborted, Captures, Completed, Failed
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from tracegrad.training.callbacks import Checkpoint, CSVLogger, EarlyStopping, TensorBoard
     from tracegrad.training.compiled import CompiledTraining
 
+asarray = creation.asarray
 repeat = functional.repeat  # repeats elements, as ops.repeat, or a function
 
 # The modules that compile and run programs are half of the code: each is loaded when one of its names is first used
@@ -81,7 +85,7 @@ LATER = {
     "training.callbacks": "CSVLogger Checkpoint EarlyStopping TensorBoard",
     "training.compiled": "CompiledTraining",
 }
-MODULES = ("metrics", "safetensors")
+MODULES = ("extend", "metrics", "safetensors", "testing")
 OTHER_NAMES = {"adaptive_avg_pool": "adaptive_avg_pool2d", "hinge": "hinge_loss", "huber": "huber_loss"}
 OTHER_NAMES["smooth_l1"] = "smooth_l1_loss"
 

@@ -111,10 +111,10 @@ class Helped:
             if name.startswith("_") or hasattr(cls, name):  # the latter: a property that raised an AttributeError
                 return object.__getattribute__(self, name)
             own = [n for c in cls.__mro__ for n in vars(c) if not hasattr(Helped, n) and n not in INNER]
-            raise absent(f"a {cls.__name__}", name, own, cls.remedies, "objects")
+            raise absent(article(cls.__name__), name, own, cls.remedies, "objects")
 
         def __call__(self, *_: Any, **__: Any) -> Any:
-            raise CallError.here(f"a {type(self).__name__} cannot be called: {self.called}")
+            raise CallError.here(f"{article(type(self).__name__)} cannot be called: {self.called}")
 
 
 class Count(int):
@@ -275,6 +275,11 @@ def wrapped(made: Any, f: F) -> F:
     return made
 
 
+def article(noun: str) -> str:
+    """Return `noun` with its article, as "an int" and "a uint8"."""
+    return f"{'an' if noun[0] in 'aeioAEIO' else 'a'} {noun}"
+
+
 def shown(value: Any) -> str:
     """Return `value` as text for an error message: the type of a tensor or array, else the start of its repr."""
     if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
@@ -286,5 +291,5 @@ def shown(value: Any) -> str:
         return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
     text = re.sub(r"\w+\.<locals>\.", "", " ".join(repr(value).split()))
     if " object at 0x" in text:
-        return f"a {type(value).__name__}"
+        return article(type(value).__name__)
     return text if len(text) <= 60 else f"{text[:57]}..."

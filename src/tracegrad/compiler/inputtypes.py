@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.dtypes import Dimension, DType, InputType, TensorType, f32
 from tracegrad.errors import InputError
-from tracegrad.refusals import shown
+from tracegrad.refusals import article, shown
 from tracegrad.shapes import whole
 
 # Losses can refuse some sizes, so the first accepted one counts. 840 has all divisors up to 8; the small sizes are
@@ -150,7 +150,7 @@ def input_type(name: str, spec: Any) -> InputType:
     """Return the type of a spec: `(B, 784)` is f32; `tg.i32[B, T]` names its dtype. Raise InputError otherwise."""
     if hasattr(spec, "shape") and not isinstance(spec, (InputType, TensorType, type)):
         raise InputError.here(
-            f"input {name!r}: declare a shape or a type, not a {type(spec).__name__} of shape {spec.shape}; "
+            f"input {name!r}: declare a shape or a type, not {article(type(spec).__name__)} of shape {spec.shape}; "
             "pass values to step and run"
         )
     dtype, dims = f32, (spec,) if whole(spec) is not None else spec

@@ -11,7 +11,7 @@ from tracegrad.dtypes import f32
 from tracegrad.errors import CompileError, InputError, Site, call_site, located
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import like
-from tracegrad.refusals import shown
+from tracegrad.refusals import article, shown
 from tracegrad.states import StateTensor
 
 
@@ -84,7 +84,7 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
     items = cast("dict[str, Any]", aux).items() if isinstance(aux, dict) else ()
     wrong = {n: x for n, x in items if not isinstance(x, Tensor)}
     if not isinstance(aux, dict) or wrong:
-        got = shown(aux) if not wrong else ", ".join([f"{n!r} is a {_kind(x)}" for n, x in wrong.items()])
+        got = shown(aux) if not wrong else ", ".join([f"{n!r} is {article(_kind(x))}" for n, x in wrong.items()])
         raise CompileError(
             located(
                 f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}}), got {got}', _defined(loss)
@@ -143,7 +143,9 @@ def _read(result: Any) -> Any:
 
 def _odd(result: object, parts: Mapping[Any, Any] | None) -> str:
     """Describe what is wrong with the result of a forward: its kind, and the first part that is not a tensor."""
-    odd = next((f", where {k!r} is a {_kind(x)}" for k, x in (parts or {}).items() if not isinstance(x, Tensor)), "")
+    odd = next(
+        (f", where {k!r} is {article(_kind(x))}" for k, x in (parts or {}).items() if not isinstance(x, Tensor)), ""
+    )
     return f"{'an empty ' if parts == {} else ''}{_kind(result)}{odd}"
 
 

@@ -18,6 +18,7 @@ from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Spec, taking, typed
 from tracegrad.ir import Tensor
 from tracegrad.methods import AT_ONCE, Engine, Op
+from tracegrad.refusals import article
 from tracegrad.tuning import MOST_PLANS
 
 BUFFERS = (GradTensor, array, memoryview, bytearray)
@@ -78,7 +79,7 @@ def part(a: Any) -> Any:
     try:
         hash(a)
     except TypeError:
-        raise DTypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be an operand") from None
+        raise DTypeError(f"{article(f'{kind.__module__}.{kind.__qualname__}')} cannot be an operand") from None
     return kind, a
 
 

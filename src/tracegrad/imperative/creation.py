@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracegrad.arrays import np
+from tracegrad.errors import DTypeError
+from tracegrad.imperative.calls import is_array
 from tracegrad.imperative.tensors import GradTensor
+from tracegrad.methods import TensorMethods
+from tracegrad.ops import constants
+from tracegrad.refusals import wrapped
 
 
 def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradTensor:
@@ -38,3 +44,19 @@ def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTen
             [5.]])
     """
     return GradTensor(data, requires_grad, dtype)
+
+
+def _asarray(value: Any, dtype: Any = None) -> Any:
+    made = constants.asarray(value, dtype)
+    if not isinstance(made, GradTensor) or isinstance(value, TensorMethods) or not is_array(value):
+        return made
+    given, kept = np.asarray(value), made.data
+    if not made.dtype.is_float and not np.array_equal(given, kept):  # the op's plan casts the array
+        raise DTypeError.here(
+            f"asarray: the value {given[given != kept][0]} of {given.dtype} does not fit {made.dtype}: "
+            "the value would change; use tg.cast(x, dtype)"
+        )
+    return made
+
+
+asarray = wrapped(_asarray, constants.asarray)

@@ -31,6 +31,7 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import WHERE
 from tracegrad.prims.leaves import constant, leaf
 from tracegrad.prims.views import RESHAPE
+from tracegrad.refusals import article
 from tracegrad.transforms.walks import arriving
 
 # `tensors.wrap` and `tape.Record` inlined into the plan's function, because Python calls cost more than their work
@@ -239,7 +240,8 @@ def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> P
     many = None if isinstance(result, Tensor) else tuple if isinstance(result, tuple) else list
     roots = cast("Sequence[Any]", result if isinstance(result, (tuple, list)) else [result])
     if not all(isinstance(t, Tensor) for t in roots):
-        raise TraceError(f"returned a {type(cast('object', result)).__name__}; an op must return a tensor, or several")
+        got = article(type(cast("object", result)).__name__)
+        raise TraceError(f"returned {got}; an op must return a tensor, or several")
     return Plan([*leaves, *running.counters.values()], roots, many, double, tuple(running.counters), running.wrapped)
 
 

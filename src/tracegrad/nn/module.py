@@ -13,7 +13,7 @@ from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 from tracegrad.nn.parameters import COPY, Parameter, State, checked_init, declared
-from tracegrad.refusals import NoNumber, absent, check_call, helpful, shown, wrapped
+from tracegrad.refusals import NoNumber, absent, article, check_call, helpful, shown, wrapped
 from tracegrad.states import StateTensor
 
 DecayFilter = Callable[[str], bool]
@@ -235,7 +235,7 @@ def no_parameters(model: Any) -> str:
     advice = "make some with self.param or layers in __init__, and assign them to attributes"
     for name, value in getattr(model, "__dict__", {}).items():
         if isinstance(value, (set, frozenset, Iterator)):
-            return f"{advice}; {name} is a {type(cast('object', value)).__name__}: keep layers in a list"
+            return f"{advice}; {name} is {article(type(cast('object', value)).__name__)}: keep layers in a list"
         if isinstance(value, TensorMethods):
             return f"{advice}; {name} is an eager tensor: write self.param(shape, init=tg.init.literal(array))"
         if _of_torch(value):

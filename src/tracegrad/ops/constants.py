@@ -8,13 +8,12 @@ from typing import Any
 from tracegrad.dtypes import DType, as_dtype, f32
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor
-from tracegrad.methods import Operand, method, op
+from tracegrad.methods import Operand, TensorMethods, method, op
 from tracegrad.ops.shaping import sizes_of
 from tracegrad.prims.elementwise import cast, where
 from tracegrad.prims.leaves import as_tensor, const, fitting, iota, literal, unboxed
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.shapes import integer
-from tracegrad.states import StateTensor
 
 __all__ = [
     "asarray",
@@ -38,14 +37,14 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
     """Return an array, a nested list or a number as a constant. A tensor is cast to `dtype`.
 
     Without `dtype`: floating-point values become f32, integers i32 (uint32: u32), booleans bool.
-    Raises DTypeError for values that `dtype` cannot hold. Outside of a trace, an array is cast like a tensor.
+    Raises DTypeError for values that `dtype` cannot hold: floats are rounded to f32, all else is exact.
     Any shape. No gradient flows into a constant; a tensor keeps its own. As numpy.asarray.
 
     >>> tg.asarray(np.array([1.0, 2.0])).shape
     (2,)
     """
     wanted = None if dtype is None else as_dtype(dtype)
-    if isinstance(value, (Tensor, StateTensor)):
+    if isinstance(value, TensorMethods):
         value = as_tensor(value)
         return value if wanted is None else cast(value, wanted)
     return literal(unboxed(value), wanted)

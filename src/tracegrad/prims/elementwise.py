@@ -58,6 +58,12 @@ def _atan2_vjp(ct: Tensor, t: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Ten
     return ct * (x * share * k), -ct * (y * share * k)
 
 
+def _modulo_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 1 and -floor(a / b): of an infinite `b`, 0 if the signs of `a` and `b` are alike, else -1."""
+    finite = logical_or(nonfinite(a), logical_or(isnan(b), logical_not(nonfinite(b))))
+    return ct, -ct * where(finite, round((a - y) / b), where(y == a, 0.0, -1.0))
+
+
 def _ties(ct: Tensor, a_wins: Tensor, b_wins: Tensor) -> tuple[Tensor, Tensor]:
     """Give the gradient to the winner; half each at a tie, as PyTorch and JAX."""
     half = ct * 0.5
@@ -232,7 +238,7 @@ modulo = elementwise(  # of the sign of `b`
     spelled=False,
     array="remainder",
     wgsl="modulo_({0}, {1})",
-    vjp=lambda ct, y, a, b: (ct, -ct * round((a - y) / b)),
+    vjp=_modulo_vjp,
     cost=12,
     helper=quotients.MODULO,
 )

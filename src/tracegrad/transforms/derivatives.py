@@ -22,6 +22,7 @@ from tracegrad.methods import op
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import as_tensor, const, iota, placeholder
 from tracegrad.prims.views import permute, reshape
+from tracegrad.refusals import article
 from tracegrad.states import StateTensor
 from tracegrad.transforms.trees import tree_leaves, tree_map
 from tracegrad.transforms.walks import batches, cotangents, repeated, tangents
@@ -72,7 +73,7 @@ def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) ->
         f, chosen = _of_chosen(fn, args, kwargs, argnums, "grad")
         value, pull, *aux = _vjp("grad", f, chosen, has_aux)
         if not isinstance(value, Tensor) or value.type != (f32, ()):
-            shown = value.type if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            shown = value.type if isinstance(value, Tensor) else article(type(value).__name__)
             hint = "; (loss, aux) needs has_aux=True" if isinstance(value, tuple) and not has_aux else ""
             raise ShapeError.here(
                 f"grad: {_name(fn)} must return a scalar, f32[], got {shown}; "
@@ -265,7 +266,7 @@ def _called(fn: Function, trees: Sequence[Any], has_aux: bool) -> tuple[Any, lis
     if not has_aux:
         return out, []
     if not isinstance(out, tuple) or len(cast("tuple[Any, ...]", out)) != 2:
-        raise TraceError.here(f"has_aux: {_name(fn)} must return (result, aux), got a {type(out).__name__}")
+        raise TraceError.here(f"has_aux: {_name(fn)} must return (result, aux), got {article(type(out).__name__)}")
     result, aux = cast("tuple[Any, Any]", out)
     return result, [aux]
 

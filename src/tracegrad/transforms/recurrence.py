@@ -13,6 +13,7 @@ from tracegrad.ir import Tensor, graft
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.views import broadcast_to
+from tracegrad.refusals import article
 from tracegrad.transforms.loops import inner_leaf, scanned
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
@@ -112,7 +113,7 @@ def _results(
 ) -> tuple[list[Tensor], list[Tensor], Callable[[Sequence[Any]], Any]]:
     """Return new carries and ys. Raises an error if the carry changes its form or a type."""
     if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
-        shown = getattr(cast("Any", result), "type", None) or f"a {type(cast('Any', result)).__name__}"
+        shown = getattr(cast("Any", result), "type", None) or article(type(cast("Any", result)).__name__)
         raise TraceError.here(f"scan: fn must return a pair (carry, y), got {shown}; y may be None")
     carry, y = cast("tuple[Any, Any]", result)
     new = new_carry(init, carry)

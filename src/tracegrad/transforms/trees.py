@@ -13,7 +13,7 @@ from tracegrad.errors import TraceError
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module, children, like
 from tracegrad.nn.parameters import Parameter
-from tracegrad.refusals import check_function
+from tracegrad.refusals import article, check_function
 
 __all__ = ["tree_leaves", "tree_map"]
 
@@ -101,8 +101,8 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
         if inside or tree is None:
             return tree
         raise TraceError.here(
-            f"{_at(path)} is a {type(tree).__name__}; transforms take tensors, arrays, numbers, models, and lists, "
-            "tuples and dicts of them. Let the function close over anything else"
+            f"{_at(path)} is {article(type(tree).__name__)}; transforms take tensors, arrays, numbers, models, and "
+            "lists, tuples and dicts of them. Let the function close over anything else"
         )
     keys = parts[0].keys()
     for other, part in zip(trees[1:], parts[1:]):
@@ -138,5 +138,5 @@ def _at(path: str) -> str:
 
 
 def _shown(node: Any) -> str:
-    parts, name = children(node), type(node).__name__
-    return f"a {name}" if parts is None else f"a {name} of {', '.join(map(str, parts)) or 'nothing'}"
+    parts, name = children(node), article(type(node).__name__)
+    return name if parts is None else f"{name} of {', '.join(map(str, parts)) or 'nothing'}"
