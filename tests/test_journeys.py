@@ -192,7 +192,7 @@ def far(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 def journey(names: tuple[str, ...], kinds: tuple[str, ...], make: str, options: Any, own: int, actions: Any) -> None:
     with ExitStack() as stack:
-        stack.enter_context(patch.object(stepper, "OWN_SIZES", own))
+        stack.enter_context(patch.multiple(stepper, OWN_SIZES=own, OWN_SIZES_ON_GPU=own))
         file = Path(stack.enter_context(TemporaryDirectory())) / "at.safetensors"
         runtimes = [Runtime(n, kinds, make, options) for n in names]
         for r in runtimes:

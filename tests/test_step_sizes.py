@@ -144,6 +144,12 @@ def compiled(case: Case, n: int | None, device: str = "cpu", **more: Any) -> Any
     return tg.compile(model=case.model(), loss=case.loss, inputs=case.sized(n), device=device, **given)
 
 
+def share_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No size gets a program of its own, on a GPU neither, which has more of them."""
+    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    monkeypatch.setattr(stepper, "OWN_SIZES_ON_GPU", 0)
+
+
 def close(found: Any, expected: Any, of: str) -> None:
     """Sums of at most 10 000 terms in another order differ by so many roundings of the largest sum of magnitudes."""
     scale = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
@@ -155,7 +161,7 @@ def close(found: Any, expected: Any, of: str) -> None:
 def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
     name: str, device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    share_from_the_first(monkeypatch)
     case, file, fixed = CASES[name], tmp_path / "at.safetensors", dict[int, Any]()
     with compiled(case, None, device_name) as train:
         for n in SIZES if not case.why else (40, 2):
@@ -180,7 +186,7 @@ def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
 
 @pytest.mark.parametrize("at", [lambda n: n == 12, lambda n: math.gcd(n, 12) == 12], ids=["compared", "plain"])
 def test_a_gradient_that_decides_by_the_size(at: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    share_from_the_first(monkeypatch)
     same = tg.custom_vjp(lambda x: x * 1.0)
     same.defvjp(lambda x: (x * 1.0, None), lambda kept, ct: (ct * (2.0 if at(ct.shape[0]) else 1.0),))
     case = Case(MLP, lambda m, x: tg.mean(tg.square(same(m(x)))), {"x": (None, 8)})
@@ -199,6 +205,7 @@ def test_a_hundred_sizes_are_a_few_programs(device_name: str, monkeypatch: pytes
     monkeypatch.setattr(sized, "assemble", lambda *a: made.append(a) or assemble(*a))
     built = programs.SizedPrograms.built
     monkeypatch.setattr(programs.SizedPrograms, "built", lambda *a: made.append(a) or built(*a))
+    monkeypatch.setattr(stepper, "OWN_SIZES_ON_GPU", stepper.OWN_SIZES)
     case, rng = CASES["mlp"], np.random.default_rng(0)
     with compiled(case, None, device_name, optimizer=optim.adamw(0.01)) as train:
         pending = [train.step(case.data(int(n))) for n in rng.integers(2, 500, 100)]
@@ -229,7 +236,7 @@ def test_a_new_size_binds_no_call_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @SHARED
 def test_with_two_open_sizes_those_of_one_share_a_program(device_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    share_from_the_first(monkeypatch)
     made, counted = list[Any](), programs.SizedPrograms.built
     monkeypatch.setattr(programs.SizedPrograms, "built", lambda *a: made.append(a) or counted(*a))
 
@@ -267,7 +274,7 @@ def test_a_size_behind_another_axis_is_compiled_for_and_said() -> None:
 
 
 def test_programs_for_many_sizes_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    share_from_the_first(monkeypatch)
     given = {"model": MLP(), "loss": lambda m, x: tg.mean(m(x)), "inputs": {"x": ("B", "T", 8)}, "device": "cpu"}
     with tg.compile(**given, optimizer=optim.sgd(0.1), seed=0, max_cached_shapes=2) as train:
         for b, t in [(5, 2), (4, 3), (3, 4), (2, 2), (6, 2), (3, 3)]:
@@ -314,7 +321,7 @@ def test_more_sizes_have_programs_of_their_own_on_a_gpu(software: bool, own: int
 
 
 def test_where_user_code_decides_by_a_size_it_gets_its_own_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepper, "OWN_SIZES", 0)
+    share_from_the_first(monkeypatch)
 
     def loss(m: Any, x: Any) -> Any:  # math reads an int without asking it
         return tg.mean(m(x)) * (2.0 if math.gcd(x.shape[0], 16) == 16 else 1.0)

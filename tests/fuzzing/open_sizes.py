@@ -129,7 +129,7 @@ def _trained(program: Program, device: str, apart: float) -> Outputs:
     types: dict[str, Any] = {n: as_dtype(x.dtype)[("batch", *x.shape)] for n, x in inputs.items()}
     types |= {"weight": ("batch",), "scale": ("batch",)}
     with (
-        patch.object(stepper, "OWN_SIZES", 0),  # from the first step on, one program serves all sizes
+        patch.multiple(stepper, OWN_SIZES=0, OWN_SIZES_ON_GPU=0),  # one program serves all sizes
         tg.compile(**arguments(program, function, types), seed=0, device=device) as train,
     ):
         return stepped(program, train, rows_of)
