@@ -21,7 +21,9 @@ MUCH_SMALLER = 16  # times | smaller a value may be that is kept for it | ?
 SPLIT_FROM = 2048  # elements | shorter folds keep one workgroup busy | ?
 FEW_OUTPUTS = 8192  # results | from which the device is full already | ?
 LONG_ROW = 4096  # elements | the same of rows of neighbours, which a workgroup reads fast | H100
-FEW_ROWS = 256  # rows | from which the device is full already | H100
+LONG_PART = 2048  # elements | of its parts: shorter ones spend their time on joining lanes | 2 cores
+SOME_ROWS = 16  # rows | for each LONG_ROW of their length, from which the device is full already | -
+FEW_ROWS = 256  # rows | from which it is full in any case | H100
 EACH_FROM = 16  # elements | for each of an open batch, from which they are summed for each first | -
 EACH_READS = 8  # times | as many elements of a product as results, for each of an open batch, likewise | 2 cores
 SHORTEST_SCATTER = 1024  # updates | of a scatter in one part | -
@@ -30,7 +32,7 @@ SHORTEST_PART = 64  # elements | of k in a part of a product | ?
 MOST_PARTS = 256  # parts | of one fold or product | ?
 ACROSS = 1.4  # times | as long a product takes whose parts cut axes in their middle | ?
 SECOND_STEP = 1.5e6  # sums | of one processor, that the second step costs besides its traffic; see product_time | ?
-UNEVEN = 4  # times | the two steps of a fold may differ in length | -
+UNEVEN = 2  # times | as many or as few parts a fold may have as balanced steps | -
 PARTIAL_TRAFFIC = 0.5  # sums | of one processor, to write and read one partial result | ?
 
 # --- Loops ---

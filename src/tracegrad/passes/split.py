@@ -24,6 +24,7 @@ from tracegrad.tuning import (
     FEW_ROWS,
     HALF_TILE_FROM,
     LEAST_STEP,
+    LONG_PART,
     LONG_ROW,
     MOST_PARTS,
     PARTIAL_TRAFFIC,
@@ -32,6 +33,7 @@ from tracegrad.tuning import (
     SECOND_STEP,
     SHORTEST_PART,
     SHORTEST_SCATTER,
+    SOME_ROWS,
     SPLIT_FROM,
     UNEVEN,
     WORKGROUP,
@@ -123,11 +125,12 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     k = math.prod(x.shape[d] for d in axes)
     together = not axes or axes[-1] - axes[0] == len(axes) - 1
     rows = together and math.prod(x.shape[folded[-1] + 1 :]) == 1
-    if k < (LONG_ROW if rows else SPLIT_FROM) or t.size >= (FEW_ROWS if rows else FEW_OUTPUTS) or k > MOST:
+    if (_full_of_rows(t.size, k) if rows else k < SPLIT_FROM or t.size >= FEW_OUTPUTS) or k > MOST:
         return None
     if together:  # neighbouring axes count as one axis of size k
         sizes = [x.shape[d] for d in axes]
-        return _split_axis(t, reshape(x, (*x.shape[: axes[0]], k, *x.shape[axes[-1] + 1 :])), axes[0], sizes)
+        least = LONG_PART if rows else 1
+        return _split_axis(t, reshape(x, (*x.shape[: axes[0]], k, *x.shape[axes[-1] + 1 :])), axes[0], sizes, least)
     head: list[int] = []
     size = 1
     for d in axes:  # separated axes: the leading ones, up to about the root of k, are folded last
@@ -139,16 +142,21 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     return reshape(bind(t.prim, bind(t.prim, x, axes=rest), axes=tuple(head)), t.shape) if rest else None
 
 
-def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int]) -> Tensor | None:
-    """Return a fold over one axis, which several of `sizes` form, as two balanced steps.
+def _full_of_rows(rows: int, k: int) -> bool:
+    """Return whether rows of neighbours keep a device busy without parts: the longer they are, the more rows."""
+    return rows >= FEW_ROWS or k < LONG_ROW * max(1, rows // SOME_ROWS)
+
+
+def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int], least: int) -> Tensor | None:
+    """Return a fold over one axis, which several of `sizes` form, as two steps, balanced if parts have `least` points.
 
     Parts that begin in the middle of one of the sizes are the second choice, because their indices need divisions.
     """
     k = x.shape[axis]
-    root = math.sqrt(k)
-    choices = (nearest([s for s in divisors(k) if _between(s, sizes)], root), nearest(divisors(k), root))
-    even = (s for s in choices if max(s * s, k) <= UNEVEN * min(s * s, k))
-    s = next(even, math.isqrt(k))
+    parts = min(math.sqrt(k), k / least)
+    choices = (nearest([s for s in divisors(k) if _between(s, sizes)], parts), nearest(divisors(k), parts))
+    even = (s for s in choices if max(s, parts) <= UNEVEN * min(s, parts))
+    s = next(even, int(parts))
     if s in (1, k):
         return None
     whole, left = _cut(x, axis, s)
