@@ -44,6 +44,36 @@ def batches(n: int) -> list[dict[str, Any]]:
     return [{"x": a, "y": b} for a, b in zip(x, y, strict=True)]
 
 
+class Grouped(tg.Module):
+    """Convolutions in groups, whose gradients XLA computes wrongly if it divides them over two of eight devices."""
+
+    def __init__(self) -> None:
+        self.depthwise, self.grouped = nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 16, 3, stride=2, groups=4)
+        self.back = nn.ConvTranspose2d(16, 8, 3, groups=2)
+
+    def __call__(self, x: tg.Tensor) -> tg.Tensor:
+        return self.back(tg.gelu(self.grouped(tg.gelu(self.depthwise(x)))))
+
+
+def grouped(**how: Any) -> dict[str, Any]:
+    """Parameters after two steps."""
+    x = np.random.default_rng(1).standard_normal((2, 16, 8, 7, 7)).astype(np.float32)
+    with tg.compile(model=Grouped(), loss=lambda m, x: tg.mean(tg.square(m(x) - 1.0)), inputs={"x": x.shape[1:]},
+                    optimizer=optim.sgd(lr=0.5), seed=3, device="jax", **how) as train:  # fmt: skip
+        for batch in x:
+            train.step(x=batch).result()
+        return train.params()
+
+
+def grouped_on_a_mesh() -> dict[str, float]:
+    """How far parameters are from those of one device, relative to the largest of each."""
+    want, mesh, found = grouped(), jax.make_mesh((2, 4), ("data", "model")), dict[str, float]()
+    for layout in (None, "fsdp", {"*.W": P("model")}):
+        got = grouped(mesh=mesh, layout=layout)
+        found[str(layout)] = max(float(np.abs(got[n] - x).max() / np.abs(x).max()) for n, x in want.items())
+    return found
+
+
 def layouts() -> dict[str, dict[str, Any]]:
     all_data, two = jax.make_mesh((8,), ("data",)), jax.make_mesh((2, 4), ("data", "model"))
     split = {"l1.W": P(None, "model"), "l1.b": P("model"), "l2.W": P("model", None)}
@@ -108,6 +138,7 @@ def main() -> None:
                 train.load(half)
                 resumed = [train.step(b).loss for b in data[4:]]
             found[name] = {"losses": got, "far": far, "held": sizes, "resumed": resumed, "pure": pure, "moved": moved}
+    found["grouped"] = grouped_on_a_mesh()
     jax_graph.GATHERED_TOGETHER = jax_graph.GATHERED_APART = 0  # as in a large model
     with compiled(**layouts()["fsdp"]) as train:
         found["apart"] = {"losses": [train.step(b).loss for b in data], "moved": traffic(train, data[0])}

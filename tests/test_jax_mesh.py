@@ -45,6 +45,11 @@ def test_the_exported_step_does_what_the_training_does(found: dict[str, Any], na
     np.testing.assert_allclose(found[name]["pure"], found["one"][4:], rtol=1e-5)
 
 
+def test_convolutions_in_groups_compute_what_one_device_does(found: dict[str, Any]) -> None:
+    assert len(found["grouped"]) == 3
+    assert max(found["grouped"].values()) < 1e-5, found["grouped"]
+
+
 def test_layouts_split_parameters_and_optimizer_state(found: dict[str, Any]) -> None:
     whole = 8 * 32
     assert found["data"]["held"] == [whole, whole]

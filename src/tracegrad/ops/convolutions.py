@@ -8,7 +8,7 @@ matmuls. Each is a derivative of the other two, so gradients of any order stay m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracegrad.dtypes import TensorType
@@ -165,8 +165,9 @@ def _conv_weight_batch(n: int, y: Tensor, x: Tensor, ct: Tensor, *, groups: int,
     return reshape(bind(y.prim, _abreast(x, n), _abreast(ct, n), groups=n * groups, **how), (n, *y.shape))
 
 
-# XLA has its own convolution. The other two are its transposes with respect to each operand
-def _conv_xla(x: Any, t: Tensor, image: Any, w: Any) -> Any:
+# XLA has its own convolution. The other two are its transposes with respect to each operand. The devices of a mesh
+# compute grouped ones from their own images: XLA divides them wrongly
+def _convolved(x: Any, t: Tensor, image: Any, w: Any) -> Any:
     how = t.attrs
     y = x.lax.conv_general_dilated(
         x.narrow(image),
@@ -179,14 +180,33 @@ def _conv_xla(x: Any, t: Tensor, image: Any, w: Any) -> Any:
     return y.astype(t.dtype.numpy)
 
 
+def _conv_xla(x: Any, t: Tensor, image: Any, w: Any) -> Any:
+    def compute(image: Any, w: Any) -> Any:
+        return _convolved(x, t, image, w)
+
+    return _by_images(x, t, compute, [image], [w])
+
+
 def _transpose_xla(x: Any, t: Tensor, ct: Any, w: Any) -> Any:
-    image = x.jax.ShapeDtypeStruct(t.shape, ct.dtype)
-    return x.jax.linear_transpose(lambda image: _conv_xla(x, t, image, w), image)(ct)[0]
+    def compute(ct: Any, w: Any) -> Any:
+        image = x.jax.ShapeDtypeStruct((ct.shape[0], *t.shape[1:]), ct.dtype)
+        return x.jax.linear_transpose(lambda image: _convolved(x, t, image, w), image)(ct)[0]
+
+    return _by_images(x, t, compute, [ct], [w])
 
 
 def _conv_weight_xla(x: Any, t: Tensor, image: Any, ct: Any) -> Any:
-    w = x.jax.ShapeDtypeStruct(t.shape, ct.dtype)
-    return x.jax.linear_transpose(lambda w: _conv_xla(x, t, image, w), w)(ct)[0]
+    def compute(image: Any, ct: Any) -> Any:
+        w = x.jax.ShapeDtypeStruct(t.shape, ct.dtype)
+        return x.jax.linear_transpose(lambda w: _convolved(x, t, image, w), w)(ct)[0]
+
+    return _by_images(x, t, compute, [image, ct], [], summed=True)
+
+
+def _by_images(
+    x: Any, t: Tensor, compute: Callable[..., Any], images: Sequence[Any], w: Sequence[Any], summed: bool = False
+) -> Any:
+    return compute(*images, *w) if t.attrs["groups"] == 1 else x.by_rows(compute, images, w, summed)
 
 
 def _bilinear(name: str, type: Any, expand: Any, vjp: Any, xla: Any, batch: Any = _conv_batch) -> Primitive:

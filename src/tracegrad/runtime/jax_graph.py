@@ -76,16 +76,21 @@ class Xla(NamedTuple):
     lax: Any
     np: Any
     narrow: Callable[[Array], Array]  # rounds an operand of a product to the requested precision
+    by_rows: Callable[..., Array]  # see `Layout.by_rows`
 
     @staticmethod
-    def of(precision: str) -> Xla:
+    def of(precision: str, layout: Layout | None) -> Xla:
         """Return the names for products of one precision."""
         dtype = PRODUCTS[precision][1]
 
         def narrow(x: Array) -> Array:
             return x if dtype is None else x.astype(dtype)
 
-        return Xla(jax, jax.lax, jnp, narrow)
+        return Xla(jax, jax.lax, jnp, narrow, layout.by_rows if layout is not None else _on_one_device)
+
+
+def _on_one_device(f: Callable[..., Array], rows: Sequence[Array], whole: Sequence[Array], summed: bool) -> Array:
+    return f(*rows, *whole)
 
 
 def for_xla(graph: Graph) -> Graph:
@@ -93,14 +98,17 @@ def for_xla(graph: Graph) -> Graph:
     return graph.with_roots(expand_composites(graph.roots, lambda t: t.prim.xla is not None))
 
 
-def run_graph(graph: Graph, leaf: Callable[[Tensor], Array], split: Split | None = None) -> list[Array]:
+def run_graph(
+    graph: Graph, leaf: Callable[[Tensor], Array], layout: Layout | None = None, split: Split | None = None
+) -> list[Array]:
     """Return the values of the roots of a graph from `for_xla`, under `jax.jit`; `leaf` gives the values of leaves.
 
+    layout: the mesh, if there is one.
     split: how parameters are split over devices between their readers, if they are.
     """
     name, _ = PRODUCTS[graph.precision]
     with jax.default_matmul_precision(name):
-        values = _run(graph.roots, leaf, Xla.of(graph.precision), split)
+        values = _run(graph.roots, leaf, Xla.of(graph.precision, layout), split)
         return [values[t.serial] for t in graph.roots]
 
 

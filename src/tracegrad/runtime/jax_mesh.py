@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracegrad.arrays import np
@@ -117,6 +117,30 @@ class Layout:
                 "axis 'data', over which batches are split"
             )
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(DATA))
+
+    def by_rows(self, f: Callable[..., Any], rows: Sequence[Any], whole: Sequence[Any], summed: bool) -> Any:
+        """Return f(*rows, *whole), for ops that XLA divides wrongly.
+
+        Each device computes the part of the result that belongs to its part of axis 0 of `rows`.
+        summed: the result is instead the sum over these parts.
+
+        With JAX 0.10.2, gradients of depthwise filters were three times too large when images were split over two of
+        eight devices, and XLA ended the process when such filters were split.
+        """
+        n = self.mesh.shape.get(DATA, 1)
+        split = n > 1 and all(x.shape[0] % n == 0 for x in rows)
+        everywhere = jax.sharding.PartitionSpec()
+        own = jax.sharding.PartitionSpec(DATA) if split else everywhere
+
+        def part(*operands: Any) -> Any:
+            y = f(*operands)
+            return jax.lax.psum(y, DATA) if summed and split else y
+
+        given = (*[own] * len(rows), *[everywhere] * len(whole))
+        run = jax.shard_map(  # unchecked, because a checked transpose adds a sum of its own
+            part, mesh=self.mesh, in_specs=given, out_specs=everywhere if summed else own, check_vma=False
+        )
+        return run(*rows, *whole)
 
     def whole(self) -> Any:
         """Return the sharding of arrays that every device holds."""

@@ -126,7 +126,7 @@ class JaxSession:
         leaves = graph.leaves("param", "frozen", "state")
         read = sorted({keys[t.name] for t in leaves} - set(written))
         n_results = len(graph.results)
-        layout = self._layout if self._layout is not None and self._layout.fsdp else None
+        layout = self._layout
 
         def step(old: list[Array], held: list[Array], inputs: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
             arrays = dict(zip((*written, *read), (*old, *held)))
@@ -138,7 +138,8 @@ class JaxSession:
                 return inputs[PREFIX + t.name if role == "hyper" else t.name]
 
             elements = sum(f.size for f in program.params)
-            values = run_graph(graph, leaf, Split(layout, gradients, elements) if layout is not None else None)
+            split = Split(layout, gradients, elements) if layout is not None and layout.fsdp else None
+            values = run_graph(graph, leaf, layout, split)
             new = dict(zip(graph.writes, values[n_results:]))
             found = {writes[name]: x for name, x in new.items()}
             return [found[key] for key in written], values[:n_results]
