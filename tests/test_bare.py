@@ -124,7 +124,6 @@ NEED_NUMPY |= {
     "sweep_plan",
     "training.validation",  # metrics of a whole validation set, such as the area under a curve
     "engine.copy_pool",  # asks first whether NumPy is there
-    "engine.nonfinite",
     "engine.reference",
     *(m for m in MODULES if m.startswith(("imperative", "runtime.jax"))),
 }

@@ -16,7 +16,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.commands import bench, cli, doctor, selftest
+from tracegrad.commands import bench, cli, doctor
 from tracegrad.demo import gpt
 from tracegrad.demo.data import load_digits, load_text
 from tracegrad.engine import reference
@@ -139,7 +139,7 @@ def test_doctor_passes_on_the_cpu(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["doctor", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "All checks passed." in out
-    assert all(c.name in out for c in selftest.CHECKS)
+    assert all(c.name in out for c in doctor.CHECKS)
 
 
 @pytest.mark.usefixtures("webgpu")
@@ -149,7 +149,7 @@ def test_doctor_passes_on_webgpu():
 
 def test_doctor_reports_a_mismatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     right = reference.evaluate
-    monkeypatch.setattr(selftest, "CHECKS", selftest.CHECKS[:1])
+    monkeypatch.setattr(doctor, "CHECKS", doctor.CHECKS[:1])
     monkeypatch.setattr(reference, "evaluate", lambda *given: [x + 1 for x in right(*given)])
     assert doctor.run("cpu") == 1
     out = capsys.readouterr().out

@@ -14,8 +14,7 @@ from test_kernels import NOTHING, assert_same, graph_of, inputs_of, run
 from tracegrad import nn
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.passes.expand import expand_composites
-from tracegrad.runtime.base import Session
-from tracegrad.runtime.registry import runtime
+from tracegrad.runtime.base import Session, runtime
 
 pytest.importorskip("jax", reason="JAX is not installed")
 import jax

@@ -17,8 +17,8 @@ from tracegrad.render import languages
 from tracegrad.render.c_calls import CSource, FunctionStep, ProductStep
 from tracegrad.render.c_text import as_c, helper
 from tracegrad.render.loops import Block, Loop, spelled, when
+from tracegrad.runtime.base import RUNTIMES
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.registry import RUNTIMES
 
 X = np.linspace(-1, 1, 256 * 64, dtype=np.float32).reshape(256, 64)
 

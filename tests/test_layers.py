@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tracegrad"
 
 # CONTRIBUTING.md describes the layers. A package stands for all its modules; the longest name that fits counts.
 LAYERS = {
-    "errors": 0, "dtypes": 0, "shapes": 0, "sites": 0, "refusals": 0,
+    "errors": 0, "dtypes": 0, "sites": 0, "refusals": 0,
     "jsontext": 0, "files": 0, "tuning": 0, "patterns": 0,
     "methods": 1, "ir": 1, "graph": 1, "ambient": 1, "foreign": 1, "inlining": 1, "states": 1,
     "prims": 2,
@@ -61,7 +61,6 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("runtime.draw", "tracegrad.runtime.draw_compiled"),
     ("entrypoints", "tracegrad.compiler.several"),
     ("training.between", "tracegrad.compiler.several"),
-    ("engine.steps", "tracegrad.engine.nonfinite"),  # for a step that fails only
     ("compiler.pipeline", "tracegrad.kernels.show"),  # for TRACEGRAD_DEBUG only
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
     ("training.compiled", "tracegrad.export"),  # likewise, what writes pages, and what explains programs

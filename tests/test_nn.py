@@ -13,7 +13,7 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import hyper
-from tracegrad.introspection.summaries import summary
+from tracegrad.introspection.tables import summary
 from tracegrad.ir import Tensor
 from tracegrad.nn import Module, bound, named_parameters
 from tracegrad.prims.leaves import leaf

@@ -10,7 +10,7 @@ import pytest
 import tracegrad as tg
 from tracegrad import ops
 from tracegrad.ambient import tracing
-from tracegrad.compiler.ranges import input_ranges
+from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         trace_forward,
     )
     from tracegrad.imperative.stepwise import eager, instantiate
-    from tracegrad.introspection.summaries import summary
+    from tracegrad.introspection.tables import summary
     from tracegrad.program import Program
     from tracegrad.pytorch import from_torch, to_torch
     from tracegrad.runtime.adapters import WebGPUSupport, check_webgpu
@@ -75,7 +75,7 @@ LATER = {
     "engine.single_flight": "single_flight",
     "entrypoints": "compile compile_forward devices load_forward trace trace_forward",
     "imperative.stepwise": "eager instantiate",
-    "introspection.summaries": "summary",
+    "introspection.tables": "summary",
     "program": "Program",
     "pytorch": "from_torch to_torch",
     "runtime.adapters": "WebGPUSupport check_webgpu",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracegrad.dtypes import f32, i32
+from tracegrad.dtypes import f32, i32, integer
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import op
@@ -15,7 +15,6 @@ from tracegrad.prims.elementwise import cast, exp, log, maximum, stop_gradient, 
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import broadcast_to, reshape, slice_
-from tracegrad.shapes import integer
 from tracegrad.transforms.recurrence import scan
 
 __all__ = ["ctc_loss"]

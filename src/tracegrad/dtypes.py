@@ -1,13 +1,16 @@
-"""Data types, tensor types, and how each language spells them."""
+"""Data types, tensor types, and how each language spells them; shape arithmetic on plain tuples."""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import zip_longest
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex, cast
 
-from tracegrad.errors import DTypeError
+from tracegrad.errors import DTypeError, ShapeError, TracegradError
 from tracegrad.refusals import shown
 
 Shape = tuple[int, ...]
@@ -131,3 +134,140 @@ def number_kind(x: Any) -> str:
 def scalar_dtype(value: bool | int | float) -> DType:
     """Return the default dtype of a Python number."""
     return bool_ if isinstance(value, bool) else i32 if isinstance(value, int) else f32
+
+
+Axes = int | Sequence[int] | None
+
+
+def whole(value: object) -> int | None:
+    """Return `value` as an int if it is an integer of Python, NumPy or the like; None for anything else and for a bool.
+
+    Raises the error of a traced tensor, which has no value."""
+    if type(value) is int:
+        return value
+    if isinstance(value, int) and hasattr(value, "note"):  # a number that follows a size still does
+        return value
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    # An eager tensor counts if its dtype is an integer. A traced tensor raises an error of its own.
+    try:
+        return int(index(cast("SupportsIndex", value)))  # x.size is an int with a remedy, which JAX does not take
+    except TypeError as e:
+        if isinstance(e, TracegradError):
+            raise
+        return None  # an array of several elements, or of floats
+
+
+def integer(value: object, what: str) -> int:
+    """Return `value` as an int. Raises ShapeError naming `what` if it is not an integer."""
+    n = whole(value)
+    if n is not None:
+        return n
+    hint = ""
+    if isinstance(value, float) and value.is_integer():
+        hint = f"; write {int(value)}, or // for a division"
+    raise ShapeError(f"{what} must be an integer, got {shown(value)}{hint}")
+
+
+def check_integers(who: str, **values: object) -> None:
+    """Raise ShapeError naming the caller's line for a value that is no integer."""
+    for name, value in values.items():
+        try:
+            integer(value, name)
+        except ShapeError as e:
+            raise ShapeError.here(f"{who}: {e}") from None
+
+
+def integers(values: object, what: str) -> tuple[int, ...]:
+    """Return one integer or a sequence of them, as a tuple. Raises ShapeError naming `what` for anything else."""
+    n = whole(values)
+    if n is not None:
+        return (n,)
+    if isinstance(values, float):
+        return (integer(values, what),)
+    if isinstance(values, (str, dict, set)) or not hasattr(values, "__iter__"):
+        raise ShapeError(f"{what} must be an integer or a tuple of integers, got {shown(values)}")
+    return tuple([integer(n, what) for n in cast("Iterable[object]", values)])
+
+
+def normalize_axis(axis: int, ndim: int) -> int:
+    """Return `axis` counted from the front. Raises ShapeError outside [-ndim, ndim)."""
+    if isinstance(axis, bool):
+        raise ShapeError(f"axis must be an integer, got {axis}; keepdims={axis} is an argument of its own")
+    axis = integer(axis, "axis")
+    if not -ndim <= axis < ndim:
+        known = f"valid are {-ndim} to {ndim - 1}" if ndim else "a scalar has none"
+        raise ShapeError(f"axis {axis} is out of range for {ndim} dimension{'s' if ndim != 1 else ''}; {known}")
+    return axis % ndim
+
+
+def normalize_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
+    """Return sorted axes, counted from the front; None means all. Raises ShapeError for a bad or repeated axis."""
+    return tuple(sorted(ordered_axes(axis, ndim)))
+
+
+def ordered_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
+    """Return axes in the order given, for what pairs each with a value of its own; else as `normalize_axes`.
+
+    Raises ShapeError for an axis named twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    if isinstance(axis, bool):
+        normalize_axis(axis, ndim)
+    out = tuple([normalize_axis(a, ndim) for a in integers(axis, "axis")])
+    if len(set(out)) != len(out):
+        raise ShapeError(f"axis {axis} names the same dimension twice; leave one out")
+    return out
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """Return the shape that all of `shapes` broadcast to, by NumPy's rule. Raises ShapeError if there is none."""
+    out: list[int] = []
+    for dims in zip_longest(*(reversed(s) for s in shapes), fillvalue=1):
+        sizes = [d for d in dims if d != 1]
+        if any(d != sizes[0] for d in sizes[1:]):
+            raise ShapeError(
+                f"shapes {' and '.join(map(show, shapes))} do not broadcast: "
+                f"{' and '.join(map(str, sorted({*sizes})))} differ on the same axis"
+            )
+        out.append(sizes[0] if sizes else 1)
+    return tuple(reversed(out))
+
+
+def show(shape: Sequence[int]) -> str:
+    """Return a shape as text, such as `[2,3]`, as types print it."""
+    return f"[{','.join(map(str, shape))}]"
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return row-major strides, in elements."""
+    out: list[int] = []
+    step = 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= n
+    return tuple(reversed(out))
+
+
+def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
+    """Return `shape` with one -1 filled in. Raises ShapeError if it cannot hold `size` elements."""
+    dims = tuple(shape)
+    if dims.count(-1) > 1:
+        raise ShapeError(f"cannot infer more than one -1 in {show(dims)}; write all sizes but one")
+    if any(n < -1 for n in dims):
+        raise ShapeError(f"a size cannot be negative, got {show(dims)}; -1 for one size means that reshape infers it")
+    known = math.prod(n for n in dims if n != -1)
+    if -1 in dims:
+        if known == 0 or size % known:
+            raise ShapeError(f"cannot infer -1 in {show(dims)}: {size} elements cannot be divided by {known}")
+        dims = tuple(size // known if n == -1 else n for n in dims)
+    if math.prod(dims) != size:
+        hint = "; -1 in place of one size stands for what is left" if len(dims) > 1 else ""
+        raise ShapeError(f"cannot reshape {size} elements to {show(dims)}, which holds {math.prod(dims)}{hint}")
+    return dims
+
+
+def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
+    """Return `shape` with the `axes` set to 1."""
+    return tuple(1 if d in axes else n for d, n in enumerate(shape))

@@ -18,8 +18,7 @@ from tracegrad.graph import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.patterns import Selection
 from tracegrad.refusals import helpful
-from tracegrad.runtime.base import DeviceInfo, Session
-from tracegrad.runtime.registry import DEVICES, RUNTIMES, runtime
+from tracegrad.runtime.base import DEVICES, RUNTIMES, DeviceInfo, Session, runtime
 from tracegrad.runtime.tab import IN_TAB
 from tracegrad.training.compiled import CompiledTraining
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 
 from tracegrad import ambient, ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
-from tracegrad.dtypes import TensorType, as_dtype, f32
+from tracegrad.dtypes import TensorType, as_dtype, f32, show
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, located
 from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
@@ -29,7 +29,6 @@ from tracegrad.ir import Tensor, toposort
 from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.refusals import check_call, check_function, shown, wrapped
-from tracegrad.shapes import show
 from tracegrad.transforms.recurrence import new_carry
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 

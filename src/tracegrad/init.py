@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
-from tracegrad.dtypes import DType, Shape, as_dtype, f32, number_kind
+from tracegrad.dtypes import DType, Shape, as_dtype, f32, number_kind, show
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.hypers import ANY, AT_LEAST_0, POSITIVE, kind_of
 from tracegrad.initializer import Even, Gaussian, Initializer, fans
 from tracegrad.prims import leaves
-from tracegrad.shapes import show
 
 SQRT2 = math.sqrt(2.0)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
 from tracegrad.ambient import active
-from tracegrad.dtypes import f32, i32
+from tracegrad.dtypes import f32, i32, integer
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import op
@@ -22,7 +22,6 @@ from tracegrad.prims.elementwise import cast, exp, square, where
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import broadcast_to, reshape
-from tracegrad.shapes import integer
 
 __all__ = ["accuracy", "auc", "confusion_matrix", "perplexity", "r2_score", "top_k_accuracy"]
 

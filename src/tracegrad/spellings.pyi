@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Self
 
+from tracegrad.dtypes import Axes
 from tracegrad.methods import Index, Operand
-from tracegrad.shapes import Axes
 
 class Spellings:
     def __abs__(self) -> Self: ...

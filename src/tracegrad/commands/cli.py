@@ -17,7 +17,7 @@ from tracegrad.demo import digits, gpt, sine
 from tracegrad.demo.common import Options
 from tracegrad.errors import TracegradError
 from tracegrad.jsontext import printable_lines
-from tracegrad.runtime.registry import DEVICES
+from tracegrad.runtime.base import DEVICES
 
 DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
 

@@ -20,9 +20,9 @@ from tracegrad.compiler.followed import (
     pairs_of,
     values_at,
 )
+from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
-from tracegrad.compiler.ranges import input_ranges
 from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leading
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import CompileError, ShapeError

@@ -9,10 +9,12 @@ from typing import Any
 from tracegrad.arrays import handed_out, np
 from tracegrad.compiler.persistent import HALTED
 from tracegrad.compiler.step_graph import SKIPPED
+from tracegrad.dtypes import whole
 from tracegrad.engine import bounds, reference
 from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.programs import AUX, CAPTURE, RunProgram
+from tracegrad.engine.reference import blame
 from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, Loss, StepResult, failure
 from tracegrad.engine.stepper import Stepper, by_role
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
@@ -20,7 +22,6 @@ from tracegrad.program import Field
 from tracegrad.refusals import shown
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
-from tracegrad.shapes import whole
 from tracegrad.states import STATE
 
 NONE = Captures()
@@ -108,8 +109,6 @@ class StepRun:
                 return
             overflows = tried
         try:
-            from tracegrad.engine.nonfinite import blame
-
             hyper = call.knobs.upload(self.of.hyper, self.step, call.stepper.stream)
             inputs = by_role("input", self.of.given(self.arrays))
             env = {**call.stepper.read(session), **inputs, **hyper}

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from tracegrad.arrays import Array, np
-from tracegrad.dtypes import f32
+from tracegrad.dtypes import broadcast_shapes, f32
 from tracegrad.errors import ShapeError
 from tracegrad.evaluate import array_rule, spelled
 from tracegrad.imperative.values import f64
@@ -21,7 +21,6 @@ from tracegrad.methods import compiled
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.rules import Indexed
 from tracegrad.prims.views import BROADCAST, RESHAPE
-from tracegrad.shapes import broadcast_shapes
 from tracegrad.tuning import KEPT_VALUES
 
 FUNCTION = re.compile(r"\bxp\.([\w.]+)")

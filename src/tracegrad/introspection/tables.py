@@ -1,13 +1,17 @@
-"""Tables as text and as HTML, and self-contained HTML pages. All text is escaped."""
+"""Tables as text and as HTML, self-contained HTML pages, and the table of a model's parameters. All text is escaped."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tracegrad.dtypes import show
 from tracegrad.files import replace_file
+from tracegrad.nn.module import named_parameters
+from tracegrad.nn.parameters import Parameter
 
 STYLE = """
 .tracegrad { font: 14px/1.5 system-ui, sans-serif; }
@@ -85,3 +89,48 @@ def written(path: str | os.PathLike[str], text: str) -> Path:
     """Replace the file by `text` as a whole, and return its path."""
     replace_file(path, [text.encode()])
     return Path(path)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Summary:
+    """Parameters by name; prints as a table. `total` and `trainable` count elements."""
+
+    parameters: dict[str, Parameter]
+
+    @property
+    def total(self) -> int:
+        """Elements of all parameters."""
+        return sum(p.size for p in self.parameters.values())
+
+    @property
+    def trainable(self) -> int:
+        """Elements of the parameters that steps change."""
+        return sum(p.size for p in self.parameters.values() if p.trainable)
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = []
+        for name, p in self.parameters.items():
+            kind = p.init.spec()["kind"] if p.trainable else f"{p.init.spec()['kind']}, fixed"
+            rows.append((name, f"{p.dtype}{show(p.shape)}", f"{p.size:,}", kind))
+        rows.append(("total", "", f"{self.total:,}", f"{4 * self.total / 1e6:.2f} MB"))
+        table = Table(("name", "type", "count", "init"), rows, left=("name", "type", "init"), total=True)
+        rest = f"\nof which trainable: {self.trainable:,}" if self.trainable != self.total else ""
+        return table.text(widest=max(len(x) for row in rows for x in row)) + rest
+
+    __repr__ = __str__
+
+
+def summary(model: Any) -> Summary:
+    """List names, types and sizes of a model's parameters, as a table to print. A shared parameter counts once.
+
+    Raises TraceError if `model` is not a tree of modules. As `summary` of Keras and of torchinfo for PyTorch.
+
+    >>> print(tg.summary(nn.Linear(2, 1)))
+    name   type      count  init
+    -------------------------------
+    W      f32[2,1]      2  kaiming
+    b      f32[1]        1  zeros
+    -------------------------------
+    total                3  0.00 MB
+    """
+    return Summary(named_parameters(model))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tracegrad import init as inits
+from tracegrad.dtypes import check_integers
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.ir import Tensor
 from tracegrad.nn.layers import LayerNorm, Linear
@@ -13,7 +14,6 @@ from tracegrad.nn.module import Module
 from tracegrad.ops import activation, constants, indexing, random, shaping
 from tracegrad.ops.attention import attention, merge_heads, split_heads
 from tracegrad.prims.elementwise import where
-from tracegrad.shapes import check_integers
 
 Cache = tuple[int, int]
 

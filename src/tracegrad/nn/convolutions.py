@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from tracegrad import init as inits
+from tracegrad.dtypes import check_integers, integers, show, whole
 from tracegrad.errors import ShapeError
 from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import convolutions
 from tracegrad.ops.windows import Sizes
-from tracegrad.shapes import check_integers, integers, show, whole
 
 AXES = {1: "the length", 2: "height and width", 3: "depth, height and width"}
 WORDS = {1: "an integer", 2: "an integer or two", 3: "an integer or three"}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, overload
 
 from tracegrad import init as inits
+from tracegrad.dtypes import check_integers
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
@@ -19,7 +20,6 @@ from tracegrad.nn.module import Module
 from tracegrad.ops import constants, indexing, linalg, random, shaping
 from tracegrad.ops.norm import batch_norm, layer_norm, rms_norm
 from tracegrad.refusals import shown
-from tracegrad.shapes import check_integers
 
 
 class Linear(Module):

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracegrad import init as inits
 from tracegrad.ambient import active
-from tracegrad.dtypes import DType, Shape, TensorType, as_dtype
+from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, integers, show
 from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, TraceError, call_site, placed
 from tracegrad.init import Literal, Ones, Orthogonal, Zeros
 from tracegrad.initializer import Initializer
 from tracegrad.refusals import NoArray, shown
-from tracegrad.shapes import integers, show
 
 COPY = "copy"  # kind of a spec: the state begins as a copy of a parameter
 

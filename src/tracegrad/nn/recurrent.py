@@ -8,12 +8,12 @@ from typing import Any, ClassVar, cast
 
 from tracegrad import ambient, transforms
 from tracegrad import init as inits
+from tracegrad.dtypes import whole
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import activation, constants, indexing, joining, linalg, random, shaping
 from tracegrad.prims.elementwise import tanh, where
-from tracegrad.shapes import whole
 
 Carry = tuple[Any, ...]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from tracegrad.dtypes import check_integers
 from tracegrad.errors import ShapeError
 from tracegrad.init import Kaiming, Lecun, Literal, Orthogonal, Randn, Uniform, Xavier
 from tracegrad.initializer import Even, Initializer
 from tracegrad.nn.module import named_arrays, replaced
 from tracegrad.nn.parameters import Parameter, State
-from tracegrad.shapes import check_integers
 
 M = TypeVar("M")
 

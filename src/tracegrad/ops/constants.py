@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import DType, as_dtype, f32
+from tracegrad.dtypes import DType, as_dtype, f32, integer
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, TensorMethods, method, op
@@ -13,7 +13,6 @@ from tracegrad.ops.shaping import sizes_of
 from tracegrad.prims.elementwise import cast, where
 from tracegrad.prims.leaves import as_tensor, const, fitting, iota, literal, unboxed
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
-from tracegrad.shapes import integer
 
 __all__ = [
     "asarray",

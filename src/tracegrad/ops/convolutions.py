@@ -11,19 +11,29 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracegrad.dtypes import TensorType
+from tracegrad.dtypes import TensorType, show
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.joining import concat
-from tracegrad.ops.phases import Phases, by_phases, geometry
-from tracegrad.ops.windows import KINDS, WINDOWS, IntOrPair, Sizes, by, check_images, int_each, window_counts
+from tracegrad.ops.windows import (
+    KINDS,
+    WINDOWS,
+    IntOrPair,
+    Phases,
+    Sizes,
+    by,
+    by_phases,
+    check_images,
+    geometry,
+    int_each,
+    window_counts,
+)
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import merged, multilinear, spread
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
-from tracegrad.shapes import show
 
 __all__ = ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
 

@@ -7,7 +7,7 @@ import warnings
 from typing import Any, cast
 
 from tracegrad import ambient
-from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32
+from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32, integer, normalize_axis, whole
 from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError, call_site
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, entered, method, op
@@ -18,7 +18,6 @@ from tracegrad.prims.folds import GATHER, SCATTER_ADD
 from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, const, fitting, iota, literal, unboxed
 from tracegrad.prims.maps import broadcast, composite
 from tracegrad.prims.rules import alike
-from tracegrad.shapes import integer, normalize_axis, whole
 
 __all__ = ["arange", "embedding", "one_hot", "scatter_add", "segment_sum", "take", "take_along_axis"]
 

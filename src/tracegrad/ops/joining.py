@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import TensorType
+from tracegrad.dtypes import Axes, TensorType, integer, integers, normalize_axis, whole
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method, op
@@ -17,7 +17,6 @@ from tracegrad.prims.folds import offsets
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import linear, shifted
-from tracegrad.shapes import Axes, integer, integers, normalize_axis, whole
 
 __all__ = ["concat", "roll", "split", "stack"]
 

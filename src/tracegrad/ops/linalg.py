@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tracegrad.dtypes import Shape
+from tracegrad.dtypes import Shape, broadcast_shapes
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method, op
@@ -13,7 +13,6 @@ from tracegrad.prims import views
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import MATMUL, check_product
 from tracegrad.prims.leaves import as_tensor, as_tensors, iota
-from tracegrad.shapes import broadcast_shapes
 
 __all__ = ["einsum", "matmul", "outer"]
 

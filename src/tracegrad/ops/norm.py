@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import TensorType
+from tracegrad.dtypes import TensorType, normalize_axis, show
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, method
@@ -17,7 +17,6 @@ from tracegrad.prims.folds import PEAK
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, shifted, symmetric
-from tracegrad.shapes import normalize_axis, show
 
 __all__ = ["batch_norm", "layer_norm", "log_softmax", "rms_norm", "softmax", "softmax_causal", "where_causal"]
 

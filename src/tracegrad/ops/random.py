@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegrad import ambient
-from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, u32
+from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, integer, nearest_f32, normalize_axis, show, u32
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, op
@@ -40,7 +40,6 @@ from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
 from tracegrad.refusals import shown
-from tracegrad.shapes import integer, normalize_axis, show
 
 __all__ = ["bernoulli", "categorical", "dropout", "gumbel_softmax", "normal", "randint", "randn", "uniform"]
 

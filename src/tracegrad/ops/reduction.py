@@ -6,7 +6,7 @@ import builtins
 import math
 from collections.abc import Sequence
 
-from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.dtypes import Axes, TensorType, f32, i32, normalize_axes, reduced_shape
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
@@ -29,7 +29,6 @@ from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import Tangents, shifted
-from tracegrad.shapes import Axes, normalize_axes, reduced_shape
 
 __all__ = ["all", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod",
            "std", "sum", "var", "variance"]  # fmt: skip

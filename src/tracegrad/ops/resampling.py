@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import f32, i32, nearest_f32
+from tracegrad.dtypes import f32, i32, integer, integers, nearest_f32, whole
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import op
@@ -17,7 +17,6 @@ from tracegrad.ops.windows import IntOrPair, int_pair, windows_of
 from tracegrad.prims.leaves import as_tensor, literal
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import permute, reshape
-from tracegrad.shapes import integer, integers, whole
 
 __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "interpolate", "max_pool1d", "pixel_shuffle",
            "pixel_unshuffle", "unfold"]  # fmt: skip

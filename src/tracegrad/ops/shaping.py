@@ -6,14 +6,24 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import Shape, bool_
+from tracegrad.dtypes import (
+    Axes,
+    Shape,
+    bool_,
+    integer,
+    integers,
+    normalize_axes,
+    normalize_axis,
+    resolve_reshape,
+    show,
+    whole,
+)
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, method
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, const
-from tracegrad.shapes import Axes, integer, integers, normalize_axes, normalize_axis, resolve_reshape, show, whole
 
 __all__ = [
     "broadcast_to",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tracegrad.dtypes import TensorType, bool_, i32
+from tracegrad.dtypes import TensorType, bool_, i32, integer, normalize_axis
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method
@@ -24,7 +24,6 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import Tangents, multilinear, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
-from tracegrad.shapes import integer, normalize_axis
 from tracegrad.tuning import SORT_BLOCK, SORT_DIRECT, SORT_LANES, SORT_LINES, SORT_LONG, SORT_SCATTERED, SORT_SELECTED
 
 __all__ = ["argsort", "sort", "topk"]

@@ -12,14 +12,13 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.dtypes import TensorType, f32, i32, reduced_shape
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.rules import Tangents, linear, multilinear, shifted, spread
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
-from tracegrad.shapes import reduced_shape
 
 
 def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp: Any, xla: Any = None) -> Primitive:

@@ -13,12 +13,23 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from tracegrad import ambient
-from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, nearest_f32, number_kind, scalar_dtype, u32
+from tracegrad.dtypes import (
+    DType,
+    Shape,
+    TensorType,
+    bool_,
+    f32,
+    i32,
+    nearest_f32,
+    number_kind,
+    scalar_dtype,
+    show,
+    u32,
+)
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, located
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import TensorMethods
 from tracegrad.refusals import no_operand
-from tracegrad.shapes import show
 from tracegrad.states import StateTensor
 
 # role: "param", "frozen", "input", "patch", "state" (a persistent array, or one state of a model), or "hyper" (a scalar

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tracegrad.dtypes import f16
+from tracegrad.dtypes import f16, strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Value, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
@@ -16,7 +16,6 @@ from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, beyond, helper
 from tracegrad.render.c_values import CEmitter, reorders
 from tracegrad.render.emit import Emitter
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
-from tracegrad.shapes import strides_of
 from tracegrad.tuning import (
     C_GRAIN,
     C_PARTS,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from tracegrad.dtypes import DType, f32
+from tracegrad.dtypes import DType, f32, strides_of
 from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Store, points
@@ -22,7 +22,6 @@ from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered
 from tracegrad.render.loops import Statement
-from tracegrad.shapes import strides_of
 from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES, LYING, SPANNED_ROWS
 
 NAME = "NAME"  # a placeholder for a function's name, until the text is known

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tracegrad.dtypes import strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Value, Var, walk
 from tracegrad.kernels.form import Axis, Extent, points
 from tracegrad.render.c import Function
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.loops import Block, Loop, Statement
-from tracegrad.shapes import strides_of
 from tracegrad.tuning import CHUNK, LANES, LONG_CALL, LONG_ROWS
 
 

@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tracegrad.dtypes import f32
+from tracegrad.dtypes import f32, strides_of
 from tracegrad.kernels.expr import Guard, Index, Value, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel
 from tracegrad.kernels.unroll import substituted
-from tracegrad.shapes import strides_of
 
 
 class Lay(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tracegrad.dtypes import f32
+from tracegrad.dtypes import f32, strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.expr import Value
@@ -19,7 +19,6 @@ from tracegrad.kernels.unroll import unroll
 from tracegrad.render.gathered import blas_ready
 from tracegrad.render.numpy_arrays import Arrays
 from tracegrad.render.numpy_values import Values
-from tracegrad.shapes import strides_of
 
 
 def render_numpy(launch: BoundLaunch) -> str:

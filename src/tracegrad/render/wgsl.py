@@ -16,12 +16,11 @@ from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barrie
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl_block import BlockFold
-from tracegrad.render.wgsl_loads import Access
+from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
 from tracegrad.render.wgsl_rows import Rows
 from tracegrad.render.wgsl_scatter import Scattering
 from tracegrad.render.wgsl_square import Square
 from tracegrad.render.wgsl_tile import Result, Tile
-from tracegrad.render.wgsl_vectors import XYZW, vector_loads, vector_slots
 
 
 def render_serial_wgsl(launch: BoundLaunch) -> Shader:

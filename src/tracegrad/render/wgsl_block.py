@@ -16,8 +16,8 @@ from tracegrad.kernels.form import Fold, Kernel
 from tracegrad.kernels.tiling import BlockShape
 from tracegrad.render.emit import Emitter, copied, decode
 from tracegrad.render.loops import Loop, Statement, when
+from tracegrad.render.wgsl_loads import XYZW
 from tracegrad.render.wgsl_rows import PARTIAL
-from tracegrad.render.wgsl_vectors import XYZW
 from tracegrad.tuning import STREAMED_TOGETHER
 
 

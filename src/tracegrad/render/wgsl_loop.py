@@ -9,7 +9,7 @@ from tracegrad.kernels.blocks import ARRAYS, BLOCK
 from tracegrad.kernels.tiling import GRID_X, Tiling, workgroup_arrays
 from tracegrad.render.loops import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl import Function, Writer, declared, variables
-from tracegrad.render.wgsl_vectors import XYZW
+from tracegrad.render.wgsl_loads import XYZW
 from tracegrad.tuning import KEPT_IN_REGISTERS
 
 COPIED = {array: dtype for dtype, array in ARRAYS.items()}  # the types of workgroup arrays that kernels hand on

@@ -15,8 +15,7 @@ from tracegrad.kernels.form import Extent, Kernel, Limit, Product, plus, points
 from tracegrad.kernels.tiles import TileShape
 from tracegrad.render.emit import decode
 from tracegrad.render.loops import Block, Loop, Statement
-from tracegrad.render.wgsl_loads import Access, Loads, Side
-from tracegrad.render.wgsl_vectors import XYZW, vector_loads
+from tracegrad.render.wgsl_loads import XYZW, Access, Loads, Side, vector_loads
 from tracegrad.tuning import ROWS_TOGETHER, WORKGROUP, WRITTEN_OUT
 
 

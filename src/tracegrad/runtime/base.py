@@ -1,10 +1,11 @@
-"""The interface between a Program and a device."""
+"""The interface between a Program and a device, and the table of runtimes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tracegrad.compiler.joined import joined
 from tracegrad.errors import DeviceError
@@ -165,3 +166,28 @@ class Session(Protocol):
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
         ...
+
+
+RUNTIMES = ("webgpu", "cpu", "jax")  # in the order in which "auto" tries them; add the name of a new runtime here
+DEVICES = ("auto", *RUNTIMES)
+
+
+class Runtime(Protocol):
+    """The contents of a runtime's module."""
+
+    def devices(self) -> list[DeviceInfo]:
+        """Return the runtime's usable devices, the best first."""
+        ...
+
+    def begin(self, device: str) -> Callable[[], Session | None]:
+        """Begin to look for a device and import its code; call the result, on another thread, to open the device.
+
+        device: the runtime's own name, or "auto", for which the opened session can be None: no device.
+        Raises: DeviceError, here or when opening.
+        """
+        ...
+
+
+def runtime(name: str) -> Runtime:
+    """Import and return the runtime of that name. Importing all would take a tenth of the time to import tracegrad."""
+    return cast("Runtime", importlib.import_module(f"tracegrad.runtime.{name}"))

@@ -23,8 +23,8 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_text import PRELUDE, as_c, helper
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
+from tracegrad.runtime.cache import WRONG, Verdicts, key_of
 from tracegrad.runtime.points import PERIOD, STRIDE
-from tracegrad.runtime.verdicts import WRONG, Verdicts, key_of
 from tracegrad.runtime.verify import (
     FURTHER,
     Contents,

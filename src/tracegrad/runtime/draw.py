@@ -43,7 +43,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.arrays import HAVE_NUMPY, np
-from tracegrad.dtypes import DTYPES, Shape
+from tracegrad.dtypes import DTYPES, Shape, show
 from tracegrad.errors import ShapeError
 from tracegrad.init import Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
 from tracegrad.initializer import Even, Gaussian, Initializer
@@ -51,7 +51,6 @@ from tracegrad.jsontext import dumped
 from tracegrad.runtime.process import in_background, processors
 from tracegrad.runtime.shaped import orthogonal, truncated
 from tracegrad.runtime.tab import javascript
-from tracegrad.shapes import show
 from tracegrad.tuning import DRAW_CHUNK, DRAW_IN_C, DRAW_THREADS
 
 if TYPE_CHECKING:

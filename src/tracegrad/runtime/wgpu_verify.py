@@ -16,7 +16,7 @@ from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.bench import Bench, Launch, movers
-from tracegrad.runtime.verdicts import RIGHT, Verdicts, key_of
+from tracegrad.runtime.cache import RIGHT, Verdicts, key_of
 from tracegrad.runtime.verify import (
     Kernels,
     Layout,

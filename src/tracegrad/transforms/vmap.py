@@ -13,13 +13,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from tracegrad import ambient
-from tracegrad.dtypes import TensorType, u32
+from tracegrad.dtypes import TensorType, normalize_axis, u32
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.ir import Tensor
 from tracegrad.prims.elementwise import cast
 from tracegrad.prims.leaves import as_tensor, iota, placeholder
 from tracegrad.prims.views import permute
-from tracegrad.shapes import normalize_axis
 from tracegrad.transforms.trees import prefix, rebuilt, tree_leaves, tree_map
 from tracegrad.transforms.walks import batches, repeated
 
