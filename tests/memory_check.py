@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.layout import Lifetime, Persistent, Place
-from tracegrad.compiler.persistent import arena_of, persistent_of
+from tracegrad.compiler.layout import Lifetime, Persistent, Place, arena_of, persistent_of
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.plan import Plan
@@ -27,7 +26,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import indices_of, walk
 from tracegrad.kernels.form import Kernel, Store
 from tracegrad.nn.module import named_parameters
-from tracegrad.optim.parts import Part
+from tracegrad.optim.arena import Part
 from tracegrad.program import PERSISTENT, Program
 
 ELEMENT = 2**32  # labels are value * ELEMENT + element

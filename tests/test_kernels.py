@@ -21,7 +21,7 @@ from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import toposort
 from tracegrad.kernel_source import Texts
-from tracegrad.kernels import tiles, tiling, unroll
+from tracegrad.kernels import axes, tiles, tiling
 from tracegrad.kernels.tiles import TileShape
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
@@ -112,8 +112,8 @@ def test_c_columns_of_any_width(columns: int, c_session: CpuSession) -> None:
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
 def test_short_axes_written_out_change_nothing(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's shapes are too small to be unrolled on their own account."""
-    monkeypatch.setattr(unroll, "WORTH_UNROLLING", 1)
-    monkeypatch.setattr(unroll, "UNROLLED_ROWS", 0)
+    monkeypatch.setattr(axes, "WORTH_UNROLLING", 1)
+    monkeypatch.setattr(axes, "UNROLLED_ROWS", 0)
     graph = graph_of(case)
     env = inputs_of(graph, case)
     assert_same(case, graph, env, run(CpuSession(), make_program(graph, NOTHING, {}, {}), env))

@@ -16,7 +16,7 @@ from tracegrad.program import Program
 from tracegrad.render import languages
 from tracegrad.render.c_calls import CSource, FunctionStep, ProductStep
 from tracegrad.render.c_text import as_c, helper
-from tracegrad.render.loops import Block, Loop, spelled, when
+from tracegrad.render.emit import Block, Loop, spelled, when
 from tracegrad.runtime.base import RUNTIMES
 from tracegrad.runtime.cpu import CpuSession
 

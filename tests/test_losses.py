@@ -12,7 +12,7 @@ import pytest
 import tracegrad as tg
 from oracle import torch
 from tracegrad import nn, optim
-from tracegrad.optim.parts import parts_of
+from tracegrad.optim.arena import parts_of
 
 RNG = np.random.default_rng(15)
 X = RNG.standard_normal((12, 8, 3)).astype(np.float32)

@@ -24,7 +24,7 @@ from tracegrad.engine.bounds import array_of
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
 from tracegrad.kernel_source import Texts
-from tracegrad.optim import loss_scale
+from tracegrad.optim import guard
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
@@ -130,7 +130,7 @@ def test_an_overflow_is_skipped_and_halves_the_scale() -> None:
         before = train.download_params()
         r = train.step(batch(0, TOO_LARGE)).result()
         assert (r.skipped, r.step, np.isfinite(r.loss)) == (1, 1, True)
-        assert state(train, loss_scale.SCALE) == 2.0**14
+        assert state(train, guard.SCALE) == 2.0**14
         assert not all(np.isfinite(g).all() for g in train.download_grads().values())
         for name, x in train.download_params().items():
             np.testing.assert_array_equal(x, before[name])
@@ -149,7 +149,7 @@ def test_run_steps_counts_what_it_skipped() -> None:
         batches = [batch(k, w) for k, w in enumerate(weights)]
         r = train.run_steps(4, {n: np.stack([b[n] for b in batches]) for n in batches[0]}).result()
         assert (r.skipped, r.step, len(r.losses)) == (2, 4, 4)
-        assert state(train, loss_scale.SKIPPED) == 2
+        assert state(train, guard.SKIPPED) == 2
 
 
 OPTIMIZERS: dict[str, Callable[[], optim.Optimizer]] = {
@@ -180,18 +180,18 @@ def test_a_skipped_step_leaves_no_trace_in_parameters_and_optimizer(name: str) -
 def test_scale_and_parameters_are_those_of_grad_scaler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is not capped below what PyTorch reaches here; growth after three good steps, to see some."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(loss_scale, "PATIENCE", 3.0)
+    monkeypatch.setattr(guard, "PATIENCE", 3.0)
     weights = [FINE, TOO_LARGE, FINE, FINE, FINE, FINE, TOO_LARGE, TOO_LARGE, FINE, FINE, FINE, FINE, FINE, FINE, FINE]
     with compiled() as train:
         first = {n: torch.tensor(x) for n, x in train.download_params().items()}
         ours: list[float] = []
         for k, w in enumerate(weights):
             train.step(batch(k, w)).result()
-            ours.append(state(train, loss_scale.SCALE))
+            ours.append(state(train, guard.SCALE))
         params = train.download_params()
     p = {n: x.clone().requires_grad_() for n, x in first.items()}
     adam = torch.optim.Adam(p.values(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale.FIRST, growth_interval=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=guard.FIRST_SCALE, growth_interval=3)
     theirs: list[float] = []
     for k, w in enumerate(weights):
         b = {n: torch.tensor(x) for n, x in batch(k, w).items()}
@@ -209,17 +209,17 @@ def test_scale_and_parameters_are_those_of_grad_scaler(monkeypatch: pytest.Monke
 
 
 def test_the_scale_has_a_largest_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_scale, "PATIENCE", 1.0)
+    monkeypatch.setattr(guard, "PATIENCE", 1.0)
     with compiled() as train:
         train.run_steps(12, batch(0, 0.0)).result()
-        assert state(train, loss_scale.SCALE) == loss_scale.LARGEST
+        assert state(train, guard.SCALE) == guard.LARGEST_SCALE
 
 
 def test_a_gradient_too_large_unscaled_is_an_error_and_named() -> None:
     with compiled() as train:
         results = [train.step(batch(0, 1e8)).result() for _ in range(17)]
         assert [getattr(r, "skipped", None) for r in results] == [1] * 15 + [None, None]
-        assert state(train, loss_scale.SCALE) == loss_scale.SMALLEST
+        assert state(train, guard.SCALE) == guard.SMALLEST_SCALE
         text = str(results[-1].error)
         assert isinstance(results[-1].error, tg.NonFiniteError)
         assert "step 16" in text and "65504" in text and "test_mixed_precision.py" in text
@@ -232,7 +232,7 @@ def test_a_loss_that_is_not_finite_fails_and_keeps_the_scale() -> None:
         kinds = [type(p.result()).__name__ for p in ahead]
         assert kinds == ["CompletedStep", "Failed", "CompletedStep"]
         assert ahead[2].result().step == 2
-        assert (state(train, loss_scale.SCALE), state(train, loss_scale.GOOD)) == (loss_scale.FIRST, 2)
+        assert (state(train, guard.SCALE), state(train, guard.GOOD)) == (guard.FIRST_SCALE, 2)
 
 
 def test_a_checkpoint_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> None:
@@ -243,14 +243,14 @@ def test_a_checkpoint_resumes_bit_for_bit_with_its_scale(tmp_path: Path) -> None
             if k == 2:
                 whole.save(tmp_path / "x.safetensors")
         resumed.load(tmp_path / "x.safetensors")
-        assert state(resumed, loss_scale.SCALE) == 2.0**14
+        assert state(resumed, guard.SCALE) == 2.0**14
         for k, w in list(enumerate(weights))[3:]:
             resumed.step(batch(k, w)).result()
-        assert state(resumed, loss_scale.SCALE) == state(whole, loss_scale.SCALE) == 2.0**13
+        assert state(resumed, guard.SCALE) == state(whole, guard.SCALE) == 2.0**13
         for name, x in whole.download_params().items():
             np.testing.assert_array_equal(resumed.download_params()[name].view(np.int32), x.view(np.int32))
         whole.reset()
-        assert state(whole, loss_scale.SCALE) == loss_scale.FIRST
+        assert state(whole, guard.SCALE) == guard.FIRST_SCALE
     with compiled(precision="f32") as f32, pytest.raises(tg.InputError, match="loss_scale: not in this training"):
         f32.load(tmp_path / "x.safetensors")
 

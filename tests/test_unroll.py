@@ -13,8 +13,8 @@ from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
+from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.unroll import unroll
 from tracegrad.prims.leaves import leaf
 from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 

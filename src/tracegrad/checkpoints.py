@@ -26,8 +26,7 @@ from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import params
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.snapshots import Snapshot, restore, states_of
-from tracegrad.engine.stepper import Stepper
+from tracegrad.engine.stepper import Snapshot, Stepper, restore, states_of
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file

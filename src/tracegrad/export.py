@@ -25,7 +25,7 @@ from tracegrad.compiler.feed import make_feed
 from tracegrad.compiler.inputtypes import FreeSizes, input_types
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import fit_value
-from tracegrad.engine.snapshots import Snapshot
+from tracegrad.engine.stepper import Snapshot
 from tracegrad.errors import InputError
 from tracegrad.files import replace_file, replace_files
 from tracegrad.graph import Graph

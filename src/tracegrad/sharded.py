@@ -24,8 +24,7 @@ from tracegrad.checkpoints import (
 )  # fmt: skip
 from tracegrad.checkpoints import settings as settings_of
 from tracegrad.engine import bounds, params
-from tracegrad.engine.snapshots import Snapshot, settings, settle, states_of
-from tracegrad.engine.stepper import Stepper
+from tracegrad.engine.stepper import Snapshot, Stepper, settings, settle, states_of
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
 from tracegrad.program import Field, Program

@@ -21,7 +21,7 @@ from fuzzing.program import Program
 from fuzzing.training import Loss, function_of, losses_of, model_of, optimizer_of, order_of, parts, types_of_inputs
 from tracegrad import optim
 from tracegrad.compiler.build import StepSource
-from tracegrad.compiler.persistent import arena_of
+from tracegrad.compiler.layout import arena_of
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.evaluate import named_by_role
 from tracegrad.graph import Graph

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 from tracegrad import ambient
 from tracegrad.compiler.draws import noticed
 from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, Sizes, input_ranges, input_types
-from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.persistent import HALTED, arena_of, persistent_of
+from tracegrad.compiler.layout import HALTED, Persistent, arena_of, persistent_of
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.step_graph import training_graph
 from tracegrad.compiler.tracing import checked_loss, checked_outputs, sites_of, traced
@@ -23,9 +22,9 @@ from tracegrad.hypers import NORMAL, PREFIX, UNIT
 from tracegrad.ir import Tensor, toposort
 from tracegrad.nn.module import named_parameters, named_states, state_specs
 from tracegrad.optim import freezing
+from tracegrad.optim.arena import Part
 from tracegrad.optim.guard import PARAMS, bounded_arrays
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.optim.parts import Part
 from tracegrad.optim.transform import Transform
 from tracegrad.patterns import Selection
 from tracegrad.prims.leaves import require_own

@@ -12,8 +12,8 @@ from tracegrad.compiler.tracing import check_function
 from tracegrad.errors import CallError, InputError
 from tracegrad.nn.module import decays, named_parameters
 from tracegrad.nn.parameters import Parameter
+from tracegrad.optim.arena import parts_of
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.optim.parts import parts_of
 from tracegrad.patterns import Selection, chosen
 from tracegrad.refusals import shown
 from tracegrad.states import STATE

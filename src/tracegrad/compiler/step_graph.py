@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from tracegrad.compiler.persistent import HALTED
+from tracegrad.compiler.layout import HALTED
 from tracegrad.compiler.tracing import Traced
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, toposort
 from tracegrad.optim import freezing
+from tracegrad.optim.arena import Part
 from tracegrad.optim.gradients import sum_of_squares
-from tracegrad.optim.guard import PARAMS, Guard, NewStates, any_nonfinite
-from tracegrad.optim.loss_scale import LossScale
+from tracegrad.optim.guard import PARAMS, Guard, LossScale, NewStates, any_nonfinite
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.optim.parts import Part
 from tracegrad.optim.transform import Host
 from tracegrad.prims.elementwise import nonfinite, where
 from tracegrad.prims.folds import pack

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
-from tracegrad.compiler.persistent import States
+from tracegrad.compiler.layout import States
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import CompileError, InputError, Site, TraceError, call_site, located
 from tracegrad.ir import Tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.arrays import handed_out, np
-from tracegrad.compiler.persistent import HALTED
+from tracegrad.compiler.layout import HALTED
 from tracegrad.compiler.step_graph import SKIPPED
 from tracegrad.dtypes import whole
 from tracegrad.engine import bounds, reference

@@ -1,12 +1,20 @@
-"""The axes of a kernel: taken from the value it computes, then split and merged until its indices are simple."""
+"""The axes of a kernel: taken from the value it computes, then split and merged until its indices are simple.
+
+Array languages pay for a call per operation and a loop per innermost row. So their small axes are unrolled: one
+expression for each point, instead of a loop. Rows of two or three elements, as in pooling windows, cost ten times as
+much in overhead as in arithmetic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
-from tracegrad.kernels.expr import Index, Quotient, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Kernel, Store
+from tracegrad.dtypes import DType
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
+from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
 # The axes of a kernel in groups, each with the factors of its natural axes: parts of k, batch, m, n, k for products;
 # outer and inner for all others.
@@ -101,3 +109,138 @@ def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
                 names.append(name)
         groups.append((group, (tuple(merged),) if factors else ()))
     return tuple(groups) if changed else None
+
+
+def unroll(kernel: Kernel) -> Kernel:
+    """Return the same kernel with its short axes unrolled, or the kernel itself if there are none."""
+    axes = short_axes(kernel)
+    if not axes:
+        return kernel
+    space = Space()
+    points = itertools.product(*(map(space.number, range(a.size)) for a in axes))
+    copies = [Replaced(space, dict(zip([a.name for a in axes], at))) for at in points]
+    body: list[Statement] = []
+    for s in kernel.body:
+        if isinstance(s, Fold):
+            body += _folds(s, copies, space, kernel)
+        else:
+            inner = s.inner or any(a in kernel.outer for a in axes)
+            body += [c.store(s) for c in (copies if inner else copies[:1])]
+    left = [tuple(a for a in group if a not in axes) for group in (kernel.outer, kernel.inner)]
+    return Kernel(left[0], left[1], kernel.slots, tuple(body), kernel.label, kernel.uniform)
+
+
+def short_axes(kernel: Kernel) -> list[Axis]:
+    """Return the axes to unroll."""
+    folds = [s for s in kernel.body if isinstance(s, Fold)]
+    if kernel.work < WORTH_UNROLLING or any(f.product or f.scatter for f in folds):
+        return []
+    inner = [a for a in kernel.inner if a.size > 1]
+    if folds and kernel.length <= WHOLE_FOLD and kernel.rows >= UNROLLED_ROWS * kernel.length:
+        return inner
+    candidates = inner if folds else [*kernel.outer, *inner]
+    chosen = [a for a in candidates if 1 < a.size <= SHORT_AXIS]
+    while points(chosen) > UNROLLED:
+        chosen.pop(0)
+    return chosen
+
+
+def _folds(f: Fold, copies: Sequence[Replaced], space: Space, kernel: Kernel) -> list[Statement]:
+    """Return a fold over the remaining axes for each copy, then the statement that combines the copies."""
+    values = [c.value(f.value) for c in copies]
+    out: list[Statement] = []
+    if kernel.length > len(copies):
+        parts: list[Value] = []
+        for k, v in enumerate(values):
+            out.append(Fold(f"{f.local}_{k}", f.prim, v))
+            parts.append(space.value("local", v.dtype, f"{f.local}_{k}"))
+        values = parts
+    combined = values[0]
+    for v in values[1:]:
+        combined = space.value("map", v.dtype, (f.prim.combine, ()), (combined, v))
+    for c in copies:
+        c.locals[f.local] = combined
+    return out
+
+
+class Replaced:
+    """Rebuilds the values of a kernel with an index in place of some variables, such as a point of unrolled axes."""
+
+    def __init__(self, space: Space, replaced: Mapping[str, Index]) -> None:
+        self.space, self.replaced = space, replaced
+        self.locals: dict[str, Value] = {}  # name -> the value in its place
+        self._values: dict[Value, Value] = {}
+
+    def store(self, s: Store) -> Store:
+        return Store(s.slot, self.index(s.index), self.value(s.value), s.inner)
+
+    def index(self, x: Index) -> Index:
+        out = self.space.number(x.const)
+        for atom, c in x.terms:
+            out = out + self.atom(atom) * c
+        return out
+
+    def atom(self, atom: Var | Quotient | Dynamic) -> Index:
+        if isinstance(atom, Var):
+            return self.replaced.get(atom.name) or self.space.var(atom.name, atom.size)
+        if isinstance(atom, Quotient):
+            inner = self.index(atom.index)
+            return inner % atom.d if atom.mod else inner // atom.d
+        return self.space.dynamic(self.value(atom.value), atom.hi + 1)
+
+    def value(self, root: Value) -> Value:
+        """Return `root`, rebuilt. Iterative, because expressions can be deep."""
+        stack = [root]
+        while stack:
+            v = stack[-1]
+            if v in self._values:
+                stack.pop()
+                continue
+            missing = [a for a in v.args if a not in self._values]
+            if missing:
+                stack += missing
+                continue
+            self._values[v] = self.rebuilt(v, tuple([self._values[a] for a in v.args]))
+            stack.pop()
+        return self._values[root]
+
+    def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
+        if v.op == "const":
+            return self.space.const(v.arg, v.dtype)
+        if v.op == "index":
+            return self.space.of_index(self.index(v.arg))
+        if v.op == "load":
+            return self.space.load(v.arg[0], self.index(v.arg[1]), v.dtype)
+        if v.op == "local":
+            return self.locals.get(v.arg) or self.space.value("local", v.dtype, v.arg)
+        if v.op == "inside":
+            return self.inside(v.arg, args[0], v.dtype)
+        return self.space.value("map", v.dtype, v.arg, args)
+
+    def inside(self, guards: Sequence[Guard], value: Value, dtype: DType) -> Value:
+        known = [self.space.guard(self.index(g.index), g.lo, g.hi, g.step) for g in guards]
+        if False in known:
+            return self.space.const(0, dtype)
+        return self.space.inside([g for g in known if isinstance(g, Guard)], value)
+
+
+def substituted(v: Value, space: Space, replaced: Mapping[str, tuple[Index, int] | None]) -> Value:
+    """Replace variables of a value: None drops a variable; (index, d) turns c * variable into (c // d) * index."""
+    return _Substituted(space, replaced).value(v)
+
+
+class _Substituted(Replaced):
+    """Values with replaced variables. The atoms of their indices must all be variables."""
+
+    def __init__(self, space: Space, scaled: Mapping[str, tuple[Index, int] | None]) -> None:
+        super().__init__(space, {})
+        self.scaled = scaled
+
+    def index(self, x: Index) -> Index:
+        out = self.space.number(x.const)
+        for atom, c in x.terms:
+            assert isinstance(atom, Var)
+            new = self.scaled.get(atom.name, (self.space.index({atom: 1}, 0), 1))
+            if new is not None:
+                out = out + new[0] * (c // new[1])
+        return out

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32
+from tracegrad.kernels.axes import Replaced
 from tracegrad.kernels.expr import Atom, Guard, Index, Space, Value, Var, names_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, BlockShape, Tiling, columns, workgroup_bytes
-from tracegrad.kernels.unroll import Replaced
 from tracegrad.tuning import (
     BLOCK_POINTS,
     COOPERATE_FROM,

@@ -18,7 +18,6 @@ from tracegrad.optim.adaptive import (
 )
 from tracegrad.optim.arena import Arena, Slot
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
-from tracegrad.optim.muon import scale_by_muon
 from tracegrad.optim.optimizer import Optimizer, Options, adam, adamw, custom, lion, muon, rmsprop, sgd
 from tracegrad.optim.scaling import (
     add_decayed_weights,
@@ -26,6 +25,7 @@ from tracegrad.optim.scaling import (
     scale_by_lion,
     scale_by_lr,
     scale_by_momentum,
+    scale_by_muon,
     scale_by_rms,
     track_ema,
 )

@@ -5,6 +5,12 @@ Each step first computes new bounds, valid for any gradient shorter than `LONGES
 bounds are finite, every value that the step writes is finite too, and no pass has to check. Otherwise, or if the
 gradient is longer, the step is not applied. The host then repeats the step as a trial: it checks every written value,
 and restores the old values if one is not finite.
+
+Under precision="f16" the loss is scaled, so that gradients stay within the range of half precision in the backward
+pass. The step computes the gradient of scale * loss, and first divides it by the scale in f32. A step whose gradient
+overflows is *skipped*: it updates nothing and halves the scale. After 2000 steps without an overflow the scale is
+doubled. Scales are powers of two, so scaling does not round. As torch.amp.GradScaler (Micikevicius et al. 2018, section
+3.2), except that the first scale is half of PyTorch's, and that the scale is bounded.
 """
 
 from __future__ import annotations
@@ -18,10 +24,55 @@ from tracegrad.dtypes import TensorType, f32
 from tracegrad.hypers import NORMAL
 from tracegrad.ir import Tensor, bind
 from tracegrad.optim.transform import Host, Transform
-from tracegrad.prims.elementwise import maximum, nonfinite, where
+from tracegrad.prims.elementwise import cast, maximum, minimum, nonfinite, where
 from tracegrad.prims.folds import SUM, pack
-from tracegrad.prims.leaves import as_tensor, iota, leaf
+from tracegrad.prims.leaves import as_tensor, counter, iota, leaf
 from tracegrad.prims.views import broadcast_to, reshape, slice_
+
+FIRST_SCALE = 2.0**15
+SMALLEST_SCALE = 1.0  # a gradient that overflows unscaled is an error, as in DeepSpeed
+LARGEST_SCALE = 2.0**24  # as in Apex: the scale itself would overflow if gradients stay zero for long
+PATIENCE = 2000.0  # steps without an overflow after which the scale is doubled
+SCALE, GOOD, SKIPPED = "loss_scale", "good_steps", "skipped_steps"
+SCALE_STATE = {SCALE: FIRST_SCALE, GOOD: 0.0, SKIPPED: 0.0}  # arrays of one element each, with their first values
+
+
+class LossScale(NamedTuple):
+    """The scale of one step: f32[] each. Counts are exact up to 2^24."""
+
+    scale: Tensor
+    good: Tensor  # steps since the scale last changed
+    skipped: Tensor  # steps skipped so far
+    at: str = ""
+
+    @staticmethod
+    def traced(at: str = "") -> LossScale:
+        """Return the scale as stored on the device before the step. at: prefix of the array names."""
+        scale, good, skipped = (reshape(leaf("state", at + name, TensorType(f32, (1,))), ()) for name in SCALE_STATE)
+        return LossScale(scale, good, skipped, at)
+
+    def unscaled(self, g: Tensor) -> Tensor:
+        """Return the gradient of the loss itself."""
+        return g * (1.0 / self.scale)
+
+    def updates(self) -> Tensor:
+        """Return the number of this update, from 1 on. Skipped steps do not count."""
+        # A pack is stored before it is read: readers of the count need not wait for the kernel that writes `skipped`.
+        return reshape(pack([reshape(cast(counter("step"), f32) - self.skipped, (1,))]), ())
+
+    def hopeless(self) -> Tensor:
+        """Return bool[]: True if no smaller scale is left to try."""
+        return self.scale <= SMALLEST_SCALE
+
+    def after(self, skipped: Tensor, bad: Tensor) -> dict[str, Tensor]:
+        """Return the new states. A `bad` step changes nothing unless it is also `skipped`; both are bool[]."""
+        ripe = self.good + 1.0 >= PATIENCE
+        grown = where(ripe, minimum(self.scale * 2.0, LARGEST_SCALE), self.scale)
+        scale = where(skipped, self.scale * 0.5, where(bad, self.scale, grown))
+        good = where(skipped, 0.0, where(bad, self.good, where(ripe, 0.0, self.good + 1.0)))
+        new = {SCALE: scale, GOOD: good, SKIPPED: self.skipped + where(skipped, 1.0, 0.0)}
+        return {self.at + name: reshape(x, (1,)) for name, x in new.items()}
+
 
 PARAMS = "params"
 LONGEST = 2.0**65 / NORMAL  # squares of a longer gradient, in the usual unit, have no finite sum

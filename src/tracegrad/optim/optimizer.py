@@ -13,13 +13,15 @@ from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
 from tracegrad.lr import as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.groups import MONOTONE, NO_GROUPS, Groups
-from tracegrad.optim.muon import AdjustLR, Filter, scale_by_muon
 from tracegrad.optim.scaling import (
+    AdjustLR,
+    Filter,
     add_decayed_weights,
     scale_by_adam,
     scale_by_lion,
     scale_by_lr,
     scale_by_momentum,
+    scale_by_muon,
     scale_by_rms,
     track_ema,
 )

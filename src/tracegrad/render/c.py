@@ -14,8 +14,7 @@ from tracegrad.kernels.expr import Index, Value, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, beyond, helper
 from tracegrad.render.c_values import CEmitter, reorders
-from tracegrad.render.emit import Emitter
-from tracegrad.render.loops import Block, Loop, Statement, spelled, when
+from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 from tracegrad.tuning import (
     C_GRAIN,
     C_PARTS,

@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tracegrad.kernels.axes import Replaced
 from tracegrad.kernels.expr import Index, Quotient, Space, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent
-from tracegrad.kernels.unroll import Replaced
 from tracegrad.render.c import Function
-from tracegrad.render.loops import Loop, Statement
+from tracegrad.render.emit import Loop, Statement
 from tracegrad.tuning import LANES
 
 

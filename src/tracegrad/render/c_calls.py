@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32, strides_of
 from tracegrad.kernel_source import BoundLaunch
+from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Store, points
-from tracegrad.kernels.unroll import unroll
 from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
+from tracegrad.render.emit import Statement
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered
-from tracegrad.render.loops import Statement
 from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES, LYING, SPANNED_ROWS
 
 NAME = "NAME"  # a placeholder for a function's name, until the text is known

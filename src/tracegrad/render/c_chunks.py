@@ -16,7 +16,7 @@ from tracegrad.kernels.expr import Index, Value, Var, walk
 from tracegrad.kernels.form import Axis, Extent, points
 from tracegrad.render.c import Function
 from tracegrad.render.c_text import ALIGNED, C_TYPE
-from tracegrad.render.loops import Block, Loop, Statement
+from tracegrad.render.emit import Block, Loop, Statement
 from tracegrad.tuning import CHUNK, LANES, LONG_CALL, LONG_ROWS
 
 

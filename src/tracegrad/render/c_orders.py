@@ -18,7 +18,7 @@ from tracegrad.render.c_chunks import chunks, loops_by_chunks
 from tracegrad.render.c_pieces import loops_by_pieces, pieces
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned, turned_loops
-from tracegrad.render.loops import Block, Loop, Statement, when
+from tracegrad.render.emit import Block, Loop, Statement, when
 from tracegrad.tuning import RUNNING_ROWS
 
 # The axis along which folds run, whether its last point is the first to fold, and what each fold folds

@@ -12,7 +12,7 @@ from tracegrad.kernels.expr import Guard, Space, Var, walk
 from tracegrad.kernels.form import Axis, Extent
 from tracegrad.render.c import Function
 from tracegrad.render.c_blocks import points_of
-from tracegrad.render.loops import Loop, Statement
+from tracegrad.render.emit import Loop, Statement
 from tracegrad.tuning import LANES, MOST_PIECES, PIECE_GRAIN
 
 

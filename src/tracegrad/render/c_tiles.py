@@ -18,8 +18,7 @@ from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices
 from tracegrad.kernels.form import Axis, Extent, Fold, Store
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_text import ALIGNED, C_TYPE
-from tracegrad.render.emit import Emitter
-from tracegrad.render.loops import Block, Loop, Statement, when
+from tracegrad.render.emit import Block, Emitter, Loop, Statement, when
 from tracegrad.tuning import LONG_ROWS, PLAIN_ROWS, SHORT_ROWS
 
 TILE = 16  # elements of a tile's side: a line of the cache

@@ -1,6 +1,10 @@
 """Write expressions: each value once, and as far outside of loops as possible.
 
 Rows write their ops in the notation of WGSL. `Emitter` writes WGSL; subclasses translate the notation.
+
+The statements of a kernel are data for every language until the end: lines, loops, and blocks in braces. A line is a
+statement that an Emitter has written. The extents of loops are integers, or expressions whose value is known only when
+a step runs.
 """
 
 from __future__ import annotations
@@ -8,11 +12,53 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from tracegrad.dtypes import DType, nearest_f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
 from tracegrad.kernels.form import Axis, Fold
+
+
+class Loop(NamedTuple):
+    """A loop over `body` for each `name` from `first` on that is less than `end`."""
+
+    name: str
+    end: int | str
+    body: Sequence[Statement]
+    first: int | str = 0
+    step: int = 1
+
+
+class Block(NamedTuple):
+    """Statements in braces, with text such as a condition before them."""
+
+    head: str
+    body: Sequence[Statement]
+
+
+Statement = str | Loop | Block
+
+
+def when(condition: str, body: Sequence[Statement]) -> Block:
+    """Return statements under a condition."""
+    return Block(f"if ({condition})", body)
+
+
+def spelled(statements: Iterable[Statement], counter: str) -> list[str]:
+    """Return the lines of some statements. counter: the language's declaration of a loop variable."""
+    lines: list[str] = []
+    for s in statements:
+        if isinstance(s, str):
+            lines.append(s)
+            continue
+        if isinstance(s, Loop):
+            head = f"for ({counter} {s.name} = {s.first}; {s.name} < {s.end}; {s.name} += {s.step}) {{"
+        else:
+            head = f"{s.head} {{" if s.head else "{"
+        lines += [head, *(f"  {line}" for line in spelled(s.body, counter)), "}"]
+    return lines
+
 
 ZERO = {"f32": "0.0", "i32": "0", "u32": "0u", "bool": "false"}
 LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32, strides_of
+from tracegrad.kernels.axes import substituted
 from tracegrad.kernels.expr import Guard, Index, Value, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel
-from tracegrad.kernels.unroll import substituted
 
 
 class Lay(NamedTuple):

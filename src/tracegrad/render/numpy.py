@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from tracegrad.dtypes import f32, strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernel_source import BoundLaunch
+from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, operands_of, points
-from tracegrad.kernels.unroll import unroll
 from tracegrad.render.gathered import blas_ready
 from tracegrad.render.numpy_arrays import Arrays
 from tracegrad.render.numpy_values import Values

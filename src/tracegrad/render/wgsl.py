@@ -13,11 +13,9 @@ from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.blocks import BLOCK, Copy, local
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
-from tracegrad.render.emit import Emitter, copied, decode
-from tracegrad.render.loops import Block, Loop, Statement, spelled, when
-from tracegrad.render.wgsl_block import BlockFold
+from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, spelled, when
 from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
-from tracegrad.render.wgsl_rows import Rows
+from tracegrad.render.wgsl_rows import BlockFold, Rows
 from tracegrad.render.wgsl_scatter import Scattering
 from tracegrad.render.wgsl_square import Square
 from tracegrad.render.wgsl_tile import Result, Tile

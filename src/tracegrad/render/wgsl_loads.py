@@ -19,8 +19,7 @@ from tracegrad.kernels.expr import Index, Value, Var, names_of, walk
 from tracegrad.kernels.form import Axis, Kernel, Store, divides, points
 from tracegrad.kernels.tiles import TileShape
 from tracegrad.kernels.tiling import Tiling
-from tracegrad.render.emit import Emitter, copied, decode
-from tracegrad.render.loops import Block, Statement, when
+from tracegrad.render.emit import Block, Emitter, Statement, copied, decode, when
 from tracegrad.tuning import LOAD_PAIR, LOAD_RUN, WORKGROUP
 
 XYZW = "xyzw"  # components of a vector

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tracegrad.kernel_source import BoundLoop, Shader
 from tracegrad.kernels.blocks import ARRAYS, BLOCK
 from tracegrad.kernels.tiling import GRID_X, Tiling, workgroup_arrays
-from tracegrad.render.loops import Block, Loop, Statement, spelled, when
+from tracegrad.render.emit import Block, Loop, Statement, spelled, when
 from tracegrad.render.wgsl import Function, Writer, declared, variables
 from tracegrad.render.wgsl_loads import XYZW
 from tracegrad.tuning import KEPT_IN_REGISTERS

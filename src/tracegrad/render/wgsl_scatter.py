@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from tracegrad.kernels.form import Fold, Kernel, divides, plus, points
 from tracegrad.kernels.tiling import BITS, TOGETHER, Tiling
-from tracegrad.render.emit import Emitter, copied, decode
-from tracegrad.render.loops import Block, Loop, Statement, when
+from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, when
 from tracegrad.render.wgsl_tile import Result
 from tracegrad.tuning import SCATTER_READS, WORKGROUP
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Extent, Kernel, points
 from tracegrad.kernels.tiling import Tiling
-from tracegrad.render.emit import Emitter, copied, decode
-from tracegrad.render.loops import Block, Loop, Statement
+from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode
 from tracegrad.render.wgsl_tile import Result, Span
 
 

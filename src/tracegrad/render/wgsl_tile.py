@@ -13,8 +13,7 @@ from functools import reduce
 
 from tracegrad.kernels.form import Extent, Kernel, Limit, Product, plus, points
 from tracegrad.kernels.tiles import TileShape
-from tracegrad.render.emit import decode
-from tracegrad.render.loops import Block, Loop, Statement
+from tracegrad.render.emit import Block, Loop, Statement, decode
 from tracegrad.render.wgsl_loads import XYZW, Access, Loads, Side, vector_loads
 from tracegrad.tuning import ROWS_TOGETHER, WORKGROUP, WRITTEN_OUT
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import cffi_header, cffi_names, process, remembered, tab
+from tracegrad.runtime import cffi_names, process, remembered, tab
 from tracegrad.runtime.process import quiet_stderr
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def open_device(adapter: AdapterInfo) -> Any:
 def load_wgpu() -> Any:
     """Return the wgpu module, without loading a driver. Raises DeviceError if the package cannot be loaded."""
     try:
-        with cffi_header.read_once():
+        with remembered.read_once():
             native = importlib.import_module("wgpu.backends.wgpu_native")
         cffi_names.declare_what_occurs(getattr(native.ffi, "_parser", None))  # if wgpu was imported before
         wgpu: Any = importlib.import_module("wgpu")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tracegrad.arrays import np
-from tracegrad.engine.snapshots import Snapshot, restore_all, take_all
+from tracegrad.engine.stepper import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
 from tracegrad.refusals import helpful, shown
 from tracegrad.training.history import FitState

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, given_or_blank, merge
 from tracegrad.engine.programs import RunProgram
-from tracegrad.engine.snapshots import take_all
+from tracegrad.engine.stepper import take_all
 from tracegrad.errors import InputError
 from tracegrad.ir import Tensor
 from tracegrad.refusals import helpful

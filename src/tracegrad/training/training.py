@@ -15,8 +15,7 @@ from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, Owned, check_inputs, merge, own_rows, unchanged
 from tracegrad.engine.pending import Pending, resolved
 from tracegrad.engine.results import StepResult, failure
-from tracegrad.engine.snapshots import take_all
-from tracegrad.engine.stepper import Stepper
+from tracegrad.engine.stepper import Stepper, take_all
 from tracegrad.engine.steps import StepCall, number_of_steps, split_steps
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.engine.worker import Worker
