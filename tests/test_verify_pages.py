@@ -21,6 +21,7 @@ from tracegrad import optim
 from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.points import Patterns
 from tracegrad.runtime.recorded import ANY, recorded, some_groups
+from tracegrad.runtime.verify import layout_of, plan_of
 
 __all__ = ["browser", "served"]  # fixtures
 
@@ -216,7 +217,7 @@ def test_few_workgroups_run() -> None:
     check = recorded(program, {})
     assert check is not None
     run = sum(size for *_, size in check.facts["groups"])
-    kernels = [k for k in program.kernels if some_groups(k)]
+    kernels = [k for k in program.kernels if some_groups(plan_of(k, layout_of(k), few_groups=True))]
     assert 0 < run < sum(t.workgroups for k in kernels for t in k.apart) / 3
     assert len(kernels) > 6
 

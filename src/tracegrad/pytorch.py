@@ -60,18 +60,11 @@ def _attention(layer: nn.MultiheadAttention) -> list[Row]:
 
 
 WEIGHT, NORM = _plain(W="weight", b="bias"), _plain(g="weight", b="bias")
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYOUTS: dict[type, Callable[[Any], list[Row]]] = {
     nn.Linear: lambda _: [Row("weight", ("W",), transposed=True), Row("bias", ("b",))],
-    nn.Embedding: WEIGHT,
-    nn.Conv1d: WEIGHT,
-    nn.Conv2d: WEIGHT,
-    nn.Conv3d: WEIGHT,
-    nn.ConvTranspose1d: WEIGHT,
-    nn.ConvTranspose2d: WEIGHT,
-    nn.ConvTranspose3d: WEIGHT,
-    nn.LayerNorm: NORM,
-    nn.RMSNorm: NORM,
-    nn.GroupNorm: NORM,
+    **dict.fromkeys((nn.Embedding, *CONVOLUTIONS), WEIGHT),
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm, nn.GroupNorm), NORM),
     nn.BatchNorm: _plain(g="weight", b="bias", mean="running_mean", var="running_var"),
     nn.MultiheadAttention: _attention,
     Recurrent: _recurrent,

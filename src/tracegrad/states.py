@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracegrad.dtypes import DType, TensorType
+from tracegrad.dtypes import TensorType
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
 
 STATE = "state/"  # prefix of the names of leaves, writes, program fields and checkpoint tensors
-
-
-def states_array(dtype: DType) -> str:
-    """Return the name of the array that states of this type share."""
-    return f"state.{dtype.storage}"
 
 
 class StateTensor(TensorMethods):

@@ -79,7 +79,7 @@ def trained(part: Part) -> list[str]:
 def _packed(found: Mapping[str, Tensor], part: Part, scaling: LossScale | None) -> Tensor:
     """All gradients as one array; zeros in the places of parameters that have none."""
     zeros = {slot.name: broadcast_to(as_tensor(0.0), slot.shape) for slot in part.own.slots if slot.name in part.holes}
-    return part.own.pack({**zeros, **{n: scaling.unscaled(g) if scaling else g for n, g in found.items()}})
+    return part.own.pack({**zeros, **{n: g * (1.0 / scaling.scale) if scaling else g for n, g in found.items()}})
 
 
 def _updated(

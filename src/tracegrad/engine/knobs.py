@@ -96,10 +96,6 @@ class Knobs:
         """Return the same values under another learning rate, which begins at the next step."""
         return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
-    def with_values(self, values: Mapping[str, float]) -> Knobs:
-        """Return the same knobs with these values."""
-        return Knobs(self.rate, {**self.values, **values}) if values else self
-
     def wide(self) -> Knobs:
         """Return the same knobs for a gradient whose squares overflow."""
         return Knobs(self.rate, {**self.values, UNIT: LARGE})

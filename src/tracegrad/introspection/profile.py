@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -207,18 +206,12 @@ def profiled(built: Built, timings: Timings, device: DeviceInfo, limits: Limits)
     for spans, run in zip(timings.runs, sums):
         for number, (begin, end) in zip(order, spans, strict=True):
             run[number] += end - begin
-    seconds = [_median(each) for each in zip(*sums, strict=True)]
+    seconds = [float(np.median(each)) for each in zip(*sums, strict=True)]
     total = sum(seconds)
     rows: list[TimedDispatch] = []
     for d, s in zip(dispatches_of(built.graph, program), seconds, strict=True):
         rows.append(TimedDispatch(d, s, s / total if total else 0.0, *limits.share(d.cost.flops, d.cost.bytes, s)))
     return Profile(str(device), tuple(rows), tuple(order), timings, limits)
-
-
-def _median(values: Sequence[float]) -> float:
-    """Return the median. statistics.median would import decimal and fractions."""
-    ordered, half = sorted(values), len(values) // 2
-    return (ordered[half] + ordered[-half - 1]) / 2
 
 
 def _cells(row: TimedDispatch) -> tuple[str, ...]:

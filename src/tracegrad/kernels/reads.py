@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tracegrad.dtypes import DType
 from tracegrad.ir import Tensor, reached
 from tracegrad.prims.leaves import LITERAL
-from tracegrad.states import STATE, states_array
+from tracegrad.states import STATE
 
 IN_MEMORY = ("pack", "item")  # they are in memory without a kernel of their own: other kernels write them, part by part
 
@@ -121,8 +121,8 @@ def array_of(leaf: Tensor) -> str:
 
 
 def array_named(region: str, dtype: DType) -> str:
-    """Return the array that the region is, or is a part of."""
-    return states_array(dtype) if region.startswith(STATE) else region
+    """Return the array that the region is, or is a part of: states of one element type share an array."""
+    return f"state.{dtype.storage}" if region.startswith(STATE) else region
 
 
 def delivered_parts(order: Sequence[Tensor]) -> list[Tensor]:

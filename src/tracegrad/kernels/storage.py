@@ -130,17 +130,12 @@ def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> str:
     """Return the rule that stores `t`, or "" if computing it for each reader costs less than memory accesses."""
     if any(r.prim.family == "product" for r in readers) and cost > PRODUCT_READS:
         return OPERAND
-    if any(_domain(r) > t.size for r in readers) and cost > WIDER_READS:
+    if any((r.inputs[0] if r.prim.family == "fold" else r).size > t.size for r in readers) and cost > WIDER_READS:
         return REPEATED
     if any(r.prim.family == "scatter" for r in readers) and cost > PRODUCT_READS:
         return SCATTERED
     n = len(readers)
     return SHARED if n > 1 and cost * (n - 1) > LOAD + LOAD * n else ""
-
-
-def _domain(reader: Tensor) -> int:
-    """Return at how many points a reader evaluates its inputs."""
-    return reader.inputs[0].size if reader.prim.family == "fold" else reader.size
 
 
 def computing_readers(order: Sequence[Tensor]) -> dict[int, list[Tensor]]:

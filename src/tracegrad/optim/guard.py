@@ -51,10 +51,6 @@ class LossScale(NamedTuple):
         scale, good, skipped = (reshape(leaf("state", at + name, TensorType(f32, (1,))), ()) for name in SCALE_STATE)
         return LossScale(scale, good, skipped, at)
 
-    def unscaled(self, g: Tensor) -> Tensor:
-        """Return the gradient of the loss itself."""
-        return g * (1.0 / self.scale)
-
     def updates(self) -> Tensor:
         """Return the number of this update, from 1 on. Skipped steps do not count."""
         # A pack is stored before it is read: readers of the count need not wait for the kernel that writes `skipped`.

@@ -22,11 +22,6 @@ from tracegrad.refusals import shown
 NO_VALUES: Mapping[str, Tensor] = MappingProxyType({})
 
 
-def _is_factor(leaf: str) -> bool:
-    """Return whether `leaf` is the rate of a group, which is a factor on the schedule."""
-    return leaf.startswith(f"lr{GROUP}")
-
-
 class Host(NamedTuple):
     """The argument `host` of every update rule. Scalars are f32[], and can change at each step without compiling."""
 
@@ -44,7 +39,7 @@ class Host(NamedTuple):
         f32[]; or f32[n] if groups override the name: for each element the value of its group.
         """
         return self._spread(
-            name, lambda leaf: self._leaf(name) * scalar(leaf) if _is_factor(leaf) else self._leaf(leaf)
+            name, lambda leaf: self._leaf(name) * scalar(leaf) if leaf.startswith(f"lr{GROUP}") else self._leaf(leaf)
         )
 
     def complement(self, name: str) -> Tensor:

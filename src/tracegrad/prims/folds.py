@@ -334,10 +334,6 @@ def offsets(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes)][: len(sizes)]
 
 
-def _flat(xp: Any, *xs: Any) -> Any:
-    return xp.concatenate([xp.reshape(x, -1) for x in xs])
-
-
 def _pack_batch(n: int, y: Tensor, *xs: Tensor) -> Tensor:
     rows = [permute(reshape(spread(n, x), (n, x.size // x.shape[0])), (1, 0)) for x in xs]
     return permute(reshape(pack(rows), (y.size, n)), (1, 0))
@@ -349,7 +345,7 @@ PACK = register(
         "pack",
         "pack",
         _pack_type,
-        array=_flat,
+        array=lambda xp, *xs: xp.concatenate([xp.reshape(x, -1) for x in xs]),
         vjp=lambda ct, y, *xs: tuple(
             reshape(ct[at : at + x.size], x.shape) for at, x in zip(offsets([x.size for x in xs]), xs)
         ),

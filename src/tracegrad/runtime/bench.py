@@ -5,7 +5,7 @@ Filling and picking happen on the device: only patterns and some indices go ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -65,13 +65,13 @@ class Bench:
             begin = self._entry(("one", value), np.full(1, value, np.int32 if array[1] == "i32" else np.float32))
             at = [p.at for p in trial.puts if (p.array, p.value) == (array, value)]
             self._move(array, begin, *self._picked(at), SINGLE)
-        kernel, buffers = trial.kernel, tuple(self.arrays[name] for name in trial.layout.arrays)
+        kernel, buffers = trial.plan.kernel, tuple(self.arrays[name] for name in trial.plan.layout.arrays)
         memory, shader = kernel.workgroup_memory, kernel.texts["wgsl"]
         texts = Texts(wgsl=replace(shader, capacity=0))
         alone = KernelSource(kernel.label, kernel.bindings, kernel.slots, memory, texts, own=True)  # unchecked
         number = self.kernels.setdefault(alone, len(self.kernels))
         self.launches.append(len(self.dispatches))
-        offsets = shader.numbers(launch.offsets(trial.layout.offsets))
+        offsets = shader.numbers(launch.offsets(trial.plan.layout.offsets))
         self.dispatches.append(Dispatch(number, buffers, offsets, launch.grid))
         if not launch.constant:
             self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in offsets), NOWHERE))
@@ -174,8 +174,3 @@ def mover(source: str, target: str) -> KernelSource:
         "}",
     ]
     return KernelSource("move", bindings, 4, 0, Texts.filed("\n".join(lines)), own=True)
-
-
-def movers(dtypes: Iterable[str]) -> list[KernelSource]:
-    """Return the kernels that a bench of arrays of these element types runs besides the checked ones."""
-    return [mover(*ends) for dtype in sorted(set(dtypes)) for ends in (("i32", dtype), (dtype, "i32"))]

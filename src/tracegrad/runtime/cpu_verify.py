@@ -65,7 +65,7 @@ def computes_wrongly(
         contents = Contents(sizes)
         for _, trial in trials:
             _prepare(trial, contents, arrays)
-            launch(trial.kernel, [arrays[name] for name in trial.layout.arrays], trial.layout.offsets)
+            launch(trial.plan.kernel, [arrays[name] for name in trial.plan.layout.arrays], trial.plan.layout.offsets)
             yield [arrays[c.array][c.at] for c in trial.checks]
 
     found = faults(trials_of(placed, strict=True), run, FURTHER)
@@ -149,7 +149,8 @@ class Arithmetic:
     """The check of one compiler. The compilation runs in the background."""
 
     def __init__(self, verdicts: Verdicts, begin: Begin) -> None:
-        self._verdicts, self.key = verdicts, key_of("arithmetic", source(), str(_flushes()))
+        flushes = not np.float32(1e-40) * np.float32(0.5)  # denormals to 0: such verdicts do not hold for others
+        self._verdicts, self.key = verdicts, key_of("arithmetic", source(), str(flushes))
         self._library = begin(source()) if verdicts.known(self.key) is None else None
 
     def fault(self) -> str:
@@ -161,11 +162,6 @@ class Arithmetic:
         how = next(filter(None, (_difference(name, x) for k in groups for name, x in _computed(library, k))), "")
         self._verdicts.add({self.key: how})
         return how
-
-
-def _flushes() -> bool:
-    """Return whether this process told its processor to flush denormals to 0: its verdicts do not hold for others."""
-    return not np.float32(1e-40) * np.float32(0.5)
 
 
 def _computed(library: ctypes.CDLL, first: int) -> Iterator[tuple[str, Array]]:

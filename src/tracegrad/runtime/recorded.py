@@ -22,7 +22,7 @@ from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench, Launch
 from tracegrad.runtime.inexact import EPS
 from tracegrad.runtime.points import STRIDE, Patterns, drawn, kind_of
-from tracegrad.runtime.verify import SEED, Check, Layout, Trial, indexed, layout_of, points_of, sizes_of, trials_of
+from tracegrad.runtime.verify import SEED, Check, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trial_of
 
 MOST = 256  # elements of one store: they are most of the file
 MOST_GROUPS = 0.5  # share of a kernel's workgroups from which on all of them run
@@ -61,17 +61,16 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     if not kernels:
         return None
     seeds = list(islice(filter(partial(_draws, drawing), count(SEED)), 2))
-    tries = [
-        [(trial, list(map(_expected, trial.checks))) for _, trial in trials_of(kernels, s, few_groups=True)]
-        for s in seeds
-    ]
+    plans = [plan_of(*kernel, few_groups=True) for kernel in kernels.values()]
+    trials = [[trial_of(plan, Patterns(s, strict=False)) for plan in plans] for s in seeds]
+    tries = [[(trial, list(map(_expected, trial.checks))) for trial in those] for those in trials]
     bench, checks = _on_bench(kernels, [firsts[int(n)].grid for n in kernels], tries[0])
     sizes = {"table": sum(x.size for x in bench.table), "picks": sum(x.size for x in bench.picks)}
     data = bench.program(sizes).to_data()
     data["kernels"] = [numbers.get(k["wgsl"], k) for k in data["kernels"]]
     values = [[e for _, expected in those for e in expected] for those in tries]
     found = [_bits(bench.found, checks, values[0], those) for those in values]
-    groups = {n: some_groups(kernel) for n, (kernel, _) in zip(bench.launches, kernels.values())}
+    groups = dict(zip(bench.launches, map(some_groups, plans)))
     facts = {
         "program": data,
         "groups": [[n, *run] for n, runs in groups.items() for run in runs],
@@ -121,13 +120,13 @@ def _examples(program: Program, d: Dispatch) -> list[int]:
     return [k for k, b in enumerate(buffers) if b.role == "data" and not b.size]
 
 
-def some_groups(kernel: KernelSource) -> list[list[int]]:
+def some_groups(plan: Plan) -> list[list[int]]:
     """The workgroups that compute the points of a trial, on a software adapter: first ones, and how many follow each.
 
     Running all of them again takes as long as a step there. [] if that is what must be done.
     """
     begin, needed = 0, set[int]()
-    for form, tiling, at in zip(kernel.forms, kernel.apart, points_of(kernel, few_groups=True)):
+    for form, tiling, at in zip(plan.kernel.forms, plan.kernel.apart, plan.outer):
         mine = group_of(form, tiling, at)
         if mine is None:
             return []

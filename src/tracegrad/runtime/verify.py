@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f16
@@ -33,8 +33,6 @@ FURTHER = tuple(range(9, 21))  # seeds for kernels whose choices all fell on one
 OFTEN = 4  # this many of them are always tried
 SEED, AGAIN = 7, 8  # a second trial with other numbers, because a tie that rounding decides is not a defect
 UNSURE = "unsure"  # rounding alone can change these numbers to almost anything: other trials can tell more
-
-
 SWITCH = "TRACEGRAD_VERIFY"  # "off": return the device's results unchecked
 
 
@@ -191,28 +189,14 @@ class Trial(NamedTuple):
     checks: list[Check]
     one_sided: bool = False  # did a choice among few values fall the same way for all of them?
 
-    @property
-    def kernel(self) -> KernelSource:
-        """The kernel that runs."""
-        return self.plan.kernel
 
-    @property
-    def layout(self) -> Layout:
-        """The places of its values."""
-        return self.plan.layout
-
-
-def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool) -> Plan:
-    """Choose the points to compare."""
-    outer = points_of(kernel, few_groups)
-    return Plan(kernel, layout, max(map(indexed, kernel.forms)), outer, _left_out(kernel, layout, outer))
-
-
-def points_of(kernel: KernelSource, few_groups: bool) -> list[Array]:
-    """Return the points of each form. few_groups: in few workgroups, where a device can run some of them."""
+def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> Plan:
+    """Choose the points of each form to compare. few_groups: in few workgroups, where a device can run some of them."""
+    groups: list[Any] = [None] * len(kernel.forms)
     if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
-        return [chosen(form, SEED, partial(group_of, form, t)) for form, t in zip(kernel.forms, kernel.apart)]
-    return [chosen(form, SEED) for form in kernel.forms]
+        groups = [partial(group_of, form, t) for form, t in zip(kernel.forms, kernel.apart)]
+    outer = [chosen(form, SEED, group) for form, group in zip(kernel.forms, groups)]
+    return Plan(kernel, layout, max(map(indexed, kernel.forms)), outer, _left_out(kernel, layout, outer))
 
 
 def trial_of(plan: Plan, patterns: Patterns) -> Trial:
@@ -313,15 +297,14 @@ Trials = Sequence[tuple[str, Trial]]  # each with the key of its kernel
 Run = Callable[[Trials], Iterable[Sequence[Array]]]
 
 
-def trials_of(kernels: Kernels, seed: int = SEED, *, strict: bool = False, few_groups: bool = False) -> Trials:
-    """Return a trial of each kernel; memory and points do not depend on the seed.
+def trials_of(kernels: Kernels, *, strict: bool = False) -> Trials:
+    """Return the first trial of each kernel; memory and points are the same in all of its trials.
 
     strict: the device divides exactly, and rounds to the nearest f16. Then few different floats are drawn, so that many
             comparisons are of equal ones, which inexact division would decide differently. WebGPU allows both.
-    few_groups: the points are in few workgroups.
     """
-    patterns = Patterns(seed, strict)
-    return [(key, trial_of(plan_of(*kernel, few_groups), patterns)) for key, kernel in kernels.items()]
+    patterns = Patterns(SEED, strict)
+    return [(key, trial_of(plan_of(*kernel), patterns)) for key, kernel in kernels.items()]
 
 
 def _others(trials: Trials, seed: int) -> Trials:

@@ -15,7 +15,7 @@ from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.bench import Bench, Launch, movers
+from tracegrad.runtime.bench import Bench, Launch, mover
 from tracegrad.runtime.cache import RIGHT, Verdicts, key_of
 from tracegrad.runtime.verify import (
     Kernels,
@@ -87,7 +87,8 @@ class Unchecked:
             for n, k in used.items():
                 if k.turns:
                     self._begin_loop(k, firsts[n])
-            self.helpers = [compiled(k) for k in movers(d for _, at in self.kernels.values() for _, d in at.arrays)]
+            dtypes = sorted({dtype for _, at in self.kernels.values() for _, dtype in at.arrays})
+            self.helpers = [compiled(mover(*ends)) for d in dtypes for ends in (("i32", d), (d, "i32"))]
             self.trials = trials_of(self.kernels)
 
     def _begin_loop(self, loop: KernelSource, first: Dispatch) -> None:

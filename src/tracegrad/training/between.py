@@ -35,7 +35,7 @@ def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]
         new, of_groups = new.regrouped(groups)
     if new is not optimizer:
         go_on(store, stepper, stepper.source._replace(optimizer=new))
-    stepper.knobs = knobs.with_values(of_groups)
+    stepper.knobs = Knobs(knobs.rate, {**knobs.values, **of_groups})
 
 
 def lr_metric(store: TrainedParameters, stepper: Stepper, value: float, of_fit: bool = False) -> None:

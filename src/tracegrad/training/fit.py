@@ -242,7 +242,9 @@ class _Loop:
         self.waiting.append((loss, self.latest))
         self.queued, self.where.done, self.where.told = self.queued + 1, self.where.done + 1, False
         self._call("on_step")
-        while self.waiting and self._enough():
+        # take results that are there, or if so many steps are queued that further ones would only wait
+        most = 2 * self.train.worker.max_in_flight
+        while self.waiting and (self.waiting[0][1].done() or len(self.waiting) >= most):
             self._take()
 
     def _given(self, data: Rows | Iterable[Any], batch: Any, loss: str) -> Mapping[str, Any]:
@@ -261,10 +263,6 @@ class _Loop:
         state = FitState(self.train, self.where.epoch, self.latest, knobs, self.metrics, self.stop, self._drain, since)
         for hook in self.options.hooks[name]:
             hook(state)
-
-    def _enough(self) -> bool:
-        """Return whether the oldest step is done, or so many are queued that further ones would only wait."""
-        return self.waiting[0][1].done() or len(self.waiting) >= 2 * self.train.worker.max_in_flight
 
     def _drain(self) -> History:
         while self.waiting:

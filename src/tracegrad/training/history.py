@@ -241,7 +241,7 @@ class Progress:
     def __init__(self, shown: bool, total: int | None, out: TextIO | None = None):
         self._out = out or sys.stderr
         self._shown, self._total = shown and not _closed(self._out), total
-        self._terminal = self._shown and _redraws(self._out)
+        self._terminal = self._shown and (self._out.isatty() or type(self._out).__module__.startswith("ipykernel."))
         self._began = self._drawn = time.perf_counter()
         self._done = 0
         self._loss = 0.0
@@ -315,11 +315,6 @@ def _tqdm() -> Any:
         return importlib.import_module("tqdm.auto").tqdm
     except ImportError:
         return None
-
-
-def _redraws(out: Any) -> bool:
-    """Return whether \\r returns to the start of the line, as on terminals and in cells of Jupyter."""
-    return bool(out.isatty()) or type(out).__module__.startswith("ipykernel.")
 
 
 def _closed(out: Any) -> bool:
