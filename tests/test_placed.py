@@ -39,14 +39,15 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[Any]]:
 
     def choose(there: bool) -> list[Any]:
         made: list[Any] = []
-        real = placing.Placed
+        real = placing.placed
 
         def noted(*args: Any) -> Any:
-            made.append(real(*args))
-            return made[-1]
+            found = real(*args)
+            made.extend([found] if found is not None else [])
+            return found
 
         monkeypatch.setattr(placing, "gathers", lambda device: there)
-        monkeypatch.setattr(placing, "Placed", noted)
+        monkeypatch.setattr("tracegrad.training.fit.placed", noted)
         for name in ("FED_FROM", "FED_TOTAL"):
             monkeypatch.setattr(placing, name, 0)
         return made
@@ -251,7 +252,7 @@ def test_nothing_is_left_on_the_device(device, places):
             train.fit(x=X, y=Y, epochs=2, progress=False)
             with pytest.raises(tg.DeviceError, match=r"no persistent array 'data\.x'"):
                 train.worker.call(lambda session: session.read("data.x"))
-    assert [len(placed.examples._fed) for placed in made] == [1, 1]  # one program served all steps of a fit
+    assert [len(placed._fed) for placed in made] == [1, 1]  # one program served all steps of a fit
     gc.collect()
 
 
@@ -305,7 +306,7 @@ def test_a_device_that_is_too_small(places, monkeypatch, caplog):
     def refuses(self: Any, session: Any) -> None:
         raise tg.DeviceError("out of memory")
 
-    monkeypatch.setattr("tracegrad.training.placing.Examples.begin", refuses)
+    monkeypatch.setattr("tracegrad.training.placing.Placed.begin", refuses)
     with training("cpu", 16) as train:
         assert len(train.fit(x=X, y=Y, epochs=2, progress=False).loss) == 12
     assert not made and "the host makes the batches of fit: out of memory" in caplog.text

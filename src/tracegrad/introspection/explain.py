@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,30 +150,19 @@ NAMES = {
 }
 
 
-class Memory(Mapping[str, int]):
+class Memory(dict[str, int]):
     """Bytes by role: "param" "grad" "state" "temp" "input" "output" "const", and "total"; prints as a table."""
-
-    __slots__ = ("_bytes",)
 
     def __init__(self, *programs: Program):
         """Count the buffers of programs of one session. The programs share persistent buffers by name."""
         lasting = {b.name: b for p in programs for b in p.buffers if b.role in PERSISTENT}
         found = [*lasting.values(), *(b for p in programs for b in p.buffers if b.role not in PERSISTENT)]
-        self._bytes = {role: sum(b.bytes for b in found if b.role == role) for role in NAMES}
-        self._bytes["total"] = sum(self._bytes.values())
-
-    def __getitem__(self, role: str) -> int:
-        return self._bytes[role]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._bytes)
-
-    def __len__(self) -> int:
-        return len(self._bytes)
+        super().__init__((role, sum(b.bytes for b in found if b.role == role)) for role in NAMES)
+        self["total"] = sum(self.values())
 
     def table(self) -> Table:
         """Return a table with one row per role, and the total."""
-        rows = [(NAMES.get(role, role), f"{n:,}") for role, n in self._bytes.items() if n or role != "const"]
+        rows = [(NAMES.get(role, role), f"{n:,}") for role, n in self.items() if n or role != "const"]
         return Table(("memory", "bytes"), rows, left=("memory",), total=True)
 
     def __str__(self) -> str:

@@ -26,6 +26,8 @@ from tracegrad.training.data import Rows
 from tracegrad.training.training import Training
 from tracegrad.tuning import FED_FROM, FED_MOST, FED_TOTAL
 
+log = logging.getLogger("tracegrad")
+
 
 class FedProgram(RunProgram):
     """A step's program behind a feed: a run has the numbers of rows in place of the inputs."""
@@ -63,35 +65,35 @@ class FedProgram(RunProgram):
         return self._made._replace(program=fed(step, make_feed(step, self.arrays, count)))
 
 
-class Examples:
-    """The examples of a `fit`, by input name, in persistent arrays of a device."""
+class Placed:
+    """The examples of a `fit`, by input name, in persistent arrays on the device of its training, until `end`."""
 
-    def __init__(self, fields: Sequence[Field], arrays: Mapping[str, Any]) -> None:
-        """fields: the inputs of a step on one batch. Raises InputError for arrays that a batch could not be made of."""
-        count = len(next(iter(arrays.values())))
-        self._given, self._fields = arrays, [_of_all(f, count) for f in fields]
+    def __init__(self, train: Training, data: Rows, fields: Sequence[Field], changing: bool) -> None:
+        """fields: the inputs of a step on one batch. changing: hooks could change the arrays between epochs.
+
+        Raises InputError for arrays that a batch could not be made of.
+        """
+        count = len(next(iter(data.arrays.values())))
+        self.train, self.data, self.changing = train, data, changing
+        self._fields = [_of_all(f, count) for f in fields]
         self._arrays = self._checked()
         self._program, self._handle = data_of({f.name: f.type for f in self._fields}), UNLOADED
         self._fed: list[FedProgram] = []
 
-    def of(self, step: RunProgram) -> RunProgram | None:
-        """Return the program that makes its batches of these examples; None if the step's program serves all sizes."""
-        known = step.fed
-        if step.base is not None or known in self._fed:
-            return known
-        if not isinstance(known, FedProgram) or not known.takes(self._arrays):
-            known = step.fed = FedProgram(step, self._arrays)
-        known.arrays = self._arrays
-        self._fed.append(known)
-        return known
-
     def begin(self, session: Session) -> None:
-        """Allocate the arrays, and write them."""
+        """Allocate the arrays, and write them. Raises DeviceError if another `fit` has put its own there."""
+        if self.train.placed:
+            raise DeviceError("another fit of this training keeps its examples on the device")
         self._handle = session.load(self._program)
         self._write(session)
+        self.train.placed = True
 
-    def write(self, session: Session) -> None:
-        """Write the given arrays as they are now. Raises InputError if their values have become invalid."""
+    def renew(self) -> None:
+        """Write the arrays again, before an epoch, if hooks could have changed them. Raises InputError if invalid."""
+        if self.changing:
+            self.train.worker.call(self._write_again)
+
+    def _write_again(self, session: Session) -> None:
         self._arrays = self._checked()
         for program in self._fed:
             program.arrays = self._arrays
@@ -102,13 +104,44 @@ class Examples:
             session.write(PREFIX + f.name, to_storage(self._arrays[f.name], f.dtype))
 
     def _checked(self) -> dict[str, Array]:
-        return check_inputs(self._fields, self._given, "fit", copied=np.ascontiguousarray)
+        return check_inputs(self._fields, self.data.arrays, "fit", copied=np.ascontiguousarray)
 
-    def end(self, session: Session) -> None:
+    def end(self) -> None:
         """Free the arrays. The programs stay compiled."""
+        with contextlib.suppress(AbortedError, DeviceError):  # a training that was closed has freed them
+            self.train.worker.call(self._free)
+
+    def _free(self, session: Session) -> None:
+        self.train.placed = False
         for program in self._fed:
             program.unload(session)
         session.unload(self._handle)
+
+    def step(self, loss: str, rows: Array) -> Pending[StepResult] | None:
+        """Queue a step on these rows, as `CompiledTraining.step` does. None if the host must make the batch."""
+        train = self.train
+        if (refusal := train.worker.refusal) is not None:
+            return resolved(refusal, "step")
+        stepper = train.store.steppers[loss]
+        program = self._of(_program(train, stepper, self.data.arrays, len(rows)))
+        if program is None:
+            return None
+        pending: Pending[StepResult] = train.worker.pending("step")
+        call = StepCall(stepper, stepper.knobs, pending, 1, "step", program)
+        pending.owner = train
+        train.worker.enqueue([call.run(0, {ROWS: rows.astype(np.int32)})], pending)
+        return pending
+
+    def _of(self, step: RunProgram) -> RunProgram | None:
+        """Return the program that makes its batches of these examples; None if the step's program serves all sizes."""
+        known = step.fed
+        if step.base is not None or known in self._fed:
+            return known
+        if not isinstance(known, FedProgram) or not known.takes(self._arrays):
+            known = step.fed = FedProgram(step, self._arrays)
+        known.arrays = self._arrays
+        self._fed.append(known)
+        return known
 
 
 def _of_all(f: Field, count: int) -> Field:
@@ -118,46 +151,6 @@ def _of_all(f: Field, count: int) -> Field:
         if spec.get("box", [[0, n - 1]])[0] != [0, n - 1]:
             raise InputError(f"{f.name}: rows of a batch have different limits")
     return replace(f, shape=(count, *f.shape[1:]), spec=with_rows(f.spec, n, count))
-
-
-log = logging.getLogger("tracegrad")
-
-
-class Placed:
-    """Examples on the device of a training, until `end`."""
-
-    def __init__(self, train: Training, data: Rows, examples: Examples, changing: bool) -> None:
-        """changing: hooks could change the arrays between epochs."""
-        self.train, self.data, self.examples, self.changing = train, data, examples, changing
-
-    def renew(self) -> None:
-        """Write the arrays again, before an epoch, if hooks could have changed them."""
-        if self.changing:
-            self.train.worker.call(self.examples.write)
-
-    def end(self) -> None:
-        """Free the arrays."""
-        with contextlib.suppress(AbortedError, DeviceError):  # a training that was closed has freed them
-            self.train.worker.call(self._free)
-
-    def _free(self, session: Session) -> None:
-        self.train.placed = False
-        self.examples.end(session)
-
-    def step(self, loss: str, rows: Array) -> Pending[StepResult] | None:
-        """Queue a step on these rows, as `CompiledTraining.step` does. None if the host must make the batch."""
-        train = self.train
-        if (refusal := train.worker.refusal) is not None:
-            return resolved(refusal, "step")
-        stepper = train.store.steppers[loss]
-        program = self.examples.of(_program(train, stepper, self.data.arrays, len(rows)))
-        if program is None:
-            return None
-        pending: Pending[StepResult] = train.worker.pending("step")
-        call = StepCall(stepper, stepper.knobs, pending, 1, "step", program)
-        pending.owner = train
-        train.worker.enqueue([call.run(0, {ROWS: rows.astype(np.int32)})], pending)
-        return pending
 
 
 def placed(train: Training, data: Rows, steps: int, changing: bool) -> Placed | None:
@@ -173,20 +166,12 @@ def placed(train: Training, data: Rows, steps: int, changing: bool) -> Placed | 
     try:
         programs = [_program(train, s, data.arrays, data.size) for s in train.store.steppers.values()]
         fields = {f.name: f for program in programs for f in program.inputs}
-        examples = Examples([*fields.values()], data.arrays)
-        train.worker.call(lambda session: _begin(train, examples, session))
+        examples = Placed(train, data, [*fields.values()], changing)
+        train.worker.call(examples.begin)
     except TracegradError as e:  # what is wrong with the inputs, a step will say; what else there is, costs time only
         log.info("the host makes the batches of fit: %s", e)
         return None
-    return Placed(train, data, examples, changing)
-
-
-def _begin(train: Training, examples: Examples, session: Session) -> None:
-    """Put the examples on the device. Raises DeviceError if another `fit` has put its own there."""
-    if train.placed:
-        raise DeviceError("another fit of this training keeps its examples on the device")
-    examples.begin(session)
-    train.placed = True
+    return examples
 
 
 def gathers(device: DeviceInfo) -> bool:
