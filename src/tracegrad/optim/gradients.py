@@ -8,7 +8,7 @@ from math import inf
 from tracegrad.errors import InputError
 from tracegrad.hypers import LARGE, NORMAL, whole
 from tracegrad.ir import Tensor, bind
-from tracegrad.optim.transform import Host, State, Transform
+from tracegrad.optim.transform import Host, State, Transform, check_transform
 from tracegrad.prims.elementwise import maximum, minimum, nonfinite, round, sqrt, square, where
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import as_tensor
@@ -114,11 +114,13 @@ def accumulate(every: int, inner: Transform) -> Transform:
 
     `inner` counts updates, not steps (`host.step`), so its bias corrections are those of one large batch. Schedules
     count steps. Exact for the first 2^24 steps. As optax.MultiSteps of Optax.
-    Raises InputError if `every` is not an integer of at least 1, or if `accumulate` is nested.
+    Raises InputError if `every` is not an integer of at least 1, if `inner` is no transform, or if `accumulate` is
+    nested.
 
     >>> optimizer = optim.custom(optim.accumulate(4, optim.scale_by_adam()), lr=1e-3)
     """
     every = whole("accumulate", every)
+    check_transform("optim.accumulate", inner)
     if "accumulated" in inner.state:
         raise InputError.here("accumulate cannot be nested")
 
