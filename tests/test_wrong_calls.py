@@ -1,0 +1,159 @@
+"""Wrong calls, one for each rule that no other table of wrong calls breaks: the error names the types and the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from models import SineMLP, sine_loss
+from tracegrad import optim
+
+OPTIM: Any = optim  # wrong calls are wrong for type checkers, too
+
+
+def f(*shape: int) -> Any:
+    return np.ones(shape, np.float32)
+
+
+def i(*shape: int) -> Any:
+    return np.ones(shape, np.int32)
+
+
+# the call -> what its error says, after the name of the op
+OPS: dict[str, tuple[Callable[[], Any], str]] = {
+    "ctc_loss: probabilities": (
+        lambda: tg.ctc_loss(f(3, 4), i(1, 2), i(1), i(1)),
+        "log_probs must be [T,N,C] with T > 0, got f32[3,4]",
+    ),
+    "ctc_loss: labels": (
+        lambda: tg.ctc_loss(f(3, 2, 4), i(2), i(2), i(2)),
+        "targets must be i32[2,S], a row of labels for each sequence; got i32[2]",
+    ),
+    "ctc_loss: reduction": (
+        lambda: tg.ctc_loss(f(3, 2, 4), i(2, 2), i(2), i(2), reduction="max"),
+        "reduction must be one of 'mean', 'sum', 'none', got 'max'",
+    ),
+    "diag": (lambda: tg.diag(f(2, 2, 2)), "takes a vector or a matrix, got f32[2,2,2]"),
+    "linspace": (lambda: tg.linspace(0, 1, -1), "num must not be negative, got -1"),
+    "smooth_l1_loss": (lambda: tg.smooth_l1_loss(f(2), f(2), beta=-1.0), "beta must be a number >= 0, got -1.0"),
+    "getitem": (lambda: tg.tensor(f(2, 3))[..., 0, ...], "an index can have only one Ellipsis; got f32[2,3]"),
+    "take_along_axis: rank": (
+        lambda: tg.take_along_axis(f(2, 3), i(2), 1),
+        "ranks differ: x is f32[2,3], indices are i32[2]",
+    ),
+    "take_along_axis: type": (
+        lambda: tg.take_along_axis(f(2, 3), f(2, 3), 1),
+        "indices must be i32, got f32[2,3]; cast with tg.cast",
+    ),
+    "concat": (lambda: tg.concat([tg.tensor(f(2)), tg.tensor(i(2))], 0), "dtypes differ: f32[2] and i32[2]; cast one"),
+    "einsum: operands": (lambda: tg.einsum("ij,jk->ik", f(2, 2)), "'ij,jk->ik' names 2 operands, got 1"),
+    "einsum: letters": (lambda: tg.einsum("i1->i", f(2, 2)), "axes are named by letters, got 'i1' in 'i1->i'"),
+    "einsum: output": (lambda: tg.einsum("ij->ii", f(2, 2)), "the output of 'ij->ii' names an axis twice"),
+    "interpolate: corners": (
+        lambda: tg.interpolate(f(1, 1, 4, 4), size=8, mode="nearest", align_corners=True),
+        "align_corners needs mode",
+    ),
+    "interpolate: size": (
+        lambda: tg.interpolate(f(1, 1, 4, 4), size=(2,)),
+        "size must be 2 positive integers, or one for all, got (2,)",
+    ),
+    "adaptive_avg_pool2d": (
+        lambda: tg.adaptive_avg_pool2d(f(1, 4, 4), 2),
+        "x must be images [B,C,H,W], got f32[1,4,4]",
+    ),
+    "avg_pool1d": (lambda: tg.avg_pool1d(f(4, 4), 2), "x must be sequences [B,C,L], got f32[4,4]"),
+    "pixel_shuffle: factor": (lambda: tg.pixel_shuffle(f(1, 4, 2, 2), 0), "factor must be a positive integer, got 0"),
+    "pixel_shuffle: rank": (lambda: tg.pixel_shuffle(f(4, 2), 2), "x must be images [...,C,H,W], got f32[4,2]"),
+    "repeat": (lambda: tg.repeat(f(2), -1), "repeats must not be negative, got -1"),
+    "accuracy": (lambda: tg.metrics.accuracy(f(), i()), "the last axis of the logits must be the classes, got f32[]"),
+    "max": (lambda: tg.max(np.ones(3, bool)), "takes numbers, got bool[3]; cast with tg.cast(x, tg.i32)"),
+    "unfold": (lambda: tg.unfold(f(4, 4), 2), "x must be images [B,C,H,W], got f32[4,4]"),
+    "retain_grad": (lambda: tg.tensor(f(2)).retain_grad(), "f32[2] requires no gradient"),
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_refuses_a_wrong_call(name: str) -> None:
+    call, said = OPS[name]
+    with pytest.raises(tg.TracegradError) as told:
+        call()
+    text = str(told.value)
+    assert text.startswith(f"{name.partition(':')[0]}: ") and said in text, text
+
+
+def test_a_tensor_is_no_index_and_has_no_length_where_python_asks() -> None:
+    with pytest.raises(tg.DTypeError, match=r"only i32 and u32 can be an index, got f32\[\]"):
+        [1, 2, 3][tg.tensor(1.0)]
+    with pytest.raises(tg.ShapeError, match="a tensor of rank 0 has no length"):
+        len(tg.tensor(1.0))
+
+
+SINE: dict[str, Any] = {
+    "model": SineMLP(8),
+    "loss": sine_loss,
+    "inputs": {"x": (4, 1), "y": (4, 1)},
+    "optimizer": optim.adam(0.1),
+    "device": "cpu",
+    "seed": 0,
+}
+X, Y = f(8, 1), f(8, 1)
+
+
+def compiled(**more: Any) -> tg.CompiledTraining:
+    return tg.compile(**{**SINE, **more})
+
+
+def fitted(*args: Any, **options: Any) -> Any:
+    with compiled() as train:
+        return train.fit(*args, epochs=1, **options)
+
+
+TRAININGS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a layout alone": (lambda: compiled(layout="fsdp"), "pass mesh=jax.make_mesh(...) too"),
+    "params of one loss": (lambda: compiled(params={"": "*"}), "params= is for losses="),
+    "losses as a list": (
+        lambda: compiled(loss=None, losses=[sine_loss]),
+        "with several losses, give one for each by name",
+    ),
+    "a loss that takes nothing": (lambda: compiled(loss=lambda: 0.0), "must take the model as its first argument"),
+    "a loss without a name": (lambda: compiled().download_grads(loss="d"), "one loss without a name; leave out 'd'"),
+    "a group by number": (lambda: optim.adamw(0.1, groups={3: {"lr": 1}}), "a pattern such as 'backbone.*'"),
+    "accumulate twice": (
+        lambda: optim.accumulate(2, optim.accumulate(2, optim.scale_by_adam())),
+        "accumulate cannot be nested",
+    ),
+    "accumulate an optimizer": (
+        lambda: OPTIM.accumulate(2, optim.sgd(0.1)),
+        "optim.accumulate: takes transforms, such as optim.scale_by_adam(); got optim.sgd(",
+    ),
+    "no schedule": (
+        lambda: compiled(optimizer=OPTIM.adam("fast")),
+        "lr must be a number or a schedule of tracegrad.lr, got 'fast'",
+    ),
+    "data twice": (lambda: fitted([{"x": X, "y": Y}], x=X, y=Y), "give data, or x= and y=, not both"),
+    "an empty share": (lambda: fitted(x=X, y=Y, validation=0.01), "leaves one part empty"),
+    "a share above one": (lambda: fitted(x=X, y=Y, validation=2.0), "a fraction of whole arrays, between 0 and 1"),
+    "lengths": (lambda: fitted(x=X, y=Y[:4]), "the same number of examples, at least one: x has 8, y has 4"),
+    "metrics as a list": (lambda: fitted(x=X, y=Y, validation=0.5, metrics=[sine_loss]), "metrics"),
+    "a hook that is a text": (lambda: fitted(x=X, y=Y, on_step="print"), "on_step must be a function of the state"),
+    "no batch to validate": (lambda: fitted(x=X, y=Y, validation=iter([])), "validation has no batch"),
+    "an optimizer by name": (
+        lambda: compiled(loss=None, losses={"d": sine_loss}, optimizer={"d": optim.sgd(0.1)}).replace_model(
+            SineMLP(8), optimizer={"g": optim.sgd(0.1)}
+        ),
+        "there is no loss 'g'; there are d",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_refuses_a_wrong_call(name: str) -> None:
+    call, said = TRAININGS[name]
+    with pytest.raises(tg.TracegradError) as told:
+        call()
+    assert said in str(told.value) and f"at {Path(__file__)}:" in str(told.value), str(told.value)
