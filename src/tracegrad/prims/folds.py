@@ -142,10 +142,13 @@ def _transposed(x: Tensor) -> Tensor:
     return x.swapaxes(-1, -2)
 
 
+def _is_transposed(x: Tensor) -> bool:
+    return x.prim.name == "permute" and x.attrs["axes"] == (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
+
+
 def _gradient(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b, the gradient of `x`; for a transposed view as b^T @ a^T, in the layout of the view's input."""
-    swapped = (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
-    if x.prim.name == "permute" and x.attrs["axes"] == swapped:
+    if _is_transposed(x):
         return _transposed(bind(MATMUL, _transposed(b), _transposed(a)))
     return bind(MATMUL, a, b)
 
@@ -162,8 +165,11 @@ def _matmul_batch(n: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _dot_general(x: Any, t: Tensor, a: Any, b: Any) -> Any:
-    batch = tuple(range(t.ndim - 2))
-    dims = (((t.ndim - 1,), (t.ndim - 2,)), (batch, batch))
+    row, column, batch = t.ndim - 2, t.ndim - 1, tuple(range(t.ndim - 2))
+    across, down = (_is_transposed(one) for one in t.inputs)
+    # XLA drops two transposes in a row. Its CPU multiplies a transposed matrix by a vector seven times as slowly
+    a, b = (x.np.swapaxes(one, -1, -2) if view else one for one, view in ((a, across), (b, down)))
+    dims = (((row if across else column,), (column if down else row,)), (batch, batch))
     return x.lax.dot_general(x.narrow(a), x.narrow(b), dims, preferred_element_type=t.dtype.numpy)
 
 
