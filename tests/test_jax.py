@@ -11,7 +11,7 @@ import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from test_kernels import NOTHING, assert_same, graph_of, inputs_of, run
-from tracegrad import nn
+from tracegrad import nn, optim
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.passes.expand import expand_composites
 from tracegrad.runtime.base import Session, runtime
@@ -57,6 +57,50 @@ def test_extrema_keep_nan_in_arrays_of_any_size(shape: tuple[int, ...]) -> None:
         want = {"max": x.max(-1), "min": x.min(-1), "first": x.max(0), "all": x.max()}
     for name, y in want.items():
         np.testing.assert_array_equal(got[name], y, err_msg=name)
+
+
+@pytest.mark.parametrize("n", [3, 5000])
+def test_relu_keeps_nan(n: int) -> None:
+    x = np.linspace(-1, 1, n, dtype=np.float32)
+    x[n // 2] = np.nan
+    with tg.compile_forward(
+        model=Nothing(), forward=lambda m, x: tg.relu(x), inputs={"x": (n,)}, device="jax", seed=0
+    ) as run:
+        np.testing.assert_array_equal(run.run(x=x).output, np.maximum(x, 0))
+
+
+SLICES = {
+    "all": [(0, 3), (3, 5), (5, 9)],
+    "in another order": [(5, 9), (0, 3), (3, 5)],
+    "a gap": [(0, 3), (5, 9)],
+    "an overlap": [(0, 5), (4, 9)],
+    "one twice": [(0, 3), (3, 9), (3, 9)],
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gradients_of_slices_are_joined_where_they_fill_the_axis(name: str, axis: int) -> None:
+    class Parts(tg.Module):
+        def __init__(self) -> None:
+            self.w = self.param((9, 9))
+
+    def loss(m: Parts, x: tg.Tensor) -> tg.Tensor:
+        joined = tg.tanh(m.w * x)  # whose gradient is the sum of those of its slices
+        parts = [joined[begin:end] if axis == 0 else joined[:, begin:end] for begin, end in SLICES[name]]
+        return tg.add(*[tg.sum(p * p * float(k + 1)) for k, p in enumerate([parts[0], tg.concat(parts[1:], axis)])])
+
+    x, found, text = np.random.default_rng(0).standard_normal((9, 9)).astype(np.float32), list[np.ndarray](), ""
+    for device in ("cpu", "jax"):
+        with tg.compile(model=Parts(), loss=loss, inputs={"x": (9, 9)}, optimizer=optim.sgd(lr=0.1), seed=0,
+                        device=device) as train:  # fmt: skip
+            train.step(x=x).result()
+            found.append(train.params()["w"])
+            if device == "jax":
+                step, state = train.to_jax()
+                text = str(jax.make_jaxpr(step)(state, {"x": x}))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-7)
+    assert (" pad[" in text) == (name not in ("all", "in another order"))
 
 
 def test_the_expansion_of_sort_orders_rows_with_nan() -> None:

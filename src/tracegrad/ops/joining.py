@@ -57,7 +57,13 @@ def _concat_vjp(ct: Tensor, y: Tensor, *xs: Tensor, axis: int) -> tuple[Tensor, 
     return tuple([views.slice_(ct, axis, at if n else 0, n) for at, n in zip(offsets(sizes), sizes)])
 
 
-CONCAT = composite("concat", type=_concat_type, expand=_concat, vjp=_concat_vjp, jvp=linear, batch=shifted)
+def _concat_xla(x: Any, t: Tensor, *parts: Any) -> Any:
+    return x.np.concatenate(parts, t.attrs["axis"])
+
+
+CONCAT = composite(
+    "concat", type=_concat_type, expand=_concat, vjp=_concat_vjp, jvp=linear, batch=shifted, xla=_concat_xla
+)
 
 
 def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:

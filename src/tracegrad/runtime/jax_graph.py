@@ -10,6 +10,7 @@ from tracegrad.evaluate import array_rule
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, rebind, toposort
 from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.join import join_places
 from tracegrad.prims.elementwise import WHERE
 from tracegrad.prims.leaves import LEAF
 from tracegrad.prims.views import BROADCAST, RESHAPE
@@ -94,8 +95,8 @@ def _on_one_device(f: Callable[..., Array], rows: Sequence[Array], whole: Sequen
 
 
 def for_xla(graph: Graph) -> Graph:
-    """Expand the composites that XLA has no rule for."""
-    return graph.with_roots(expand_composites(graph.roots, lambda t: t.prim.xla is not None))
+    """Expand the composites that XLA has no rule for, and join what they place side by side."""
+    return graph.with_roots(join_places(expand_composites(graph.roots, lambda t: t.prim.xla is not None)))
 
 
 def run_graph(
