@@ -14,6 +14,8 @@ from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, symmetric
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from tracegrad.prims.maps import Expansion, Vjp
 
 __all__ = ["elu", "gelu", "hardtanh", "leaky_relu", "log_sigmoid", "relu", "sigmoid", "silu", "softplus", "tanhshrink"]
@@ -23,13 +25,18 @@ SQRT_EIGHT_OVER_PI = math.sqrt(8.0 / math.pi)
 GELU_CUBIC = 0.044715
 
 
-def pointwise(name: str, expand: Expansion, vjp: Vjp) -> Primitive:
+def pointwise(name: str, expand: Expansion, vjp: Vjp, xla: Any = None) -> Primitive:
     """Register a composite that computes each element from one element of f32."""
-    return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike)
+    return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike, xla=xla)
+
+
+def _relu_xla(x: Any, t: Tensor, value: Any) -> Any:
+    """Keep NaN, too. XLA moves transposes of images behind a maximum, but not behind a choice."""
+    return x.np.maximum(value, 0)
 
 
 # The condition is `x <= 0`, not `x > 0`, so that NaN stays NaN. A VJP that reads only y lets x be freed.
-RELU = pointwise("relu", lambda x: where(x <= 0.0, 0.0, x), lambda ct, y, x: (where(y > 0.0, ct, 0.0),))
+RELU = pointwise("relu", lambda x: where(x <= 0.0, 0.0, x), lambda ct, y, x: (where(y > 0.0, ct, 0.0),), _relu_xla)
 
 
 def _leaky(x: Tensor, *, alpha: float) -> Tensor:
