@@ -5,7 +5,7 @@ How much work a step is, estimated from the traced function, decides how to call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -45,6 +45,7 @@ class Function:
     read: Sequence[str]
     inputs: Sequence[Value]
     outputs: Sequence[Value]
+    kept: Set[str]  # of the arrays written: those that a refused step leaves as they were
 
 
 class Words:

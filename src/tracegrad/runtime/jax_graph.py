@@ -194,6 +194,20 @@ def read_stored(writes: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return new
 
 
+def kept_if_refused(writes: Mapping[str, Tensor], halted: str) -> set[str]:
+    """Return the writes that keep the old value in a refused step. `halted` is the write that counts refused steps."""
+    count = writes[halted]
+    while count.prim is RESHAPE:
+        (count,) = count.inputs
+    refused = _condition(count)
+
+    def keeps(name: str, t: Tensor) -> bool:
+        applied = _condition(t) if t.prim is WHERE else t
+        return applied.prim.name == "logical_not" and applied.inputs[0] is refused and t.inputs[2].name == name
+
+    return {name for name, t in writes.items() if keeps(name, t)}
+
+
 def _condition(t: Tensor) -> Tensor:
     """Return the condition of a choice, before it was broadcast."""
     c = t.inputs[0]

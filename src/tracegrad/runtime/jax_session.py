@@ -21,7 +21,7 @@ from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import DeviceInfo, Timings, check_open
 from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
-from tracegrad.runtime.jax_graph import PRODUCTS, Split, computed_once, for_xla, read_stored, run_graph
+from tracegrad.runtime.jax_graph import PRODUCTS, Split, computed_once, for_xla, kept_if_refused, read_stored, run_graph
 from tracegrad.runtime.jax_memory import JaxError, Memory, Part, follows, jax, jnp, leaf_keys, run_of_optimizer
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.runtime.jax_shards import held_by
@@ -146,7 +146,8 @@ class JaxSession:
 
         inputs = [Value.of(f.name, f.dtype, f.shape) for f in program.inputs]
         outputs = [Value.of(name, t.dtype.name, t.shape) for name, t in graph.results.items()]
-        function = Function(step, written, read, inputs, outputs)
+        kept = kept_if_refused(graph.writes, HALTED) if HALTED in graph.writes else set[str]()
+        function = Function(step, written, read, inputs, outputs, {writes[name] for name in kept})
         return Loaded(program, Calls(function, self.device.platform, self._placed(program), self._layout))
 
     def _placed(self, program: Program) -> dict[str, Any]:
@@ -273,9 +274,9 @@ class PureStep:
         new, outputs = f.compute([arrays[k] for k in f.written], [arrays[k] for k in f.read], hyper | given)
         told = dict(zip([v.name for v in f.outputs], outputs))
         applied = computed_once(told.pop(HALTED).reshape(()) == 0, len(f.written))
-        # the program itself keeps the old parameters of a refused step, but not the bounds, which the host measures
-        # again
-        changed = {key: jnp.where(applied, x, arrays[key]) for key, x in zip(f.written, new)}
+        # After a refused step, the host measures the bounds again; here they stay. Another choice of what the program
+        # keeps itself would make XLA copy the optimizer's states.
+        changed = {key: x if key in f.kept else jnp.where(applied, x, arrays[key]) for key, x in zip(f.written, new)}
         after = arrays | {key: self._placed(key, x) for key, x in changed.items()}
         del after[HALTED]
         number = state["step"] + applied.astype(jnp.uint32)
