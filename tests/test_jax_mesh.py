@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tracegrad as tg
+from tracegrad import nn, optim
+
 pytest.importorskip("jax", reason="JAX is not installed")
+import jax
+from jax.sharding import PartitionSpec as P
+
 CHILD = Path(__file__).parent / "mesh_child.py"
 LAYOUTS = ("data", "fsdp", "tensor")
 
@@ -65,6 +71,25 @@ def test_fsdp_gathers_each_parameter_once_and_sums_each_gradient_once(found: dic
     assert found["data"]["moved"]["all-gather"] == moved["all-to-all"] == apart["all-to-all"] == 0
     assert 1.3 < apart["all-gather"] < 2.05 and apart["all-reduce"] == moved["all-reduce"]
     np.testing.assert_allclose(found["apart"]["losses"], found["one"], rtol=1e-5)
+
+
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "no mesh": (8, None, r"mesh must be a mesh of JAX, as from jax.make_mesh\(\(8,\), \('data',\)\), got 8"),
+    "a list": ("data", ["W"], r"layout must be 'fsdp', or a dict .* got \['W'\]"),
+    "no spec": ("data", {"W": "data"}, r"layout: 'W' needs a jax.sharding.PartitionSpec, .* got 'data'"),
+    "twice": ("data", {"W": P("data", "data")}, r"splits W, f32\[4,4\], twice over one axis of the mesh"),
+    "no data": ("x", None, "the mesh has x=1, and no layout= uses it: name the axis .* 'data'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_mesh_and_no_layout_is_told(name: str) -> None:
+    mesh, layout, said = WRONG[name]
+    with pytest.raises(tg.InputError, match=said):
+        tg.compile(
+            model=nn.Linear(4, 4), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 4)}, optimizer=optim.sgd(0.1),
+            mesh=jax.make_mesh((1,), (mesh,)) if isinstance(mesh, str) else mesh, layout=layout, seed=0,
+        )  # fmt: skip
 
 
 def test_errors_say_what_does_not_fit(found: dict[str, Any]) -> None:

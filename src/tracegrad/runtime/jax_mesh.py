@@ -23,13 +23,24 @@ class Layout:
     """
 
     def __init__(self, mesh: Any, layout: Mapping[str, Any] | str | None) -> None:
-        """Raise InputError for any other layout."""
-        if isinstance(layout, str) and layout != FSDP:
+        """Raise InputError for any other layout, and for what is no mesh."""
+        if not isinstance(mesh, jax.sharding.Mesh):
+            raise InputError(f"mesh must be a mesh of JAX, as from jax.make_mesh((8,), ('data',)), got {mesh!r}")
+        if layout not in (None, FSDP) and not isinstance(layout, Mapping):
             raise InputError(f"layout must be 'fsdp', or a dict from patterns of names to P(...), got {layout!r}")
         # XLA chooses the placement of values in between: some axes of make_mesh would require naming them in every op
         self.mesh = mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         self.fsdp = layout == FSDP
         self.specs: Mapping[str, Any] = {} if layout is None or isinstance(layout, str) else layout
+        for pattern, spec in self.specs.items():
+            if not isinstance(spec, jax.sharding.PartitionSpec):
+                raise InputError(
+                    f"layout: {pattern!r} needs a jax.sharding.PartitionSpec, as P(None, 'model'), got {spec!r}"
+                )
+        if DATA not in mesh.shape and not self.specs and not self.fsdp:
+            raise InputError(
+                f"the mesh has {_shown(mesh)}, and no layout= uses it: name the axis that batches are split over 'data'"
+            )
         if self.fsdp and DATA not in mesh.shape:
             raise InputError(f"layout='fsdp' splits over the axis 'data'; the mesh has {_shown(mesh)}")
         self.processes = len({d.process_index for d in mesh.devices.flat})
@@ -149,8 +160,14 @@ class Layout:
     def _check_fits(self, part: Part, spec: Any) -> None:
         if len(spec) > len(part.shape):
             raise InputError(f"layout: {spec} has more axes than {part.name}, {part.field.type}")
+        used: list[str] = []
         for size, axes in zip(part.shape, spec):
             names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+            used += names
+            if len(set(used)) < len(used):
+                raise InputError(
+                    f"layout: {spec} splits {part.name}, {part.field.type}, twice over one axis of the mesh"
+                )
             unknown = [a for a in names if a not in self.mesh.shape]
             if unknown:
                 raise InputError(f"layout: the mesh has no axis {unknown[0]!r}; it has {_shown(self.mesh)}")
