@@ -112,6 +112,11 @@ ROWS = [
         apart=((1, 0.0, NAN), (1, -0.0, NAN))),  # where the value is not finite
     Row("2.5 % x", lambda x: 2.5 % x, lambda x: torch.remainder(torch.tensor(2.5), x),
         apart=((1, 0.0, NAN), (1, -0.0, NAN))),
+    Row("fmod", lambda x: tg.fmod(-2.5, x), lambda x: torch.fmod(torch.tensor(-2.5), x),
+        apart=((1, 0.0, NAN), (1, -0.0, NAN))),
+    same("lgamma", apart=(
+        (0, -1e-45, 103.325),  # pi x rounds among denormals
+        *((2, -s, NAN) for s in SIZES if s >= 1))),  # of a pole, PyTorch has the value beside it
     Row("x // 3", lambda x: x // 3.0, lambda x: x.detach() // 3.0),
     Row("2.5 // x", lambda x: 2.5 // x, lambda x: torch.tensor(2.5) // x.detach()),
     Row("nan_to_num", lambda x: tg.nan_to_num(x, 3.0, 4.0, 5.0), lambda x: torch.nan_to_num(x, 3.0, 4.0, 5.0)),

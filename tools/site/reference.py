@@ -49,7 +49,7 @@ SECTIONS = (
     Section("losses", "Losses", "Scalars to minimise.", modules=("ops.losses", "ops.distances", "alignment")),
     Section("activations", "Activations", "Functions of each element, between layers.", modules=("ops.activation",)),
     Section("elementwise", "Arithmetic", "Functions of each element.",
-            modules=("prims.elementwise", "ops.math", "ops.trigonometry")),
+            modules=("prims.elementwise", "ops.math", "ops.trigonometry", "ops.gamma")),
     Section("reductions", "Reductions", "Sums, means, extrema and their kind.",
             modules=("ops.reduction", "ops.cumulative")),
     Section("sorting", "Sorting", "Order along an axis.", modules=("ops.sorting",)),

@@ -7,6 +7,7 @@ from tracegrad.ops import (
     convolutions,
     cumulative,
     distances,
+    gamma,
     images,
     indexing,
     joining,
@@ -30,6 +31,7 @@ from tracegrad.ops.control import *
 from tracegrad.ops.convolutions import *
 from tracegrad.ops.cumulative import *
 from tracegrad.ops.distances import *
+from tracegrad.ops.gamma import *
 from tracegrad.ops.images import *
 from tracegrad.ops.indexing import *
 from tracegrad.ops.joining import *
@@ -56,6 +58,7 @@ __all__ += control.__all__
 __all__ += convolutions.__all__
 __all__ += cumulative.__all__
 __all__ += distances.__all__
+__all__ += gamma.__all__
 __all__ += images.__all__
 __all__ += indexing.__all__
 __all__ += joining.__all__

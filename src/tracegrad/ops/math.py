@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tracegrad.dtypes import u32
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, entered, method
@@ -25,6 +26,7 @@ __all__ = [
     "clamp",
     "clip",
     "floor_divide",
+    "fmod",
     "greater",
     "greater_equal",
     "isfinite",
@@ -133,6 +135,25 @@ def remainder(a: Operand, b: Operand) -> Tensor:
     """
     a, b = _comparable(a, b)
     return rows.modulo(a, b) if a.dtype.is_float else a - rows.quotient(a, b) * b
+
+
+@method
+def fmod(a: Operand, b: Operand) -> Tensor:
+    """Return a - b trunc(a / b), element by element: the remainder that has the sign of `a`, as C's % and fmod.
+
+    a, b: f32, i32 or u32, of one dtype; broadcast against each other.
+    Returns the same dtype, exactly. For b = 0 NaN; of integers `a`.
+    Gradient: 1 to `a`, -trunc(a / b) to `b`. Any shapes that broadcast. Raises DTypeError, ShapeError.
+    As numpy.fmod and torch.fmod. `a % b` and `remainder` have the sign of `b`.
+
+    >>> tg.fmod([7.0, -7.0], 3.0)
+    tensor([ 1., -1.])
+    """
+    a, b = _comparable(a, b)
+    if a.dtype == u32:
+        return remainder(a, b)
+    size = remainder(where(a < 0, -a, a), where(b < 0, -b, b))
+    return where(a < 0, -size, size)
 
 
 @method
