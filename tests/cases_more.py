@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from cases import Case, F, torch
 from cases_nn import COUNTERS, FedCase
+from tracegrad import linalg
 from tracegrad import ops as tg
 from tracegrad.alignment import ctc_loss
 from tracegrad.dtypes import f32
@@ -222,4 +224,26 @@ TIME_CASES: list[Case] = [
                                        torch.tensor(S_LENGTHS), 4, "none")),
 ]  # fmt: skip
 
-MORE_CASES: list[Case] = [*FUNCTION_CASES, *SORTING_CASES, *LOSS_CASES, *IMAGE_CASES, *TIME_CASES]
+
+def _positive(x: Any, eye: Any) -> Any:
+    return x @ x.swapaxes(-1, -2) + eye
+
+
+LINALG_CASES: list[Case] = [
+    Case("cholesky", lambda x: linalg.cholesky(_positive(x, np.eye(3))), ((2, 3, 3),),
+         torch=lambda x: torch.linalg.cholesky(_positive(x, torch.eye(3)))),
+    *[
+        Case(f"solve_triangular_{upper}", lambda x, b, u=upper: linalg.solve_triangular(x + 2 * np.eye(3), b, upper=u),
+             ((3, 3), (2, 3, 2)), tol=1e-4, torch=lambda x, b, u=upper: torch.linalg.solve_triangular(
+                 (x + 2 * torch.eye(3)).triu() if u else (x + 2 * torch.eye(3)).tril(), b, upper=u))
+        for upper in (False, True)
+    ],
+    Case("solve", lambda x, b: linalg.solve(x + np.eye(3)[::-1] * 3, b), ((2, 3, 3), (3, 2)), tol=1e-4,
+         torch=lambda x, b: torch.linalg.solve(x + torch.eye(3).flip(0) * 3, b)),
+    Case("solve_vector", lambda x, b: linalg.solve(x + 3 * np.eye(3), b), ((3, 3), (3,)), tol=1e-4,
+         torch=lambda x, b: torch.linalg.solve(x + 3 * torch.eye(3), b)),
+    Case("inv", lambda x: linalg.inv(x + 3 * np.eye(3)), ((2, 3, 3),), tol=1e-4,
+         torch=lambda x: torch.linalg.inv(x + 3 * torch.eye(3))),
+]  # fmt: skip
+
+MORE_CASES: list[Case] = [*FUNCTION_CASES, *SORTING_CASES, *LOSS_CASES, *IMAGE_CASES, *TIME_CASES, *LINALG_CASES]

@@ -29,8 +29,8 @@ import counterparts
 import reference
 
 OPS = {
-    "losses", "activations", "elementwise", "reductions", "sorting", "shapes", "indexing", "linalg", "attention",
-    "norms", "images", "random",
+    "losses", "activations", "elementwise", "reductions", "sorting", "shapes", "indexing", "linalg", "solvers",
+    "attention", "norms", "images", "random",
 }  # fmt: skip
 SOURCED = OPS | {"modules", "optimizers", "schedules", "initialisers", "metrics", "transforms"}
 PARTS = {

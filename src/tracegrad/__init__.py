@@ -38,6 +38,7 @@ from tracegrad.ops import *
 
 if TYPE_CHECKING:
     from tracegrad import extend as extend
+    from tracegrad import linalg as linalg
     from tracegrad import metrics as metrics
     from tracegrad import safetensors as safetensors
     from tracegrad import testing as testing
@@ -85,7 +86,7 @@ LATER = {
     "training.callbacks": "CSVLogger Checkpoint EarlyStopping TensorBoard",
     "training.compiled": "CompiledTraining",
 }
-MODULES = ("extend", "metrics", "safetensors", "testing")
+MODULES = ("extend", "linalg", "metrics", "safetensors", "testing")
 OTHER_NAMES = {"adaptive_avg_pool": "adaptive_avg_pool2d", "hinge": "hinge_loss", "huber": "huber_loss"}
 OTHER_NAMES["smooth_l1"] = "smooth_l1_loss"
 

@@ -56,6 +56,8 @@ SECTIONS = (
     Section("shapes", "Shapes", "The same numbers, placed otherwise.", modules=("ops.shaping", "ops.joining")),
     Section("indexing", "Indexing and embeddings", "Elements picked by integers.", modules=("ops.indexing",)),
     Section("linalg", "Products", "Products of matrices and tensors.", modules=("ops.linalg",)),
+    Section("solvers", "Linear algebra", "Decompositions of matrices, and systems of equations.", modules=("linalg",),
+            prefix="linalg"),
     Section("attention", "Attention", "Heads, positions and masks.", modules=("ops.attention",)),
     Section("norms", "Norms and softmax", "Rows that are scaled.", modules=("ops.norm",)),
     Section("images", "Convolutions, pools, images", "Windows of signals and images.",
