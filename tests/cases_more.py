@@ -209,6 +209,20 @@ IMAGE_CASES: list[Case] = [
          torch=lambda x: F.pixel_unshuffle(x, 3)),
     Case("unfold", lambda x: tg.unfold(x, (2, 3), 2, (1, 0), (1, 2)), ((2, 2, 5, 7),),
          torch=lambda x: F.unfold(x, (2, 3), 2, (1, 0), (1, 2))),
+    *[
+        Case(f"grid_sample_{padding}_{corners}".lower(),
+             lambda x, g, p=padding, c=corners: tg.grid_sample(x, g, "bilinear", p, c),
+             ((2, 3, 4, 5), (2, 3, 2, 2)), low=-1.3, high=1.3, tol=1e-4,
+             torch=lambda x, g, p=padding, c=corners: F.grid_sample(x, g, "bilinear", p, c))
+        for padding, corners in (("zeros", False), ("zeros", True), ("border", False))
+    ],
+    Case("grid_sample_nearest", lambda x, g: tg.grid_sample(x, g, "nearest"), ((2, 3, 4, 5), (2, 3, 2, 2)),
+         torch=lambda x, g: F.grid_sample(x, g, "nearest", align_corners=False)),
+    *[
+        Case(f"affine_grid_{corners}".lower(), lambda t, c=corners: tg.affine_grid(t, (2, 1, 3, 4), c), ((2, 2, 3),),
+             torch=lambda t, c=corners: F.affine_grid(t, [2, 1, 3, 4], align_corners=c))
+        for corners in (False, True)
+    ],
     Case("segment_sum", lambda x, i: tg.segment_sum(x, i, 4), ((6, 2),), ints=(((6,), 4),),
          torch=lambda x, i: torch.zeros(4, 2).double().index_add(0, i.long(), x)),
 ]  # fmt: skip

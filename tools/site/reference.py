@@ -61,7 +61,7 @@ SECTIONS = (
     Section("attention", "Attention", "Heads, positions and masks.", modules=("ops.attention",)),
     Section("norms", "Norms and softmax", "Rows that are scaled.", modules=("ops.norm",)),
     Section("images", "Convolutions, pools, images", "Windows of signals and images.",
-            modules=("ops.convolutions", "ops.images", "ops.resampling", "ops.windows")),
+            modules=("ops.convolutions", "ops.images", "ops.resampling", "ops.sampling", "ops.windows")),
     Section("random", "Random numbers", "Streams that a seed pins.", modules=("ops.random",), names=("manual_seed",)),
     Section("constants", "Constants and types", "Tensors made of nothing, and dtypes.", modules=("ops.constants",),
             names=("f32", "i32", "u32", "bool_", "DType", "TensorType", "InputType")),

@@ -17,6 +17,7 @@ from tracegrad.ops import (
     random,
     reduction,
     resampling,
+    sampling,
     shaping,
     sorting,
     trigonometry,
@@ -42,6 +43,7 @@ from tracegrad.ops.norm import *
 from tracegrad.ops.random import *
 from tracegrad.ops.reduction import *
 from tracegrad.ops.resampling import *
+from tracegrad.ops.sampling import *
 from tracegrad.ops.shaping import *
 from tracegrad.ops.sorting import *
 from tracegrad.ops.trigonometry import *
@@ -69,6 +71,7 @@ __all__ += norms.__all__
 __all__ += random.__all__
 __all__ += reduction.__all__
 __all__ += resampling.__all__
+__all__ += sampling.__all__
 __all__ += shaping.__all__
 __all__ += sorting.__all__
 __all__ += trigonometry.__all__
