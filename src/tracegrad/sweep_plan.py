@@ -28,10 +28,9 @@ from tracegrad.ops.control import assign
 from tracegrad.ops.reduction import any as any_
 from tracegrad.ops.reduction import sum as sum_
 from tracegrad.optim.arena import Arena
-from tracegrad.optim.groups import NO_GROUPS, Groups
 from tracegrad.optim.guard import PARAMS
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.optim.transform import Host, Kept, PerParameter, Transform
+from tracegrad.optim.transform import NO_GROUPS, Groups, Host, Kept, PerParameter, Transform
 from tracegrad.optim.transform import State as Kepts
 from tracegrad.passes.pieces import Piece, split
 from tracegrad.prims.elementwise import cast as cast_

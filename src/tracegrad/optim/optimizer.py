@@ -12,7 +12,6 @@ from tracegrad.errors import InputError, call_site, placed
 from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
 from tracegrad.lr import as_schedule
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
-from tracegrad.optim.groups import MONOTONE, NO_GROUPS, Groups
 from tracegrad.optim.scaling import (
     AdjustLR,
     Filter,
@@ -25,7 +24,7 @@ from tracegrad.optim.scaling import (
     scale_by_rms,
     track_ema,
 )
-from tracegrad.optim.transform import Transform, chain, check_transform
+from tracegrad.optim.transform import MONOTONE, NO_GROUPS, Groups, Transform, chain, check_transform
 from tracegrad.refusals import absent, check_call, unexpected, wrapped
 from tracegrad.schedule import Schedule
 

@@ -1,25 +1,203 @@
-"""Loops of C kernels in other orders than that of the points, above all those of folds that run along an axis.
+"""Loops of C kernels in other orders than that of the points, or over parts of the last axis.
 
-A fold runs if each point folds the elements of its predecessor, and one more, as `sum over j of where(j <= i, x[j], 0)`
-does. It costs n^2 steps for n points if each folds alone, and n in their order. Running sums and products have this
-form.
+- A fold runs if each point folds the elements of its predecessor, and one more, as `sum over j of where(j <= i, x[j],
+  0)` does. It costs n^2 steps for n points if each folds alone, and n in their order. Running sums and products have
+  this form.
+- Blocks, where indices divide the axis by one number: compilers make slow vectors of i // 32, and none of loads at it.
+  With i = block * 32 + within, the quotient is `block`, which is constant in the inner loop, and the remainder is
+  `within`, whose loads are neighbours.
+- Pieces, where guards change along the axis: in `concat([x, y], -1)` each point reads both inputs and chooses. Within a
+  piece the choice is the same for all points, so each piece has a loop of its own, which reads only what it uses. Pads
+  and shifts are alike.
+- Chunks of short rows that follow each other in memory, as one long loop. Compilers make vectors of 16 elements. Of a
+  row of 22 they compute 6 one by one, and of rows of 3 all, which costs most where functions such as `pow` are
+  computed. So elements that the rows share, or that are elsewhere in memory, are copied row by row into a local array
+  first. Then one loop computes the points of some rows, with neighbours everywhere.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
 
-from tracegrad.kernels.expr import Index, Value, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches
+from tracegrad.dtypes import strides_of
+from tracegrad.ir import PRIMITIVES
+from tracegrad.kernels.axes import Replaced
+from tracegrad.kernels.expr import Guard, Index, Quotient, Space, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
-from tracegrad.render.c_blocks import blocked_loops, divisor
-from tracegrad.render.c_chunks import chunks, loops_by_chunks
-from tracegrad.render.c_pieces import loops_by_pieces, pieces
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned, turned_loops
 from tracegrad.render.emit import Block, Loop, Statement, when
-from tracegrad.tuning import RUNNING_ROWS
+from tracegrad.tuning import CHUNK, LANES, LONG_CALL, LONG_ROWS, MOST_PIECES, PIECE_GRAIN, RUNNING_ROWS
+
+
+def divisor(f: Function) -> int | None:
+    """Return d if all that indices of a pointwise kernel divide has i // d and i % d of its last axis alone.
+
+    None if blocks of d points are of no use. (i + 64) // 32 and i // 1024 have i // 32; (i + 1) // 32 has not.
+    """
+    last = f.outer[-1] if f.outer else None
+    if last is None or isinstance(last.size, Extent):
+        return None
+    stores = f.stores_of()
+    indices = [index for v in walk([s.value for s in stores]) for index in indices_of(v)]
+    indices += [*(s.index for s in stores), *(index for _, index in f.loaded.values())]
+    quotients = [a for index in indices for a in atoms_of(index) if isinstance(a, Quotient)]
+    found = [a for a in quotients if last.name in a.index.strides]
+    others = [c for a in found for x, c in a.index.terms if not (isinstance(x, Var) and x.name == last.name)]
+    d = math.gcd(*(a.d for a in found), *(a.index.const for a in found), *others)
+    alone = all(a.index.strides[last.name] == 1 for a in found)
+    return d if alone and LANES <= d < last.size else None
+
+
+def blocked_loops(f: Function, d: int) -> list[Statement]:
+    """Return the loops of a pointwise kernel over blocks of `d` points of its last axis; the last can be shorter."""
+    *others, last = f.outer
+    space = Space()
+    block, within = Axis(f"{last.name}b", -(-last.size // d)), Axis(f"{last.name}w", d)
+    lines = points_of(f, [block, within], space.var(block.name, block.size) * d + space.var(within.name, d))
+    end = f"min({d}L, {last.size} - {block.name} * {d})" if last.size % d else d
+    return f.split([*others, block], [Loop(within.name, end, lines)])
+
+
+def points_of(f: Function, axes: Sequence[Axis], at: Index) -> list[str]:
+    """Return the lines of a point of a pointwise kernel that has other axes in place of its last one, which is `at`."""
+    *others, last = f.outer
+    parts = Replaced(at.space, {last.name: at})
+    kernel = replace(f.kernel, outer=(*others, *axes), body=tuple(map(parts.store, f.stores_of())))
+    loaded = {name: (slot, parts.index(index)) for name, (slot, index) in f.loaded.items()}
+    changed = Function(kernel, loaded)
+    changed.helpers, changed.near = f.helpers, f.near
+    return changed.points(changed.expressions())
+
+
+def pieces(f: Function) -> list[int] | None:
+    """Return where the pieces of a pointwise kernel's last axis begin, and its end; None if pieces are of no use."""
+    last = f.outer[-1] if f.outer else None
+    if last is None or isinstance(last.size, Extent):
+        return None
+    guards = [g for v in walk([s.value for s in f.stores_of()]) if v.op == "inside" for g in v.arg]
+    cuts = {x for g in guards for x in _ends(g, last.name) if 0 < x < last.size}
+    few = len(cuts) < MOST_PIECES and last.size >= LANES * (len(cuts) + 1)
+    return [0, *sorted(cuts), last.size] if cuts and few else None
+
+
+def _ends(g: Guard, axis: str) -> tuple[int, ...]:
+    """Return where a guard begins and ceases to hold along an axis, if nothing else decides it."""
+    ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
+    if not isinstance(atom, Var) or atom.name != axis or c != 1:
+        return ()
+    return g.lo - g.index.const, g.hi - g.index.const
+
+
+def loops_by_pieces(f: Function, starts: list[int]) -> list[Statement]:
+    """Return the loops of a pointwise kernel, with one loop for each piece of its last axis."""
+    *others, last = f.outer
+    space, loops = Space(), list[Statement]()
+    for k, (start, end) in enumerate(pairwise(starts)):
+        piece = Axis(f"{last.name}p{k}", end - start)
+        lines = points_of(f, [piece], space.var(piece.name, piece.size) + start)
+        if others:
+            loops.append(Loop(piece.name, piece.size, lines))
+        else:
+            stop = f"min(ib + {PIECE_GRAIN - start}, {piece.size}L)"
+            loops.append(Loop(piece.name, stop, lines, f"max(ib - {start}, 0L)"))
+    if others:
+        return f.split(others, loops)
+    return f.share("ib", last.size, PIECE_GRAIN, loops)
+
+
+class Chunks(NamedTuple):
+    """The rows along `across` that a chunk has, the axes of a row, and which values are neighbours or copied."""
+
+    others: tuple[Axis, ...]
+    across: Axis
+    inner: tuple[Axis, ...]
+    rows: int
+    flat: tuple[Value, ...]
+    copies: tuple[Value, ...]
+
+
+def chunks(f: Function) -> Chunks | None:
+    """Return the chunks of a pointwise kernel that computes functions for short rows; None if they are of no use."""
+    last = f.outer[-1].size if f.outer else LANES
+    if f.loaded or isinstance(last, Extent) or last >= LONG_ROWS or last % LANES == 0 or len(f.outer) < 2:
+        return None
+    values = [s.value for s in f.stores_of()]
+    if not any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(values)):
+        return None
+    at = len(f.outer) - 1
+    while at > 1 and not isinstance(f.outer[at - 1].size, Extent) and points(f.outer[at - 1 :]) <= CHUNK // 4:
+        at -= 1
+    across, inner = f.outer[at - 1], tuple(f.outer[at:])
+    steps = dict(zip([a.name for a in (across, *inner)], strides_of([int(across.size), *(a.size for a in inner)])))
+    if not all(_contiguous(s.index, steps) for s in f.stores_of()):
+        return None
+    leaves = _leaves(values)
+    flat = tuple([v for v in leaves if v.op == "load" and _contiguous(v.arg[1], steps)])
+    copies = tuple([v for v in leaves if v not in flat])
+    replaced = {s.replaces for s in f.kernel.slots}
+    if any(x.op == "load" and x.arg[0] in replaced for x in walk(copies)):  # its memory may be overwritten by then
+        return None
+    rows = min(int(across.size), max(1, CHUNK // points(inner)))
+    return Chunks(tuple(f.outer[: at - 1]), across, inner, rows, flat, copies)
+
+
+def _contiguous(x: Index, steps: dict[str, int]) -> bool:
+    """Return whether an index moves through memory as the points of these axes follow each other."""
+    return all(isinstance(a, Var) for a, _ in x.terms) and {n: x.strides.get(n, 0) for n in steps} == steps
+
+
+def _leaves(roots: Sequence[Value]) -> list[Value]:
+    """Return the values that are not computed from others at the same point, without constants."""
+    found: dict[Value, None] = {}
+    stack, seen = list(roots), set[Value]()
+    while stack:
+        v = stack.pop()
+        if v in seen or v.op == "const":
+            continue
+        seen.add(v)
+        if v.op == "map" and v.args:
+            stack += v.args
+        else:
+            found[v] = None
+    return list(found)
+
+
+def loops_by_chunks(f: Function, c: Chunks) -> list[Statement]:
+    """Return the loops of a pointwise kernel by chunks."""
+    row, across = points(c.inner), c.across
+    emit = f.expressions()
+    texts = emit.values(c.copies, loop=False)
+    size = c.rows * row
+    arrays = [f"{C_TYPE[v.dtype.name]} u{k}[{size}] {ALIGNED};" for k, v in enumerate(c.copies)]
+    place = " + ".join(f"{a.name} * {step}" for a, step in zip(c.inner, strides_of([a.size for a in c.inner])))
+    filled = [f"u{k}[ir * {row} + {place}] = {text};" for k, text in enumerate(texts)]
+    fill = f.nest(c.inner, [f"const long {across.name} = rt + ir;", *emit.flush(), *filled])
+    copied = [*arrays, Loop("ir", "rows", fill)] if c.copies else []
+
+    emit = f.expressions()
+    first = [f"const long {a.name} = {'rt' if a is across else 0};" for a in (across, *c.inner)]
+    emit.loaded = {v: f"u{k}[l]" for k, v in enumerate(c.copies)}
+    emit.loaded |= {v: f.load(v.arg[0], f"{emit.index(v.arg[1], False)} + l") for v in c.flat}
+    stores = f.stores_of()
+    named = [emit.let(f"s{k}", text) for k, text in enumerate(emit.values([s.value for s in stores], loop=False))]
+    writes = [
+        f"{f.element(s.slot, emit.index(s.index, False))[:-1]} + l] = "
+        f"{emit.stored(f.kernel.slots[s.slot].dtype.name, f's{k}')};"
+        for k, s in enumerate(stores)
+    ]
+    compute = Block("", [*first, Loop("l", f"rows * {row}", [*emit.flush(), *named, *writes])])
+    body = [f"const long rows = min({across.size} - rt, {c.rows}L);", *copied, compute]
+    if not c.others:
+        return f.share("rt", across.size, c.rows, body)
+    return f.split(c.others, [Loop("rt", across.size, body, step=c.rows)])
+
 
 # The axis along which folds run, whether its last point is the first to fold, and what each fold folds
 Running = tuple[Axis, bool, tuple[Value, ...]]
