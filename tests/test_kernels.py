@@ -12,6 +12,7 @@ import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from memory_check import overlaps
+from tracegrad import tuning
 from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize
@@ -21,7 +22,7 @@ from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import toposort
 from tracegrad.kernel_source import Texts
-from tracegrad.kernels import axes, tiles, tiling
+from tracegrad.kernels import axes, tiles
 from tracegrad.kernels.tiles import TileShape
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
@@ -230,7 +231,7 @@ def test_every_tile_multiplies(
 
 def test_points_side_by_side(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several points a thread, the last of them beyond the end."""
-    monkeypatch.setattr(tiling, "MANY_POINTS", 1)
+    monkeypatch.setattr(tuning, "MANY_POINTS", 1)
     env = {"x": np.linspace(-1, 1, 1300, dtype=np.float32)}
     with tracing():
         x = leaf("input", "x", TensorType(f32, (1300,)))

@@ -10,13 +10,13 @@ import pytest
 
 import tracegrad as tg
 from test_kernels import NOTHING, run, with_barriers
+from tracegrad import tuning
 from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
-from tracegrad.kernels import tiling
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 
@@ -79,13 +79,13 @@ def test_of_any_length(name: str, length: int, device: Any) -> None:
 @pytest.mark.parametrize("length", [33, 200, 256, 257])
 @pytest.mark.parametrize("name", FORMS)
 def test_many_short_rows_take_a_warp_each(name: str, length: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MANY_THREADS", 1)
+    monkeypatch.setattr(tuning, "MANY_THREADS", 1)
     assert_right(FORMS[name], (7, length), device)
 
 
 @pytest.mark.parametrize("threads", [1, 150, 300, 600, 10**6])  # 1, 2, 4, 8 lanes a column
 def test_columns(threads: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "MANY_THREADS", threads)
+    monkeypatch.setattr(tuning, "MANY_THREADS", threads)
     assert_right(lambda x, y: {"s": (x * y).sum(0), "m": x.max(0)}, (67, 75), device)
 
 

@@ -10,11 +10,11 @@ import pytest
 import tracegrad as tg
 from browser import browser, open_page, served, shader_messages
 from test_kernels import NOTHING, run, with_barriers
+from tracegrad import tuning
 from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import DType, TensorType, f32, i32
 from tracegrad.graph import Graph
-from tracegrad.kernels import tiling
 from tracegrad.passes import split
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
@@ -35,7 +35,7 @@ TARGETS = {
 
 @pytest.fixture(autouse=True)
 def at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tiling, split):
+    for module in (tuning, split):
         monkeypatch.setattr(module, "SCATTER_FROM", 1)
 
 
@@ -62,7 +62,7 @@ def test_any_shape(
     """The sums are right, and equal to those of the form for adapters on a CPU bit for bit."""
     rows, columns, k = shape
     if wide > 1:
-        monkeypatch.setattr(tiling, "MANY_THREADS", 0)
+        monkeypatch.setattr(tuning, "MANY_THREADS", 0)
     _, program = program_of(rows, columns, k, dtype)
     rng = np.random.default_rng(k)
     x = rng.integers(-9, 9, (k, *columns)) if dtype is i32 else rng.standard_normal((k, *columns))
@@ -102,7 +102,7 @@ def test_an_infinite_update_stays_in_its_row(device: Any) -> None:
 
 def test_browsers_accept_the_shaders(browser: Any, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = [program_of(*shape, dtype)[1] for shape in SHAPES for dtype in (f32, i32)]
-    monkeypatch.setattr(tiling, "MANY_THREADS", 0)  # several columns a thread
+    monkeypatch.setattr(tuning, "MANY_THREADS", 0)  # several columns a thread
     programs += [program_of(*shape, dtype)[1] for shape in SHAPES for dtype in (f32, i32)]
     texts = [k.wgsl for p in programs for k in p.kernels]
     assert sum("sa[" in text for text in texts) >= len(SHAPES)

@@ -24,12 +24,13 @@ from fuzzing.open_sizes import trained_at_open_sizes, with_open_sizes
 from fuzzing.program import Array, Program
 from fuzzing.table import NoCounterpartError
 from fuzzing.training import naming, trained, trained_by_torch
+from tracegrad import tuning
 from tracegrad.compiler.joined import joined
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.evaluate import evaluate
 from tracegrad.introspection import explain, profile
-from tracegrad.kernels import blocks, fuse, storage
+from tracegrad.kernels import fuse, storage
 from tracegrad.program import Program as Compiled
 from tracegrad.runtime import native
 from tracegrad.runtime.adapters import check_webgpu
@@ -164,7 +165,7 @@ def taken_for_a_gpu(fewest: int = 1) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (native, profile, explain):
             stack.enter_context(patch.object(module, "as_run", as_on_a_gpu))
-        stack.enter_context(patch.object(blocks, "FEWEST_BLOCKS", fewest))
+        stack.enter_context(patch.object(tuning, "FEWEST_BLOCKS", fewest))
         yield
 
 

@@ -11,20 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
+from tracegrad import tuning
 from tracegrad.dtypes import f32
 from tracegrad.kernels.axes import Replaced
 from tracegrad.kernels.expr import Atom, Guard, Index, Space, Value, Var, names_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, BlockShape, Tiling, columns, workgroup_bytes
-from tracegrad.tuning import (
-    BLOCK_POINTS,
-    COOPERATE_FROM,
-    FEWEST_BLOCKS,
-    LOOP_THREADS,
-    MOST_BLOCK_WORK,
-    MOST_BLOCKS,
-    SHORTEST_LANE,
-)
 
 BLOCK = "block"  # the variable that holds a block's number
 
@@ -93,7 +85,7 @@ def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]]) -> Blo
         if found is None:
             continue
         tilings = tuple(map(in_workgroup, found))
-        if max(k.work for k in found) > MOST_BLOCK_WORK or workgroup_bytes(tilings) > WORKGROUP_BYTES:
+        if max(k.work for k in found) > tuning.MOST_BLOCK_WORK or workgroup_bytes(tilings) > WORKGROUP_BYTES:
             return None
         fixed = [
             frozenset(k for k, s in enumerate(own) if not (s.steps or both[k])) for own, both in zip(spans, shared)
@@ -113,13 +105,13 @@ def _simple(kernel: Kernel) -> bool:
 def _counts(kernels: Sequence[Kernel]) -> list[int]:
     """Return the numbers of blocks to try, the largest first; numbers that leave too few points come last."""
     sizes = {a.size for k in kernels for a in k.outer}
-    counts = sizes | {n // LOOP_THREADS for n in sizes if n % LOOP_THREADS == 0}
+    counts = sizes | {n // tuning.LOOP_THREADS for n in sizes if n % tuning.LOOP_THREADS == 0}
     fewest = min(k.rows for k in kernels)
 
     def order(count: int) -> tuple[bool, int]:
-        return fewest // count < BLOCK_POINTS, -count
+        return fewest // count < tuning.BLOCK_POINTS, -count
 
-    return sorted((n for n in counts if FEWEST_BLOCKS <= n <= MOST_BLOCKS), key=order)
+    return sorted((n for n in counts if tuning.FEWEST_BLOCKS <= n <= tuning.MOST_BLOCKS), key=order)
 
 
 def _cut(
@@ -228,15 +220,16 @@ def _stays(index: Index, guards: Sequence[Guard], step: int, count: int) -> bool
 
 def in_workgroup(kernel: Kernel) -> Tiling:
     """Return the tiling of a kernel all of whose points one workgroup computes."""
-    rows, threads = int(kernel.rows), LOOP_THREADS
+    rows, threads = int(kernel.rows), tuning.LOOP_THREADS
     folds = [s for s in kernel.body if isinstance(s, Fold)]
     if not folds:
         return Tiling("points", -(-rows // threads), threads=threads)
     lanes = 1
-    while rows * lanes < threads and lanes * SHORTEST_LANE <= kernel.length:
+    while rows * lanes < threads and lanes * tuning.SHORTEST_LANE <= kernel.length:
         lanes *= 2
     by_rows = Tiling("rows", -(-rows * lanes // threads), lanes, columns(kernel) and lanes > 1, lanes, threads)
-    if len(folds) > 1 or kernel.length < COOPERATE_FROM or any(isinstance(s, Store) and s.inner for s in kernel.body):
+    inner = any(isinstance(s, Store) and s.inner for s in kernel.body)
+    if len(folds) > 1 or kernel.length < tuning.COOPERATE_FROM or inner:
         return by_rows
     chunk = -(-int(kernel.length) // lanes)
     shape = BlockShape(rows, lanes, chunk + -chunk % 4, len(gathered(kernel)))

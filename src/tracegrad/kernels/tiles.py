@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tracegrad import tuning
 from tracegrad.kernels.form import Axis, Extent, Kernel, Limit, divides
-from tracegrad.tuning import (
-    EXCHANGED,
-    LINE_PADDING,
-    PROCESSORS,
-    SHORT_TURNS,
-    SMALL_PRODUCT,
-    SMALL_SQUARE,
-    SQUARE,
-    TILE_FILL,
-    WORKGROUP,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +41,7 @@ class TileShape:
     @property
     def slices(self) -> int:
         """Groups of threads."""
-        return WORKGROUP // (self.down * self.across)
+        return tuning.WORKGROUP // (self.down * self.across)
 
     @property
     def k_slice(self) -> int:
@@ -63,12 +53,12 @@ class TileShape:
         if isinstance(k, Extent):
             return 0
         each = min(k, self.k_slice)
-        return each if k <= self.k_step and k % each == 0 and each <= SHORT_TURNS else 0
+        return each if k <= self.k_step and k % each == 0 and each <= tuning.SHORT_TURNS else 0
 
     def square(self, kernel: Kernel) -> int:
         """Return the side of the square of results that a thread computes without barriers."""
         rows, length = int(kernel.rows), int(kernel.length)  # at the capacity, if the size of a run decides
-        return SMALL_SQUARE if rows * length <= SMALL_PRODUCT or self.turns(length) else SQUARE
+        return tuning.SMALL_SQUARE if rows * length <= tuning.SMALL_PRODUCT or self.turns(length) else tuning.SQUARE
 
     def summed(self, kernel: Kernel) -> tuple[Axis, ...]:
         """Return the axes of k in the order in which their points are summed.
@@ -93,12 +83,12 @@ class TileShape:
     @property
     def left_line(self) -> int:
         """Elements of the left operand from one k to the next in workgroup memory."""
-        return self.rows + LINE_PADDING
+        return self.rows + tuning.LINE_PADDING
 
     @property
     def right_line(self) -> int:
         """Elements of the right operand from one k to the next in workgroup memory."""
-        return self.columns + LINE_PADDING
+        return self.columns + tuning.LINE_PADDING
 
     @property
     def second(self) -> int:
@@ -113,12 +103,12 @@ class TileShape:
     @property
     def rows_exchanged(self) -> int:
         """Rows of each thread's rectangle that are exchanged at a time."""
-        return min(self.tall, EXCHANGED // (WORKGROUP * self.wide))
+        return min(self.tall, tuning.EXCHANGED // (tuning.WORKGROUP * self.wide))
 
     @property
     def shared(self) -> int:
         """Elements of workgroup memory."""
-        return max(self.part, self.rows_exchanged * WORKGROUP * self.wide)
+        return max(self.part, self.rows_exchanged * tuning.WORKGROUP * self.wide)
 
 
 # Shape -> how busy a processor is with sums when it runs 1, 2, ... tiles at a time. The last is as many as its
@@ -158,9 +148,9 @@ def tile_time(tile: TileShape, batch: int, m: int, n: int, k: int, limits: Seque
     tiles = tiles_of(tile, 1, m, n)
     if limits:
         tiles, k = _left(tile, m, n, k, limits)
-    rounds, rest = divmod(-(-batch * tiles // PROCESSORS), len(busy))
+    rounds, rest = divmod(-(-batch * tiles // tuning.PROCESSORS), len(busy))
     held = rounds * len(busy) / busy[-1] + (rest / busy[rest - 1] if rest else 0)
-    return held * (k + TILE_FILL) * tile.rows * tile.columns
+    return held * (k + tuning.TILE_FILL) * tile.rows * tile.columns
 
 
 def _left(tile: TileShape, m: int, n: int, k: int, limits: Sequence[Limit]) -> tuple[int, int]:

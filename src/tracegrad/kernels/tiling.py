@@ -7,31 +7,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NamedTuple
 
+from tracegrad import tuning
 from tracegrad.kernels.expr import Var, indices_of, walk
 from tracegrad.kernels.form import Extent, Fold, Kernel, Scatter, Store, points
 from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fitting, tile_time, tiles_of
-from tracegrad.tuning import (
-    COOPERATE_FROM,
-    FEW_STEPS,
-    HALF_TILE_FROM,
-    HELD,
-    LAST_LANES,
-    LEAST_SLICE,
-    LEAST_STEP,
-    LONG_COLUMN,
-    MANY_POINTS,
-    MANY_THREADS,
-    PROCESSORS,
-    SCATTER_ACROSS,
-    SCATTER_FROM,
-    SCATTER_WIDE,
-    SERIAL_UNIFORM,
-    SERIAL_WORKGROUP,
-    SQUARE,
-    TILE_FROM,
-    UNIFORM_GROUPS,
-    WORKGROUP,
-)
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
@@ -88,7 +67,7 @@ class Tiling:
     lanes: int = 1
     rows_fastest: bool = False  # neighbouring threads compute neighbouring rows, not neighbouring elements of a row
     parts: int = 1  # partial results of a row, each a fold of every `parts`-th point, before they are combined
-    threads: int = WORKGROUP  # of a workgroup
+    threads: int = tuning.WORKGROUP  # of a workgroup
     tile: TileShape | None = None  # of "tile"; a "square" sums in the same order
     scatter: ScatterShape | None = None
     block: BlockShape | None = None
@@ -164,17 +143,17 @@ def rectangle_of(kernel: Kernel, tiling: Tiling) -> tuple[int, int, int]:
 def choose_tiling(kernel: Kernel) -> Tiling:
     """Return the tiling of a kernel."""
     if kernel.uniform:
-        lanes = WORKGROUP if kernel.length >= COOPERATE_FROM else 1
-        return Tiling("points", min(-(-kernel.rows // WORKGROUP), UNIFORM_GROUPS), lanes, parts=lanes)
+        lanes = tuning.WORKGROUP if kernel.length >= tuning.COOPERATE_FROM else 1
+        return Tiling("points", min(-(-kernel.rows // tuning.WORKGROUP), tuning.UNIFORM_GROUPS), lanes, parts=lanes)
     if not any(isinstance(s, Fold) for s in kernel.body):
         each = _side_by_side(kernel)
-        return Tiling("points", -(-kernel.rows // (WORKGROUP * each)), each=each)
-    if kernel.scatter is not None and kernel.work >= SCATTER_FROM:
+        return Tiling("points", -(-kernel.rows // (tuning.WORKGROUP * each)), each=each)
+    if kernel.scatter is not None and kernel.work >= tuning.SCATTER_FROM:
         return _scatter(kernel, kernel.scatter)
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
-        enough = min(m, n) >= HALF_TILE_FROM and tiles_of(SMALLEST, batch, m, n) >= PROCESSORS
-        if min(m, n) >= TILE_FROM or enough or kernel.product.part:
+        enough = min(m, n) >= tuning.HALF_TILE_FROM and tiles_of(SMALLEST, batch, m, n) >= tuning.PROCESSORS
+        if min(m, n) >= tuning.TILE_FROM or enough or kernel.product.part:
             return _tile(batch, m, n, kernel)
     return _by_rows(kernel)
 
@@ -182,11 +161,12 @@ def choose_tiling(kernel: Kernel) -> Tiling:
 def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
     """Return the tiling of a scatter. With many results a thread has several, so fewer threads look for updates."""
     m, n = int(points(s.m)), int(points(s.n))
-    wide = SCATTER_WIDE if n >= SCATTER_WIDE and kernel.rows >= SCATTER_WIDE * MANY_THREADS else 1
+    wide = tuning.SCATTER_WIDE
+    wide = wide if n >= wide and kernel.rows >= wide * tuning.MANY_THREADS else 1
     across = 2  # at least, for the bits of fewer rows fit workgroup memory
-    while across * wide < n and across < SCATTER_ACROSS:
+    while across * wide < n and across < tuning.SCATTER_ACROSS:
         across *= 2
-    shape = ScatterShape(WORKGROUP // across, across * wide, wide)
+    shape = ScatterShape(tuning.WORKGROUP // across, across * wide, wide)
     workgroups = int(points(s.batch)) * -(-m // shape.rows) * -(-n // shape.columns)
     return Tiling("scatter", workgroups, scatter=shape)
 
@@ -194,17 +174,17 @@ def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
 def _by_rows(kernel: Kernel) -> Tiling:
     """Return the tiling of a kernel whose rows are folded by one thread each, or by several."""
     rows, length = kernel.rows, kernel.length
-    if length < COOPERATE_FROM:
-        return Tiling("rows", -(-rows // WORKGROUP))
+    if length < tuning.COOPERATE_FROM:
+        return Tiling("rows", -(-rows // tuning.WORKGROUP))
     if columns(kernel):
-        lanes = 8 if length < LONG_COLUMN else 32
-        while lanes > 1 and rows * lanes > MANY_THREADS:
+        lanes = 8 if length < tuning.LONG_COLUMN else 32
+        while lanes > 1 and rows * lanes > tuning.MANY_THREADS:
             lanes //= 2
-        return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes, rows_fastest=lanes > 1, parts=lanes)
-    lanes = 32 if length <= 128 else 64 if length <= 512 else WORKGROUP
-    if length <= 32 * HELD and rows * lanes > MANY_THREADS:
+        return Tiling("rows", -(-rows * lanes // tuning.WORKGROUP), lanes, rows_fastest=lanes > 1, parts=lanes)
+    lanes = 32 if length <= 128 else 64 if length <= 512 else tuning.WORKGROUP
+    if length <= 32 * tuning.HELD and rows * lanes > tuning.MANY_THREADS:
         lanes = 32
-    return Tiling("rows", -(-rows * lanes // WORKGROUP), lanes, parts=lanes)
+    return Tiling("rows", -(-rows * lanes // tuning.WORKGROUP), lanes, parts=lanes)
 
 
 def without_barriers(kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> list[Tiling]:
@@ -219,13 +199,14 @@ def without_barriers(kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> li
 
 def _turns(kernel: Kernel, tiling: Tiling) -> int:
     """Return an upper bound of the turns that the loops of one thread take without barriers."""
-    folding = len(kernel.body) * (int(kernel.length) + WORKGROUP)  # a row's points, and its parts or a product's slices
-    storing = SQUARE * (SQUARE + 1) + int(kernel.rows) // (tiling.threads * tiling.workgroups)
+    # a row's points, and its parts or a product's slices
+    folding = len(kernel.body) * (int(kernel.length) + tuning.WORKGROUP)
+    storing = tuning.SQUARE * (tuning.SQUARE + 1) + int(kernel.rows) // (tiling.threads * tiling.workgroups)
     return folding + storing
 
 
 def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
-    work = min(int(kernel.rows), SERIAL_UNIFORM) if kernel.uniform else kernel.rows
+    work = min(int(kernel.rows), tuning.SERIAL_UNIFORM) if kernel.uniform else kernel.rows
     if tiling.kind == "scatter":
         tiling = replace(tiling, kind="tile" if kernel.product else "rows", tile=IN_ORDER)
     if tiling.kind == "tile":
@@ -235,13 +216,13 @@ def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
         side = tiling.tile.square(kernel)
         work = batch * -(-m // side) * -(-n // side)
         tiling = replace(tiling, kind="square")
-    workgroups = -(-work // SERIAL_WORKGROUP)
-    return replace(tiling, workgroups=workgroups, lanes=1, rows_fastest=False, threads=SERIAL_WORKGROUP, each=1)
+    workgroups = -(-work // tuning.SERIAL_WORKGROUP)
+    return replace(tiling, workgroups=workgroups, lanes=1, rows_fastest=False, threads=tuning.SERIAL_WORKGROUP, each=1)
 
 
 def _side_by_side(kernel: Kernel) -> int:
     """Return how many points a thread computes: with few bytes for each, starting workgroups would dominate."""
-    if kernel.rows < MANY_POINTS:
+    if kernel.rows < tuning.MANY_POINTS:
         return 1
     stores = [s for s in kernel.body if isinstance(s, Store)]
     accesses = len(stores) + sum(v.op == "load" for v in walk([s.value for s in stores]))
@@ -252,14 +233,14 @@ def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
     """Return the fastest tile, with shorter steps if k is short or if only shorter steps cover one of several axes."""
     assert kernel.product is not None
     tile = min(fitting(kernel.product.part), key=lambda t: tile_time(t, batch, m, n, kernel.length, t.limits(kernel)))
-    steps = [tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= LEAST_STEP]
+    steps = [tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= tuning.LEAST_STEP]
     if len(kernel.inner) == 1:
         short = (step for step in steps if 2 * kernel.length > step)
     else:
-        steps = [step for step in steps if step >= LEAST_SLICE * tile.slices]
+        steps = [step for step in steps if step >= tuning.LEAST_SLICE * tile.slices]
         short = (step for step in steps if any(a.size % step == 0 for a in kernel.inner))
     tile = replace(tile, k_step=next(short, tile.k_step))
-    if tile.slices == 1 and kernel.length <= FEW_STEPS * tile.k_step:
+    if tile.slices == 1 and kernel.length <= tuning.FEW_STEPS * tile.k_step:
         tile = replace(tile, k_step=tile.k_step // 2)
     return Tiling("tile", tiles_of(tile, batch, m, n), tile=tile)
 
@@ -277,7 +258,7 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
         elif t.kind == "scatter" and t.scatter:
             out["sa"] = max(out.get("sa", 0), t.scatter.words)
         elif t.lanes > 1:
-            last = LAST_LANES * (t.threads // t.lanes) if t.lanes > LAST_LANES else 0
+            last = tuning.LAST_LANES * (t.threads // t.lanes) if t.lanes > tuning.LAST_LANES else 0
             for name in ("sf", "si", "su"):
                 out[name] = max(out.get(name, 0), t.threads + last)
     return out
