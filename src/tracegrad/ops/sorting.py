@@ -8,6 +8,7 @@ exchanges (`networks.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from tracegrad.dtypes import TensorType, bool_, i32, integer, normalize_axis
@@ -40,7 +41,7 @@ def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
     if (beside and n >= SORT_LONG) or (n > SORT_BLOCK and not few):
         return _position(network(_pairs(_stored(x), axis, descending), axis, k, _highest(x)), n)
     rows = _pairs(swapaxes(x, axis, -1), x.ndim - 1, descending)
-    at = _position(_selected(rows, k, _highest(x)), n) if few else _counted(rows, k)
+    at = _position(_selected(rows, k, _highest(x), lambda at: _position(at, n)), n) if few else _counted(rows, k)
     return swapaxes(at, axis, -1)
 
 
@@ -66,16 +67,20 @@ def _pairs(x: Tensor, axis: int, descending: bool) -> Pairs:
 LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
+# From the positions of pairs to their indices in a row, some of whose pairs may have been left out
+Index = Callable[[Tensor], Tensor]
+
+
 def _stored(x: Tensor) -> Tensor:
     """Store `x` in memory, because it is compared with itself."""
     return max(broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2)), -1)
 
 
-def _selected(x: Pairs, k: int, highest: float) -> Tensor:
+def _selected(x: Pairs, k: int, highest: float, index: Index) -> Tensor:
     """Return the positions of the first `k` pairs of each row: the first one, then the first one after it."""
     shape, n = x.keys.shape, x.keys.shape[-1]
     if k > 1 and n > SORT_DIRECT * k:
-        return _selected(_candidates(x, k, highest), k, highest)
+        return _selected(_candidates(x, k, highest, index), k, highest, index)
     found: list[Tensor] = []
     left = broadcast_to(const(True, bool_), shape)
     for _ in range(k):
@@ -91,7 +96,7 @@ def _leading(x: Pairs, left: Tensor, axis: int, highest: float) -> Pairs:
     return Pairs(keys, min(where(left & (x.keys == keys), x.at, LAST), axis, keepdims=True))
 
 
-def _candidates(x: Pairs, k: int, highest: float) -> Pairs:
+def _candidates(x: Pairs, k: int, highest: float, index: Index) -> Pairs:
     """Return fewer pairs of each row, with the first `k` among them: those of the `k` columns that lead.
 
     A row is laid out as some lines; a column leads if its first pair is before those of other columns.
@@ -105,14 +110,12 @@ def _candidates(x: Pairs, k: int, highest: float) -> Pairs:
     x = Pairs(where(inside, keys, const(highest, keys.dtype)), where(inside, at, LAST))
     laid = Pairs(*[reshape(t, lines) for t in x])
     firsts = _leading(laid, broadcast_to(const(True, bool_), lines), -2, highest)
-    leaders = _selected(Pairs(*[reshape(t, (*batch, width)) for t in firsts]), k, highest)
-    hits = (*batch, k, width)
-    hit = broadcast_to(reshape(leaders, (*batch, k, 1)), hits) == broadcast_to(firsts.at, hits)
-    columns = sum(where(hit, iota(hits, len(batch) + 1), 0), -1)
+    column: Index = lambda at: index(at) % width
+    columns = column(_selected(Pairs(*[reshape(t, (*batch, width)) for t in firsts]), k, highest, column))
     chosen = (*batch, SORT_LINES, k)
     within = broadcast_to(reshape(columns, (*batch, 1, k)), chosen) + iota(chosen, len(batch)) * width
     within = reshape(within, (*batch, SORT_LINES * k))
-    return Pairs(*[bind(GATHER, t, within, axis=len(batch)) for t in x])
+    return Pairs(*[_stored(bind(GATHER, t, within, axis=len(batch))) for t in x])
 
 
 def _position(at: Tensor, n: int) -> Tensor:
