@@ -8,7 +8,7 @@ gradients, a prime number, took an H200 3.7 ms. The last part of a product can b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
@@ -154,9 +154,7 @@ def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int], least: in
     """
     k = x.shape[axis]
     parts = min(math.sqrt(k), k / least)
-    choices = (nearest([s for s in divisors(k) if _between(s, sizes)], parts), nearest(divisors(k), parts))
-    even = (s for s in choices if max(s, parts) <= UNEVEN * min(s, parts))
-    s = next(even, int(parts))
+    s = next(_near(k, parts, sizes), int(parts))
     if s in (1, k):
         return None
     whole, left = _cut(x, axis, s)
@@ -164,6 +162,14 @@ def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int], least: in
     rest = None if left is None else reshape(bind(t.prim, left, axes=(axis,)), t.shape)
     out = reshape(bind(t.prim, bind(t.prim, whole, axes=(axis + 1,)), axes=(axis,)), t.shape)
     return out if rest is None else bind(PRIMITIVES[t.prim.combine], out, rest)
+
+
+def _near(k: int, parts: float, axes: Sequence[int]) -> Iterator[int]:
+    """Yield the best divisors of `k` near `parts`: first the best that cuts none of the axes that form k."""
+    for choices in ([s for s in divisors(k) if _between(s, axes)], divisors(k)):
+        s = nearest(choices, parts)
+        if max(s, parts) <= UNEVEN * min(s, parts):
+            yield s
 
 
 def _cut(x: Tensor, axis: int, s: int) -> tuple[Tensor, Tensor | None]:
@@ -238,7 +244,9 @@ def _part(batch: int, m: int, n: int, k: int) -> int:
 def _even_parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...] = ()) -> int:
     """Return the fastest number of equal parts, none of which begins in the middle of one of the `axes` that form k."""
     if min(m, n) < HALF_TILE_FROM:
-        s = nearest_divisor(k, math.sqrt(k)) if k >= SPLIT_FROM and batch * m * n < PROCESSORS else 1
+        if k < SPLIT_FROM or batch * m * n >= PROCESSORS:
+            return 1
+        s = next(_near(k, math.sqrt(k), axes), nearest_divisor(k, math.sqrt(k)))
         return s if s < k else 1
     even = [s for s in range(2, min(MOST_PARTS, k // SHORTEST_PART) + 1) if k % s == 0 and _between(s, axes)]
     return min([1, *even], key=lambda s: _even_time(batch, m, n, k, s))

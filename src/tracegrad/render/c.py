@@ -214,29 +214,40 @@ class Function:
         return [*start, *self.nest(self.inner[:-1], loop), *done]
 
     def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
-        """Fold element j into partial result j % lanes; then combine the results by halves."""
+        """Fold element j into partial result j % lanes; then combine the results by halves.
+
+        In a loop over rows, the last elements of each row have partial results of their own: a vector of lanes that
+        were written by two shorter vectors waits for memory.
+        """
         *others, last = self.inner
         whole: int | str = int(last.size) - int(last.size) % lanes
         rest: int | str = int(last.size) - whole
         if isinstance(last.size, Extent):
             whole, rest = f"{last.size} / {lanes} * {lanes}", f"{last.size} % {lanes}"
+        apart = bool(others and rest) and isinstance(rest, int)
         start: list[Statement] = []
         for f in folds:
-            start.append(f"{C_TYPE[f.value.dtype.name]} t{f.local}[{lanes}] {ALIGNED};")
-            start.append(at_once(lanes, [f"t{f.local}[l] = {self.emit.identity(f)};"]))
-        step = [f"t{f.local}[l] = {self.emit.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
+            for name, size in (("t", lanes), *([("r", rest)] if apart else [])):
+                start.append(f"{C_TYPE[f.value.dtype.name]} {name}{f.local}[{size}] {ALIGNED};")
+                start.append(at_once(size, [f"{name}{f.local}[l] = {self.emit.identity(f)};"]))
 
-        def at(base: str) -> list[str]:
+        def combined(f: Fold, to: str, value: str) -> str:
+            return f"{to} = {self.emit.combine(f, to, value)};"
+
+        def at(base: str, name: str) -> list[str]:
+            step = [combined(f, f"{name}{f.local}[l]", v) for f, v in zip(folds, values)]
             return [f"const long {last.name} = {base} + l;", *lets, *step]
 
-        loop: list[Statement] = [Loop("jb", whole, [at_once(lanes, at("jb"))], step=lanes)]
+        loop: list[Statement] = [Loop("jb", whole, [at_once(lanes, at("jb", "t"))], step=lanes)]
         if rest:
-            loop.append(at_once(rest, at(str(whole))))
+            loop.append(at_once(rest, at(str(whole), "r" if apart else "t")))
         halves: list[Statement] = []
+        if apart:
+            halves.append(at_once(rest, [combined(f, f"t{f.local}[l]", f"r{f.local}[l]") for f in folds]))
         while lanes > 1:  # each half by its own constant number: a loop with a variable one compiles and runs slowly
             lanes //= 2
-            both = [self.emit.combine(f, f"t{f.local}[l]", f"t{f.local}[l + {lanes}]") for f in folds]
-            halves.append(at_once(lanes, [f"t{f.local}[l] = {v};" for f, v in zip(folds, both)]))
+            both = [combined(f, f"t{f.local}[l]", f"t{f.local}[l + {lanes}]") for f in folds]
+            halves.append(at_once(lanes, both))
         done = [self.emit.let(f.local, f"t{f.local}[0]") for f in folds]
         return [*start, *self.nest(others, loop), *halves, *done]
 
