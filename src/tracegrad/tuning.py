@@ -98,7 +98,6 @@ SMALL_PRODUCT = 2**20  # terms | up to which a product is small: under a millise
 
 LANES = 16  # elements | partial results of a row: one or two vectors, which hide the latency of an addition | 2 cores
 FEW_LANES = 8  # elements | the same where the innermost axis is shorter than LANES | 2 cores
-MANY_LANES = 64  # elements | the same where combining takes instructions that wait for each other | 2 cores
 SHORT_ROWS = 5  # elements | of a row from which 16 rows are turned, as vectors of their elements | 2 cores
 PLAIN_ROWS = 7  # elements | the same of results without functions such as exp | 2 cores
 LONG_ROWS = 64  # elements | of a row up to which that is done | -

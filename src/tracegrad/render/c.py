@@ -7,12 +7,13 @@ neighbours in memory belong to different folds. The order of a fold depends on i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from tracegrad.dtypes import f16, strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Value, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
-from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, beyond, helper
+from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, beyond, helper, of_numbers
 from tracegrad.render.c_values import CEmitter, reorders
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 from tracegrad.tuning import (
@@ -23,7 +24,6 @@ from tracegrad.tuning import (
     FEW_LANES,
     FEWEST_COLUMNS,
     LANES,
-    MANY_LANES,
     SHORT_COLUMNS,
 )
 
@@ -35,6 +35,20 @@ ROLLED = "#pragma GCC unroll 1"
 def library_source(texts: Iterable[str]) -> str:
     """Return the texts of all kernels as one library."""
     return "\n".join([PRELUDE, *dict.fromkeys(texts)])
+
+
+class Partial(NamedTuple):
+    """A partial result of a fold: its name and type, what it starts with, two of them combined, and one element."""
+
+    name: str
+    type: str
+    start: str
+    both: str
+    value: str
+
+    def step(self, to: str, value: str) -> str:
+        """Return the line that combines a variable with a value."""
+        return f"{to} = {self.both.format(to, value)};"
 
 
 class Function:
@@ -190,28 +204,47 @@ class Function:
             values = self.emit.values([f.value for f in folds], loop=True)
             lets = list(self.emit.inner)
             lines += self.emit.flush()
-            lanes = self.lanes_of(folds)
+            lanes = self.lanes_of()
             lines += self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
         return lines
 
-    def lanes_of(self, folds: Sequence[Fold]) -> int:
+    def lanes_of(self) -> int:
         """Return the number of partial results, 0 for rows that are too short for several."""
         if self.kernel.length < LANES:
             return 0
         last = int(self.inner[-1].size)
-        if last >= 2 * MANY_LANES and all(PRIMITIVES[f.prim.combine].helper for f in folds):
-            return MANY_LANES
         return next((n for n in (LANES, FEW_LANES) if last >= n), 0)
+
+    def partial(self, f: Fold, value: str) -> list[Partial]:
+        """Return the partial results of a fold. NaN are counted apart, so that no combination waits for a choice."""
+        both = self.emit.combine(f, "{0}", "{1}")
+        mine = Partial(f.local, C_TYPE[f.value.dtype.name], self.emit.identity(f), both, value)
+        if not of_numbers(both):
+            return [mine]
+        x = f"x{f.local}"
+        nans = Partial(f"n{f.local}", "int", "0", "{0} + {1}", f"({x} != {x})")
+        return [mine._replace(both=of_numbers(both), value=x), nans]
+
+    def element_of(self, f: Fold, value: str) -> list[str]:
+        """Return lines that name an element, if it is read twice."""
+        return [self.emit.let(f"x{f.local}", value)] if len(self.partial(f, value)) > 1 else []
+
+    def result(self, f: Fold, at: str) -> str:
+        """Return the line that names a fold's result."""
+        found = f"t{f.local}{at}"
+        if len(self.partial(f, "")) > 1:
+            found = f"select({found}, bits_as_float(nan_bits), (_Bool)(tn{f.local}{at} != 0))"
+        return self.emit.let(f.local, found)
 
     def serial(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """Fold into one partial result, for rows that are too short for more."""
-        start = [f"{C_TYPE[f.value.dtype.name]} t{f.local} = {self.emit.identity(f)};" for f in folds]
-        step = [f"t{f.local} = {self.emit.combine(f, f't{f.local}', v)};" for f, v in zip(folds, values)]
-        done = [self.emit.let(f.local, f"t{f.local}") for f in folds]
-        loop = self.nest(self.inner[-1:], [*lets, *step])
+        parts = [p for f, v in zip(folds, values) for p in self.partial(f, v)]
+        named = [x for f, v in zip(folds, values) for x in self.element_of(f, v)]
+        start = [f"{p.type} t{p.name} = {p.start};" for p in parts]
+        loop = self.nest(self.inner[-1:], [*lets, *named, *[p.step(f"t{p.name}", p.value) for p in parts]])
         if any(reorders(v, a.name) for a in self.inner[-1:] for v in walk([f.value for f in folds])):
             loop = [ROLLED, *loop]
-        return [*start, *self.nest(self.inner[:-1], loop), *done]
+        return [*start, *self.nest(self.inner[:-1], loop), *[self.result(f, "") for f in folds]]
 
     def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """Fold element j into partial result j % lanes; then combine the results by halves.
@@ -225,31 +258,31 @@ class Function:
         if isinstance(last.size, Extent):
             whole, rest = f"{last.size} / {lanes} * {lanes}", f"{last.size} % {lanes}"
         apart = bool(others and rest) and isinstance(rest, int)
+        parts = [p for f, v in zip(folds, values) for p in self.partial(f, v)]
+        named = [*lets, *[x for f, v in zip(folds, values) for x in self.element_of(f, v)]]
         start: list[Statement] = []
-        for f in folds:
-            for name, size in (("t", lanes), *([("r", rest)] if apart else [])):
-                start.append(f"{C_TYPE[f.value.dtype.name]} {name}{f.local}[{size}] {ALIGNED};")
-                start.append(at_once(size, [f"{name}{f.local}[l] = {self.emit.identity(f)};"]))
+        for p in parts:
+            for kind, size in (("t", lanes), *([("r", rest)] if apart else [])):
+                start.append(f"{p.type} {kind}{p.name}[{size}] {ALIGNED};")
+                start.append(at_once(size, [f"{kind}{p.name}[l] = {p.start};"]))
 
-        def combined(f: Fold, to: str, value: str) -> str:
-            return f"{to} = {self.emit.combine(f, to, value)};"
-
-        def at(base: str, name: str) -> list[str]:
-            step = [combined(f, f"{name}{f.local}[l]", v) for f, v in zip(folds, values)]
-            return [f"const long {last.name} = {base} + l;", *lets, *step]
+        def at(base: str, kind: str) -> list[str]:
+            return [
+                f"const long {last.name} = {base} + l;",
+                *named,
+                *[p.step(f"{kind}{p.name}[l]", p.value) for p in parts],
+            ]
 
         loop: list[Statement] = [Loop("jb", whole, [at_once(lanes, at("jb", "t"))], step=lanes)]
         if rest:
             loop.append(at_once(rest, at(str(whole), "r" if apart else "t")))
         halves: list[Statement] = []
         if apart:
-            halves.append(at_once(rest, [combined(f, f"t{f.local}[l]", f"r{f.local}[l]") for f in folds]))
+            halves.append(at_once(rest, [p.step(f"t{p.name}[l]", f"r{p.name}[l]") for p in parts]))
         while lanes > 1:  # each half by its own constant number: a loop with a variable one compiles and runs slowly
             lanes //= 2
-            both = [combined(f, f"t{f.local}[l]", f"t{f.local}[l + {lanes}]") for f in folds]
-            halves.append(at_once(lanes, both))
-        done = [self.emit.let(f.local, f"t{f.local}[0]") for f in folds]
-        return [*start, *self.nest(others, loop), *halves, *done]
+            halves.append(at_once(lanes, [p.step(f"t{p.name}[l]", f"t{p.name}[l + {lanes}]") for p in parts]))
+        return [*start, *self.nest(others, loop), *halves, *[self.result(f, "[0]") for f in folds]]
 
     # column by column
     def columns(self) -> list[Statement]:

@@ -50,6 +50,7 @@ NATIVE = {
     "quotient_u32": UNSIGNED_IN_DOUBLES,
 }
 FAR = {**dict.fromkeys(OF_TURNS, FAR_TURN), "modulo_": FAR_MODULO}  # functions with a short form, and where it fails
+OF_NUMBERS = {"max_f32": "max", "min_f32": "min"}  # functions that keep NaN, and those that compute the same of numbers
 AS_WRITTEN = {  # shorter than the rows' functions, where no driver rewrites arithmetic
     "exp_times_": EXP_AS_WRITTEN,
     "near_exp_": NEAR_EXP_AS_WRITTEN,
@@ -201,6 +202,13 @@ PRELUDE = "\n".join(
 def near(text: str) -> str:
     """Return the text with the short forms, `near_` and the name, of the functions that it calls or defines."""
     return _pattern(rf"\b({'|'.join(FAR)})(?= ?\()").sub(r"near_\1", text)
+
+
+@cache
+def of_numbers(text: str) -> str:
+    """Return the text without the choices that keep NaN, "" if it has none."""
+    pattern = _pattern(rf"\b({'|'.join(OF_NUMBERS)})(?= ?\()")
+    return pattern.sub(lambda found: OF_NUMBERS[found[1]], text) if pattern.search(text) else ""
 
 
 @cache
