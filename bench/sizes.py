@@ -1,10 +1,10 @@
 """Batches of any size: what a size never seen costs, and how a run compares with a program compiled for its size.
 
-python bench/sizes.py [--device cpu|webgpu] [--models mlp,wide,cnn,gpt] [--sizes 100]
+python bench/sizes.py [--device cpu|webgpu] [--models mlp,wide,cnn,gpt,deep,vit,unet] [--sizes 100]
 
 For each model, with one open size:
     random   seconds for 100 steps of random sizes, compilation included, and PyTorch eager's for the same sizes
-    unseen   milliseconds that the first step at a size takes longer than the second (median of 20 sizes)
+    unseen   milliseconds that the first step at a size takes longer than later ones (median of 20 sizes)
     ratio    time of a step of the shared program over that of a program compiled for the size; minima of turns
 """
 
@@ -59,6 +59,58 @@ class GPT(tg.Module):
         return self.out(h)
 
 
+class Residual(tg.Module):
+    def __init__(self, channels: int) -> None:
+        self.a, self.b = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.p, self.q = nn.BatchNorm(channels), nn.BatchNorm(channels)
+
+    def __call__(self, x: Any) -> Any:
+        return tg.relu(x + self.q(self.b(tg.relu(self.p(self.a(x), training=True))), training=True))
+
+
+class Deep(tg.Module):
+    def __init__(self) -> None:
+        self.first, self.out = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(8, 10)
+        self.blocks = [Residual(8) for _ in range(8)]
+
+    def __call__(self, x: Any) -> Any:
+        h = self.first(x.reshape(-1, 1, 8, 8))
+        for block in self.blocks:
+            h = block(h)
+        return self.out(tg.mean(h, axis=(2, 3)))
+
+
+class ViT(tg.Module):
+    def __init__(self) -> None:
+        self.patches, self.places, self.out = nn.Linear(16, 32), self.param((4, 32)), nn.Linear(32, 10)
+        self.blocks = [nn.TransformerBlock(32, 4) for _ in range(4)]
+
+    def __call__(self, x: Any) -> Any:
+        h = x.reshape(-1, 2, 4, 2, 4).transpose(0, 1, 3, 2, 4).reshape(-1, 4, 16)
+        h = self.patches(h) + self.places
+        for block in self.blocks:
+            h = block(h)
+        return self.out(tg.mean(h, axis=1))
+
+
+class UNet(tg.Module):
+    def __init__(self) -> None:
+        widths = ((1, 8), (8, 16), (16, 16), (32, 8), (16, 8), (8, 1))
+        self.convs = [nn.Conv2d(a, b, 3, padding=1) for a, b in widths]
+        self.norms = [nn.GroupNorm(4, b) for _, b in widths[:-1]]
+
+    def __call__(self, x: Any) -> Any:
+        def made(k: int, h: Any) -> Any:
+            return tg.relu(self.norms[k](self.convs[k](h)))
+
+        fine = made(0, x.reshape(-1, 1, 8, 8))
+        coarse = made(1, tg.max_pool2d(fine, 2))
+        h = made(2, tg.max_pool2d(coarse, 2))
+        h = made(3, tg.concat([tg.interpolate(h, scale_factor=2), coarse], 1))
+        h = made(4, tg.concat([tg.interpolate(h, scale_factor=2), fine], 1))
+        return self.convs[5](h).reshape(-1, 8, 8)
+
+
 class TorchGPT(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -94,9 +146,16 @@ def language(m: Any, x: Any, y: Any) -> Any:
     return tg.cross_entropy(m(x).reshape(-1, 64), y.reshape(-1))
 
 
+def denoise(m: Any, x: Any, y: Any) -> Any:
+    return tg.mean(tg.square(m(x) - y))
+
+
+IMAGES: dict[str, Any] = {"x": tg.f32[None, 8, 8], "y": tg.i32[None]}
+
+
 class Row(NamedTuple):
     model: Callable[[], Any]
-    twin: Callable[[], Any]
+    twin: Callable[[], Any] | None
     loss: Callable[..., Any]
     inputs: dict[str, Any]
 
@@ -106,6 +165,9 @@ ROWS = {
     "wide": Row(lambda: MLP(512), lambda: torch_mlp(512), classify, {"x": tg.f32[None, 64], "y": tg.i32[None]}),
     "cnn": Row(CNN, torch_cnn, classify, {"x": tg.f32[None, 28, 28], "y": tg.i32[None]}),
     "gpt": Row(GPT, TorchGPT, language, {"x": tg.i32[None, 32], "y": tg.i32[None, 32]}),
+    "deep": Row(Deep, None, classify, IMAGES),
+    "vit": Row(ViT, None, classify, IMAGES),
+    "unet": Row(UNet, None, denoise, {**IMAGES, "y": tg.f32[None, 8, 8]}),
 }
 
 
@@ -174,14 +236,16 @@ def random_sizes(row: Row, device: str, count: int) -> None:
                 again: list[float] = []
                 for n in sorted({*range(1, 257)} - {*sizes})[:20]:
                     one = batch(row, n)
-                    for times in (first, again):
-                        at = time.perf_counter()
-                        train.step(one).result()
-                        times.append(time.perf_counter() - at)
+                    at = time.perf_counter()
+                    train.step(one).result()
+                    first.append(time.perf_counter() - at)
+                    again.append(seconds(lambda given=one: train.step(given).result(), 0.01))
                 more = statistics.median(a - b for a, b in zip(first, again))
                 print(
                     f"  unseen  {1e3 * more:.2f} ms longer (least {1e3 * min(a - b for a, b in zip(first, again)):.2f})"
                 )
+    if row.twin is None:
+        return
     model = row.twin()
     opt = torch.optim.Adam(model.parameters(), 1e-3)
     tensors = {

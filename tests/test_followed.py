@@ -46,8 +46,8 @@ def checked(forward: Forward) -> tuple[Followed | None, list[int]]:
 
     graphs = [graph_at(n) for n in SIZES]
     check_graphs(graphs[0], graphs[1], SIZES)
-    numbers, _ = numbers_of(*graphs)
-    followed = follow_size(graph_at, SIZES, numbers)
+    numbers, places = numbers_of(*graphs)
+    followed = follow_size(graph_at, SIZES, numbers, len(places[0]))
     known = list[int]()
     for n in THIRD if followed else ():
         told = followed.at(n) if followed else None

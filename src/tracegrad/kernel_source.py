@@ -170,7 +170,7 @@ class KernelSource:
         if self.texts.lacks("serial_wgsl"):
             return self
         texts = Texts(lambda _: self.texts["serial_wgsl"], serial_wgsl=None)
-        return replace(self, texts=texts, workgroup_memory=0)
+        return replace(self, texts=texts, workgroup_memory=0, reach=self.serial_reach)
 
     def with_offsets(self, offsets: Sequence[int]) -> KernelSource:
         """Return the kernel with constant offsets, which saves a bind group, if it reads them at constant positions."""

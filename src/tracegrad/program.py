@@ -162,21 +162,26 @@ class Program:
     graph: Graph | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     def at(self, size: int) -> Program:
-        """Return the program for runs of `size`, up to the capacity. Texts, buffers and places do not change."""
+        """Return the program for runs of `size`, up to the capacity. Texts, buffers and places do not change.
+
+        Neither do its dispatches: `launched` gives their grids, which C and NumPy do not read.
+        """
         assert 0 < size <= self.capacity, size
-        reaches = [k.reach for k in self.kernels]
-        grids = [reach and grid_of(reach.at(size)) for reach in reaches]
-        return replace(
-            self,
-            dispatches=tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches]),
-            inputs=tuple([f.at(size) for f in self.inputs]),
-            outputs=tuple([f.at(size) for f in self.outputs]),
-            size=size,
-        )
+        inputs, outputs = (tuple([f.at(size) for f in fields]) for fields in (self.inputs, self.outputs))
+        return replace(self, inputs=inputs, outputs=outputs, size=size)
+
+    def launched(self) -> tuple[Dispatch, ...]:
+        """Return the dispatches with the grids of the program's size."""
+        if self.size == self.capacity:
+            return self.dispatches
+        grids = [k.reach and grid_of(k.reach.at(self.size)) for k in self.kernels]
+        return tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
 
     def unrolled(self) -> Iterator[Dispatch]:
         """Return all dispatches in execution order. One in a loop occurs once per iteration, with its offsets."""
-        return _unrolled(self, range(len(self.dispatches)), range(len(self.loops)), ())
+        return _unrolled(
+            replace(self, dispatches=self.launched()), range(len(self.dispatches)), range(len(self.loops)), ()
+        )
 
     @property
     def model_states(self) -> tuple[Field, ...]:
@@ -214,8 +219,7 @@ class Program:
     def without_barriers(self) -> Program:
         """Return the program for an adapter on a CPU, where barriers are very slow. Results are equal, bit for bit."""
         kernels = tuple(k.without_barriers() for k in self.kernels)
-        serial = [grid_of(k.serial_reach.at(self.size)) if k.serial_reach else k.serial_grid for k in self.kernels]
-        grids = [grid if new is not old else None for grid, old, new in zip(serial, self.kernels, kernels)]
+        grids = [new.serial_grid if new is not old else None for old, new in zip(self.kernels, kernels)]
         dispatches = tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
         return replace(self, kernels=kernels, dispatches=dispatches)
 

@@ -120,7 +120,7 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
     at = partial(at_size, program)
     costs: dict[int, Cost] = {}  # clusters of equal form share a kernel
     out: list[DispatchInfo] = []
-    for number, d in enumerate(program.dispatches):
+    for number, d in enumerate(program.launched()):
         source, cost, sites, forms = program.kernels[d.kernel], Cost(), set[Site](), list[Kernel]()
         for plan, launch in islice(launches, source.launches):
             forms += launch.kernels
@@ -161,8 +161,9 @@ def blamed(graph: Graph, program: Program) -> dict[int, tuple[Site, ...]]:
 
 def run_order(program: Program) -> list[int]:
     """Return the numbers of the dispatches in the order they run; dispatches in loops repeat."""
+    kernels = tuple([program.kernels[d.kernel] for d in program.dispatches])  # one of its own for each dispatch
     numbered = tuple(replace(d, kernel=k) for k, d in enumerate(program.dispatches))
-    return [d.kernel for d in replace(program, dispatches=numbered).unrolled()]
+    return [d.kernel for d in replace(program, kernels=kernels, dispatches=numbered).unrolled()]
 
 
 def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:

@@ -200,21 +200,18 @@ def pairs_of(one: Graph, other: Graph) -> list[At]:
     return [(repr(x.attrs["value"]), repr(y.attrs["value"])) for x, y in both]
 
 
-def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[list[Tensor]]]:
-    """Return the numbers that follow the size, and their constants in both graphs."""
-    found: list[Number] = []
-    constants: list[list[Tensor]] = [[], []]
+def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[dict[int, int]]]:
+    """Return the numbers that follow the size; and in both graphs, by serial, the number of each such constant."""
+    found: dict[tuple[DType, At], int] = {}
+    place: list[dict[int, int]] = [{}, {}]
     for x, y, at in zip(constants_of(one), constants_of(other), pairs_of(one, other), strict=True):
         if at[0] != at[1]:
-            found.append(Number(PREFIX + NAME.format(len(found)), x.dtype, at))
-            constants[0].append(x)
-            constants[1].append(y)
-    return found, constants
+            place[0][x.serial] = place[1][y.serial] = found.setdefault((x.dtype, at), len(found))
+    return [Number(PREFIX + NAME.format(k), dtype, at) for (dtype, at), k in found.items()], place
 
 
-def counted(graph: Graph, constants: Sequence[Tensor]) -> Graph:
-    """Return the graph with an input in place of each of some constants."""
-    place = {t.serial: k for k, t in enumerate(constants)}
+def counted(graph: Graph, place: Mapping[int, int]) -> Graph:
+    """Return the graph with an input in place of some constants. place: number of the input, by serial."""
 
     def rule(t: Tensor, _: tuple[Tensor, ...]) -> Tensor | None:
         k = place.get(t.serial)
@@ -267,12 +264,15 @@ class Followed(NamedTuple):
         return {number.field: (number.dtype.numpy, values[ks[0]]) for number, ks in self.numbers}
 
 
-def follow_size(graph_at: Callable[[Any], Graph], sizes: Pair, numbers: Sequence[Number]) -> Followed | None:
+def follow_size(
+    graph_at: Callable[[Any], Graph], sizes: Pair, numbers: Sequence[Number], constants: int
+) -> Followed | None:
     """Trace on a number that records what becomes of it; None if the trace does not tell all.
 
     Then a size became a plain number, or Python ran other instructions than on plain sizes: only a type that is
     compared by `is` tells them apart.
-    numbers: of the graphs at the two sizes.
+    numbers:   of the graphs at the two sizes.
+    constants: how many constants of each graph are one of the numbers.
     """
     record, on_plain = Record(sizes.a), lambda: graph_at(sizes.a)
     try:
@@ -298,11 +298,11 @@ def follow_size(graph_at: Callable[[Any], Graph], sizes: Pair, numbers: Sequence
             given[at].append(value.index)
         else:
             sized.add(value.index)
-    if sum(map(len, given.values())) != len(numbers):
+    if sum(map(len, given.values())) != constants:
         return None
     fixed = [k for k in sized if repr(later[k]) == repr(record.values[k])]
     growing = [k for k in sized if k not in fixed]
-    found = Followed(record, fixed, growing, [(n, given[n.at]) for n in numbers])
+    found = Followed(record, fixed, growing, [(n, list(dict.fromkeys(given[n.at]))) for n in numbers])
     return found if found.at(sizes.b) is not None else None
 
 

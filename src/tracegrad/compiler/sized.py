@@ -121,10 +121,10 @@ def build_family(source_at: SourceAt, most: int, gpu: bool = False) -> Family:
     sizes, one, other = _traced(source_at, most)
     one.check(other, sizes)
     constants = pairs_of(one.graph, other.graph)
-    numbers, follow = numbers_of(one.graph, other.graph)
-    followed = follow_size(lambda n: _whole(source_at, n).graph, sizes, numbers)
+    numbers, places = numbers_of(one.graph, other.graph)
+    followed = follow_size(lambda n: _whole(source_at, n).graph, sizes, numbers, len(places[0]))
     traced = one.traced, other.traced
-    graphs = [counted(w.graph, those) for w, those in zip((one, other), follow)]
+    graphs = [counted(w.graph, place) for w, place in zip((one, other), places)]
     try:
         program = _program(traced, graphs, sizes, gpu)
     except (CompileError, ShapeError) as e:

@@ -27,8 +27,45 @@ Shape = tuple[int, ...]
 FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
 
 
-# size of a run -> the arguments that follow it, by number, and the most parts
+# size of a run -> the arguments that follow it, by number, and the most parts. Equal for calls that follow it alike
 AtSize = Callable[[int], tuple[Mapping[int, int], int]]
+
+
+class SizedParts(NamedTuple):
+    """How a function that reads the size itself follows it: by its number of parts."""
+
+    parts: int  # at the capacity
+    capacity: int
+
+    def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
+        """Return what follows the size."""
+        return {}, max(1, self.parts * size // self.capacity)
+
+
+class SizedProduct(NamedTuple):
+    """How a product follows the size, which decides one of its sizes."""
+
+    sizes: tuple[int, ...]  # the axes of the stack, m, n and k
+    part: int
+
+    def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
+        """Return what follows the size."""
+        return _product_of([decided(x, size) for x in self.sizes], self.part)
+
+
+class SizedGathered(NamedTuple):
+    """How a product with gathered operands follows the size, which decides one of its sizes."""
+
+    sizes: tuple[int, ...]  # the axes of the stack, m and n
+    k: int
+
+    def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
+        """Return what follows the size."""
+        *batch, m, n = [decided(x, size) for x in self.sizes]
+        count = math.prod(batch)
+        most = max(1, min(count * m * n * self.k // PRODUCT_GRAIN, PRODUCT_PARTS))
+        across = max(1, min(-(-most // count), n // max(PRODUCT_SIDE, m)))
+        return {0: count, 1: m, 17: across}, min(most, count * across)
 
 
 class Call(NamedTuple):
@@ -41,23 +78,33 @@ class Call(NamedTuple):
     at: AtSize | None = None  # None: it is the same in runs of all sizes
 
 
-class _CallRow(ctypes.Structure):
-    """A row that `run_calls` reads."""
-
-    _fields_ = (("function", ctypes.c_void_p), ("at", ctypes.c_void_p), ("parts", ctypes.c_long))
+PARTS = 2  # the column of rows that `run_calls` reads: function, arguments, parts
 
 
 class BoundCalls:
     """The calls of a program, ready to run at one size."""
 
     def __init__(
-        self, libraries: Sequence[ctypes.CDLL], calls: Sequence[Call], ends: Sequence[int], rows: Any, sets: Array
+        self,
+        libraries: Sequence[ctypes.CDLL],
+        calls: Sequence[Call],
+        ends: Sequence[int],
+        alike: Mapping[AtSize, Sequence[int]],
+        rows: Array,
+        sets: Array,
     ) -> None:
-        """ends: where each dispatch ends. rows: of all calls, for `run_calls`. sets: what the size decides."""
-        self._libraries, self._calls, self._ends, self._rows, self._sets = libraries, calls, ends, rows, sets
+        """Make the calls of one size.
+
+        ends:  where each dispatch ends.
+        alike: the numbers of the calls that follow the size alike.
+        rows:  of all calls, for `run_calls`.
+        sets:  what the size decides.
+        """
+        self._libraries, self._calls, self._ends, self._alike = libraries, calls, ends, alike
+        self._rows, self._sets = rows, sets
         self._run, threads = libraries[0].run_calls, processors()
         self._run.argtypes, self._run.restype = (*(ctypes.c_void_p, ctypes.c_long) * 2, ctypes.c_long), None
-        self.given = address(sets), len(sets), ctypes.addressof(rows), len(calls), threads  # arguments of `run_calls`
+        self.given = address(sets), len(sets), address(rows), len(calls), threads  # arguments of `run_calls`
 
     def whole(self) -> None:
         """Run all calls."""
@@ -67,7 +114,7 @@ class BoundCalls:
     def each(self) -> list[Callable[[], None]]:
         """Return a function for each dispatch."""
         sets, n, rows, _, threads = self.given
-        begins, size = (0, *self._ends), ctypes.sizeof(_CallRow)
+        begins, size = (0, *self._ends), self._rows.strides[0]
         return [partial(self._run, sets, n, rows + size * b, e - b, threads) for b, e in zip(begins, self._ends)]
 
     def at(self, size: int, cell: Array) -> BoundCalls:
@@ -75,16 +122,15 @@ class BoundCalls:
 
         cell: from which functions read the size.
         """
-        row, step = ctypes.addressof(self._rows) + _CallRow.parts.offset, ctypes.sizeof(_CallRow)
-        sets = [address(cell), size]
-        for k, c in enumerate(self._calls):
-            if c.at is not None:
-                follow, parts = c.at(size)
-                sets += (row + k * step, parts)
-                first = ctypes.addressof(c.arguments)
-                for word, value in follow.items():
+        rows, sets = self._rows.copy(), [address(cell), size]
+        for follows, numbers in self._alike.items():
+            words, parts = follows(size)
+            rows[numbers, PARTS] = parts
+            for first in [ctypes.addressof(self._calls[k].arguments) for k in numbers if words]:
+                for word, value in words.items():
                     sets += (first + 8 * word, value)
-        return BoundCalls(self._libraries, self._calls, self._ends, self._rows, np.array(sets, np.int64).reshape(-1, 2))
+        made = np.array(sets, np.int64).reshape(-1, 2)
+        return BoundCalls(self._libraries, self._calls, self._ends, self._alike, rows, made)
 
 
 class CallList:
@@ -127,12 +173,9 @@ class CallList:
         whole, parts = _product_of((*batch, m, n, k), part)
         words = [*steps[0][-2:], *steps[1][-2:], steps[2][-2], *addresses, limits]
         words = [*[whole[i] for i in range(4)], *words, *[whole[i] for i in (14, 15)]]
-
-        def at(size: int) -> tuple[Mapping[int, int], int]:
-            return _product_of([decided(x, size) for x in sizes], part)
-
+        at = SizedProduct(tuple(sizes), part) if grows(sizes) else None
         arguments = (ctypes.c_int64 * len(words))(*words)
-        return Call(self._address("product"), arguments, parts, (*arrays, offsets), at if grows(sizes) else None)
+        return Call(self._address("product"), arguments, parts, (*arrays, offsets), at)
 
     def gathered(
         self, a: tuple[tuple[Array, int], Spread], b: tuple[tuple[Array, int], Spread], out: Array, sizes: Sequence[int]
@@ -149,28 +192,24 @@ class CallList:
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
         lies = n > LANES and n >= LYING * LANES * vectors  # tiles read two vectors at a time
         how = 0 if lies else 1 if runs[2].mean() >= runs[1].mean() else 2
-
-        def of(sizes: Sequence[int]) -> tuple[Mapping[int, int], int]:
-            *batch, m, n = sizes
-            count = math.prod(batch)
-            most = max(1, min(count * m * n * k // PRODUCT_GRAIN, PRODUCT_PARTS))
-            across = max(1, min(-(-most // count), n // max(PRODUCT_SIDE, m)))
-            return {0: count, 1: m, 17: across}, min(most, count * across)
-
-        whole, parts = of(out.shape)
+        whole, parts = SizedGathered(out.shape, k)(0)
         words = [whole[0], m, n, k]
         words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
         words += [left.rows[0].step if left.rows else 0, out.strides[-2] // 4]
         words += [t.ctypes.data for t in (*tables, *runs)] + [how, whole[17], self._address("tracegrad_tiles")]
-        at: AtSize | None = (lambda size: of([decided(x, size) for x in sizes])) if grows(sizes) else None
+        at = SizedGathered(tuple(sizes), k) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)
 
     def bound(self) -> BoundCalls:
         """Return the calls, ready to run."""
+        alike: dict[AtSize, list[int]] = {}
+        for k, c in enumerate(self._calls):
+            if c.at is not None:
+                alike.setdefault(c.at, []).append(k)
         rows = [(c.function, ctypes.addressof(c.arguments), c.parts) for c in self._calls]
-        made = (_CallRow * len(rows))(*rows)
-        return BoundCalls(self._libraries, list(self._calls), self._ends, made, np.empty((0, 2), np.int64))
+        made = np.array(rows, np.int64).reshape(-1, PARTS + 1)
+        return BoundCalls(self._libraries, list(self._calls), self._ends, alike, made, np.empty((0, 2), np.int64))
 
     def _address(self, name: str) -> int:
         """Return the address of a function."""

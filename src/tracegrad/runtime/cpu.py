@@ -30,7 +30,7 @@ from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import AtSize, BoundCalls, Call, CallList, Lent, lent_inputs
+from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, SizedParts, lent_inputs
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
@@ -218,8 +218,8 @@ class CpuSession:
 
         def made(s: Step) -> Call:
             if isinstance(s, FunctionStep):
-                follow: AtSize = lambda n: ({}, max(1, s.parts * n // capacity))  # it reads the size itself
-                return calls.call(s.name, s.parts, list(map(at, s.places)), follow if s.sized and s.parts > 1 else None)
+                follows = SizedParts(s.parts, capacity) if s.sized and s.parts > 1 else None
+                return calls.call(s.name, s.parts, list(map(at, s.places)), follows)
             if isinstance(s, GatheredStep):
                 places = [(at(x.place, x.first), x) for x in (s.a, s.b)]
                 return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes)

@@ -233,7 +233,7 @@ def resized(program: Program, like: Loaded, device: Any, calls: Calls, kernels: 
     """Return a loaded program at another size: it uses the arrays and pipelines of `like`, which must live longer."""
     loaded = Loaded(program, like.depth, arrays=like.arrays, lender=like)
     launched = [d for d in like.program.dispatches if all(d.grid)]  # a program at a size has no loops
-    grids = [d.grid for d, own in zip(program.dispatches, like.program.dispatches, strict=True) if all(own.grid)]
+    grids = [d.grid for d, own in zip(program.launched(), like.program.dispatches, strict=True) if all(own.grid)]
     loaded.dispatched = tuple([x._replace(grid=grid) for x, grid in zip(like.dispatched, grids, strict=True)])
     numbers = [_numbers(like.program, d, program.size) for d in launched]
     if numbers != [_numbers(like.program, d, like.program.size) for d in launched]:
