@@ -1,6 +1,6 @@
 """Batches of any size: what a size never seen costs, and how a run compares with a program compiled for its size.
 
-python bench/sizes.py [--device cpu|webgpu] [--models mlp,wide,cnn,gpt,deep,vit,unet] [--sizes 100]
+python bench/sizes.py [--device cpu|webgpu] [--models mlp,wide,cnn,gpt,deep,vit,unet,gru] [--sizes 100]
 
 For each model, with one open size:
     random   seconds for 100 steps of random sizes, compilation included, and PyTorch eager's for the same sizes
@@ -111,6 +111,24 @@ class UNet(tg.Module):
         return self.convs[5](h).reshape(-1, 8, 8)
 
 
+class Recurrent(tg.Module):
+    def __init__(self) -> None:
+        self.embed, self.gru, self.out = nn.Embedding(64, 64), nn.GRU(64, 64), nn.Linear(64, 10)
+
+    def __call__(self, x: Any) -> Any:
+        return self.out(tg.mean(self.gru(self.embed(x))[0], axis=1))
+
+
+class TorchRecurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gru = torch.nn.Embedding(64, 64), torch.nn.GRU(64, 64, batch_first=True)
+        self.out = torch.nn.Linear(64, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.gru(self.embed(x))[0].mean(1))
+
+
 class TorchGPT(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -167,6 +185,7 @@ ROWS = {
     "gpt": Row(GPT, TorchGPT, language, {"x": tg.i32[None, 32], "y": tg.i32[None, 32]}),
     "deep": Row(Deep, None, classify, IMAGES),
     "vit": Row(ViT, None, classify, IMAGES),
+    "gru": Row(Recurrent, TorchRecurrent, classify, {"x": tg.i32[32, None], "y": tg.i32[32]}),  # of any length
     "unet": Row(UNet, None, denoise, {**IMAGES, "y": tg.f32[None, 8, 8]}),
 }
 

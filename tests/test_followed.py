@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad.compiler.build import ForwardSource
+from tracegrad.compiler.build import ForwardSource, uncollected
 from tracegrad.compiler.followed import Followed, Record, expanded, follow_size, numbers_of, pairs_of, values_at
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.graph import Graph
@@ -34,6 +34,7 @@ Forward = Callable[[Any, Any], Any]
 Chosen = dict[str, Forward]
 
 
+@uncollected  # as all that is compiled: finalizers are instructions, too
 def checked(forward: Forward) -> tuple[Followed | None, list[int]]:
     """What one trace tells of a forward, if it does; and the sizes it knows, each of which is traced here."""
 

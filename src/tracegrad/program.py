@@ -30,6 +30,7 @@ MAX_RANK = 64
 DEEPEST_LOOPS = 32
 MOST_LAUNCHES = 2**22  # launches of one run, with loops unrolled
 DRAWN = "init"  # the `Buffer.fill` of the model's states: the initialiser in each field's spec draws it
+BY_SIZE = -1  # the `Move.depth` of an offset that follows the size of a run
 COUNTS = "counts"  # in an output's spec: each run sets it to 0 or adds 1, so the last value tells those of all runs
 
 
@@ -95,20 +96,40 @@ def with_rows(spec: Mapping[str, Any], rows: int, n: int) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A moving offset: `step * (t % ring)` elements further in iteration `t` of the loop at `depth`, outermost 0."""
+    """A moving offset: `step * (t % ring)` elements further in iteration `t` of the loop at `depth`, outermost 0.
+
+    With the depth BY_SIZE, `t` is the size of the run.
+    """
 
     depth: int
     step: int
     ring: int
 
+    def at(self, t: int) -> int:
+        """Return how much further the offset is."""
+        return self.step * (t % self.ring)
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The dispatches from `begin` up to `end` run `count` times."""
+    """The dispatches from `begin` up to `end` run `count` times.
+
+    If the size of a run decides, that is at the capacity. A smaller run does the first iterations, or the last if
+    `reverse`: a reversed loop begins at the last element, so those are the ones that reach the first elements.
+    """
 
     begin: int
     end: int
     count: int
+    per: int = field(default=0, repr=False, metadata=LOCAL)  # iterations for each unit of a run's size; 0: fixed
+    reverse: bool = field(default=False, repr=False, metadata=LOCAL)
+
+    def iterations(self, size: int) -> range:
+        """Return the iterations of a run of this size."""
+        if not self.per:
+            return range(self.count)
+        n = self.per * size
+        return range(self.count - n, self.count) if self.reverse else range(n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +145,16 @@ class Dispatch:
     def with_grid(self, grid: tuple[int, int]) -> Dispatch:
         """Return the dispatch of so many workgroups. Each new size makes many: `replace` takes three times as long."""
         return self if grid == self.grid else Dispatch(self.kernel, self.buffers, self.offsets, grid, self.moves)
+
+    def moved(self, at: tuple[int, ...], size: int) -> Dispatch:
+        """Return the dispatch in iteration `at` of the loops around it, in a run of some size."""
+        if not self.moves:
+            return self
+        offsets = list(self.offsets)
+        for slot, move in self.moves:
+            offsets[slot] += move.at(size if move.depth == BY_SIZE else at[move.depth])
+        left = tuple([m for m in self.moves if m[1].depth == BY_SIZE])
+        return Dispatch(self.kernel, self.buffers, tuple(offsets), self.grid, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +209,21 @@ class Program:
         return tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
 
     def unrolled(self) -> Iterator[Dispatch]:
-        """Return all dispatches in execution order. One in a loop occurs once per iteration, with its offsets."""
-        return _unrolled(
-            replace(self, dispatches=self.launched()), range(len(self.dispatches)), range(len(self.loops)), ()
-        )
+        """Return all dispatches in execution order. One in a loop occurs once per iteration, with its offsets.
+
+        Moves that follow the size are applied, and stay.
+        """
+        dispatches = self.launched()
+        for k, at in self.order():
+            yield dispatches[k].moved(at, self.size)
+
+    def order(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield the number of each dispatch in execution order, with the iterations of the loops around it."""
+        return _order(self, range(len(self.dispatches)), range(len(self.loops)), ())
+
+    def kept(self) -> list[int]:
+        """Return which of the dispatches that run at the capacity run at the program's size, in order."""
+        return _kept(self, range(len(self.dispatches)), range(len(self.loops)), 0)[0]
 
     @property
     def model_states(self) -> tuple[Field, ...]:
@@ -257,27 +299,51 @@ class Program:
         return Program.from_data(data)
 
 
-def _unrolled(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) -> Iterator[Dispatch]:
-    """Yield `dispatches` in iteration `at` of the surrounding loops. loops: the numbers of the loops inside."""
-    k, end = dispatches.start, dispatches.stop
-    x = loops.start
-    while k < end:
+def _parts(p: Program, dispatches: range, loops: range) -> Iterator[tuple[int, Loop | None, range]]:
+    """Yield the dispatches of a range that are in no loop, and its outermost loops with the numbers of those inside.
+
+    loops: the numbers of the loops in the range.
+    """
+    k, x = dispatches.start, loops.start
+    while k < dispatches.stop:
         if x < loops.stop and p.loops[x].begin == k:
             loop, after = p.loops[x], x + 1
             while after < loops.stop and p.loops[after].end <= loop.end:
                 after += 1
-            for t in range(loop.count):
-                yield from _unrolled(p, range(k, loop.end), range(x + 1, after), (*at, t))
+            yield k, loop, range(x + 1, after)
             k, x = loop.end, after
+        else:
+            yield k, None, range(0)
+            k += 1
+
+
+def _order(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield `dispatches` in iteration `at` of the surrounding loops. loops: the numbers of the loops inside."""
+    for k, loop, inside in _parts(p, dispatches, loops):
+        if loop is None:
+            yield k, at
             continue
-        d = p.dispatches[k]
-        if d.moves:
-            offsets = list(d.offsets)
-            for slot, move in d.moves:
-                offsets[slot] += move.step * (at[move.depth] % move.ring)
-            d = Dispatch(d.kernel, d.buffers, tuple(offsets), d.grid)
-        yield d
-        k += 1
+        for t in loop.iterations(p.size):
+            yield from _order(p, range(k, loop.end), inside, (*at, t))
+
+
+def _kept(p: Program, dispatches: range, loops: range, first: int) -> tuple[list[int], int]:
+    """Return what `Program.kept` does for a part of a program, and how many dispatches the part runs at the capacity.
+
+    first: how many run before it.
+    """
+    found: list[int] = []
+    count = 0
+    for k, loop, inside in _parts(p, dispatches, loops):
+        if loop is None:
+            found.append(first + count)
+            count += 1
+            continue
+        own, each = _kept(p, range(k, loop.end), inside, first + count)
+        for t in loop.iterations(p.size):
+            found += [n + t * each for n in own]
+        count += loop.count * each
+    return found, count
 
 
 def check(p: Program, where: str) -> None:

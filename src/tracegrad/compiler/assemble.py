@@ -107,7 +107,10 @@ class Rendered:
                 continue
             begin, place = len(self.dispatches), len(self.loops)
             self.launches(scan.plan)
-            self.loops.insert(place, Loop(begin, len(self.dispatches), scan.length))
+            self.loops.insert(
+                place,
+                Loop(begin, len(self.dispatches), scan.length, scan.per, scan.per > 0 and scan.scan.attrs["reverse"]),
+            )
 
     def launch(self, plan: Plan, launch: Launch) -> None:
         """Add one dispatch, and its kernel if the kernel is new."""

@@ -11,7 +11,7 @@ import contextlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, islice
 from typing import NamedTuple
@@ -78,8 +78,8 @@ class Planned(NamedTuple):
         """Plan the program that `graph` was compiled to."""
         marked, origins = _marked(graph)
         declared = {f.name: f.type for f in program.inputs}
-        shared = program.capacity > 0
-        plan = make_plan(optimize(marked, open_size=program.capacity), Persistent.of(program), declared, apart=shared)
+        size = program.capacity
+        plan = make_plan(optimize(marked, open_size=size), Persistent.of(program), declared, size)
         launches = tuple(plan.dispatched())
         expected = sum(program.kernels[d.kernel].launches for d in program.dispatches)
         assert len(launches) == expected, "planning the graph again gave another program"
@@ -161,9 +161,7 @@ def blamed(graph: Graph, program: Program) -> dict[int, tuple[Site, ...]]:
 
 def run_order(program: Program) -> list[int]:
     """Return the numbers of the dispatches in the order they run; dispatches in loops repeat."""
-    kernels = tuple([program.kernels[d.kernel] for d in program.dispatches])  # one of its own for each dispatch
-    numbered = tuple(replace(d, kernel=k) for k, d in enumerate(program.dispatches))
-    return [d.kernel for d in replace(program, kernels=kernels, dispatches=numbered).unrolled()]
+    return [number for number, _ in program.order()]
 
 
 def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:

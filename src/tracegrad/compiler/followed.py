@@ -22,7 +22,9 @@ from tracegrad.hypers import PREFIX
 from tracegrad.ir import Tensor, rewrite
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.scans import everywhere
 from tracegrad.prims.leaves import CONST, leaf
+from tracegrad.transforms.loops import Body, graph_of
 
 NUMBERS = (bool, int, float)
 PLAIN = (*NUMBERS, str, bytes, type(None), DType)
@@ -186,12 +188,18 @@ class Number(NamedTuple):
 
 def expanded(graph: Graph) -> Graph:
     """Return the graph without composites, which can hide such numbers: a variance divides by the batch's size."""
-    return graph.with_roots(expand_composites(graph.roots))
+    return graph.with_roots(everywhere(graph.roots, expand_composites))
 
 
 def constants_of(graph: Graph) -> list[Tensor]:
-    """Return the constants of a graph in order."""
-    return [t for t in graph.nodes if t.prim is CONST]
+    """Return the constants of a graph and of its loops in order."""
+    found: list[Tensor] = []
+    for t in graph.nodes:
+        if t.prim is CONST:
+            found.append(t)
+        elif t.prim.family == "scan":
+            found += constants_of(graph_of(t.attrs["body"]))
+    return found
 
 
 def pairs_of(one: Graph, other: Graph) -> list[At]:
@@ -201,11 +209,17 @@ def pairs_of(one: Graph, other: Graph) -> list[At]:
 
 
 def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[dict[int, int]]]:
-    """Return the numbers that follow the size; and in both graphs, by serial, the number of each such constant."""
+    """Return the numbers that follow the size; and in both graphs, by serial, the number of each such constant.
+
+    Raises: UnsizedError for a constant in a loop that follows the size.
+    """
     found: dict[tuple[DType, At], int] = {}
     place: list[dict[int, int]] = [{}, {}]
+    outside = {t.serial for t in one.nodes}
     for x, y, at in zip(constants_of(one), constants_of(other), pairs_of(one, other), strict=True):
         if at[0] != at[1]:
+            if x.serial not in outside:
+                raise UnsizedError(f"{x.site.short if x.site else 'a loop'}: a number in a loop follows the size")
             place[0][x.serial] = place[1][y.serial] = found.setdefault((x.dtype, at), len(found))
     return [Number(PREFIX + NAME.format(k), dtype, at) for (dtype, at), k in found.items()], place
 
@@ -333,16 +347,33 @@ def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
 def _equal(graph: Graph, plain: Graph) -> bool:
     """Return whether two graphs are equal, node by node."""
     numbers: list[dict[int, int]] = [{t.serial: k for k, t in enumerate(g.nodes)} for g in (graph, plain)]
+    return roots_in(graph, numbers[0]) == roots_in(plain, numbers[1]) and _equal_nodes(graph, plain, numbers)
+
+
+def _equal_nodes(graph: Graph, plain: Graph, numbers: Sequence[Mapping[int, int]]) -> bool:
+    """numbers: of the nodes of both graphs, by serial. Negative ones are leaves of a body."""
+    nodes = [[t for t in g.nodes if seen[t.serial] >= 0] for g, seen in zip((graph, plain), numbers)]
+    return len(nodes[0]) == len(nodes[1]) and all(
+        x.prim is y.prim
+        and x.attrs.keys() == y.attrs.keys()
+        and [numbers[0][i.serial] for i in x.inputs] == [numbers[1][i.serial] for i in y.inputs]
+        and all(map(_same, (x.type, *x.attrs.values()), (y.type, *y.attrs.values())))
+        for x, y in zip(*nodes)
+    )
+
+
+def _equal_bodies(body: Body, plain: Body) -> bool:
+    parts = [(len(b.carries), len(b.xs), len(b.consts), len(b.each)) for b in (body, plain)]
+    graphs = graph_of(body), graph_of(plain)
+    numbers = [
+        {**{t.serial: k for k, t in enumerate(g.nodes)}, **{t.serial: -1 - k for k, t in enumerate(b.leaves)}}
+        for g, b in zip(graphs, (body, plain))
+    ]
     return (
-        roots_in(graph, numbers[0]) == roots_in(plain, numbers[1])
-        and len(graph.nodes) == len(plain.nodes)
-        and all(
-            x.prim is y.prim
-            and x.attrs.keys() == y.attrs.keys()
-            and [numbers[0][i.serial] for i in x.inputs] == [numbers[1][i.serial] for i in y.inputs]
-            and all(map(_same, (x.type, *x.attrs.values()), (y.type, *y.attrs.values())))
-            for x, y in zip(graph.nodes, plain.nodes)
-        )
+        parts[0] == parts[1]
+        and all(_same(x.type, y.type) for x, y in zip(body.leaves, plain.leaves))
+        and [numbers[0][t.serial] for t in body.roots] == [numbers[1][t.serial] for t in plain.roots]
+        and _equal_nodes(*graphs, numbers)
     )
 
 
@@ -350,6 +381,8 @@ def _same(x: Any, y: Any) -> bool:
     """Return whether an attribute is equal in the trace on plain sizes. One of an unknown kind is not."""
     if type(x) is Symbol:
         return repr(x.value) == repr(y)
+    if isinstance(x, Body):
+        return isinstance(y, Body) and _equal_bodies(x, y)
     if isinstance(x, tuple):
         xs, ys = cast("tuple[Any, ...]", x), cast("tuple[Any, ...]", y)
         return isinstance(y, tuple) and len(xs) == len(ys) and all(map(_same, xs, ys))
@@ -362,6 +395,8 @@ def _numbers_in(graph: Graph) -> Iterator[int]:
     def inside(x: Any) -> Iterator[int]:
         if type(x) is Symbol:
             yield x.index
+        elif isinstance(x, Body):
+            yield from _numbers_in(graph_of(x))
         elif isinstance(x, tuple):
             for part in cast("tuple[Any, ...]", x):
                 yield from inside(part)

@@ -11,7 +11,7 @@ from tracegrad.kernels.blocks import Span, blocks_of, with_mirrors
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.tiling import grid_of, workgroup_bytes
-from tracegrad.program import Dispatch, Loop, Move, Program
+from tracegrad.program import BY_SIZE, Dispatch, Loop, Move, Program
 from tracegrad.render.languages import loop_in_wgsl
 from tracegrad.tuning import MOST_LOOP_TURNS
 
@@ -20,7 +20,10 @@ def joined(program: Program) -> Program:
     """Return the program with one dispatch in place of each innermost loop whose blocks never meet."""
     for number in reversed(range(len(program.loops))):
         loop = program.loops[number]
-        if not all(program.kernels[d.kernel].forms for d in program.dispatches[loop.begin : loop.end]):
+        inside = program.dispatches[loop.begin : loop.end]
+        if loop.per or any(move.depth == BY_SIZE for d in inside for _, move in d.moves):
+            continue  # such a launch is made for one size
+        if not all(program.kernels[d.kernel].forms for d in inside):
             continue  # a loop inside is one launch already
         if any(loop.begin <= x.begin < loop.end for x in program.loops[number + 1 :]):
             continue  # another loop is inside

@@ -62,13 +62,13 @@ def optimize(graph: Graph, watch: Watch | None = None, open_size: int = 0) -> St
 
     open_size: the size of a batch that calls choose, if there is one. No other axis is a multiple of it. A sum that
                grows with the batch is not split, because its parts would come before the axes of its result, and so
-               before the batch. For the same reason nothing leaves a loop: the values of all iterations would.
+               before the batch. For the same reason nothing leaves a loop with another number of iterations: the
+               values of all iterations would.
     """
-    lifts = () if open_size else (lift,)
     passes: tuple[Callable[[Graph], Graph], ...] = (
         of_roots(expand_composites),
         of_roots(simplify),
-        *lifts,
+        lift(open_size),
         of_roots(split_fixed(open_size) if open_size else split_long),
         of_roots(simplify),
         place_results,
@@ -85,9 +85,13 @@ def optimize(graph: Graph, watch: Watch | None = None, open_size: int = 0) -> St
     return storage
 
 
-def lift(graph: Graph) -> Graph:
-    """Lift work out of loops."""
-    return graph.with_roots(out_of_loops(graph.roots))
+def lift(open_size: int) -> Callable[[Graph], Graph]:
+    """Return the pass that lifts work out of loops; with an open size, out of those that it repeats."""
+
+    def lift(graph: Graph) -> Graph:
+        return graph.with_roots(out_of_loops(graph.roots, open_size))
+
+    return lift
 
 
 def of_roots(run: Pass) -> Callable[[Graph], Graph]:

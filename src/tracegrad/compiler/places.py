@@ -25,13 +25,13 @@ Key = tuple[Any, ...]  # of a kernel: equal for two clusters of one form
 
 
 def make_plan(
-    storage: Storage, persistent: Persistent, declared: Mapping[str, TensorType] | None = None, apart: bool = False
+    storage: Storage, persistent: Persistent, declared: Mapping[str, TensorType] | None = None, open_size: int = 0
 ) -> Plan:
     """Return the plan of an optimized graph. `declared` inputs get a place even if nothing reads them.
 
-    apart: no kernels share a launch.
+    open_size: as for `optimize`. No kernels share a launch then, because each follows the size in its own way.
     """
-    plan = plan_launches(storage, {}, apart)
+    plan = plan_launches(storage, {}, open_size)
     for name, type_ in (declared or {}).items():  # first, because a feed writes only these, not the hyperparameters
         plan.inputs.add("input", name, type_)
     place_leaves(plan, persistent)
@@ -41,7 +41,7 @@ def make_plan(
     return plan
 
 
-def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], apart: bool = False) -> Plan:
+def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], open_size: int = 0) -> Plan:
     """Plan schedule, kernels and launches. Clusters of equal form are lowered once; `forms` holds the known ones."""
     schedule = Schedule(storage)
     externals: dict[int, list[Tensor]] = {}
@@ -52,14 +52,16 @@ def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], apa
             externals[id(c)] = [base(x) for x in c.main.inputs]
             arrays = [array_at(storage, x) for x in externals[id(c)]]
             scans[id(c)], inner = iteration(c.main, arrays, storage.graph.precision)
-            scans[id(c)].plan = plan_launches(inner, forms)
+            scans[id(c)].plan = plan_launches(inner, forms, open_size)
+            grows = open_size and scans[id(c)].length % open_size == 0
+            scans[id(c)].per = scans[id(c)].length // open_size if grows else 0
             continue
         externals[id(c)], key = external_order(c, storage)
         if key not in forms:
             kernel = lower(c, externals[id(c)], storage)
             forms[key] = kernel, choose_tiling(kernel)
         formed[id(c)] = forms[key]
-    launches = group_launches(schedule, formed, apart)
+    launches = group_launches(schedule, formed, apart=open_size > 0)
     number = {id(kernel): k for k, (kernel, _) in enumerate(forms.values())}
     for launch in launches:
         launch.sort(number)
@@ -212,8 +214,7 @@ def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
     for scan in plan.scans.values():
         for k, block in scan.blocks.items():
             if block.starts is not None:
-                first = block.place.at(scan.slot(k, 0) * block.starts.size)
-                plan.places[base(block.starts).serial] = first
+                plan.places[base(block.starts).serial] = scan.start(k)
         for t in plan.items_of(scan):
             plan.places[t.serial] = scan.result(t.attrs["index"])
     for scan in plan.scans.values():  # after all results, because another scan can iterate over them

@@ -18,7 +18,7 @@ from tracegrad.kernels.reads import base, reads_of
 from tracegrad.kernels.storage import COMPUTED, Storage, analyse
 from tracegrad.passes.place import COMPUTING, place_results, settled
 from tracegrad.prims.leaves import LEAF, LITERAL
-from tracegrad.program import Move
+from tracegrad.program import BY_SIZE, Move
 from tracegrad.transforms.loops import Body
 
 
@@ -91,6 +91,7 @@ class ScanPlan:
     roots: dict[int, Tensor]  # item or carry without a place yet -> the node that computes it
     plan: Plan
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
+    per: int = 0  # iterations for each unit of a run's size, if the size decides; `length` is that at the capacity
 
     @property
     def body(self) -> Body:
@@ -128,8 +129,28 @@ class ScanPlan:
             carry, new = self.same[item]
             # forwards, all values of a carry begin with the first, and the new values one later; backwards, the reverse
             return self.blocks[carry].place.at((new != self.scan.attrs["reverse"]) * self.leaves[carry].size)
-        place = self.blocks[item].place
-        return place if item >= n else place.at(self.slot(item, self.length) * self.leaves[item].size)
+        return self.blocks[item].place if item >= n else self.end(item)
+
+    def start(self, carry: int) -> Place:
+        """Return the place of a carry before the first iteration. It follows the size of a run in a reversed loop."""
+        place, size, ring = self.blocks[carry].place, self.leaves[carry].size, self.rings[carry]
+        if not self.per or not self.scan.attrs["reverse"] or ring == 1:
+            return place.at(self.slot(carry, 0) * size)
+        if ring != 2:
+            return place.at(0, Move(BY_SIZE, self.per * size, self.length + 1))
+        if self.per % 2 == 0:
+            return place
+        odd = self.length % 2  # iterations end with that of the capacity, so an odd number less begins at the other
+        return place.at(odd * size, Move(BY_SIZE, size - 2 * odd * size, 2))
+
+    def end(self, carry: int) -> Place:
+        """Return the place of a carry after the last iteration. It follows the size of a run unless reversed."""
+        place, size, ring = self.blocks[carry].place, self.leaves[carry].size, self.rings[carry]
+        if not self.per or self.scan.attrs["reverse"] or ring == 1:
+            return place.at(self.slot(carry, self.length) * size)
+        if ring != 2:
+            return place.at(0, Move(BY_SIZE, self.per * size, self.length + 1))
+        return place.at(0, Move(BY_SIZE, size, 2)) if self.per % 2 else place
 
     def slot(self, carry: int, iteration: int) -> int:
         """Return the number of the place in the ring from which an iteration reads a carry; the first is 0."""

@@ -160,8 +160,7 @@ def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pa
     if _narrow(specs, one.inputs) != _narrow(input_ranges(graphs[1]), other.inputs):
         raise UnsizedError("which indices are valid depends on the batch")
     plan, witness = (
-        make_plan(optimize(g, open_size=n), t.persistent, t.inputs, apart=True)
-        for g, t, n in zip(graphs, traced, sizes)
+        make_plan(optimize(g, open_size=n), t.persistent, t.inputs, n) for g, t, n in zip(graphs, traced, sizes)
     )
     decide_extents(plan, witness, sizes)
     program = assemble(plan, one.persistent, specs, one.meta, one.results)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from tracegrad.compiler.plan import Plan
+from tracegrad.compiler.plan import Plan, ScanPlan
 from tracegrad.dtypes import TensorType
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
@@ -18,6 +18,7 @@ from tracegrad.kernels.form import Axis, Extent, Kernel, Store, UnsizedError, op
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.show import body_of
 from tracegrad.prims.leaves import CONST, LITERAL
+from tracegrad.transforms.loops import Body, graph_of
 
 
 class Pair(NamedTuple):
@@ -55,14 +56,21 @@ def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
     Constants can have different values.
     """
     numbers: list[dict[int, int]] = [{}, {}]
+    _check_nodes(one, other, numbers, sizes)
+    if roots_in(one, numbers[0]) != roots_in(other, numbers[1]):
+        raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")
+
+
+def _check_nodes(one: Graph, other: Graph, numbers: Sequence[dict[int, int]], sizes: Pair) -> None:
+    """Check the nodes, and number them. numbers: by serial, in each graph."""
     nodes = [_moving(g, seen, sizes, n) for g, seen, n in zip((one, other), numbers, sizes)]
     for x, y in zip(*nodes):
+        where = f", {x.site.short}" if x.site else ""
+        if x.prim.family == y.prim.family == "scan" and _iterations_grow(x.attrs["body"], y.attrs["body"]):
+            raise UnsizedError(f"{x.prim.name}{where}, is a loop whose iterations grow with the size")
         if not _alike(x, y, numbers, sizes):
-            where = f", {x.site.short}" if x.site else ""
-            if x.prim.family == y.prim.family == "scan":
-                raise UnsizedError(f"{x.prim.name}{where}, is a loop, which is made for one size")
             raise UnsizedError(f"{x.prim.name}{where}, is {x.type} at a batch of {sizes.a} and {y.type} at {sizes.b}")
-    if len(nodes[0]) != len(nodes[1]) or roots_in(one, numbers[0]) != roots_in(other, numbers[1]):
+    if len(nodes[0]) != len(nodes[1]):
         raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")
 
 
@@ -74,13 +82,33 @@ def _alike(x: Tensor, y: Tensor, numbers: Sequence[Mapping[int, int]], sizes: Pa
         return True
     if [numbers[0][i.serial] for i in x.inputs] != [numbers[1][i.serial] for i in y.inputs]:
         return False
-    return sizes.agree(x.shape, y.shape) and all(sizes.agree(v, y.attrs[k]) for k, v in x.attrs.items())
+    return sizes.agree(x.shape, y.shape) and all(_agree(v, y.attrs[k], sizes) for k, v in x.attrs.items())
+
+
+def _agree(a: Any, b: Any, sizes: Pair) -> bool:
+    """Return whether attributes agree. Raises UnsizedError for a node of a body that differs."""
+    return _bodies_agree(a, b, sizes) if isinstance(a, Body) and isinstance(b, Body) else sizes.agree(a, b)
+
+
+def _iterations_grow(one: Body, other: Body) -> bool:
+    """Return whether a carry or an element is of another size in another trace."""
+    both = zip((*one.carries, *one.xs), (*other.carries, *other.xs))
+    return any(x.size != y.size for x, y in both)
+
+
+def _bodies_agree(one: Body, other: Body, sizes: Pair) -> bool:
+    parts = [(len(b.carries), len(b.xs), len(b.consts), len(b.each)) for b in (one, other)]
+    if parts[0] != parts[1] or not all(sizes.agree(x.type, y.type) for x, y in zip(one.leaves, other.leaves)):
+        return False
+    numbers = [{t.serial: -1 - k for k, t in enumerate(b.leaves)} for b in (one, other)]
+    _check_nodes(graph_of(one), graph_of(other), numbers, sizes)
+    return [numbers[0][t.serial] for t in one.roots] == [numbers[1][t.serial] for t in other.roots]
 
 
 def _moving(graph: Graph, numbers: dict[int, int], sizes: Pair, size: int) -> list[Tensor]:
     """Return the nodes that compute something at size `sizes.b`, unlike a broadcast of one row to one row.
 
-    Numbers every node; a node that only renames its input gets the input's number.
+    Numbers every node; a node that only renames its input gets the input's number. Leaves of a body have theirs.
     """
 
     def then(t: Tensor) -> TensorType:
@@ -88,6 +116,8 @@ def _moving(graph: Graph, numbers: dict[int, int], sizes: Pair, size: int) -> li
 
     found: list[Tensor] = []
     for t in graph.nodes:
+        if t.serial in numbers:
+            continue
         if t.prim.repeats is not None and then(t) == then(x := t.inputs[0]) and t.prim.repeats(then(x), then(t)) == 1:
             numbers[t.serial] = numbers[x.serial]
         else:
@@ -109,42 +139,82 @@ def decide_extents(one: Plan, other: Plan, sizes: Pair) -> None:
     then right whatever the other elements hold: they come first in every value, and a kernel reads no others for them.
     Raises: UnsizedError where the plans do not prove this.
     """
-    if one.scans or other.scans:
-        raise UnsizedError("a scan is planned for one size")
-    if len(one.launches) != len(other.launches):
-        raise UnsizedError(f"other kernels run at a batch of {sizes.a} than at one of {sizes.b}")
-    made: dict[tuple[int, int], list[Kernel]] = {}
-    names: list[dict[int, Any]] = [{}, {}]
-    for number, (x, y) in enumerate(zip(one.launches, other.launches)):
-        touched = [_touched(plan, launch, seen, number) for plan, launch, seen in zip((one, other), (x, y), names)]
-        if touched[0] != touched[1]:
-            raise UnsizedError(f"{x.kernels[0].label} reads other values at a batch of {sizes.b}")
+    _Decision(sizes).plans(one, other)
+
+
+class _Decision:
+    """Compares two plans, and the plans of their loops."""
+
+    def __init__(self, sizes: Pair) -> None:
+        self.sizes = sizes
+        self.made: dict[tuple[int, int], list[Kernel]] = {}
+        self.names: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # serial -> a name that is equal in both plans
+        self.count = 0
+
+    def plans(self, one: Plan, other: Plan) -> None:
+        """Compare the launches of two plans one by one."""
+        if len(one.launches) != len(other.launches):
+            raise UnsizedError(f"other kernels run at a batch of {self.sizes.a} than at one of {self.sizes.b}")
+        for x, y in zip(one.launches, other.launches):
+            self.count += 1
+            touched = [self.touched(p, c, seen) for p, c, seen in zip((one, other), (x, y), self.names)]
+            scans = one.scans.get(id(x.clusters[0])), other.scans.get(id(y.clusters[0]))
+            if touched[0] != touched[1] or bool(scans[0]) != bool(scans[1]):
+                what = x.kernels[0].label if x.kernels else "a loop"
+                raise UnsizedError(f"{what} reads other values at a batch of {self.sizes.b}")
+            if scans[0] and scans[1]:
+                self.scans(one, other, scans[0], scans[1])
+            else:
+                self.launches(x, y)
+        packs = zip(_packs(one), _packs(other))
+        if any(self.sizes.per(t.size, u.size) for t, u in packs):
+            raise UnsizedError("parts that grow with the batch are put together")
+
+    def launches(self, x: Launch, y: Launch) -> None:
+        """Decide the extents of a kernel."""
         key = (id(x.kernels[0]), id(y.kernels[0]))
-        if key not in made:
-            made[key] = [_with_extent(x.kernels[0], y.kernels[0], sizes)]
-        x.sized = made[key]
-    if any(t.prim.family == "pack" and sizes.per(t.size, u.size) for t, u in zip(_packs(one), _packs(other))):
-        raise UnsizedError("parts that grow with the batch are put together")
+        if key not in self.made:
+            self.made[key] = [_with_extent(x.kernels[0], y.kernels[0], self.sizes)]
+        x.sized = self.made[key]
+
+    def scans(self, one: Plan, other: Plan, x: ScanPlan, y: ScanPlan) -> None:
+        """Compare two loops. The places in them follow from what is compared here."""
+        per = self.sizes.per(x.length, y.length)
+        rings = [[0 if ring == scan.length + 1 else ring for ring in scan.rings] for scan in (x, y)]
+        same = (rings[0], x.same, list(x.roots), x.scan.attrs["reverse"], per) == (
+            rings[1], y.same, list(y.roots), y.scan.attrs["reverse"], x.per)  # fmt: skip
+        own = len(x.leaves) - len(x.body.consts)  # the others are read whole in each iteration
+        if not same or len(x.leaves) != len(y.leaves):
+            raise UnsizedError(f"a loop is planned otherwise at a batch of {self.sizes.b}")
+        grown = [*zip(x.leaves[:own], y.leaves[:own]), *((t, y.roots[k]) for k, t in x.roots.items())]
+        if any(a.size != b.size for a, b in grown):
+            raise UnsizedError("what a loop stores in an iteration grows with the size")
+        self.count += 1
+        for plan, scan, seen in zip((one, other), (x, y), self.names):
+            seen |= {t.serial: ("leaf", self.count, k) for k, t in enumerate(scan.leaves)}
+            seen |= {t.serial: ("item", self.count, t.attrs["index"]) for t in plan.items_of(scan)}
+        self.plans(x.plan, y.plan)
+
+    def touched(self, plan: Plan, launch: Launch, seen: dict[int, Any]) -> list[Any]:
+        """Return what a launch reads and computes, by names that are equal in two plans. seen: serial -> name."""
+        (c,) = launch.clusters
+        for k, t in enumerate(c.outs):
+            seen[t.serial] = (self.count, k)
+        found: list[Any] = [len(c.outs)]
+        for t in plan.externals[id(c)]:
+            if t.prim is LITERAL:
+                found.append(t.attrs["data"])
+            elif t.serial in seen:
+                found.append(seen[t.serial])
+            elif t.prim.family == "leaf":
+                found.append((t.attrs["role"], t.attrs["name"]))
+            else:
+                found.append(t.prim.name)
+        return found
 
 
 def _packs(plan: Plan) -> list[Tensor]:
     return [t for t in plan.storage.order if t.prim.family == "pack"]
-
-
-def _touched(plan: Plan, launch: Launch, seen: dict[int, Any], number: int) -> list[Any]:
-    """Return what a launch reads and computes, by names that are equal in two plans. seen: serial -> name."""
-    (c,) = launch.clusters
-    for k, t in enumerate(c.outs):
-        seen[t.serial] = (number, k)
-    found: list[Any] = [len(c.outs)]
-    for t in plan.externals[id(c)]:
-        if t.prim is LITERAL:
-            found.append(t.attrs["data"])
-        elif t.prim.family == "leaf":
-            found.append((t.attrs["role"], t.attrs["name"]))
-        else:
-            found.append(seen.get(t.serial, t.prim.name))
-    return found
 
 
 def leading(a: TensorType, b: TensorType, sizes: Pair) -> int:

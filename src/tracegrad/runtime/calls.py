@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Extent, decided
-from tracegrad.program import Program
+from tracegrad.program import Move, Program
 from tracegrad.render.c_calls import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
 from tracegrad.render.gathered import Lay
 from tracegrad.runtime.process import processors
@@ -78,6 +78,15 @@ class Call(NamedTuple):
     at: AtSize | None = None  # None: it is the same in runs of all sizes
 
 
+class Moving(NamedTuple):
+    """An address among arguments that follows the size of a run, in bytes."""
+
+    arguments: Any
+    word: int
+    value: int  # without the move
+    move: Move
+
+
 PARTS = 2  # the column of rows that `run_calls` reads: function, arguments, parts
 
 
@@ -92,19 +101,22 @@ class BoundCalls:
         alike: Mapping[AtSize, Sequence[int]],
         rows: Array,
         sets: Array,
+        moving: Sequence[Moving] = (),
     ) -> None:
         """Make the calls of one size.
 
-        ends:  where each dispatch ends.
-        alike: the numbers of the calls that follow the size alike.
-        rows:  of all calls, for `run_calls`.
-        sets:  what the size decides.
+        ends:   where each dispatch ends.
+        alike:  the numbers of the calls that follow the size alike.
+        rows:   of all calls, for `run_calls`.
+        sets:   what the size decides.
+        moving: the addresses that follow the size.
         """
         self._libraries, self._calls, self._ends, self._alike = libraries, calls, ends, alike
+        self._moving = moving
         self._rows, self._sets = rows, sets
         self._run, threads = libraries[0].run_calls, processors()
         self._run.argtypes, self._run.restype = (*(ctypes.c_void_p, ctypes.c_long) * 2, ctypes.c_long), None
-        self.given = address(sets), len(sets), address(rows), len(calls), threads  # arguments of `run_calls`
+        self.given = address(sets), len(sets), address(rows), len(rows), threads  # arguments of `run_calls`
 
     def whole(self) -> None:
         """Run all calls."""
@@ -117,10 +129,11 @@ class BoundCalls:
         begins, size = (0, *self._ends), self._rows.strides[0]
         return [partial(self._run, sets, n, rows + size * b, e - b, threads) for b, e in zip(begins, self._ends)]
 
-    def at(self, size: int, cell: Array) -> BoundCalls:
+    def at(self, size: int, cell: Array, kept: Sequence[int] | None = None) -> BoundCalls:
         """Return the calls for runs of a size. They share all arguments with these, and set what follows the size.
 
         cell: from which functions read the size.
+        kept: which dispatches run at this size; all by default.
         """
         rows, sets = self._rows.copy(), [address(cell), size]
         for follows, numbers in self._alike.items():
@@ -129,8 +142,15 @@ class BoundCalls:
             for first in [ctypes.addressof(self._calls[k].arguments) for k in numbers if words]:
                 for word, value in words.items():
                     sets += (first + 8 * word, value)
-        made = np.array(sets, np.int64).reshape(-1, 2)
-        return BoundCalls(self._libraries, self._calls, self._ends, self._alike, rows, made)
+        for words, word, value, move in self._moving:
+            sets += (ctypes.addressof(words) + 8 * word, value + move.at(size))
+        made, ends = np.array(sets, np.int64).reshape(-1, 2), np.array(self._ends, np.int64)
+        if kept is not None:
+            begins = np.append(0, ends[:-1])[kept]
+            lengths = ends[kept] - begins
+            ends = np.cumsum(lengths)
+            rows = rows[np.arange(lengths.sum()) + np.repeat(begins - (ends - lengths), lengths)]
+        return BoundCalls(self._libraries, self._calls, ends.tolist(), self._alike, rows, made, self._moving)
 
 
 class CallList:
@@ -140,6 +160,7 @@ class CallList:
         self.engine, self._libraries = engine, (engine, *libraries)
         self._calls: list[Call] = []
         self._ends: list[int] = []  # where each dispatch ends
+        self._moving: list[Moving] = []
         self._addresses: dict[str, int] = {}
         self._offsets: dict[tuple[Shape, tuple[Shape, ...]], Array] = {}
 
@@ -147,6 +168,14 @@ class CallList:
         """Add the calls of the next dispatch."""
         self._calls += calls
         self._ends.append(len(self._calls))
+
+    def follow(self, call: Call, step: Step, slot: int, itemsize: int, move: Move, size: int) -> None:
+        """Let the addresses of a slot follow the size of a run. size: for which the call was made."""
+        moved = Move(move.depth, move.step * itemsize, move.ring)
+        for word, place in _pointers(step):
+            if place == slot:
+                at = (call.arguments[word] or 0) - moved.at(size)
+                self._moving.append(Moving(call.arguments, word, at, moved))
 
     def call(self, name: str, parts: int, memory: Sequence[tuple[Array, int]], at: AtSize | None = None) -> Call:
         """Return a call of the function `name` over memory that begins at these elements."""
@@ -209,7 +238,9 @@ class CallList:
                 alike.setdefault(c.at, []).append(k)
         rows = [(c.function, ctypes.addressof(c.arguments), c.parts) for c in self._calls]
         made = np.array(rows, np.int64).reshape(-1, PARTS + 1)
-        return BoundCalls(self._libraries, list(self._calls), self._ends, alike, made, np.empty((0, 2), np.int64))
+        return BoundCalls(
+            self._libraries, list(self._calls), self._ends, alike, made, np.empty((0, 2), np.int64), self._moving
+        )
 
     def _address(self, name: str) -> int:
         """Return the address of a function."""
@@ -307,4 +338,4 @@ def _pointers(step: Step) -> list[tuple[int, Place]]:
         return list(enumerate(step.places))
     first = FIRST_OF_GATHERED if isinstance(step, GatheredStep) else FIRST_OF_PRODUCT
     assert isinstance(step, GatheredStep | ProductStep)
-    return [(first, step.a.place), (first + 1, step.b.place)]
+    return [(first, step.a.place), (first + 1, step.b.place), (first + 2, step.out.place)]

@@ -23,7 +23,7 @@ from tracegrad.errors import DeviceError
 from tracegrad.jsontext import shown
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE
-from tracegrad.program import PERSISTENT, Buffer, Field, Program
+from tracegrad.program import PERSISTENT, Buffer, Dispatch, Field, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
 from tracegrad.render.c_engine import ENGINE
@@ -52,6 +52,8 @@ class _Loaded:
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # the array last copied into each input's memory
     lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs that are read in place
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # of each dispatch in NumPy
+    # kernels in NumPy that are bound, by number, buffers and offsets: all sizes share those that do not read the size
+    made: dict[Any, Callable[[], None]] = field(default_factory=dict[Any, "Callable[[], None]"])
     whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
     bound: BoundCalls | None = None  # the same in C
     like: _Loaded | None = None  # the program at its capacity, if this is the same at another size
@@ -152,7 +154,8 @@ class CpuSession:
             return loaded
         bound = (loaded.like and loaded.like.bound) or self._bound_calls(loaded)
         if bound is not None and loaded.program.capacity:
-            bound = bound.at(loaded.program.size, loaded.size)
+            kept = loaded.program.kept() if any(x.per for x in loaded.program.loops) else None
+            bound = bound.at(loaded.program.size, loaded.size, kept)
         names = [b.name for b in loaded.program.buffers]
         loaded.bound = bound
         loaded.inputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in loaded.program.inputs]
@@ -172,15 +175,21 @@ class CpuSession:
         # all or nothing: a value computed twice must have the same bits, and NumPy rounds differently
         calls = None if loaded.wrong else compiled
         loaded.lent = lent_inputs(program, loaded.memory) if calls is not None else {}
+        known = loaded.like.made if loaded.like else loaded.made
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
-            if calls is None:
-                text: str = kernel.texts["numpy"]
-                size = (program.size,) if SIZE in text else ()
-                loaded.runs.append(self._bound(text)(np, view, self._scratch_view, memory, d.offsets, *size))
-            else:
-                self._add(calls, kernel, memory, d.offsets, loaded.size, loaded.lent.values())
+            if calls is not None:
+                self._add(calls, kernel, memory, d, loaded.size, loaded.lent.values())
+                continue
+            text: str = kernel.texts["numpy"]
+            size = (program.size,) if SIZE in text else ()
+            key = d.kernel, d.buffers, d.offsets
+            made = known.get(key) if not size else None
+            if made is None:
+                made = self._bound(text)(np, view, self._scratch_view, memory, d.offsets, *size)
+                known[key] = made
+            loaded.runs.append(made)
         if calls is None:
             return None
         self.door = self.door or Door(calls.engine, self._parts)
@@ -199,12 +208,12 @@ class CpuSession:
         calls: CallList,
         kernel: KernelSource,
         memory: Sequence[Array],
-        offsets: Sequence[int],
+        d: Dispatch,
         size: Array,
         lent: Iterable[Lent] = (),
     ) -> None:
         """Add a dispatch in C. size: the memory of a run's size, with the capacity."""
-        capacity = int(size[0])
+        capacity, offsets = int(size[0]), d.offsets
 
         def at(place: Place, first: int = 0) -> tuple[Array, int]:
             if isinstance(place, RunSize):
@@ -231,6 +240,9 @@ class CpuSession:
         for x in lent:
             for s, call in steps:
                 x.note(call, kernel, memory, offsets, s)
+        for slot, move in d.moves:
+            for s, call in steps:
+                calls.follow(call, s, slot, memory[kernel.binding_of[slot]].itemsize, move, capacity)
         calls.add([call for _, call in steps])
 
     def _is_wrong(self, program: Program, libraries: Sequence[Future[ctypes.CDLL | None]]) -> bool:
@@ -241,7 +253,8 @@ class CpuSession:
             calls = _calls_into(libraries)
             if calls is None:
                 raise DeviceError("the compiler failed")
-            self._add(calls, kernel, memory, offsets, np.array([program.capacity], np.int64))
+            alone = Dispatch(0, (), tuple(offsets), (1, 1))
+            self._add(calls, kernel, memory, alone, np.array([program.capacity], np.int64))
             calls.bound().whole()
 
         try:

@@ -128,11 +128,11 @@ class NativeSession:
         Raises: DeviceError if the device is too small; CompileError naming a kernel that is refused or wrong.
         """
         self._settle()
-        program = as_run(program, self.info)
         if like is not None:
             self._next += 1
             self._programs[self._next] = resized(program, self._loaded(like), self._device, self.calls, self._kernels)
             return self._next
+        program = as_run(program, self.info)
         with self._using_device("loading a program"):
             check_limits(program, self.limits, self.features, self.info.description)
             if self.info.software:  # software devices use this machine's memory

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
 from tracegrad.kernel_source import KernelSource
-from tracegrad.program import PERSISTENT, Buffer, Dispatch, Program
+from tracegrad.program import BY_SIZE, PERSISTENT, Buffer, Dispatch, Program
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (
@@ -45,6 +45,7 @@ class Loaded:
     outputs: Outputs = field(init=False)
     arrays: list[Array] = field(default_factory=list[Array])
     dispatched: tuple[BoundDispatch, ...] = ()  # launches of a batch's first run, without empty grids
+    places: dict[int, int] = field(default_factory=dict[int, int])  # number of an unrolled dispatch -> of its launch
     bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # for each launch: its group's layout, and the arrays in it
     groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
     runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a batch, prepared
@@ -113,9 +114,12 @@ class Kernels:
 def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
     """Return, by number, the offsets of kernels that are always launched with the same ones."""
     given: dict[int, set[tuple[int, ...]]] = {}
+    follow: set[int] = set()
     for d in program.unrolled():
         given.setdefault(d.kernel, set()).add(d.offsets)
-    return {k: offsets for k, (offsets, *others) in given.items() if program.kernels[k].slots and not others}
+        follow |= {d.kernel} if d.moves else set()  # other sizes of a run have other offsets
+    same = {k: offsets for k, (offsets, *others) in given.items() if not others and k not in follow}
+    return {k: offsets for k, offsets in same.items() if program.kernels[k].slots}
 
 
 def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:
@@ -231,17 +235,19 @@ def build(
 
 def resized(program: Program, like: Loaded, device: Any, calls: Calls, kernels: Kernels) -> Loaded:
     """Return a loaded program at another size: it uses the arrays and pipelines of `like`, which must live longer."""
-    loaded = Loaded(program, like.depth, arrays=like.arrays, lender=like)
-    launched = [d for d in like.program.dispatches if all(d.grid)]  # a program at a size has no loops
-    grids = [d.grid for d, own in zip(program.launched(), like.program.dispatches, strict=True) if all(own.grid)]
-    loaded.dispatched = tuple([x._replace(grid=grid) for x, grid in zip(like.dispatched, grids, strict=True)])
-    numbers = [_numbers(like.program, d, program.size) for d in launched]
-    if numbers != [_numbers(like.program, d, like.program.size) for d in launched]:
-        group, places = _uniform(loaded, numbers, device, calls, kernels)
-        loaded.dispatched = tuple(
-            [x._replace(offsets=group, at=places[n]) if n else x for x, n in zip(loaded.dispatched, numbers)]
-        )
-    loaded.bound, loaded.groups = like.bound, like.groups
+    now = replace(like.program, size=program.size, inputs=program.inputs, outputs=program.outputs)
+    loaded = Loaded(now, like.depth, arrays=like.arrays, lender=like)
+    launched = now.launched()
+    follow = {k for k, d in enumerate(launched) if _follows(now, d)}
+    found: list[tuple[int, BoundDispatch, tuple[int, ...]]] = []  # place, and the numbers that follow the size
+    for k, (number, at) in zip(now.kept(), now.order(), strict=True):
+        if k in like.places:
+            x, d = like.dispatched[like.places[k]], launched[number]
+            own = _numbers(now, d.moved(at, now.size), now.size) if number in follow else ()
+            found.append((like.places[k], x if x.grid == d.grid else x._replace(grid=d.grid), own))
+    group, places = _uniform(loaded, [own for *_, own in found], device, calls, kernels)
+    loaded.dispatched = tuple([x._replace(offsets=group, at=places[own]) if own else x for _, x, own in found])
+    loaded.bound, loaded.groups = tuple([like.bound[n] for n, *_ in found]), like.groups
     loaded.inputs = plan_inputs(program, like.arrays, loaded.depth)
     loaded.outputs = plan_outputs(program, like.arrays)
     return loaded
@@ -349,9 +355,10 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
     offsets_group, places = _uniform(loaded, numbers, device, calls, kernels)
     launches: list[BoundDispatch] = []
     bound: list[tuple[Any, tuple[int, ...]]] = []
-    for d, own in zip(dispatches, numbers):
+    for k, (d, own) in enumerate(zip(dispatches, numbers)):
         if not all(d.grid):
             continue
+        loaded.places[k] = len(launches)
         kernel = program.kernels[d.kernel]
         layout = kernels.layout(kernel)
         group = _group(loaded, layout, d.buffers, 0, kernels)
@@ -359,6 +366,12 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
         launches.append(BoundDispatch(kernels.pipeline(kernel, calls), group, here, places.get(own, 0), d.grid))
         bound.append((layout, d.buffers))
     loaded.dispatched, loaded.bound = tuple(launches), tuple(bound)
+
+
+def _follows(program: Program, d: Dispatch) -> bool:
+    """Return whether the numbers that a dispatch reads follow the size of a run."""
+    moves = any(move.depth == BY_SIZE for _, move in d.moves)
+    return bool(d.offsets) and (moves or program.kernels[d.kernel].texts["wgsl"].capacity > 0)
 
 
 def _numbers(program: Program, d: Dispatch, size: int) -> tuple[int, ...]:

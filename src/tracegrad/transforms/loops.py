@@ -73,6 +73,11 @@ class Body:
         return f"<Body of {len(toposort(self.roots))} nodes; print it for all of them>"
 
 
+def graph_of(body: Body) -> Graph:
+    """Return one iteration as a graph, whose outputs are the roots in order."""
+    return Graph({str(k): t for k, t in enumerate(body.roots)})
+
+
 def inner_leaf(kind: str, type: TensorType) -> Tensor:
     """Return a leaf of a body, whose value differs between iterations. `kind`: "carry", "x" or "const"."""
     return bind(LEAF, role="inner", name=f"{kind}.{next(_number)}", type=type)

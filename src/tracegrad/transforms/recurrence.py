@@ -88,17 +88,19 @@ def _length(xs: Sequence[Tensor], length: int | None) -> int:
     """Return the number of iterations. Raises: ShapeError unless all agree."""
     if any(not x.shape for x in xs):
         raise ShapeError.here(f"scan: xs has a value of rank 0, {_types(xs)}, without an axis to scan")
-    sizes = {x.shape[0] for x in xs}
+    sizes = [x.shape[0] for x in xs]
     if length is not None:
-        sizes.add(index(length))
+        sizes.append(
+            length if isinstance(cast("Any", length), int) else index(length)
+        )  # `index` would hide where a size came from
     if not sizes:
         raise ShapeError.here("scan: without xs, pass a length: scan(fn, init, length=10)")
-    if len(sizes) > 1:
+    n = sizes[0]
+    if any(other != n for other in sizes):
         given = "" if length is None else f" and length is {length}"
         raise ShapeError.here(
             f"scan: lengths differ: the first axes of xs are {_types(xs)}{given}; cut them to one length"
         )
-    n = sizes.pop()
     if n < 0:
         raise ShapeError.here(f"scan: length must not be negative, got {n}")
     return n
