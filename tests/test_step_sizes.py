@@ -262,15 +262,20 @@ def test_with_two_open_sizes_those_of_one_share_a_program(device_name: str, monk
         }
 
 
-def test_a_size_behind_another_axis_is_compiled_for_and_said() -> None:
-    given = {"model": MLP(), "loss": lambda m, x: tg.mean(m(x)), "inputs": {"x": ("B", "T", 8)}, "device": "cpu"}
-    with tg.compile(**given, optimizer=optim.sgd(0.1), seed=0) as train:
-        for t in (3, 4, 5, 6):
-            assert np.isfinite(train.step(x=np.ones((4, t, 8), np.float32)).loss)
-        assert "; compiled for each T: " in train.explain().title
-        for b in (5, 6, 7):
-            assert np.isfinite(train.step(x=np.ones((b, 6, 8), np.float32)).loss)
-        assert "of a program for sizes up to" in train.explain().title
+def test_a_size_behind_another_axis_is_shared_unless_two_axes_grow() -> None:
+    def scores(m: Any, x: Any) -> Any:
+        return tg.mean(tg.softmax(x @ tg.swapaxes(x, 1, 2)) @ m(x))
+
+    for loss, shared in ((lambda m, x: tg.mean(m(x)), True), (scores, False)):
+        given = {"model": MLP(), "loss": loss, "inputs": {"x": ("B", "T", 8)}, "device": "cpu"}
+        with tg.compile(**given, optimizer=optim.sgd(0.1), seed=0) as train:
+            for t in (3, 4, 5, 6):
+                assert np.isfinite(train.step(x=np.ones((4, t, 8), np.float32)).loss)
+            assert ("of a program for sizes up to" in train.explain().title) is shared
+            assert ("; compiled for each T: " in train.explain().title) is not shared
+            for b in (5, 6, 7):
+                assert np.isfinite(train.step(x=np.ones((b, 6, 8), np.float32)).loss)
+            assert "of a program for sizes up to" in train.explain().title
 
 
 def test_programs_for_many_sizes_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +300,7 @@ def test_sizes_that_are_compiled_again_and_again_are_told() -> None:
             for n in (2, 3, 4):
                 train.step(case.data(n)).result()
         assert [w.filename for w in told] == [__file__]
-        assert "is a loop, which is made for one size" in train.explain().title
+        assert "is a loop whose iterations grow with the size" in train.explain().title
 
 
 def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:

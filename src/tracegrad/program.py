@@ -66,7 +66,15 @@ class Field:
     dtype: str  # "f32", "i32", "u32" or "bool"
     shape: tuple[int, ...]
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])  # param, state: init; input: range; output: COUNTS
-    per: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # axis 0 is this multiple of the run's size
+    per: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # `axis` is this multiple of the run's size
+    axis: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # memory has this axis first
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape in memory."""
+        return (
+            (self.shape[self.axis], *self.shape[: self.axis], *self.shape[self.axis + 1 :]) if self.axis else self.shape
+        )
 
     @property
     def type(self) -> TensorType:
@@ -82,16 +90,20 @@ class Field:
         """Return the field for a run of `size`."""
         if not self.per:
             return self
-        n = self.per * size
-        return replace(self, shape=(n, *self.shape[1:]), spec=with_rows(self.spec, self.shape[0], n))
+        n, k = self.per * size, self.axis
+        shape = (*self.shape[:k], n, *self.shape[k + 1 :])
+        return replace(self, shape=shape, spec=with_rows(self.spec, self.shape[k], n, k))
 
 
-def with_rows(spec: Mapping[str, Any], rows: int, n: int) -> Mapping[str, Any]:
-    """Return the range of an index for an input of `n` rows: a box that has all `rows` has all of them again."""
+def with_rows(spec: Mapping[str, Any], rows: int, n: int, axis: int = 0) -> Mapping[str, Any]:
+    """Return the range of an index for an input of `n` rows: a box that has all `rows` has all of them again.
+
+    axis: of the rows.
+    """
     box, others = spec.get("box"), spec.get("others")
-    if box and box[0] == [0, rows - 1]:
-        spec = {**spec, "box": [[0, n - 1], *box[1:]]}
-    return {**spec, "others": [with_rows(other, rows, n) for other in others]} if others else spec
+    if box and box[axis] == [0, rows - 1]:
+        spec = {**spec, "box": [*box[:axis], [0, n - 1], *box[axis + 1 :]]}
+    return {**spec, "others": [with_rows(other, rows, n, axis) for other in others]} if others else spec
 
 
 @dataclass(frozen=True, slots=True)

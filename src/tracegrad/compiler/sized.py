@@ -28,9 +28,11 @@ from tracegrad.dtypes import TensorType
 from tracegrad.errors import CompileError, ShapeError
 from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.leading import Led, lead_with_size
 from tracegrad.program import Field, Program, with_rows
 from tracegrad.render.languages import LANGUAGES
 
+Specs = Mapping[str, Mapping[str, Any]]  # by the name of an input
 SourceAt = Callable[[int], ProgramSource]  # the source of a step or forward, at a size
 LEAST = 17  # the least capacity: larger than any axis that is unrolled, and rarely the size of another axis
 
@@ -126,12 +128,20 @@ def build_family(source_at: SourceAt, most: int, gpu: bool = False) -> Family:
     traced = one.traced, other.traced
     graphs = [counted(w.graph, place) for w, place in zip((one, other), places)]
     try:
-        program = _program(traced, graphs, sizes, gpu)
+        specs = [input_ranges(g) for g in graphs]
+        led = [_led(g, n) for g, n in zip(graphs, sizes)]
+        program = _program(traced, led, specs, sizes, gpu)
     except (CompileError, ShapeError) as e:
         raise UnsizedError(str(e)) from e
     captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(*[t.sites for t in traced], strict=True)])
-    built = Built(program, graphs[0], one.traced.structure, sites=one.traced.sites)
+    built = Built(program, led[0].graph, one.traced.structure, sites=one.traced.sites)
     return Family(built, captured, source_at, one, constants, numbers, {}, followed)
+
+
+def _led(graph: Graph, n: int) -> Led:
+    """Return the graph with the size in front, which it is already unless an input has it along another axis."""
+    given = [t.shape[1:] for t in graph.leaves("input")]
+    return lead_with_size(graph, n) if any(size and size % n == 0 for s in given for size in s) else Led(graph, {}, {})
 
 
 def _traced(source_at: SourceAt, most: int) -> tuple[Pair, Whole, Whole]:
@@ -155,17 +165,22 @@ def _whole(source_at: SourceAt, size: int) -> Whole:
         raise UnsizedError(f"a batch of {size} is refused: {str(e).partition(chr(10))[0]}") from e
 
 
-def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pair, gpu: bool) -> Program:
-    (one, other), specs = traced, input_ranges(graphs[0])
-    if _narrow(specs, one.inputs) != _narrow(input_ranges(graphs[1]), other.inputs):
+def _program(
+    traced: Sequence[TracedProgram], graphs: Sequence[Led], specs: Sequence[Specs], sizes: Pair, gpu: bool
+) -> Program:
+    """graphs: with the size in front. specs: the ranges of inputs, in both traces."""
+    (one, other), axes = traced, graphs[0].inputs
+    if _narrow(specs[0], one.inputs, axes) != _narrow(specs[1], other.inputs, axes):
         raise UnsizedError("which indices are valid depends on the batch")
+    led = graphs[0]
     plan, witness = (
-        make_plan(optimize(g, open_size=n), t.persistent, t.inputs, n) for g, t, n in zip(graphs, traced, sizes)
+        make_plan(optimize(g.graph, open_size=n), t.persistent, _moved(t.inputs, g.inputs), n)
+        for g, t, n in zip(graphs, traced, sizes)
     )
     decide_extents(plan, witness, sizes)
-    program = assemble(plan, one.persistent, specs, one.meta, one.results)
-    inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes)
-    outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes)
+    program = assemble(plan, one.persistent, specs[0], one.meta, one.results)
+    inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes, led.inputs)
+    outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes, led.outputs)
     for kernel in program.kernels:
         for name, language in LANGUAGES.items():
             if language.gpu is gpu:  # generate the texts now, to raise errors now
@@ -173,12 +188,38 @@ def _program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pa
     return replace(program, inputs=inputs, outputs=outputs, capacity=sizes.a, size=sizes.a)
 
 
-def _narrow(specs: Mapping[str, Mapping[str, Any]], types: Mapping[str, TensorType]) -> Any:
-    """Return the ranges of indices as of one row: `Program.at` adds that all of axis 0 is used."""
-    return {n: with_rows(spec, types[n].shape[0] if types[n].shape else 0, 1) for n, spec in specs.items()}
+def _narrow(specs: Specs, types: Mapping[str, TensorType], axes: Mapping[str, int]) -> Any:
+    """Return the ranges of indices as of one row: `Program.at` adds that all of the axis of the size is used."""
+
+    def narrow(name: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        axis, shape = axes.get(name, 0), types[name].shape
+        return with_rows(spec, shape[axis] if shape else 0, 1, axis)
+
+    return {name: narrow(name, spec) for name, spec in specs.items()}
+
+
+def _moved(types: Mapping[str, TensorType], axes: Mapping[str, int]) -> dict[str, TensorType]:
+    """Return types with an axis in front."""
+
+    def moved(t: TensorType, k: int) -> TensorType:
+        return t._replace(shape=(t.shape[k], *t.shape[:k], *t.shape[k + 1 :])) if k else t
+
+    return {name: moved(t, axes.get(name, 0)) for name, t in types.items()}
 
 
 def _with_extents(
-    fields: tuple[Field, ...], one: Mapping[str, TensorType], other: Mapping[str, TensorType], sizes: Pair
+    fields: tuple[Field, ...],
+    one: Mapping[str, TensorType],
+    other: Mapping[str, TensorType],
+    sizes: Pair,
+    axes: Mapping[str, int],
 ) -> tuple[Field, ...]:
-    return tuple([replace(f, per=leading(one[f.name], other[f.name], sizes)) for f in fields])
+    """Return fields that follow the size. axes: of the size, which is in front in the types `one` and `other`."""
+
+    def with_extent(f: Field) -> Field:
+        n, *rest = one[f.name].shape or (0,)
+        k = axes.get(f.name, 0)
+        per = leading(one[f.name], other[f.name], sizes)
+        return replace(f, shape=(*rest[:k], n, *rest[k:]), per=per, axis=k) if k else replace(f, per=per)
+
+    return tuple(map(with_extent, fields))

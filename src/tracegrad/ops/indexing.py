@@ -45,10 +45,11 @@ def getitem(x: Operand, key: Any) -> Tensor:
             continue
         n = x.shape[axis]
         if isinstance(k, slice):
-            start, stop, step = k.indices(n)
-            length = len(range(start, stop, step))
-            x = views.slice_(x, axis, start if length else 0, length, step)
-            shape.append(length)
+            if not _is_whole(cast("Any", k)):  # else `n` need not become a plain number
+                start, stop, step = k.indices(n)
+                n = len(range(start, stop, step))
+                x = views.slice_(x, axis, start if n else 0, n, step)
+            shape.append(n)
         elif isinstance(k, bool):
             raise DTypeError(f"True and False cannot be indices; use x[None] for a new axis of {x.type}")
         elif not isinstance(k, Tensor) and not getattr(k, "shape", ()) and (at := whole(k)) is not None:
@@ -61,6 +62,10 @@ def getitem(x: Operand, key: Any) -> Tensor:
         axis += 1
     x = views.reshape(x, shape)
     return _together(x, *zip(*arrays)) if len(arrays) > 1 else take(x, arrays[0][1], arrays[0][0]) if arrays else x
+
+
+def _is_whole(k: Any) -> bool:
+    return k.start is None and k.stop is None and k.step is None
 
 
 def _warn_of_pair(x: Tensor, key: Any) -> None:

@@ -328,7 +328,7 @@ class Lent:
 def lent_inputs(program: Program, memory: Mapping[str, Array]) -> dict[str, Lent]:
     """Return the inputs of a program that are large enough, by name."""
     arrays = [memory[b.name] for b in program.buffers]
-    large = [f for f in program.inputs if lying(arrays[f.buffer], f).nbytes >= POOL_FROM]
+    large = [f for f in program.inputs if not f.axis and lying(arrays[f.buffer], f).nbytes >= POOL_FROM]
     return {f.name: Lent(arrays[f.buffer], f.offset, f.size) for f in large}
 
 

@@ -196,8 +196,13 @@ class CpuSession:
         return calls.bound()
 
     def _parts(self, handle: int) -> DirectParts | None:
-        """Return the parts of a run on another thread; None in NumPy, where an interrupt could end a kernel midway."""
+        """Return the parts of a run on another thread; None in NumPy, where an interrupt could end a kernel midway.
+
+        None, too, if memory has the axes of an input or output in another order.
+        """
         loaded = self._ready(handle)
+        if any(f.axis for f, _ in (*loaded.inputs, *loaded.outputs)):
+            return None
         for lent in loaded.lent.values():
             lent.point(lent.home)
         loaded.lent.clear()  # another thread always copies its inputs, and all sizes share arguments

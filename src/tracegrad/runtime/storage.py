@@ -40,7 +40,12 @@ def to_storage(x: Array, dtype: str) -> Array:
 def lying(flat: Array, field: Field) -> Array:
     """Return a view of the values of `field` in its whole buffer, in its shape: integers for booleans."""
     part = np.asarray(flat)[field.offset : field.offset + field.size]
-    return (part.view(np.uint32) if field.dtype == "u32" else part).reshape(field.shape)
+    return in_shape(part.view(np.uint32) if field.dtype == "u32" else part, field)
+
+
+def in_shape(part: Array, field: Field) -> Array:
+    """Return a view of a field's elements in memory in the field's shape."""
+    return np.moveaxis(part.reshape(field.stored), 0, field.axis) if field.axis else part.reshape(field.shape)
 
 
 def address(x: Array) -> int:

@@ -17,6 +17,7 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.program import COUNTS, Field, Program
+from tracegrad.runtime.storage import in_shape
 from tracegrad.runtime.wgpu_calls import Write
 from tracegrad.tuning import FEW_ELEMENTS, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, RING_MEMORY, RUNS_AT_ONCE
 
@@ -106,7 +107,7 @@ class BatchMemory:
         }
         self._views: list[list[Place]] = []  # for each run: its small values
         self._staged: list[dict[str, Any]] = []  # for each run: the small values last staged
-        self._large = [(f.name, f.shape, np.dtype(stored_dtype(f.dtype))) for f in plan.large]
+        self._large = [(f, np.dtype(stored_dtype(f.dtype))) for f in plan.large]
         self._given: list[NDArray[Any]] = []  # large values of the runs staged so far
 
     def put(self, run: int, given: Mapping[str, Any]) -> None:
@@ -131,9 +132,10 @@ class BatchMemory:
             if view.size <= FEW_ELEMENTS:
                 staged[name] = value
         large: list[NDArray[Any]] = []
-        for name, shape, dtype in self._large:
-            check_shape(name, given[name], shape)
-            large.append(np.ascontiguousarray(given[name], dtype))
+        for f, dtype in self._large:
+            value = given[f.name]
+            check_shape(f.name, value, f.shape)
+            large.append(np.ascontiguousarray(np.moveaxis(value, f.axis, 0) if f.axis else value, dtype))
         self._given[run * len(large) :] = large
 
     def given(self) -> list[NDArray[Any]]:
@@ -161,7 +163,7 @@ class BatchMemory:
 
     def _place(self, f: Field, run: int) -> Place:
         part = self._rows[f.buffer][run, f.offset : f.offset + f.size]
-        return f.name, f.shape, part.view(stored_dtype(f.dtype)).reshape(f.shape)
+        return f.name, f.shape, in_shape(part.view(stored_dtype(f.dtype)), f)
 
 
 def check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
@@ -224,7 +226,9 @@ class Outputs:
             parts = runs if stride else 1
             words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype))
             flat = np.ndarray((parts, f.size), words.dtype, words, 4 * first, (stride, 4))
-            rows = flat.reshape(parts, *f.shape)
+            rows = (
+                np.moveaxis(flat.reshape(parts, *f.stored), 1, f.axis + 1) if f.axis else flat.reshape(parts, *f.shape)
+            )
             few = f.size <= FEW_ELEMENTS
             if few:
                 rows = rows != 0 if f.dtype == "bool" else rows.copy()
