@@ -80,7 +80,9 @@ NAMES = [
     (nn, "Identity", "lambda x: x"), (nn, "MLP", "nn.Sequential"), (tg, "rearrange", "x.permute"),
     (tg, "ema", "ema=0.999"), (nn, "LayerNormalization", "nn.LayerNorm"), (nn, "Bidirectional", "bidirectional=True"),
     (tg, "mean_squared_error", "tg.mse_loss"), (optim, "multi_transform", "groups="), (tg, "PRNGKey", "seed="),
-    (lr, "piecewise_constant_schedule", "lr.multi_step"), (tg, "fft", "in NumPy"), (tg, "InputErrors", "tg.InputError"),
+    (lr, "piecewise_constant_schedule", "lr.multi_step"), (tg, "fft", "in NumPy"), (tg, "polygamma", "tg.digamma"),
+    (tg, "inverse", "tg.linalg"), (tg.linalg, "norm", "tg.norm"), (tg.linalg, "slogdet", "tg.linalg.cholesky"),
+    (tg, "InputErrors", "tg.InputError"),
 ]  # fmt: skip
 
 

@@ -188,6 +188,13 @@ def test_the_loss_of_unaligned_labels_is_pytorch_s(device_name: str, lengths: An
         (lambda x: tg.interpolate(x[None], size=3, mode="cubic"), tg.InputError, "mode must be"),
         (lambda x: tg.pixel_shuffle(x[None], 2), tg.ShapeError, "cannot be divided"),
         (lambda x: tg.segment_sum(x, [0, 1, 2], 3), tg.ShapeError, "one for each slice"),
+        (lambda x: tg.linalg.cholesky(x), tg.ShapeError, r"square matrix .* got f32\[2,3\]"),
+        (lambda x: tg.linalg.solve_triangular(x[:, :2], x[0], upper=True), tg.ShapeError, "matrix of one column"),
+        (lambda x: tg.linalg.solve(x[:, :2], np.ones((3, 1))), tg.ShapeError, r"B must be \[..., 2, k\]"),
+        (lambda x: tg.grid_sample(x, x), tg.ShapeError, "B,H',W',2"),
+        (lambda x: tg.grid_sample(x, x, "bicubic"), tg.InputError, "'bilinear' or 'nearest'"),
+        (lambda x: tg.grid_sample(x, x, padding_mode="reflection"), tg.InputError, "'zeros' or 'border'"),
+        (lambda x: tg.affine_grid(x, (1, 1, 2, 2)), tg.ShapeError, "theta must be"),
         (lambda x: tg.ctc_loss(x[None], [[1], [1]], [1], [1, 1]), tg.ShapeError, "input_lengths"),
     ],
 )

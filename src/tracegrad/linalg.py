@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tracegrad import foreign
+from tracegrad import foreign, ops
 from tracegrad.dtypes import broadcast_shapes
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor
@@ -136,8 +136,8 @@ def solve(a: Any, b: Any) -> Tensor:
     tensor([[2.],
             [2.]])
     """
-    b = as_tensor(b)
-    if b.ndim == 1:
+    a, b = _square(a), as_tensor(b)
+    if b.shape == a.shape[-1:]:
         return solve(a, expand_dims(b, 1)).squeeze(-1)
     a, b = _system(a, b)
     n, k = a.shape[-1], b.shape[-1]
@@ -185,4 +185,4 @@ def inv(a: Any) -> Tensor:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.linalg", name, {"tg.linalg": __all__})
+        raise foreign.no_such_name("tracegrad.linalg", name, {"tg.linalg": __all__, "tg": ops.__all__})
