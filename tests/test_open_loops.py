@@ -234,6 +234,25 @@ def test_outputs_and_large_inputs_are_in_the_callers_order(runner: str, monkeypa
                     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6, err_msg=f"{name} {n}")
 
 
+@pytest.mark.parametrize("runner", ["numpy", "c"])
+def test_one_sequence_of_any_length(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is open, too, and of one row in every call."""
+    device = device_of(runner, monkeypatch)
+
+    def made(b: Any, n: Any) -> Any:
+        forward = lambda m, x: m.out(m(x)[0])
+        return tg.compile_forward(
+            model=Reader(nn.GRU(12, 16)), forward=forward, inputs={"x": tg.i32[b, n]}, device=device, seed=0
+        )
+
+    with made("B", "T") as shared:
+        for n in (5, 6, 3, 9):
+            x = tokens(n)["x"][:1]
+            with made(1, n) as one:
+                np.testing.assert_allclose(shared.run(x=x).output, one.run(x=x).output, rtol=1e-5, atol=1e-6)
+        assert "of a program for sizes up to" in shared.explain().title
+
+
 @pytest.mark.usefixtures("all_shared")
 def test_losses_of_random_lengths_are_pytorchs() -> None:
     t = torch.nn

@@ -115,11 +115,12 @@ def numbers_of(built: Built) -> dict[str, Any]:
 class Shared:
     """What calls share whose sizes differ in one name alone: a program for all of them, once there are many."""
 
-    __slots__ = ("base", "family", "name", "seen")
+    __slots__ = ("base", "family", "name", "refused", "seen")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.seen: set[int] = set()  # sizes of the name
+        self.refused = ""  # why there is no program for all of them
         self.family: Family | None = None
         self.base: RunProgram | None = None  # the family's program, at its capacity
 
@@ -164,8 +165,9 @@ class SizedPrograms:
     @property
     def note(self) -> str:
         """Return why each size has a program of its own; "" if one can serve many."""
-        which = "size" if len(self._why) == len(self.free.axes) else next(iter(self._why), "")
-        return f"compiled for each {which}: {next(iter(self._why.values()))}" if self._why else ""
+        why = self._why or {s.name: s.refused for s in self._shared.values() if s.refused}
+        which = "size" if len(why) == len(self.free.axes) else next(iter(why), "")
+        return f"compiled for each {which}: {next(iter(why.values()))}" if why else ""
 
     def of(
         self, sizes: Sizes, source: Callable[[], ProgramSource], info: Callable[[], DeviceInfo]
@@ -215,8 +217,8 @@ class SizedPrograms:
             key = (name, tuple([(n, at) for n, at in sizes if n != name]))
             shared = self._shared.setdefault(key, Shared(name))
             shared.seen.add(size)
-            few, flat = len(shared.seen) <= self.own, any(at == 1 for _, at in key[1])  # one row can be broadcast
-            if few or flat or name in self._why or not (device := info()).resizes:
+            few = len(shared.seen) <= self.own
+            if few or shared.refused or name in self._why or not (device := info()).resizes:
                 continue
             if device.gpu and not device.software and len(shared.seen) <= self.own_on_gpu:
                 continue
@@ -226,7 +228,9 @@ class SizedPrograms:
                 try:
                     shared.build(source, sizes, most, device.gpu, self.version)
                 except UnsizedError as e:
-                    self._why[name] = str(e)
+                    shared.refused = str(e)
+                    if all(at > 1 for _, at in key[1]):  # one row can be broadcast, which tells nothing of others
+                        self._why[name] = shared.refused
                     continue
                 dropped += self._beyond(shared)
             self._shared[key] = self._shared.pop(key, shared)
