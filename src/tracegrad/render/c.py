@@ -249,8 +249,8 @@ class Function:
     def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """Fold element j into partial result j % lanes; then combine the results by halves.
 
-        In a loop over rows, the last elements of each row have partial results of their own: a vector of lanes that
-        were written by two shorter vectors waits for memory.
+        In a loop over rows, the last elements of each row have partial results of their own. A vector of lanes that
+        were written by two shorter vectors would wait for memory.
         """
         *others, last = self.inner
         whole: int | str = int(last.size) - int(last.size) % lanes

@@ -45,7 +45,10 @@ def lying(flat: Array, field: Field) -> Array:
 
 def in_shape(part: Array, field: Field) -> Array:
     """Return a view of a field's elements in memory in the field's shape."""
-    return np.moveaxis(part.reshape(field.stored), 0, field.axis) if field.axis else part.reshape(field.shape)
+    k = field.axis
+    if not k:
+        return part.reshape(field.shape)
+    return part.reshape(field.stored).transpose(*range(1, k + 1), 0, *range(k + 1, len(field.shape)))
 
 
 def address(x: Array) -> int:
