@@ -213,7 +213,7 @@ def test_a_verdict_is_kept(
     x = np.ones((9, 5), np.float32)
     with pytest.warns(RuntimeWarning, match="numbers are wrong"):
         want = outputs(x)
-    monkeypatch.setattr("tracegrad.runtime.cpu_verify.Contents.lacking", lambda *a, **k: pytest.fail("checked again"))
+    monkeypatch.setattr("tracegrad.runtime.verify.Contents.lacking", lambda *a, **k: pytest.fail("checked again"))
     monkeypatch.setattr("tracegrad.runtime.cpu_verify._difference", lambda *a: pytest.fail("checked again"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -324,7 +324,7 @@ def test_the_sign_of_a_zero_is_no_defect(
 
 def test_a_forward_is_checked_when_it_first_runs(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("tracegrad.runtime.wgpu_verify.faults", lambda trials, *_: {key: "not 2" for key, _ in trials})
+    monkeypatch.setattr("tracegrad.runtime.verify.faults", lambda trials, *_: {key: "not 2" for key, _ in trials})
     f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (9, 5)}, device="webgpu")
     with f, pytest.raises(tg.CompileError, match=r"(?s)computes wrongly.*test_verify.py:\d+"):
         _ = f.run(x=np.ones((9, 5), np.float32)).output

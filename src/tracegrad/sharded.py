@@ -10,19 +10,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tracegrad import safetensors
+from tracegrad import checkpoints, safetensors
 from tracegrad.arrays import Array, describe, dtype_of
-from tracegrad.checkpoints import (
-    Loading,
-    check_version,
-    fields_of,
-    loadings_of,
-    metadata_of_all,
-    refuse,
-    storable,
-    take_over,
-)  # fmt: skip
-from tracegrad.checkpoints import settings as settings_of
 from tracegrad.engine import bounds, params
 from tracegrad.engine.stepper import Snapshot, Stepper, settings, settle, states_of
 from tracegrad.engine.stores import TrainedParameters
@@ -47,8 +36,8 @@ def save(session: Session, stepper: Stepper, folder: Folder, more: Mapping[str, 
     own = on_jax(session, "save(sharded=True)")
     tensors: dict[str, Array] = {}
     for one in stepper.together:
-        tensors |= own.tensors(one.program, fields_of(one.program))
-    return write(folder, tensors, metadata_of_all([settings(one) for one in stepper.together], more))
+        tensors |= own.tensors(one.program, checkpoints.fields_of(one.program))
+    return write(folder, tensors, checkpoints.metadata_of_all([settings(one) for one in stepper.together], more))
 
 
 def read(folder: Folder) -> safetensors.File:
@@ -57,7 +46,8 @@ def read(folder: Folder) -> safetensors.File:
 
     with opened(folder) as stored:
         tensors = stored.read()
-    return safetensors.File({name: storable(x, dtype_of(x)) for name, x in tensors.items()}, stored.metadata)
+    found = {name: checkpoints.storable(x, dtype_of(x)) for name, x in tensors.items()}
+    return safetensors.File(found, stored.metadata)
 
 
 def metadata(folder: Folder) -> Mapping[str, str]:
@@ -79,16 +69,18 @@ def load(folder: Folder, store: TrainedParameters) -> None:
     def resume(session: Session, _: Stepper) -> None:
         own = on_jax(session, "load")
         with opened(folder) as stored:
-            check_version(folder, stored.metadata)
-            loadings = loadings_of(folder, safetensors.File({}, stored.metadata), store)
+            checkpoints.check_version(folder, stored.metadata)
+            loadings = checkpoints.loadings_of(folder, safetensors.File({}, stored.metadata), store)
             wanted: dict[str, Any] = {}
             for loading in loadings:
-                wanted |= own.wanted(loading.built.program, fields_of(loading.built.program))
-            refuse(folder, _problems(wanted, stored.types))
-            snapshots = [settings_of(folder, p.file.metadata, p.built.program, p.stepper.knobs) for p in loadings]
+                wanted |= own.wanted(loading.built.program, checkpoints.fields_of(loading.built.program))
+            checkpoints.refuse(folder, _problems(wanted, stored.types))
+            snapshots = [
+                checkpoints.settings(folder, p.file.metadata, p.built.program, p.stepper.knobs) for p in loadings
+            ]
             tensors = stored.read(wanted)
-        refuse(folder, [p for loading in loadings for p in _not_finite(loading.built.program, tensors)])
-        take_over(session, loadings)
+        checkpoints.refuse(folder, [p for loading in loadings for p in _not_finite(loading.built.program, tensors)])
+        checkpoints.take_over(session, loadings)
         for loading, snapshot in zip(loadings, snapshots, strict=True):
             _restore(own, loading, snapshot, tensors)
 
@@ -98,10 +90,12 @@ def load(folder: Folder, store: TrainedParameters) -> None:
         raise InputError.here(str(e).partition("\n  at ")[0]) from None  # at the caller's line
 
 
-def _restore(session: JaxSession, loading: Loading, snapshot: Snapshot, tensors: Mapping[str, Array]) -> None:
+def _restore(
+    session: JaxSession, loading: checkpoints.Loading, snapshot: Snapshot, tensors: Mapping[str, Array]
+) -> None:
     """Continue with the tensors and with the settings of a snapshot."""
     program = loading.built.program
-    fields = fields_of(program)
+    fields = checkpoints.fields_of(program)
     session.replace(program, fields, tensors)
     given = {f.name: tensors[f.name] for f in fields if f.name in tensors}
     bounds.tell(session, program, bounds.written(program, fields, given))

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracegrad import hypers
 from tracegrad import lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
-from tracegrad.hypers import LARGE, OFF, PREFIX, RANGES, UNIT, checked, checked_all, leaf_value, ranges_of, settable
 from tracegrad.program import Field, Program
 from tracegrad.refusals import remedy
 from tracegrad.schedule import Schedule
 
-STEP, RATE = f"{PREFIX}step", f"{PREFIX}lr"
+STEP, RATE = f"{hypers.PREFIX}step", f"{hypers.PREFIX}lr"
 
 
 class Rate:
@@ -74,7 +74,7 @@ class Knobs:
         if RATE in out:
             rate = self.rate.at(step)
             if rate != last.rate:
-                rate = checked("lr", rate, RANGES["lr"], f"the schedule at step {step}")
+                rate = hypers.checked("lr", rate, hypers.RANGES["lr"], f"the schedule at step {step}")
                 last.rate, last.lr = rate, np.asarray(rate, dtype=np.float32)
             out[RATE] = last.lr
         return out
@@ -83,13 +83,13 @@ class Knobs:
         """Return the values that are equal for each step, with places for the others."""
         out: dict[str, Any] = {}
         for f in fields:
-            name = f.name.removeprefix(PREFIX)
+            name = f.name.removeprefix(hypers.PREFIX)
             if name == "seed":
                 out[f.name] = np.asarray(seed, dtype=np.uint32)
             elif f.name in (STEP, RATE):
                 out[f.name] = None
             else:
-                out[f.name] = np.asarray(leaf_value(name, dict(self.values)), dtype=np.float32)
+                out[f.name] = np.asarray(hypers.leaf_value(name, dict(self.values)), dtype=np.float32)
         return out
 
     def with_rate(self, lr: Schedule | float) -> Knobs:
@@ -98,17 +98,17 @@ class Knobs:
 
     def wide(self) -> Knobs:
         """Return the same knobs for a gradient whose squares overflow."""
-        return Knobs(self.rate, {**self.values, UNIT: LARGE})
+        return Knobs(self.rate, {**self.values, hypers.UNIT: hypers.LARGE})
 
     def changed(self, hyper: Mapping[str, Any], program: Program, off: Sequence[str]) -> tuple[Knobs, dict[str, float]]:
         """Return the knobs after `train.set(**hyper)`, and those values in `off` that `program` lacks and is to have.
 
         Raise InputError with every unknown name. None is the clip_grad_norm that switches clipping off.
         """
-        names = settable(f.name for f in program.inputs)
+        names = hypers.settable(f.name for f in program.inputs)
         off = [name for name in off if name not in names]  # unless the loss has a hyperparameter of that name
         rest = {name: value for name, value in hyper.items() if name != "lr" or "lr" not in names}
-        ranges = {name: RANGES[name] for name in off} | ranges_of(program.meta)
+        ranges = {name: hypers.RANGES[name] for name in off} | hypers.ranges_of(program.meta)
         known = ["lr", *(name for name in names if name != "lr"), *off]
         unknown = [name for name in rest if name not in known[1:]]
         if unknown:
@@ -117,9 +117,9 @@ class Knobs:
                 f"set: {', '.join(unknown)} is not a value of this program{instead}; these can be set: "
                 f"{', '.join(known)}"
             )
-        new = {n: OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in rest.items()}
+        new = {n: hypers.OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in rest.items()}
         rate = Rate(schedules.as_schedule(hyper["lr"])) if len(rest) < len(hyper) else self.rate
-        given = checked_all(new, ranges, "set")
-        switched = {name: given[name] for name in off if given.get(name, OFF[name]) != OFF[name]}
+        given = hypers.checked_all(new, ranges, "set")
+        switched = {name: given[name] for name in off if given.get(name, hypers.OFF[name]) != hypers.OFF[name]}
         kept = {name: x for name, x in given.items() if name not in off or name in switched}  # the program's, then
         return Knobs(rate, {**self.values, **kept}), switched

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 from tracegrad.errors import InputError, call_site, placed
 from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
 from tracegrad.lr import as_schedule
+from tracegrad.optim import scaling
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
-from tracegrad.optim.scaling import (
-    AdjustLR,
-    Filter,
-    add_decayed_weights,
-    scale_by_adam,
-    scale_by_lion,
-    scale_by_lr,
-    scale_by_momentum,
-    scale_by_muon,
-    scale_by_rms,
-    track_ema,
-)
 from tracegrad.optim.transform import MONOTONE, NO_GROUPS, Groups, Transform, chain, check_transform
 from tracegrad.refusals import absent, check_call, unexpected, wrapped
 from tracegrad.schedule import Schedule
@@ -209,9 +198,9 @@ def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[s
     if clip is not None:
         parts.append(clip_by_global_norm(clip))
     scaled = any("lr" in part.ranges for part in core)  # a chain of the user has `scale_by_lr`, and may go on after it
-    parts += core if scaled else [*core, scale_by_lr()]
+    parts += core if scaled else [*core, scaling.scale_by_lr()]
     if ema is not None:
-        parts.append(track_ema(ema))
+        parts.append(scaling.track_ema(ema))
     transform = chain(*parts)
     shaped_by: dict[str, Any] = {"accumulate": every} if every != 1 else {}
     if normalize is not False:
@@ -256,7 +245,7 @@ def sgd(
     """
     if nesterov and momentum == 0:
         raise InputError.here("sgd: nesterov needs a momentum above 0")
-    moving = _unless_off("momentum", momentum, options, scale_by_momentum(momentum, nesterov))
+    moving = _unless_off("momentum", momentum, options, scaling.scale_by_momentum(momentum, nesterov))
     return [*decoupled(weight_decay, options), *moving]
 
 
@@ -276,7 +265,7 @@ def adam(
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
     """
-    return with_decay(scale_by_adam(beta1, beta2, eps), weight_decay, options, apart=False)
+    return with_decay(scaling.scale_by_adam(beta1, beta2, eps), weight_decay, options, apart=False)
 
 
 @recipe()
@@ -295,7 +284,7 @@ def adamw(
 
     >>> optimizer = optim.adamw(lr=lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
     """
-    return [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay)]
+    return [scaling.scale_by_adam(beta1, beta2, eps), scaling.add_decayed_weights(weight_decay)]
 
 
 @recipe("weight_decay")
@@ -309,7 +298,7 @@ def lion(
 
     >>> optimizer = optim.lion(lr=1e-4)
     """
-    return [scale_by_lion(beta1, beta2), *decoupled(weight_decay, options)]
+    return [scaling.scale_by_lion(beta1, beta2), *decoupled(weight_decay, options)]
 
 
 @recipe("momentum", "weight_decay", shaping=("centered",))
@@ -328,8 +317,8 @@ def rmsprop(
 
     >>> optimizer = optim.rmsprop(lr=1e-2)
     """
-    moving = _unless_off("momentum", momentum, options, scale_by_momentum(momentum))
-    return [*decoupled(weight_decay, options), scale_by_rms(alpha, eps, centered), *moving]
+    moving = _unless_off("momentum", momentum, options, scaling.scale_by_momentum(momentum))
+    return [*decoupled(weight_decay, options), scaling.scale_by_rms(alpha, eps, centered), *moving]
 
 
 @recipe(flat=False, shaping=("nesterov", "ns_steps", "adjust_lr"))
@@ -340,8 +329,8 @@ def muon(
     nesterov: bool = True,
     eps: float = 1e-7,
     ns_steps: int = 5,
-    adjust_lr: AdjustLR = "original",
-    only: Filter | None = None,
+    adjust_lr: scaling.AdjustLR = "original",
+    only: scaling.Filter | None = None,
     adam_lr_scale: float = 1.0,
     beta1: float = 0.9,
     beta2: float = 0.999,
@@ -356,13 +345,14 @@ def muon(
 
     >>> optimizer = optim.muon(lr=1e-3)
     """
-    core = scale_by_muon(momentum, nesterov, eps, ns_steps, adjust_lr, only, adam_lr_scale, beta1, beta2, adam_eps)
-    return [core, add_decayed_weights(weight_decay)]
+    of_adam = (adam_lr_scale, beta1, beta2, adam_eps)
+    core = scaling.scale_by_muon(momentum, nesterov, eps, ns_steps, adjust_lr, only, *of_adam)
+    return [core, scaling.add_decayed_weights(weight_decay)]
 
 
 def decoupled(weight_decay: float, options: Options) -> Chain:
     """Return weight decay as a list of transforms, empty if it is off."""
-    return _unless_off("weight_decay", weight_decay, options, add_decayed_weights(weight_decay))
+    return _unless_off("weight_decay", weight_decay, options, scaling.add_decayed_weights(weight_decay))
 
 
 def with_decay(core: Transform, weight_decay: float, options: Options, apart: bool) -> Chain:

@@ -22,21 +22,10 @@ from tracegrad.ir import PRIMITIVES
 from tracegrad.kernel_source import KernelSource
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_text import PRELUDE, as_c, helper
+from tracegrad.runtime import verify
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.cache import WRONG, Verdicts, key_of
 from tracegrad.runtime.points import PERIOD, STRIDE
-from tracegrad.runtime.verify import (
-    FURTHER,
-    Contents,
-    Name,
-    Trial,
-    Trials,
-    enabled,
-    faults,
-    layout_of,
-    sizes_of,
-    trials_of,
-)
 
 
 def computes_wrongly(
@@ -52,23 +41,23 @@ def computes_wrongly(
     allocate: returns an array of zeros, by size and NumPy type.
     launch:   runs a kernel on arrays, with its offsets.
     """
-    if not enabled():
+    if not verify.enabled():
         return False
     verdicts = Verdicts(("cpu", *compiler.state, ENGINE))
     arithmetic = Arithmetic(verdicts, begin)
     keyed = {key_of(repr(k.texts["c"]), repr(k.binding_of)): k for k in kernels}
-    placed = {key: (k, layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
-    sizes = sizes_of(layout for _, layout in placed.values())
+    placed = {key: (k, verify.layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
+    sizes = verify.sizes_of(layout for _, layout in placed.values())
     arrays = {name: allocate(size, STORED[name[1]].numpy) for name, size in sizes.items()}
 
-    def run(trials: Trials) -> Iterator[list[Array]]:
-        contents = Contents(sizes)
+    def run(trials: verify.Trials) -> Iterator[list[Array]]:
+        contents = verify.Contents(sizes)
         for _, trial in trials:
             _prepare(trial, contents, arrays)
             launch(trial.plan.kernel, [arrays[name] for name in trial.plan.layout.arrays], trial.plan.layout.offsets)
             yield [arrays[c.array][c.at] for c in trial.checks]
 
-    found = faults(trials_of(placed, strict=True), run, FURTHER)
+    found = verify.faults(verify.trials_of(placed, strict=True), run, verify.FURTHER)
     verdicts.add(found)
     wrong = [(keyed[key].label, how) for key, how in found.items() if how]
     fault = arithmetic.fault()
@@ -79,7 +68,7 @@ def computes_wrongly(
     return any(verdicts.known(key) == WRONG for key in (arithmetic.key, *keyed))
 
 
-def _prepare(trial: Trial, contents: Contents, arrays: Mapping[Name, Array]) -> None:
+def _prepare(trial: verify.Trial, contents: verify.Contents, arrays: Mapping[verify.Name, Array]) -> None:
     """Fill the arrays with the values that a trial expects."""
     for f in contents.lacking(trial):
         target = arrays[f.array][f.begin : f.end]

@@ -14,20 +14,10 @@ from tracegrad.arrays import Array, np
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
+from tracegrad.runtime import verify
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.bench import Bench, Launch, mover
 from tracegrad.runtime.cache import RIGHT, Verdicts, key_of
-from tracegrad.runtime.verify import (
-    Kernels,
-    Layout,
-    Name,
-    Trials,
-    enabled,
-    faults,
-    layout_of,
-    sizes_of,
-    trials_of,
-)
 from tracegrad.runtime.wgpu_program import offsets_of_kernels
 
 SELF_TEST = Program(
@@ -67,29 +57,29 @@ class Unchecked:
     def __init__(self, program: Program, verdicts: Verdicts) -> None:
         self.program, self.verdicts = program, verdicts
         self.numbers: dict[str, int] = {}
-        self.kernels: dict[str, tuple[KernelSource, Layout]] = {}
+        self.kernels: dict[str, tuple[KernelSource, verify.Layout]] = {}
         self.launches: dict[str, Launch] = {}
-        self.trials: Trials = ()
+        self.trials: verify.Trials = ()
         self.helpers: list[Any] = []  # pipelines of the bench, kept until they were used
 
     def begin(self, compiled: Callable[[KernelSource], Any]) -> None:
         """Compute the expected results while pipelines are compiled; `compiled` lets others compile one more kernel."""
         known, kernels = self.verdicts.known, self.program.kernels
-        if enabled():
+        if verify.enabled():
             firsts = {d.kernel: d for d in reversed(self.program.dispatches)}
             used = {n: kernels[n] for n in sorted(firsts)}
             keys = {key_of(k.wgsl, repr(k.bindings)): n for n, k in used.items() if k.forms}
             self.numbers = {key: n for key, n in keys.items() if known(key) != RIGHT}
             constant = offsets_of_kernels(self.program)
             for key, n in self.numbers.items():
-                self.kernels[key] = kernels[n], layout_of(kernels[n], firsts[n].offsets)
+                self.kernels[key] = kernels[n], verify.layout_of(kernels[n], firsts[n].offsets)
                 self.launches[key] = Launch(firsts[n].grid, n in constant)
             for n, k in used.items():
                 if k.turns:
                     self._begin_loop(k, firsts[n])
             dtypes = sorted({dtype for _, at in self.kernels.values() for _, dtype in at.arrays})
             self.helpers = [compiled(mover(*ends)) for d in dtypes for ends in (("i32", d), (d, "i32"))]
-            self.trials = trials_of(self.kernels)
+            self.trials = verify.trials_of(self.kernels)
 
     def _begin_loop(self, loop: KernelSource, first: Dispatch) -> None:
         """Add the kernels of a loop in one launch. Each runs alone, in iteration 1 if there are several."""
@@ -101,7 +91,7 @@ class Unchecked:
                 moved = turn.moved if several else (0,) * len(turn.moved)
                 own = [x + more for x, more in zip(first.offsets[turn.first :], moved)]
                 self.numbers[key] = turn.kernel
-                self.kernels[key] = turn.source, layout_of(turn.source, own)
+                self.kernels[key] = turn.source, verify.layout_of(turn.source, own)
                 self.launches[key] = Launch(first.grid, False, (loop.slots, turn.first, moved), several * turns + k)
 
     def refuse_wrong(self, session: Session) -> None:
@@ -121,10 +111,10 @@ class Unchecked:
                 raise error
 
 
-def _checked(kernels: Kernels, trials: Trials, launches: Launches, session: Session) -> dict[str, str]:
+def _checked(kernels: verify.Kernels, trials: verify.Trials, launches: Launches, session: Session) -> dict[str, str]:
     """Describe what each kernel computes wrongly. If memory does not suffice for all kernels, check them in halves."""
     try:
-        return faults(trials, partial(_run, session, sizes_of(x for _, x in kernels.values()), launches))
+        return verify.faults(trials, partial(_run, session, verify.sizes_of(x for _, x in kernels.values()), launches))
     except DeviceLostError:
         raise
     except DeviceError as e:  # too little memory beside the program's own
@@ -137,7 +127,9 @@ def _checked(kernels: Kernels, trials: Trials, launches: Launches, session: Sess
         return parts[0] | parts[1]
 
 
-def _run(session: Session, sizes: Mapping[Name, int], launches: Launches, trials: Trials) -> list[list[Array]]:
+def _run(
+    session: Session, sizes: Mapping[verify.Name, int], launches: Launches, trials: verify.Trials
+) -> list[list[Array]]:
     """Return the device's results at the elements that each trial checks."""
     bench = Bench(sizes)
     for key, trial in trials:
