@@ -158,9 +158,7 @@ class Space:
 
     def var(self, name: str, size: int) -> Index:
         """Return the variable `name` in [0, size), or 0 if size is 1."""
-        if size == 1:
-            return self.number(0)
-        return self._atom(name, Var, name, size)
+        return self.number(0) if size == 1 else self._atom(name, Var, name, size)
 
     def _atom(self, key: Any, kind: Callable[..., Atom], *parts: Any) -> Index:
         """Return the interned atom of a key as an index."""

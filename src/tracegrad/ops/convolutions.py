@@ -15,20 +15,9 @@ from tracegrad.dtypes import TensorType, show
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import op
+from tracegrad.ops import windows
 from tracegrad.ops.joining import concat
-from tracegrad.ops.windows import (
-    KINDS,
-    WINDOWS,
-    IntOrPair,
-    Phases,
-    Sizes,
-    by,
-    by_phases,
-    check_images,
-    geometry,
-    int_each,
-    window_counts,
-)
+from tracegrad.ops.windows import IntOrPair, Phases, Sizes
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.maps import composite, float_type
@@ -50,7 +39,7 @@ def _channels(x: TensorType, w: TensorType, axes: int, groups: int, per_group: i
     float_type(w)
     if groups < 1 or w.shape[0] % groups or x.shape[1] != per_group * groups:
         last = x.shape[-1] == per_group * groups != x.shape[1]
-        kind, layout = KINDS[axes]
+        kind, layout = windows.KINDS[axes]
         moved = (0, axes + 1, *range(1, axes + 1))
         hint = f"; {kind} are {layout}, so write x.permute{moved} for channels last" if last else ""
         raise ShapeError(
@@ -63,15 +52,15 @@ def _conv_type(
     x: TensorType, w: TensorType, *, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> TensorType:
     n = len(stride)
-    check_images(x, n)
+    windows.check_images(x, n)
     _channels(x, w, n, groups, w.shape[1] if w.ndim == n + 2 else 0)
-    counts = window_counts(x.shape[2:], w.shape[2:], stride, padding, dilation)
+    counts = windows.window_counts(x.shape[2:], w.shape[2:], stride, padding, dilation)
     return TensorType(x.dtype, (x.shape[0], w.shape[0], *counts))
 
 
 def _conv(x: Tensor, w: Tensor, *, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Tensor:
     b, o, n = x.shape[0], w.shape[0], len(stride)
-    patches = bind(WINDOWS, x, kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation)
+    patches = bind(windows.WINDOWS, x, kernel=w.shape[2:], stride=stride, padding=padding, dilation=dilation)
     places = patches.shape[2 : 2 + n]
     inner = math.prod(w.shape[1:])
     columns = permute(patches, (0, 1, *range(2 + n, 2 + 2 * n), *range(2, 2 + n)))
@@ -107,10 +96,10 @@ def _transpose_type(
     x: TensorType, w: TensorType, *, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> TensorType:
     n = len(size)
-    check_images(x, n)
+    windows.check_images(x, n)
     _channels(x, w, n, groups, w.shape[0] // groups if w.ndim == n + 2 and groups > 0 else 0)
-    if min(size) < 0 or window_counts(size, w.shape[2:], stride, padding, dilation) != x.shape[2:]:
-        raise ShapeError(f"an image of {by(size)} does not have {by(x.shape[2:])} windows: x is {x}")
+    if min(size) < 0 or windows.window_counts(size, w.shape[2:], stride, padding, dilation) != x.shape[2:]:
+        raise ShapeError(f"an image of {windows.by(size)} does not have {windows.by(x.shape[2:])} windows: x is {x}")
     return TensorType(x.dtype, (x.shape[0], w.shape[1] * groups, *size))
 
 
@@ -118,7 +107,7 @@ def _conv_transpose(
     x: Tensor, w: Tensor, *, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
     b, c, n = x.shape[0], w.shape[1], len(size)
-    axes = geometry(w.shape[2:], size, stride, padding, dilation)
+    axes = windows.geometry(w.shape[2:], size, stride, padding, dilation)
     w = _grouped(w, 0, groups)  # [groups, o, c, *kernel]
 
     def product(phases: Sequence[Phases]) -> Tensor:
@@ -137,7 +126,7 @@ def _conv_transpose(
         filters = broadcast_to(filters, (b, *filters.shape[1:]))
         return reshape(bind(MATMUL, filters, columns), (b, groups, c, *counts, *lengths))
 
-    y = by_phases(axes, product, 3, concat)
+    y = windows.by_phases(axes, product, 3, concat)
     return reshape(y, (b, groups * c, *size))
 
 
@@ -152,7 +141,7 @@ def _conv_weight(
 ) -> Tensor:
     (b, o, *places), n = ct.shape, len(kernel)
     c, count = x.shape[1] // groups, b * math.prod(places)
-    patches = bind(WINDOWS, x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+    patches = bind(windows.WINDOWS, x, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
     columns = permute(_grouped(patches, 1, groups), (1, 0, *range(3, 3 + n), 2, *range(3 + n, 3 + 2 * n)))
     columns = reshape(columns, (groups, count, c * math.prod(kernel)))
     rows = permute(_grouped(ct, 1, groups), (1, 2, 0, *range(3, 3 + n)))
@@ -238,9 +227,9 @@ CONV_WEIGHT = {
 # Public functions
 def _geometry(stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair, groups: int, axes: int = 2) -> dict[str, Any]:
     return {
-        "stride": int_each("stride", stride, 1, axes),
-        "padding": int_each("padding", padding, 0, axes),
-        "dilation": int_each("dilation", dilation, 1, axes),
+        "stride": windows.int_each("stride", stride, 1, axes),
+        "padding": windows.int_each("padding", padding, 0, axes),
+        "dilation": windows.int_each("dilation", dilation, 1, axes),
         "groups": groups,
     }
 
@@ -391,7 +380,7 @@ def conv_transpose3d(
 
 def _transposed(x: Tensor, w: Tensor, output_padding: IntOrPair, how: dict[str, Any]) -> Tensor:
     axes = len(how["stride"])
-    extra = int_each("output_padding", output_padding, 0, axes)
+    extra = windows.int_each("output_padding", output_padding, 0, axes)
     if x.ndim != axes + 2 or w.ndim != axes + 2:
         raise ShapeError(f"x and w must have rank {axes + 2}, got {x.type} and {w.type}")
     strides, pads, dilations = how["stride"], how["padding"], how["dilation"]
