@@ -289,14 +289,15 @@ def follow_size(
     constants: how many constants of each graph are one of the numbers.
     """
     record, on_plain = Record(sizes.a), lambda: graph_at(sizes.a)
+    graphs: list[Graph] = []
     try:
-        # Python 3.12 and later report the instructions of a function from its second call on
-        before = [_watched(on_plain)[0]] if sys.version_info >= (3, 12) else []
+        if sys.version_info >= (3, 12):  # reports the instructions of a function from its second call on
+            graphs.append(_watched(on_plain)[0])
         graph, ran = _watched(lambda: graph_at(record.size()))
         plain, plain_ran = _watched(on_plain)
     except UnsizedError:  # such as a function in C that takes nothing but an int
         return None
-    if record.escaped or ran != plain_ran or not all(_equal(g, plain) for g in (graph, *before)):
+    if record.escaped or ran != plain_ran or not all(_equal(g, plain) for g in (graph, *graphs)):
         return None
     given: dict[At, list[int]] = {n.at: [] for n in numbers}
     later = record.at(sizes.b)
