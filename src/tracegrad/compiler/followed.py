@@ -364,14 +364,13 @@ def _equal_nodes(graph: Graph, plain: Graph, numbers: Sequence[Mapping[int, int]
 
 
 def _equal_bodies(body: Body, plain: Body) -> bool:
-    parts = [(len(b.carries), len(b.xs), len(b.consts), len(b.each)) for b in (body, plain)]
     graphs = graph_of(body), graph_of(plain)
     numbers = [
         {**{t.serial: k for k, t in enumerate(g.nodes)}, **{t.serial: -1 - k for k, t in enumerate(b.leaves)}}
         for g, b in zip(graphs, (body, plain))
     ]
     return (
-        parts[0] == parts[1]
+        body.counts == plain.counts
         and all(_same(x.type, y.type) for x, y in zip(body.leaves, plain.leaves))
         and [numbers[0][t.serial] for t in body.roots] == [numbers[1][t.serial] for t in plain.roots]
         and _equal_nodes(*graphs, numbers)

@@ -97,8 +97,7 @@ def _iterations_grow(one: Body, other: Body) -> bool:
 
 
 def _bodies_agree(one: Body, other: Body, sizes: Pair) -> bool:
-    parts = [(len(b.carries), len(b.xs), len(b.consts), len(b.each)) for b in (one, other)]
-    if parts[0] != parts[1] or not all(sizes.agree(x.type, y.type) for x, y in zip(one.leaves, other.leaves)):
+    if one.counts != other.counts or not all(sizes.agree(x.type, y.type) for x, y in zip(one.leaves, other.leaves)):
         return False
     numbers = [{t.serial: -1 - k for k, t in enumerate(b.leaves)} for b in (one, other)]
     _check_nodes(graph_of(one), graph_of(other), numbers, sizes)

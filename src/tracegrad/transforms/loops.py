@@ -59,6 +59,11 @@ class Body:
         """All nodes that an iteration computes."""
         return [*self.new, *self.each]
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many carries, elements, constants and further values there are."""
+        return len(self.carries), len(self.xs), len(self.consts), len(self.each)
+
     def with_roots(self, roots: Sequence[Tensor]) -> Body:
         """Return a body with the same leaves and other roots, in the order of `roots`."""
         n = len(self.new)
