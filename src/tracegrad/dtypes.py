@@ -268,6 +268,11 @@ def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
     return dims
 
 
+def axis_first(shape: Shape, axis: int) -> Shape:
+    """Return `shape` with `axis` moved to the front."""
+    return (shape[axis], *shape[:axis], *shape[axis + 1 :])
+
+
 def reduced_shape(shape: Shape, axes: Sequence[int]) -> Shape:
     """Return `shape` with the `axes` set to 1."""
     return tuple(1 if d in axes else n for d, n in enumerate(shape))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from tracegrad.dtypes import DTYPES, STORED, TensorType
+from tracegrad.dtypes import DTYPES, STORED, TensorType, axis_first
 from tracegrad.errors import InputError
 from tracegrad.graph import Graph
 from tracegrad.jsontext import LOCAL, built, demand, distinct, dumped, index, natural, parse, plain, shown
@@ -72,9 +72,7 @@ class Field:
     @property
     def stored(self) -> tuple[int, ...]:
         """The shape in memory."""
-        return (
-            (self.shape[self.axis], *self.shape[: self.axis], *self.shape[self.axis + 1 :]) if self.axis else self.shape
-        )
+        return axis_first(self.shape, self.axis) if self.axis else self.shape
 
     @property
     def type(self) -> TensorType:

@@ -24,7 +24,7 @@ from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leading
-from tracegrad.dtypes import TensorType
+from tracegrad.dtypes import TensorType, axis_first
 from tracegrad.errors import CompileError, ShapeError
 from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError
@@ -202,7 +202,7 @@ def _moved(types: Mapping[str, TensorType], axes: Mapping[str, int]) -> dict[str
     """Return types with an axis in front."""
 
     def moved(t: TensorType, k: int) -> TensorType:
-        return t._replace(shape=(t.shape[k], *t.shape[:k], *t.shape[k + 1 :])) if k else t
+        return t._replace(shape=axis_first(t.shape, k)) if k else t
 
     return {name: moved(t, axes.get(name, 0)) for name, t in types.items()}
 

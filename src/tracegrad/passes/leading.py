@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tracegrad import ambient
-from tracegrad.dtypes import Shape, TensorType
+from tracegrad.dtypes import Shape, TensorType, axis_first
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, bind, rebind
 from tracegrad.prims.folds import GATHER, MATMUL, SCATTER_ADD
@@ -74,8 +74,7 @@ def lead_with_size(graph: Graph, n: int) -> Led:
             here.site = t.site
             if t.prim is LEAF and t.attrs["role"] == "input" and (axis := _axis(t.shape, n)) and t.shape[axis] == n:
                 inputs[t.attrs["name"]] = axis
-                shape = (n, *t.shape[:axis], *t.shape[axis + 1 :])
-                given = leaf("input", t.attrs["name"], TensorType(t.dtype, shape))
+                given = leaf("input", t.attrs["name"], TensorType(t.dtype, axis_first(t.shape, axis)))
                 wide = (n, *t.shape[:axis], 1, 1, *t.shape[axis + 1 :])
                 moved.keep(t, Form(axis, 1, 1), reshape(given, wide))
             else:
@@ -88,7 +87,7 @@ def lead_with_size(graph: Graph, n: int) -> Led:
             if id(t) in results and form and form.axis and form.before == form.after == 1:
                 outputs[results[id(t)]] = form.axis
                 u = moved.kept[t.serial]
-                roots.append(reshape(u, (n, *t.shape[: form.axis], *t.shape[form.axis + 1 :])))
+                roots.append(reshape(u, axis_first(t.shape, form.axis)))
             else:
                 roots.append(moved.new[t.serial])
     return Led(graph.with_roots(roots), inputs, outputs)

@@ -52,7 +52,7 @@ class _Loaded:
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # the array last copied into each input's memory
     lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs that are read in place
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # of each dispatch in NumPy
-    # kernels in NumPy that are bound, by number, buffers and offsets: all sizes share those that do not read the size
+    # bound kernels in NumPy, by number, buffers and offsets; all sizes share those that do not read the size
     made: dict[Any, Callable[[], None]] = field(default_factory=dict[Any, "Callable[[], None]"])
     whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
     bound: BoundCalls | None = None  # the same in C
