@@ -13,7 +13,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.training import callbacks
+from tracegrad.training import events
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((40, 3)).astype(np.float32)
@@ -85,13 +85,13 @@ def scalars(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def test_the_checksum_is_castagnolis() -> None:
-    unmasked = (callbacks.checksum(b"123456789") - callbacks.MASK) & 0xFFFFFFFF
+    unmasked = (events.checksum(b"123456789") - events.MASK) & 0xFFFFFFFF
     assert (unmasked << 15 | unmasked >> 17) & 0xFFFFFFFF == 0xE3069283  # the check value of its catalogue
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39, math.inf, 0.0, 1e-46])
 def test_values_beyond_f32_are_infinite(value: float) -> None:
-    event = fields(callbacks.scalar("a", value, 300, 0.0))
+    event = fields(events.scalar("a", value, 300, 0.0))
     got = struct.unpack("<f", fields(fields(event[5])[1])[2])[0]
     with np.errstate(over="ignore"):
         assert got == np.float64(value).astype(np.float32) and event[2] == 300

@@ -10,7 +10,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.training.history import Progress
+from tracegrad.training.progress import Progress
 
 
 class Line(tg.Module):

@@ -16,7 +16,7 @@ from tracegrad import init
 from tracegrad.ambient import require
 from tracegrad.arrays import Array, checked_seed, np
 from tracegrad.compiler.layout import arena_of
-from tracegrad.compiler.tracing import checked_loss
+from tracegrad.compiler.signatures import checked_loss
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.params import declared, drawn
 from tracegrad.errors import InputError

@@ -20,8 +20,9 @@ from tracegrad.refusals import shown
 from tracegrad.training.between import lr_metric, turns
 from tracegrad.training.callbacks import EVENTS
 from tracegrad.training.data import Position, Rows, as_inputs, size_of, sources
-from tracegrad.training.history import FitState, History, Log, Progress, Stop
+from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.placing import Placed, placed
+from tracegrad.training.progress import Log, Progress
 from tracegrad.training.training import Training
 from tracegrad.training.validation import Validation
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from tracegrad.ambient import require
 from tracegrad.arrays import Array, np
 from tracegrad.compiler.several import named_by
-from tracegrad.compiler.tracing import check_signature
+from tracegrad.compiler.signatures import check_signature
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.errors import InputError
 from tracegrad.training.data import Rows, as_inputs

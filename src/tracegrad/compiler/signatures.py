@@ -1,0 +1,155 @@
+"""Check arguments and results of losses and forwards, with errors that name the user's function and line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, cast
+
+from tracegrad.dtypes import f32
+from tracegrad.errors import CompileError, InputError, Site, call_site, located
+from tracegrad.ir import Tensor
+from tracegrad.nn.module import like
+from tracegrad.refusals import article, shown
+from tracegrad.states import StateTensor
+
+
+def check_function(fn: object, what: str) -> None:
+    """Raise InputError unless `fn` can be a loss or forward."""
+    if not callable(fn):
+        hint = f"; it is called while tracing, so give the function itself, as in {what}={what}"
+        raise InputError.here(f"{what} must be a function of the model and the inputs, got {shown(fn)}{hint}")
+    for kind, test in (("async", inspect.iscoroutinefunction), ("a generator", inspect.isgeneratorfunction)):
+        if test(fn):
+            raise InputError.here(
+                f"{what} {fn.__name__} is {kind}: it must be a plain function that returns, without await and yield"
+            )
+
+
+def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str) -> None:
+    """Raise InputError if the function cannot be called with the model and these names."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    parameters = list(signature.parameters.values())
+    named = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes = [p.name for p in named]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
+    problems = [
+        f"{n!r} is declared but {what} does not take it{_meant(n, missing)}"
+        for n in inputs
+        if n not in takes and not anything
+    ]
+    problems += [f"{what} takes {name!r}, which is not declared" for name in missing]
+    if not parameters:
+        problems = [f"{what} must take the model as its first argument"]
+    elif parameters[0].name in inputs:
+        others = [n for n in inputs if n != "m"]
+        problems = [f"its first argument is the model, as in {what}(m, {', '.join(others)})"]
+    if problems:
+        call = f"{getattr(fn, '__name__', type(fn).__name__)}({', '.join([p.name for p in parameters])})"
+        raise InputError.here(
+            f"inputs do not match {what} {call}: {'; '.join(problems)}. Use the same names in both: "
+            f"inputs declares {', '.join(inputs) or 'nothing'}"
+        )
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name.lower(), [n.lower() for n in names], n=1)
+    return f" (did you mean {next(n for n in names if n.lower() == near[0])!r}?)" if near else ""
+
+
+def _defined(fn: Callable[..., Any]) -> Site | None:
+    """Return where a loss or forward is defined, for errors about its result."""
+    code = getattr(fn, "__code__", None)
+    return Site(code.co_filename, code.co_firstlineno) if code is not None else call_site()
+
+
+def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the rank-0 loss and the aux tensors. Raises CompileError if there is no scalar f32 loss."""
+    name = getattr(loss, "__name__", "loss")
+    aux: Any = {}
+    result = _read(result)
+    if isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2:
+        result, aux = cast("tuple[Any, Any]", result)
+        if isinstance(result, dict) and isinstance(aux, Tensor):
+            raise CompileError(
+                located(
+                    f"{name}: the loss, {aux.type}, must come first, then the dict of aux; swap them", _defined(loss)
+                )
+            )
+    items = cast("dict[str, Any]", aux).items() if isinstance(aux, dict) else ()
+    wrong = {n: x for n, x in items if not isinstance(x, Tensor)}
+    if not isinstance(aux, dict) or wrong:
+        got = shown(aux) if not wrong else ", ".join([f"{n!r} is {article(_kind(x))}" for n, x in wrong.items()])
+        raise CompileError(
+            located(
+                f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}}), got {got}', _defined(loss)
+            )
+        )
+    if not isinstance(result, Tensor):
+        hint = 'return a scalar such as tg.mean(...), or (scalar, {"name": tensor})'
+        raise CompileError(
+            located(f"{name} must return a tensor, got {_kind(cast('object', result))}; {hint}", _defined(loss))
+        )
+    if result.shape != () or result.dtype != f32:
+        hint = (
+            "reduce it with tg.mean or tg.sum"
+            if result.shape
+            else "tg.mean gives f32; tg.cast(x, tg.f32) has no gradient"
+        )
+        raise CompileError(
+            located(f"{name} must return a scalar, f32[], got {result.type}; {hint}", result.site or call_site())
+        )
+    return result, cast("dict[str, Tensor]", aux)
+
+
+def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
+    """Return the outputs by name, and the structure they came in.
+
+    Raises CompileError for a result that is no tensor, tuple or dict.
+    """
+    result = _read(result)
+    if isinstance(result, Tensor):
+        return {"output": result}, None
+    parts: dict[Any, Any] | None = None
+    if isinstance(result, dict):
+        parts = dict(cast("dict[Any, Any]", result))
+    elif isinstance(result, (tuple, list)):
+        parts = dict(enumerate(cast("tuple[Any, ...]", result)))
+    if not parts or not all(isinstance(x, Tensor) for x in parts.values()):
+        name = getattr(forward, "__name__", "forward")
+        got = _odd(cast("object", result), parts)
+        raise CompileError(
+            located(
+                f"{name} must return a tensor, or a tuple or dict of tensors (not nested), got {got}", _defined(forward)
+            )
+        )
+    outputs = {f"output.{k}": x for k, x in parts.items()}
+    return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
+
+
+def _read(result: Any) -> Any:
+    """Return `result` with states of the model replaced by their current values; in a loss, those in its aux."""
+    if isinstance(result, StateTensor):
+        return result.now
+    if isinstance(result, dict):
+        return {key: _read(x) for key, x in cast("dict[Any, Any]", result).items()}
+    return like(result, map(_read, cast("list[Any]", result))) if isinstance(result, (tuple, list)) else result
+
+
+def _odd(result: object, parts: Mapping[Any, Any] | None) -> str:
+    """Describe what is wrong with the result of a forward: its kind, and the first part that is not a tensor."""
+    odd = next(
+        (f", where {k!r} is {article(_kind(x))}" for k, x in (parts or {}).items() if not isinstance(x, Tensor)), ""
+    )
+    return f"{'an empty ' if parts == {} else ''}{_kind(result)}{odd}"
+
+
+def _kind(value: object) -> str:
+    if callable(value) and hasattr(value, "__code__"):
+        return "function (call it)"
+    return type(value).__name__ if value is not None else "None (is the return missing?)"
