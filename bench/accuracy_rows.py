@@ -1,8 +1,7 @@
 """The rows of the accuracy table: an op, its operands, the float64 truth, and the promised error.
 
-The truth is float64 NumPy, written independently of the library's own rules. An error counts in units in the last
-place (ulp) of the result. Where terms cancel, or a rounded operand is amplified, it counts in ulp of a larger scale,
-which the row names.
+The truth is float64 NumPy (`accuracy_truths.py`). An error counts in units in the last place (ulp) of the result. Where
+terms cancel, or a rounded operand is amplified, it counts in ulp of a larger scale, which the row names.
 """
 
 from __future__ import annotations
@@ -13,6 +12,36 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from accuracy_truths import (
+    attend,
+    attend_scale,
+    conv,
+    conv_transpose,
+    digamma,
+    digamma_scale,
+    erf,
+    factors,
+    factors_scale,
+    gelu_exact,
+    gelu_tanh,
+    interpolated,
+    interpolated_scale,
+    lgamma,
+    lgamma_scale,
+    lower_solved,
+    lower_solved_scale,
+    lse,
+    normed,
+    normed_scale,
+    of_sizes,
+    pixel_centres,
+    softmax,
+    softmax_scale,
+    solved_scale,
+    stable_sigmoid,
+    stable_softplus,
+    windows,
+)
 
 import tracegrad as tg
 
@@ -22,8 +51,6 @@ Points = Callable[[Rng, int], list[Array]]
 
 TINY, HUGE = 2.0**-126, 3.4028235e38
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, TINY, -TINY, HUGE, -HUGE, 1e-45, -1e-45], np.float32)
-erf: Any = np.vectorize(math.erf, otypes=[np.float64])
-erfc: Any = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 @dataclass(frozen=True)
@@ -57,6 +84,12 @@ def all_f32(rng: Rng, n: int) -> list[Array]:
     return [everywhere(rng, n)]
 
 
+def all_normal(rng: Rng, n: int) -> list[Array]:
+    """The same without denormals."""
+    x = everywhere(rng, n)
+    return [np.where(np.abs(x) < TINY, np.float32(0), x)]
+
+
 def all_pairs(rng: Rng, n: int) -> list[Array]:
     """Two operands from everywhere, and every special value against every other."""
     a, b, k = everywhere(rng, n), everywhere(rng, n), SPECIAL.size
@@ -83,6 +116,12 @@ def around(centre: float) -> Points:
         return [np.concatenate([close, far.astype(np.float32)])]
 
     return points
+
+
+def negative_integers(rng: Rng, n: int) -> list[Array]:
+    """-1 and so on, and those that no half is between, up to -2²⁴."""
+    k = np.arange(1, n // 2 + 1)
+    return [-np.concatenate([k, 2**24 - k]).astype(np.float32)]
 
 
 def quarter_turns(rng: Rng, n: int) -> list[Array]:
@@ -119,91 +158,6 @@ def arrays(*shapes: tuple[int, ...]) -> Points:
     return lambda rng, n: [rng.normal(size=s).astype(np.float32) for s in shapes]
 
 
-# Truths
-def stable_sigmoid(x: Array) -> Array:
-    """Without cancellation on either side."""
-    e = np.exp(-np.abs(x))
-    return np.where(x < 0, e, 1.0) / (1 + e)
-
-
-def gelu_exact(x: Array) -> Array:
-    """x Φ(x) by erfc, which does not cancel; NaN at -inf, as the formula and PyTorch."""
-    return x * erfc(-x * math.sqrt(0.5)) / 2
-
-
-def gelu_tanh(x: Array) -> Array:
-    """x / (1 + exp(-2v)), v = sqrt(2/π) (x + 0.044715 x³); 0 at -inf, its limit."""
-    x = np.maximum(x, -1e30)
-    return x * stable_sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-
-
-def stable_softplus(x: Array) -> Array:
-    """log(1 + exp(x))."""
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
-
-
-def lse(x: Array) -> Array:
-    """Of rows, axis kept."""
-    top = x.max(-1, keepdims=True)
-    return np.log(np.exp(x - top).sum(-1, keepdims=True)) + top
-
-
-def softmax(x: Array) -> Array:
-    """Of rows."""
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def softmax_scale(x: Array) -> Array:
-    """The rounding of x - max counts by its size."""
-    return softmax(x) * (1 + x.max(-1, keepdims=True) - x)
-
-
-def normed(x: Array) -> Array:
-    """Layer norm of rows, without gain."""
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
-
-
-def normed_scale(x: Array) -> Array:
-    """x and the mean, each rounded, over the deviation."""
-    return (np.abs(x) + np.abs(x).mean(-1, keepdims=True)) / (x.std(-1, keepdims=True) + 1e-5)
-
-
-def windows(x: Array, kh: int, kw: int) -> Array:
-    """[N, C, H, W] -> [N, C, oh, ow, kh, kw]."""
-    return np.lib.stride_tricks.sliding_window_view(x, (kh, kw), axis=(2, 3))
-
-
-def conv(x: Array, w: Array) -> Array:
-    """conv2d with padding 1."""
-    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    return np.einsum("nchwij,ocij->nohw", windows(padded, *w.shape[2:]), w)
-
-
-def conv_transpose(x: Array, w: Array) -> Array:
-    """conv_transpose2d of stride 1 without padding: x spread by w [in, out, kh, kw]."""
-    kh, kw = w.shape[2:]
-    padded = np.pad(x, ((0, 0), (0, 0), (kh - 1, kh - 1), (kw - 1, kw - 1)))
-    return np.einsum("nchwij,coij->nohw", windows(padded, kh, kw), w[:, :, ::-1, ::-1])
-
-
-def attend(q: Array, k: Array, v: Array) -> Array:
-    """softmax(q kᵀ / √d) v."""
-    return softmax(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])) @ v
-
-
-def attend_scale(q: Array, k: Array, v: Array) -> Array:
-    """The scores' rounding counts by the sizes of their terms."""
-    size = np.abs(q) @ np.abs(k).swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    return (softmax(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])) * (1 + size)) @ np.abs(v)
-
-
-def of_sizes(f: Callable[..., Array]) -> Callable[..., Array]:
-    """The scale of a sum of products: the same function of the operands' sizes."""
-    return lambda *xs: f(*map(np.abs, xs))
-
-
 SIZES = "Σ|terms|"
 
 
@@ -228,6 +182,8 @@ def elementwise_rows() -> list[Row]:
     two("div", np.divide, 2.5)
     two("remainder", np.remainder, 0.5)
     hard("remainder", "a -100 … 100, b 0.1 … 3", between((-100, 100), (0.1, 3)))
+    two("fmod", np.fmod, 0)
+    hard("fmod", "a -100 … 100, b 0.1 … 3", between((-100, 100), (0.1, 3)))
     two("floor_divide", np.floor_divide, 3)
     hard("floor_divide", "a -100 … 100, b 0.1 … 3", between((-100, 100), (0.1, 3)), 0)
     two("minimum", np.minimum, 0)
@@ -270,6 +226,14 @@ def elementwise_rows() -> list[Row]:
     one("erf", erf, 4)
     hard("erf", "-5 … 5", between((-5, 5)))
     hard("erf", "next to 1", around(1.0))
+    rows.append(Row("lgamma", "all normal f32", tg.lgamma, all_normal, lgamma, 24, lgamma_scale, SIZES))
+    hard("lgamma", "0 … 10", between((0, 10)))
+    hard("lgamma", "-12 … 0", between((-12, 0)), 8, scale=lgamma_scale, unit=SIZES)
+    hard("lgamma", "negative integers", negative_integers, 0)
+    one("digamma", digamma, 12, scale=digamma_scale, unit=f"{SIZES}, or 1")
+    for low, high in ((0, 10), (-12, 0)):
+        hard("digamma", f"{low} … {high}", between((low, high)), scale=digamma_scale, unit=f"{SIZES}, or 1")
+    hard("digamma", "negative integers", negative_integers, 0)
     one("tan", np.tan, 10.5)
     hard("tan", "next to multiples of π/2", quarter_turns)
     two("atan2", np.arctan2, 5)
@@ -344,6 +308,46 @@ def reduction_rows() -> list[Row]:
     return rows
 
 
+def system_rows() -> list[Row]:
+    """Decompositions and systems of equations; scales are bounds of the error by that of the matrix."""
+
+    def lower(rng: Rng, n: int) -> list[Array]:
+        a = rng.normal(size=(8, 32, 32)) / 8 + 2 * np.eye(32)
+        return [a.astype(np.float32), rng.normal(size=(8, 32, 5)).astype(np.float32)]
+
+    def positive(rng: Rng, n: int) -> list[Array]:
+        x = rng.normal(size=(8, 32, 32))
+        a = x @ x.swapaxes(-1, -2) / 32 + 0.1 * np.eye(32)
+        return [((a + a.swapaxes(-1, -2)) / 2).astype(np.float32)]
+
+    inverted = lambda a: np.linalg.inv(a)
+    return [
+        Row("linalg.cholesky", "32×32", tg.linalg.cholesky, positive, factors, 4, factors_scale,
+            "|L| |L⁻¹| |L| |Lᵀ| |L⁻ᵀ|"),
+        Row("linalg.solve_triangular", "32×32, lower", lambda a, b: tg.linalg.solve_triangular(a, b, upper=False),
+            lower, lower_solved, 4, lower_solved_scale, "|A⁻¹| |A| |X|"),
+        Row("linalg.solve", "32×32", tg.linalg.solve, arrays((8, 32, 32), (8, 32, 5)), np.linalg.solve, 4,
+            solved_scale, "|A⁻¹| |A| |X|"),
+        Row("linalg.inv", "32×32", tg.linalg.inv, arrays((8, 32, 32)), inverted, 4,
+            lambda a: solved_scale(a, np.eye(32)), "|A⁻¹| |A| |A⁻¹|"),
+    ]  # fmt: skip
+
+
+def image_rows() -> list[Row]:
+    """Images read at any position."""
+
+    def images(rng: Rng, n: int) -> list[Array]:
+        x, grid = rng.normal(size=(2, 3, 16, 16)), rng.uniform(-1.2, 1.2, (2, 40, 40, 2))
+        return [x.astype(np.float32), grid.astype(np.float32)]
+
+    return [
+        Row("grid_sample", "16×16, bilinear", lambda x, grid: tg.grid_sample(x, grid), images, interpolated, 2,
+            interpolated_scale, "16 Σ|pixels|"),
+        Row("affine_grid", "13×17", lambda theta: tg.affine_grid(theta, (4, 1, 13, 17)), arrays((4, 2, 3)),
+            pixel_centres, 4, lambda theta: np.abs(theta).sum(-1)[:, None, None], "Σ|theta|"),
+    ]  # fmt: skip
+
+
 def product_rows() -> list[Row]:
     """Products, convolutions, attention and losses."""
     rows: list[Row] = []
@@ -371,4 +375,4 @@ def product_rows() -> list[Row]:
     return [*rows, convolved, spread, pool, attention, entropy, squared]
 
 
-ROWS: tuple[Row, ...] = (*elementwise_rows(), *reduction_rows(), *product_rows())
+ROWS: tuple[Row, ...] = (*elementwise_rows(), *reduction_rows(), *product_rows(), *system_rows(), *image_rows())
