@@ -119,7 +119,7 @@ class DeviceLostError(DeviceError):
 
 
 class AbortedError(TracegradError, RuntimeError):
-    """Work displaced by `close`, `replace_model` or a newer call.
+    """Work that `close`, `replace_model` or a newer call ended before it was done.
 
     >>> issubclass(tg.AbortedError, tg.TracegradError)
     True

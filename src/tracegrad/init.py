@@ -65,9 +65,10 @@ class Normal(Gaussian):
 
 
 class TruncatedNormal(Initializer):
-    """Normal numbers of mean `mean` and deviation `std`, conditioned to [low, high]. As torch.nn.init.trunc_normal_.
+    """Normal numbers of mean `mean` and standard deviation `std`, drawn within [low, high].
 
-    low and high are values, not multiples of `std`. Raises InputError if [low, high] is empty or `std` is 0.
+    As torch.nn.init.trunc_normal_. low and high are values, not multiples of `std`.
+    Raises InputError if [low, high] is empty or `std` is 0.
 
     >>> weight = init.truncated_normal(std=0.02, low=-0.04, high=0.04)
     """
@@ -88,7 +89,7 @@ class TruncatedNormal(Initializer):
 
 
 class Kaiming(Gaussian):
-    """Normal numbers of deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
+    """Normal numbers of standard deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
 
     fan_in is shape[0] for a matrix [in, out], and in/groups * kh * kw for a convolution. The default of `nn.Linear` and
     `nn.Conv2d`.
@@ -109,7 +110,7 @@ class Kaiming(Gaussian):
 
 
 class Lecun(Gaussian):
-    """Normal numbers of deviation 1 / sqrt(fan_in), for layers before tanh or selu (LeCun et al. 1998).
+    """Normal numbers of standard deviation 1 / sqrt(fan_in), for layers before tanh or selu (LeCun et al. 1998).
 
     As jax.nn.initializers.lecun_normal without truncation.
 
@@ -124,7 +125,7 @@ class Lecun(Gaussian):
 
 
 class Xavier(Gaussian):
-    """Normal numbers of deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
+    """Normal numbers of standard deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
 
     As torch.nn.init.xavier_normal_ (Glorot and Bengio 2010).
 
@@ -167,7 +168,7 @@ class Uniform(Even):
 
 
 class KaimingUniform(Even):
-    """Uniform numbers in [-c, c), c = gain * sqrt(3 / fan_in), with the deviation of `kaiming`.
+    """Uniform numbers in [-c, c), c = gain * sqrt(3 / fan_in): the standard deviation is that of `kaiming`.
 
     As torch.nn.init.kaiming_uniform_ (He et al. 2015); gain=1/sqrt(3) is the default of torch.nn.Linear.
 
@@ -187,7 +188,7 @@ class KaimingUniform(Even):
 
 
 class XavierUniform(Even):
-    """Uniform numbers in [-c, c), c = gain * sqrt(6 / (fan_in + fan_out)), with the deviation of `xavier`.
+    """Uniform numbers in [-c, c), c = gain * sqrt(6 / (fan_in + fan_out)): the standard deviation is that of `xavier`.
 
     As torch.nn.init.xavier_uniform_ (Glorot & Bengio 2010).
 

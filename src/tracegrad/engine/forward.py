@@ -53,9 +53,9 @@ UNSET = (
 class CompiledForward(HasStates):
     """A forward compiled for one device; made by `tg.compile_forward` and `train.attach`. A context manager.
 
-    Each call chooses the dimensions of `inputs` that are None or names. The first choice gets a program of its own.
-    From the second on, one program serves all sizes up to a growing capacity, if the device and the forward allow it;
-    `explain` tells why a forward does not. Otherwise each choice gets its own program. With more than
+    Each call chooses the dimensions of `inputs` that are None or names. The first sizes get a program of their own.
+    From the second sizes on, one program serves all sizes up to a capacity, which grows. If the device or the forward
+    does not allow that, each choice of sizes gets its own program, and `explain` says why. With more than
     `max_cached_shapes` programs, the least recently used one is dropped.
 
     >>> infer = train.attach(forward=predict, inputs={"x": (None, 2)})

@@ -139,7 +139,7 @@ class CompletedRun(Completed):
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The result of work that was displaced before it was done and changed nothing.
+    """The result of work that `close`, `replace_model` or a newer call ended. It changed nothing.
 
     >>> tg.Aborted("closed").reason
     'closed'

@@ -19,7 +19,7 @@ def manual_seed(seed: int, step: int = 0) -> None:
     seed, in training step `step`. Without this call, seed and numbers differ from one run of Python to the next. The
     seed also applies to parameters that `tg.eager` and `tg.instantiate` draw.
     Raises InputError unless `seed` fits u32.
-    It has no gradient and no shape, because it concerns random ops alone. As torch.manual_seed.
+    It takes no tensor, so it has no shape and no gradient. As torch.manual_seed.
 
     >>> tg.manual_seed(0)
     >>> first = np.asarray(tg.randn((3,)))

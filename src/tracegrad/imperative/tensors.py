@@ -190,13 +190,12 @@ class GradTensor(TensorMethods):
         return None if self._grad is None else wrap(self._grad, self._spec.requiring(False))
 
     def backward(self, grad: Any = None) -> None:
-        """Add d sum(self * grad) / d x to the gradient of each leaf x behind this tensor that requires one.
+        """Add d sum(self * grad) / d x to `x.grad`, for each leaf x that requires a gradient and that this comes from.
 
         grad:   the seed, of this tensor's shape and dtype; default ones.
         Raises: TraceError if no leaf requires a gradient; ShapeError or DTypeError for a seed of another type.
 
-        Gradients of several calls add up, also of calls over the same ops. Ops are kept as long as something refers to
-        them.
+        Several calls add up, also over the same ops: ops stay recorded as long as a tensor refers to them.
 
         As torch.Tensor.backward.
 

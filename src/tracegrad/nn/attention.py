@@ -37,8 +37,7 @@ class MultiheadAttention(Module):
               sequences of different lengths, pass (tg.arange(S) < lengths[:, None])[:, None, None].
     position: i32[]: the position of the first element of `x` in sequences whose earlier elements are in the cache. The
               cache gets the elements of `x`, so the forward needs writes=True. Position 0 begins new sequences. `x`
-              must
-              end within the cache: otherwise the run is Failed, or a computed position is clamped.
+              must end within the cache: otherwise the run is Failed, or a computed position is clamped.
     dropout:  probability of dropping a weight. Pass 0 outside of training.
 
     >>> x = np.zeros((2, 5, 8), np.float32)

@@ -108,7 +108,8 @@ class Conv1d(_Convolution):
 
     x: f32[B, in_ch, L]; the result is f32[B, out_ch, L'],
        L' = floor((L + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
-    W: f32[out_ch, in_ch/groups, k], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
+    W: f32[out_ch, in_ch/groups, k], from `init`, default kaiming(); `decay` says whether W decays.
+    b: f32[out_ch], zeros.
     As torch.nn.Conv1d.
 
     >>> tg.instantiate(nn.Conv1d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9), np.float32)).shape
@@ -123,7 +124,8 @@ class Conv2d(_Convolution):
 
     x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'],
        H' = floor((H + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
-    W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` is about W.  b: f32[out_ch], zeros.
+    W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` says whether W decays.
+    b: f32[out_ch], zeros.
 
     kernel_size, stride, padding and dilation are an integer or one for each of the two axes. padding="same" keeps
     height and width, with stride 1 and odd kernels.
@@ -140,7 +142,7 @@ class Conv3d(_Convolution):
     """Cross-correlation of volumes (NCDHW), plus a bias for each output channel.
 
     x: f32[B, in_ch, D, H, W]; the result is f32[B, out_ch, D', H', W'], with sizes as for `Conv2d`.
-    W: f32[out_ch, in_ch/groups, kd, kh, kw], from `init`, default kaiming(); `decay` is about W.
+    W: f32[out_ch, in_ch/groups, kd, kh, kw], from `init`, default kaiming(); `decay` says whether W decays.
     b: f32[out_ch], zeros.
     kernel_size, stride, padding and dilation are an integer or one for each of the three axes.
     As torch.nn.Conv3d.
@@ -189,7 +191,7 @@ class ConvTranspose1d(_Transpose):
 
     x: f32[B, in_ch, l]; the result is f32[B, out_ch, L],
        L = (l - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
-    W: f32[in_ch, out_ch/groups, k], from `init`, by default as for `ConvTranspose2d`; `decay` is about W.
+    W: f32[in_ch, out_ch/groups, k], from `init`, by default as for `ConvTranspose2d`; `decay` says whether W decays.
     b: f32[out_ch], zeros.
     As torch.nn.ConvTranspose1d.
 
@@ -205,7 +207,7 @@ class ConvTranspose2d(_Transpose):
 
     x: f32[B, in_ch, h, w]; the result is f32[B, out_ch, H, W],
        H = (h - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
-    W: f32[in_ch, out_ch/groups, kh, kw], from `init`; `decay` is about W.  b: f32[out_ch], zeros.
+    W: f32[in_ch, out_ch/groups, kh, kw], from `init`; `decay` says whether W decays.  b: f32[out_ch], zeros.
 
     By default W is normal with deviation sqrt(2 / n), as `kaiming()` for the other convolutions. Here
     n = in_ch/groups * kh*kw / (product of the strides), the mean number of terms in an element of the result.
@@ -224,8 +226,8 @@ class ConvTranspose3d(_Transpose):
     """The transpose of `Conv3d`, which makes volumes larger, plus a bias.
 
     x: f32[B, in_ch, d, h, w]; the result is f32[B, out_ch, D, H, W], with sizes as for `ConvTranspose2d`.
-    W: f32[in_ch, out_ch/groups, kd, kh, kw], from `init`, by default as for `ConvTranspose2d`; `decay` is about W.
-    b: f32[out_ch], zeros.
+    W: f32[in_ch, out_ch/groups, kd, kh, kw], from `init`, by default as for `ConvTranspose2d`.
+    b: f32[out_ch], zeros. `decay` says whether W decays.
     kernel_size, stride, padding, output_padding and dilation are an integer or one for each of the three axes.
     As torch.nn.ConvTranspose3d.
 

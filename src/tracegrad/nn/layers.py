@@ -26,7 +26,7 @@ class Linear(Module):
     """The affine map y = x W + b. As torch.nn.Linear, but W is [in, out], as in the product.
 
     x: f32[..., in_dim]; the result is f32[..., out_dim].
-    W: f32[in_dim, out_dim], from `init`, default kaiming(); `decay` is about W.  b: f32[out_dim], zeros.
+    W: f32[in_dim, out_dim], from `init`, default kaiming(); `decay` says whether W decays.  b: f32[out_dim], zeros.
 
     >>> tg.instantiate(nn.Linear(3, 4), 0)(np.zeros((2, 3), np.float32)).shape
     (2, 4)
@@ -53,7 +53,7 @@ class Linear(Module):
 class LayerNorm(Module):
     """Layer normalization, (x - mean) / sqrt(var + eps) * g + b over the last axis.
 
-    x: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. `decay` is about both.
+    x: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. `decay` says whether both decay.
     As torch.nn.LayerNorm over the last axis (Ba et al. 2016).
 
     >>> tg.instantiate(nn.LayerNorm(2), 0)(np.array([[1.0, 3.0]], np.float32))

@@ -154,9 +154,10 @@ class Module(NoNumber):
 
 
 def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
-    """Return whether weight decay applies: the parameter's flag, the filter's answer, or not for zeros and ones.
+    """Return whether weight decay applies to a parameter.
 
-    As Optax's mask of add_decayed_weights.
+    Its own `decay` decides if it is set, else `decay_filter`. Without both, all parameters decay except those that
+    begin as zeros or ones. As Optax's mask of add_decayed_weights.
 
     >>> [nn.decays(name, p) for name, p in nn.named_parameters(nn.Linear(2, 1)).items()]
     [True, False]

@@ -65,7 +65,7 @@ def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | N
 
 @op
 def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """Return an array of zeros. The array takes no memory: its readers compute it.
+    """Return an array of zeros. It takes no memory: kernels that read it compute its elements.
 
     f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.zeros and torch.zeros.
 
@@ -77,7 +77,7 @@ def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 
 @op
 def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """Return an array of ones. The array takes no memory: its readers compute it.
+    """Return an array of ones. It takes no memory: kernels that read it compute its elements.
 
     f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.ones and torch.ones.
 

@@ -244,7 +244,7 @@ def conv2d(
 
     x:        f32 [B, C, H, W]; zeros outside.
     w:        f32 [O, C/groups, kh, kw]; filter `o` sees the channels of its own group only.
-    stride, padding, dilation: an integer, or one for the height and one for the width.
+    stride, padding, dilation: s, p and d; each an integer, or one for the height and one for the width.
     Returns:  f32 [B, O, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1.
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
@@ -262,7 +262,7 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     """Cross-correlate sequences with filters: `conv2d` with one axis less.
 
     x:        f32 [B, C, L]; zeros outside.
-    w:        f32 [O, C/groups, k].
+    w:        f32 [O, C/groups, k]. stride, padding and dilation are the integers s, p and d.
     Returns:  f32 [B, O, floor((L + 2p - d(k - 1) - 1) / s) + 1].
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
@@ -285,7 +285,7 @@ def conv3d(
 
     x:        f32 [B, C, D, H, W]; zeros outside.
     w:        f32 [O, C/groups, kd, kh, kw]; filter `o` sees the channels of its own group only.
-    stride, padding, dilation: an integer, or one for each of depth, height and width.
+    stride, padding, dilation: s, p and d; each an integer, or one for each of depth, height and width.
     Returns:  f32 [B, O, od, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1.
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
@@ -313,7 +313,7 @@ def conv_transpose2d(
     out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l]
 
     x:        f32 [B, O, h, w].
-    w:        f32 [O, C/groups, kh, kw].
+    w:        f32 [O, C/groups, kh, kw]. stride, padding and dilation are s, p and d, as for `conv2d`.
     output_padding: rows and columns added at the end, less than the stride or the dilation.
     Returns:  f32 [B, C, H, W], H = (h - 1) s - 2p + d(kh - 1) + output_padding + 1.
     Gradient: to both.
@@ -335,7 +335,7 @@ def conv_transpose1d(
     """Apply the transpose of `conv1d`: each element of `x` adds a scaled filter to the output.
 
     x:        f32 [B, O, l].
-    w:        f32 [O, C/groups, k].
+    w:        f32 [O, C/groups, k]. stride, padding and dilation are the integers s, p and d.
     output_padding: elements added at the end, less than the stride or the dilation.
     Returns:  f32 [B, C, L], L = (l - 1) s - 2p + d(k - 1) + output_padding + 1.
     Gradient: to both.
@@ -364,7 +364,7 @@ def conv_transpose3d(
 
     x:        f32 [B, O, d, h, w].
     w:        f32 [O, C/groups, kd, kh, kw].
-    stride, padding, output_padding, dilation: an integer, or one for each of depth, height and width.
+    stride, padding, dilation: s, p and d; like output_padding an integer, or one for each of depth, height and width.
     Returns:  f32 [B, C, D, H, W], H = (h - 1) s - 2p + d(kh - 1) + output_padding + 1.
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.

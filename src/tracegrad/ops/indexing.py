@@ -162,7 +162,7 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
     indices: i32, in [0, n): a negative one does not count from the end. Eager tensors, constants and inputs of
              programs are checked. Indices that a program computes are not: those out of range give zeros.
-    No gradient. The result takes no memory: its readers compute it.
+    No gradient. The result takes no memory: kernels that read it compute its elements.
     Raises:   DTypeError if the indices are not i32; IndexError for one out of range. As torch.nn.functional.one_hot.
 
     >>> tg.one_hot(np.array([0, 2], np.int32), 3)
@@ -182,7 +182,7 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
 
     start, stop, step: numbers; `step` can be negative. arange(n, dtype) starts at 0.
     dtype:    None: i32 if all three are integers, else f32.
-    Returns:  [ceil((stop - start) / step)]. Its readers compute integers; fractions are computed in double precision.
+    Returns:  [ceil((stop - start) / step)]. Integers take no memory; fractions are a constant, in double precision.
     Raises:   ShapeError for a negative n; InputError for a step of 0 and for numbers that are not finite.
     No gradient. As numpy.arange and torch.arange.
 

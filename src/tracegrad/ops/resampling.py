@@ -181,7 +181,7 @@ def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     """Return the mean of each window of a sequence; padding counts as zeros.
 
     x:        f32 [B, C, L]. Otherwise as `avg_pool2d`.
-    Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1].
+    Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1], of the kernel size k, stride s and padding p.
     Gradient: an equal share to each element of the window.
     Raises:   ShapeError if the window does not fit or `x` has another rank; DTypeError if `x` is not f32.
 
@@ -198,7 +198,7 @@ def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     """Return the largest element of each window of a sequence.
 
     x:        f32 [B, C, L]. Otherwise as `max_pool2d`.
-    Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1].
+    Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1], of the kernel size k, stride s and padding p.
     Gradient: to the first maximum of each window.
     Raises:   ShapeError if the window does not fit or `x` has another rank; DTypeError if `x` is not f32.
 
@@ -277,7 +277,8 @@ def unfold(
     """Return each window of an image as one column, zeros outside the image.
 
     x:        f32 [B, C, H, W].
-    Returns:  f32 [B, C*kh*kw, oh*ow]. A view: no kernel. In `im2col` the last two axes are exchanged.
+    kernel_size, dilation, padding, stride: of the windows; an integer, or one for the height and one for the width.
+    Returns:  f32 [B, C*kh*kw, oh*ow], oh and ow as in `conv2d`. A view: no kernel. `im2col` exchanges the last axes.
     Gradient: each element summed over the windows that hold it.
     Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
 

@@ -25,9 +25,9 @@ __all__ = ["affine_grid", "grid_sample"]
 
 @op
 def affine_grid(theta: Any, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Return the positions for `grid_sample` that an affine map of the pixels of an image gives.
+    """Map the centres of the pixels of an image by an affine map: the positions at which `grid_sample` reads.
 
-    out[b, i, j] = theta[b] @ (x[j], y[i], 1), where x and y are the centres of pixels, from -1 to 1
+    out[b, i, j] = theta[b] @ (x[j], y[i], 1), where (x[j], y[i]) is the centre of a pixel, from -1 to 1
 
     theta:         f32 [B, 2, 3]; [[1, 0, 0], [0, 1, 0]] leaves an image as it is.
     size:          the shape [B, C, H, W] of the result of `grid_sample`.
@@ -58,7 +58,7 @@ def grid_sample(
 ) -> Tensor:
     """Read images at the positions of a grid, between pixels by interpolation.
 
-    out[b, :, i, j] = x[b] at grid[b, i, j] = (x, y); -1 and 1 are the left and right, or upper and lower, border
+    out[b, :, i, j] = x[b] at column grid[b, i, j, 0] and row grid[b, i, j, 1]; -1 is left or top, 1 right or bottom
 
     x:             f32 [B, C, H, W].
     grid:          f32 [B, H', W', 2].

@@ -314,7 +314,8 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
     """Return each window of an image as one row, zeros outside the image.
 
     x:        f32 [B, C, H, W].
-    Returns:  f32 [B, oh*ow, C*kh*kw]. A view: no kernel.
+    kernel, stride, padding: of the windows; an integer, or one for the height and one for the width.
+    Returns:  f32 [B, oh*ow, C*kh*kw], oh and ow as in `conv2d`. A view: no kernel.
     Gradient: each element summed over the windows that hold it.
     Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
@@ -336,6 +337,7 @@ def col2im(
 
     columns:  f32 [B, oh*ow, C*kh*kw].
     shape:    of the image, (B, C, H, W).
+    kernel, stride, padding: as for `im2col`.
     Returns:  f32 of that shape.
     Gradient: im2col of the cotangent.
     Raises:   ShapeError if `columns` does not have the shape of these windows; DTypeError if it is not f32.

@@ -25,7 +25,7 @@ from tracegrad.tuning import MOST_ORDERED
 
 
 class Slot(NamedTuple):
-    """One parameter's place."""
+    """The place of one parameter in an `Arena`."""
 
     name: str
     shape: Shape
@@ -44,7 +44,7 @@ def _alignment(size: int) -> int:
 
 
 class Arena(NamedTuple):
-    """The layout of a flat f32[size] array. Decayed parameters come first, so one comparison finds them.
+    """The layout of a flat f32[size] array. Decayed parameters come first: elements before `decayed_size` decay.
 
     With several losses, this order holds within each group of parameters that the same losses train.
     """

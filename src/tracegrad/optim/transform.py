@@ -286,7 +286,7 @@ def check_transform(who: str, given: object) -> None:
 def chain(*transforms: Transform) -> Transform:
     """Return one transform that applies `transforms` in order.
 
-    State names that occur twice get a number: "m", "m.1". Hyperparameters with one name are one value.
+    State names that occur twice get a number: "m", "m.1". Hyperparameters of the same name share one value.
     As optax.chain.
     Raises InputError if first values of one name differ; InputError or ShapeError for parts that do not return their
     own state.

@@ -92,8 +92,10 @@ def _shown(types: Sequence[TensorType]) -> str:
 
 
 def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
-    """Return a type rule: one shape, and after the first `skip` one dtype of `accepts`, also the result's unless `out`.
+    """Return a type rule for inputs of one shape and one dtype, which `accepts` lists.
 
+    out:  dtype of the result; None takes that of the inputs.
+    skip: number of first inputs that can have any dtype.
     The rule raises DTypeError and ShapeError.
 
     >>> rule = extend.typed((tg.f32,))

@@ -18,9 +18,9 @@ Tangents = Sequence[Tensor | None]
 
 # derivatives
 def symmetric(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | None:
-    """Apply the row's own VJP to tangents: for each input the Jacobian equals its transpose.
+    """Rule for `jvp` of a row whose Jacobians are symmetric: its VJP on the tangents.
 
-    This holds for every elementwise row, whose Jacobians are diagonal, and for some others, such as softmax.
+    Every elementwise row is one, because its Jacobians are diagonal, and so are some others, such as softmax.
     As JAX's JVP rules of elementwise primitives.
     """
     assert y.prim.vjp is not None
@@ -29,7 +29,7 @@ def symmetric(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | No
 
 
 def multilinear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | None:
-    """Apply the row itself with one input at a time replaced by its tangent: the row is linear in each.
+    """Rule for `jvp` of a row that is linear in each input: the row with one input at a time replaced by its tangent.
 
     As JAX's rule for bilinear primitives.
     """
@@ -37,7 +37,7 @@ def multilinear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | 
 
 
 def linear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Apply the row itself to all tangents at once: the row is linear in its inputs together. As JAX's deflinear."""
+    """Rule for `jvp` of a row that is linear in all inputs together: the row on the tangents. As JAX's deflinear."""
     return bind(y.prim, *[zeros_like(x) if t is None else t for t, x in zip(ts, xs)], **attrs)
 
 
@@ -61,12 +61,12 @@ def spread(n: int, x: Tensor) -> Tensor:
 
 
 def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Apply the row itself: leading axes do not change its meaning. As JAX's defvectorized."""
+    """Rule for `batch` of a row whose meaning leading axes do not change: the row itself. As JAX's defvectorized."""
     return bind(y.prim, *[spread(n, x) for x in xs], **attrs)
 
 
 def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Apply the row itself, with `axis` and `axes` shifted past the new axis, and `shape` with that axis in front.
+    """Rule for `batch` of a row with `axis`, `axes` or `shape`: the row with these moved behind the new axis.
 
     As JAX's batchers of reductions.
     """
@@ -80,7 +80,7 @@ def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
 
 
 def merged(n: int, y: Tensor, x: Tensor, *shared: Tensor, **attrs: Any) -> Tensor:
-    """Apply the row itself with the new axis merged into axis 0: the row treats the elements of axis 0 separately.
+    """Rule for `batch` of a row that treats the elements of axis 0 separately: the new axis is merged into axis 0.
 
     shared: further inputs, equal for all elements, without the new axis.
     As JAX's batcher of convolutions, which merges the batch into one axis.

@@ -54,8 +54,8 @@ class _Best:
 class EarlyStopping:
     """Stop `fit` after `patience` evaluations in a row without an improvement. As keras.callbacks.EarlyStopping.
 
-    metric:    a name such as "val_loss". "loss", or the name of an aux of the loss, is its mean in training since the
-               evaluation before. If nothing is evaluated, an epoch counts as an evaluation.
+    metric:    a name such as "val_loss". For "loss", and for the name of an aux of the loss, the value is the mean over
+               the training steps since the evaluation before. Without evaluations, each epoch counts as one.
     min_delta: the smallest change that counts as an improvement.
     restore:   when stopping, restore the parameters, states and optimizer state of the best evaluation.
     mode:      "max" to maximize the metric, "min" to minimize it. "auto" maximizes if the name contains acc, auc, r2,

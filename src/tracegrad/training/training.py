@@ -78,9 +78,8 @@ class Training(Parts):
         """Queue one training step. Pass inputs by keyword, in one dict, or both.
 
         With several losses, pass the name of one first: `train.step("d", x=x, z=z)`. `step` waits while 8 steps are
-        queued; if steps are short, while the limit of steps in flight is reached (96, in a browser tab 128). It never
-        raises for events during execution: bad inputs, a non-finite loss and device errors give the result `Failed`,
-        and change nothing.
+        queued; of short steps, 96 (in a browser tab 128). `step` never raises for events during execution: bad inputs,
+        a non-finite loss and device errors give the result `Failed`, and change nothing.
 
         >>> train.step(x=x, y=y).result().step
         1

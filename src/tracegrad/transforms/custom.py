@@ -216,14 +216,16 @@ def _checked(name: str, args: tuple[Any, ...], given: Any) -> list[Tensor | None
 
 
 def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
-    """Return `fn` with a derivative of your own; set the derivative with the method `defvjp(fwd, bwd)`.
+    """Return `fn` with a derivative of your own, which you set with the method `defvjp(fwd, bwd)` of the result.
 
         @tg.custom_vjp
         def clipped(x):                                  # x, whose gradient is clipped
             return x
         clipped.defvjp(lambda x: (x, ()), lambda _, ct: (tg.clip(ct, -1.0, 1.0),))
 
-    fn:       a function of tensors and trees of them. Tensors it closes over are constants. `fwd` gives the value.
+    fn:       a function of tensors and trees of them. Tensors it closes over are constants.
+    fwd:      takes the arguments of `fn`, and returns (value, residuals). Calls use this value, and do not run `fn`.
+    bwd:      takes the residuals and the cotangent of the value, and returns a tuple: one cotangent per argument.
     Returns:  a function of the same arguments.
     Raises:   TraceError unless `fn` is a function.
 

@@ -24,7 +24,7 @@ def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None,
     *, reverse: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Run `fn` along the first axis of `xs`, each time on the carry of the time before; as jax.lax.scan.
+    """Run `fn` on each element along the first axis of `xs`, passing a carry from run to run; as jax.lax.scan.
 
     carry = init
     for t in range(length): carry, ys[t] = fn(carry, xs[t])

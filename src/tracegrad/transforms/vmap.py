@@ -26,7 +26,7 @@ Axes = Any  # an integer or None, or a list, tuple or dict of them
 
 
 def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
-    """Return a function of many elements from `fn` of one element: each op runs once on all, without a loop.
+    """Return a function that applies `fn` to many elements at once: each op runs once for all, without a loop.
 
         norms = tg.vmap(lambda x: tg.sqrt(tg.sum(x * x)))(xs)           # f32[n, d] -> f32[n]
         losses = tg.vmap(loss, in_axes=(0, None, None))(models, x, y)   # a model whose parameters have an axis in front
