@@ -24,7 +24,7 @@ LAYERS = {
     "alignment": 4, "linalg": 4,
     "kernels": 5,
     "passes": 6, "evaluate": 6,
-    "program": 7, "kernel_source": 7, "render": 7,  # a Program is plain data: renderers fill it
+    "program": 7, "loops": 7, "kernel_source": 7, "render": 7,  # a Program is plain data: renderers fill it
     "compiler": 8,
     "arrays": 9, "bare": 9, "safetensors": 9,
     "runtime": 10,

@@ -15,7 +15,7 @@ from tracegrad.compiler.build import ForwardSource
 from tracegrad.compiler.sized import build_family
 from tracegrad.engine import programs, stepper
 from tracegrad.kernels.form import UnsizedError
-from tracegrad.program import BY_SIZE
+from tracegrad.loops import BY_SIZE
 
 B, LENGTHS, FEW = 5, (9, 4, 5, 1, 2, 3, 12, 40), (9, 4, 2, 5)  # few where each length takes a second to compile
 Loss = Callable[[Any, Any, Any], Any]

@@ -20,6 +20,7 @@ from tracegrad.graph import Graph
 from tracegrad.jsontext import LOCAL, built, demand, distinct, dumped, index, natural, parse, plain, shown
 from tracegrad.kernel_source import Binding, KernelSource, check_grid, check_kernel
 from tracegrad.kernels.tiling import grid_of
+from tracegrad.loops import BY_SIZE, Loop, Move, kept, order
 
 VERSION = 1
 ROLES = ("param", "grad", "state", "data", "input", "fed", "output", "temp", "const")
@@ -30,7 +31,6 @@ MAX_RANK = 64
 DEEPEST_LOOPS = 32
 MOST_LAUNCHES = 2**22  # launches of one run, with loops unrolled
 DRAWN = "init"  # the `Buffer.fill` of the model's states: the initialiser in each field's spec draws it
-BY_SIZE = -1  # the `Move.depth` of an offset that follows the size of a run
 COUNTS = "counts"  # in an output's spec: each run sets it to 0 or adds 1, so the last value tells those of all runs
 
 
@@ -102,44 +102,6 @@ def with_rows(spec: Mapping[str, Any], rows: int, n: int, axis: int = 0) -> Mapp
     if box and box[axis] == [0, rows - 1]:
         spec = {**spec, "box": [*box[:axis], [0, n - 1], *box[axis + 1 :]]}
     return {**spec, "others": [with_rows(other, rows, n, axis) for other in others]} if others else spec
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A moving offset: `step * (t % ring)` elements further in iteration `t` of the loop at `depth`, outermost 0.
-
-    With the depth BY_SIZE, `t` is the size of the run.
-    """
-
-    depth: int
-    step: int
-    ring: int
-
-    def at(self, t: int) -> int:
-        """Return how much further the offset is."""
-        return self.step * (t % self.ring)
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """The dispatches from `begin` up to `end` run `count` times.
-
-    If the size of a run decides, that is at the capacity. A smaller run does the first iterations, or the last if
-    `reverse`: a reversed loop begins at the last element, so those are the ones that reach the first elements.
-    """
-
-    begin: int
-    end: int
-    count: int
-    per: int = field(default=0, repr=False, metadata=LOCAL)  # iterations for each unit of a run's size; 0: fixed
-    reverse: bool = field(default=False, repr=False, metadata=LOCAL)
-
-    def iterations(self, size: int) -> range:
-        """Return the iterations of a run of this size."""
-        if not self.per:
-            return range(self.count)
-        n = self.per * size
-        return range(self.count - n, self.count) if self.reverse else range(n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +191,11 @@ class Program:
 
     def order(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield the number of each dispatch in execution order, with the iterations of the loops around it."""
-        return _order(self, range(len(self.dispatches)), range(len(self.loops)), ())
+        return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
         """Return which of the dispatches that run at the capacity run at the program's size, in order."""
-        return _kept(self, range(len(self.dispatches)), range(len(self.loops)), 0)[0]
+        return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property
     def model_states(self) -> tuple[Field, ...]:
@@ -307,53 +269,6 @@ class Program:
         if type(version) is not int or version != VERSION:
             raise InputError(f"program: version {shown(version)}; this library reads version {VERSION}")
         return Program.from_data(data)
-
-
-def _parts(p: Program, dispatches: range, loops: range) -> Iterator[tuple[int, Loop | None, range]]:
-    """Yield the dispatches of a range that are in no loop, and its outermost loops with the numbers of those inside.
-
-    loops: the numbers of the loops in the range.
-    """
-    k, x = dispatches.start, loops.start
-    while k < dispatches.stop:
-        if x < loops.stop and p.loops[x].begin == k:
-            loop, after = p.loops[x], x + 1
-            while after < loops.stop and p.loops[after].end <= loop.end:
-                after += 1
-            yield k, loop, range(x + 1, after)
-            k, x = loop.end, after
-        else:
-            yield k, None, range(0)
-            k += 1
-
-
-def _order(p: Program, dispatches: range, loops: range, at: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield `dispatches` in iteration `at` of the surrounding loops. loops: the numbers of the loops inside."""
-    for k, loop, inside in _parts(p, dispatches, loops):
-        if loop is None:
-            yield k, at
-            continue
-        for t in loop.iterations(p.size):
-            yield from _order(p, range(k, loop.end), inside, (*at, t))
-
-
-def _kept(p: Program, dispatches: range, loops: range, first: int) -> tuple[list[int], int]:
-    """Return what `Program.kept` does for a part of a program, and how many dispatches the part runs at the capacity.
-
-    first: how many run before it.
-    """
-    found: list[int] = []
-    count = 0
-    for k, loop, inside in _parts(p, dispatches, loops):
-        if loop is None:
-            found.append(first + count)
-            count += 1
-            continue
-        own, each = _kept(p, range(k, loop.end), inside, first + count)
-        for t in loop.iterations(p.size):
-            found += [n + t * each for n in own]
-        count += loop.count * each
-    return found, count
 
 
 def check(p: Program, where: str) -> None:

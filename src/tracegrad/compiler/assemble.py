@@ -16,8 +16,9 @@ from tracegrad.kernels.form import on_device
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import grid_of, reach_of, takes_first, without_barriers, workgroup_bytes
+from tracegrad.loops import Loop
 from tracegrad.prims.leaves import LITERAL
-from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Loop, Needs, Program
+from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Needs, Program
 from tracegrad.render.languages import LANGUAGES
 
 

@@ -11,7 +11,8 @@ from tracegrad.kernels.blocks import Span, blocks_of, with_mirrors
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.tiling import grid_of, workgroup_bytes
-from tracegrad.program import BY_SIZE, Dispatch, Loop, Move, Program
+from tracegrad.loops import BY_SIZE, Loop, Move
+from tracegrad.program import Dispatch, Program
 from tracegrad.render.languages import loop_in_wgsl
 from tracegrad.tuning import MOST_LOOP_TURNS
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tracegrad.dtypes import STORED, TensorType
 from tracegrad.errors import CompileError, InputError
+from tracegrad.loops import Move
 from tracegrad.nn.module import decays
 from tracegrad.nn.parameters import Parameter
 from tracegrad.optim import freezing
@@ -17,7 +18,7 @@ from tracegrad.optim.arena import Arena, Part
 from tracegrad.optim.guard import PARAMS, SCALE_STATE, array_name, bounded_arrays
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.transform import Transform
-from tracegrad.program import DRAWN, Buffer, Move, Program
+from tracegrad.program import DRAWN, Buffer, Program
 from tracegrad.tuning import LITTLE_TEMP, TEMP_ALIGN
 
 CHUNK = 128 * 1024 * 1024  # bytes: the largest array that every WebGPU device can bind

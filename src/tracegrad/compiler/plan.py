@@ -16,9 +16,9 @@ from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.reads import base, reads_of
 from tracegrad.kernels.storage import COMPUTED, Storage, analyse
+from tracegrad.loops import BY_SIZE, Move
 from tracegrad.passes.place import COMPUTING, place_results, settled
 from tracegrad.prims.leaves import LEAF, LITERAL
-from tracegrad.program import BY_SIZE, Move
 from tracegrad.transforms.loops import Body
 
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Extent, decided
-from tracegrad.program import Move, Program
+from tracegrad.loops import Move
+from tracegrad.program import Program
 from tracegrad.render.c_calls import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
 from tracegrad.render.gathered import Lay
 from tracegrad.runtime.process import processors

@@ -11,7 +11,8 @@ from weakref import WeakValueDictionary
 from tracegrad.arrays import np
 from tracegrad.errors import CompileError, DeviceError
 from tracegrad.kernel_source import KernelSource
-from tracegrad.program import BY_SIZE, PERSISTENT, Buffer, Dispatch, Program
+from tracegrad.loops import BY_SIZE
+from tracegrad.program import PERSISTENT, Buffer, Dispatch, Program
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (

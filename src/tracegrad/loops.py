@@ -1,0 +1,97 @@
+"""Loops over the dispatches of a program: how its offsets move in them, and in which order all run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tracegrad.jsontext import LOCAL
+
+BY_SIZE = -1  # the `Move.depth` of an offset that follows the size of a run
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A moving offset: `step * (t % ring)` elements further in iteration `t` of the loop at `depth`, outermost 0.
+
+    With the depth BY_SIZE, `t` is the size of the run.
+    """
+
+    depth: int
+    step: int
+    ring: int
+
+    def at(self, t: int) -> int:
+        """Return how much further the offset is."""
+        return self.step * (t % self.ring)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The dispatches from `begin` up to `end` run `count` times.
+
+    If the size of a run decides, that is at the capacity. A smaller run does the first iterations, or the last if
+    `reverse`: a reversed loop begins at the last element, so those are the ones that reach the first elements.
+    """
+
+    begin: int
+    end: int
+    count: int
+    per: int = field(default=0, repr=False, metadata=LOCAL)  # iterations for each unit of a run's size; 0: fixed
+    reverse: bool = field(default=False, repr=False, metadata=LOCAL)
+
+    def iterations(self, size: int) -> range:
+        """Return the iterations of a run of this size."""
+        if not self.per:
+            return range(self.count)
+        n = self.per * size
+        return range(self.count - n, self.count) if self.reverse else range(n)
+
+
+def order(
+    loops: Sequence[Loop], dispatches: range, size: int, at: tuple[int, ...] = ()
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the numbers of some dispatches in execution order, each with the iterations of the loops around it.
+
+    loops: those in this range, in the order of their first dispatch, outer before inner.
+    at:    the iterations of the loops around the range.
+    """
+    for k, loop, inside in _parts(loops, dispatches):
+        if loop is None:
+            yield k, at
+            continue
+        for t in loop.iterations(size):
+            yield from order(inside, range(k, loop.end), size, (*at, t))
+
+
+def kept(loops: Sequence[Loop], dispatches: range, size: int, first: int = 0) -> tuple[list[int], int]:
+    """Return which of the launches at the capacity a run of some size makes, and how many there are at the capacity.
+
+    first: how many the dispatches before these make.
+    """
+    found: list[int] = []
+    count = 0
+    for k, loop, inside in _parts(loops, dispatches):
+        if loop is None:
+            found.append(first + count)
+            count += 1
+            continue
+        own, each = kept(inside, range(k, loop.end), size, first + count)
+        for t in loop.iterations(size):
+            found += [n + t * each for n in own]
+        count += loop.count * each
+    return found, count
+
+
+def _parts(loops: Sequence[Loop], dispatches: range) -> Iterator[tuple[int, Loop | None, Sequence[Loop]]]:
+    """Yield the dispatches that are in no loop, and the outermost loops with those inside."""
+    k = dispatches.start
+    while k < dispatches.stop:
+        if loops and loops[0].begin == k:
+            loop, others = loops[0], loops[1:]
+            inside = [x for x in others if x.end <= loop.end]
+            yield k, loop, inside
+            k, loops = loop.end, others[len(inside) :]
+        else:
+            yield k, None, ()
+            k += 1
