@@ -73,7 +73,7 @@ def main() -> None:
     phases, pipelines = list[Span](), list[Span]()
     for owner, name, what in PHASES:
         timed(owner, name, lambda *_, what=what: what, phases)
-    timed(wgpu_program.Kernels, "pipeline", lambda _, kernel, *__: kernel.label, pipelines)
+    timed(wgpu_program.Shared, "pipeline", lambda _, kernel, *__: kernel.label, pipelines)
     w = workload(args.model)
     batch = w.batch(np.random.default_rng(0))
     start = time.perf_counter()

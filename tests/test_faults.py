@@ -246,14 +246,14 @@ def test_a_limit_a_feature_and_a_shader_that_a_device_refuses_leave_the_training
             with pytest.raises(tg.DeviceError, match=r"needs shader-f16, which .* does not offer"):
                 compiled("webgpu", precision="f16")
         with monkeypatch.context() as patch:
-            spelled = wgpu_program.Kernels.pipeline
+            spelled = wgpu_program.Shared.pipeline
 
-            def refused(self: Any, kernel: Any, calls: Any) -> Any:
+            def refused(self: Any, kernel: Any) -> Any:
                 wrong = kernel.wgsl.replace("fn main(", "fn main(nonsense: nothing, ")
                 known = {n: getattr(kernel, n) for n in ("label", "bindings", "slots", "workgroup_memory")}
-                return spelled(self, type(kernel)(**known, texts=Texts.filed(wrong)), calls)
+                return spelled(self, type(kernel)(**known, texts=Texts.filed(wrong)))
 
-            patch.setattr(wgpu_program.Kernels, "pipeline", refused)
+            patch.setattr(wgpu_program.Shared, "pipeline", refused)
             patch.setattr(NativeSession, "_self_test", lambda self: None)
             with pytest.raises(tg.CompileError, match=r"kernel .* was refused by the device"):
                 train.replace_model(SineMLP(16))

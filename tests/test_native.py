@@ -251,13 +251,13 @@ def test_integers_and_booleans_keep_their_bits(session: NativeSession) -> None:
 
 def test_equal_kernels_are_compiled_once_and_freed_with_their_last_program(session: NativeSession) -> None:
     gc.collect()
-    before = len(session._kernels._pipelines)
+    before = len(session._shared._pipelines)
     handles = [session.load(chain(n)) for n in (3, 4, 5)]
-    assert len(session._kernels._pipelines) == before + 2
+    assert len(session._shared._pipelines) == before + 2
     for h in handles:
         session.unload(h)
     gc.collect()
-    assert len(session._kernels._pipelines) == before
+    assert len(session._shared._pipelines) == before
 
 
 def test_inputs_that_do_not_fit_are_named(session: NativeSession) -> None:

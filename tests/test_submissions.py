@@ -118,7 +118,7 @@ def test_memory_that_cannot_be_had_is_told_to_whoever_asked_for_it(session: Nati
 
 
 def pipelines(session: NativeSession) -> int:
-    return len(session._kernels._pipelines)  # pyright: ignore[reportPrivateUsage]
+    return len(session._shared._pipelines)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_nothing_of_an_unloaded_program_stays(session: NativeSession) -> None:

@@ -36,19 +36,7 @@ from tracegrad.runtime.process import in_background
 from tracegrad.runtime.storage import check_memory
 from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, LogTap, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
-from tracegrad.runtime.wgpu_program import (
-    COPY_DST,
-    MAP_READ,
-    Kernels,
-    Loaded,
-    allocate,
-    build,
-    check_limits,
-    commands_of,
-    release,
-    resized,
-    take_memory,
-)
+from tracegrad.runtime.wgpu_program import COPY_DST, MAP_READ, Loaded, Shared, build, check_limits, resized
 from tracegrad.runtime.wgpu_rings import Array, BatchMemory, stored_dtype
 from tracegrad.runtime.wgpu_timing import time_launches
 from tracegrad.runtime.wgpu_verify import SELF_TEST, Unchecked
@@ -99,7 +87,6 @@ class NativeSession:
         library = in_background(_library) if calls == "compiled" else None
         load_wgpu()  # before the tap, because wgpu requires that it creates its logger itself
         self._tap = LogTap().attach()
-        self._shared: dict[str, Array] = {}
         self._programs: dict[int, Loaded] = {}
         self._next = 0
         self._sending: Batch | None = None  # the last batch, until it is known to be sent
@@ -114,13 +101,17 @@ class NativeSession:
         self._verdicts = Verdicts(
             ("webgpu", adapter.description, adapter.driver, adapter.type, importlib.metadata.version("wgpu"))
         )
-        self.calls: Calls = Calls(self._device)
+        self._shared = Shared(self._device, Calls(self._device))
         try:
-            self._kernels = Kernels(self._device)
             self._pick_calls(library.result() if library else None)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def calls(self) -> Calls:
+        """How wgpu is called."""
+        return self._shared.calls
 
     def load(self, program: Program, like: int | None = None) -> int:
         """Allocate and build a program; return a handle.
@@ -130,7 +121,7 @@ class NativeSession:
         self._settle()
         if like is not None:
             self._next += 1
-            self._programs[self._next] = resized(program, self._loaded(like), self._device, self.calls, self._kernels)
+            self._programs[self._next] = resized(program, self._loaded(like))
             return self._next
         program = as_run(program, self.info)
         with self._using_device("loading a program"):
@@ -138,7 +129,7 @@ class NativeSession:
             if self.info.software:  # software devices use this machine's memory
                 check_memory({b.name: b.bytes for b in program.buffers}, "the program")
             unchecked = Unchecked(program, self._verdicts)
-            loaded = build(program, self._device, self.calls, self._kernels, self._shared, unchecked.begin)
+            loaded = build(program, self._shared, unchecked.begin)
         self._next += 1
         handle, self._programs[self._next] = self._next, loaded
         try:
@@ -153,7 +144,7 @@ class NativeSession:
         self._settle()
         loaded = self._programs.pop(handle, None)
         if loaded is not None:
-            release(loaded, self._shared)
+            loaded.release()
 
     def capacity(self, handle: int) -> int:
         """Return the most runs of a program in one batch."""
@@ -168,12 +159,12 @@ class NativeSession:
         if not loaded.free:
             self._settle()  # the error watch of a batch being sent would catch errors of a new buffer
         with self._using_device("submitting a run"):
-            memory = take_memory(loaded, self._device)
+            memory = loaded.take_memory()
             batch = Batch(self, loaded, memory, len(inputs))
             for k, given in enumerate(inputs):
                 memory.put(k, given)
             self._settle()
-            commands = commands_of(memory, loaded, len(inputs), self.calls, self._kernels)
+            commands = loaded.commands(memory, len(inputs))
             batch.mark = self.calls.submit(commands, memory.given())
         self._sending = batch
         return batch
@@ -219,17 +210,17 @@ class NativeSession:
         self._settle()
         self.run(handle, [inputs]).outputs()  # uploads the inputs, which the runs below use again
         with self._using_device("timing a program"):
-            return time_launches(self._device, self.calls, loaded, runs)
+            return time_launches(loaded, runs)
 
     def read(self, name: str) -> Any:
         """Return a persistent buffer, flat, after everything queued so far."""
         self._settle()
         self._check_open()
-        array: Array = persistent(self._shared, name)
+        array: Array = persistent(self._shared.arrays, name)
         result = np.empty(array.size, stored_dtype(array.dtype))
         flat = result.view(np.uint8)
         with self._using_device(f"reading {name!r}"):
-            staging = allocate(self._device, "read", min(flat.nbytes, READ_BYTES), MAP_READ | COPY_DST)
+            staging = self._shared.allocate("read", min(flat.nbytes, READ_BYTES), MAP_READ | COPY_DST)
             try:
                 for at in range(0, flat.nbytes, READ_BYTES):
                     size = min(READ_BYTES, flat.nbytes - at)
@@ -245,7 +236,7 @@ class NativeSession:
         """Overwrite a persistent buffer from element `offset` on, after everything queued so far."""
         self._settle()
         self._check_open()
-        array: Array = persistent(self._shared, name)
+        array: Array = persistent(self._shared.arrays, name)
         flat = np.ascontiguousarray(values, dtype=stored_dtype(array.dtype)).reshape(-1)
         check_within(name, offset, flat.size, array.size)
         if flat.size:
@@ -262,7 +253,7 @@ class NativeSession:
         self._closed = True
         self._settle()
         for loaded in self._programs.values():
-            release(loaded, self._shared)
+            loaded.release()
         self._programs.clear()
         self.calls.close()
         with contextlib.suppress(Exception):  # a lost device has nothing left to free
@@ -308,13 +299,13 @@ class NativeSession:
         direct = self.calls
         if library is not None:
             try:
-                self.calls = CompiledCalls(self._device, library)
+                self._shared.calls = CompiledCalls(self._device, library)
                 self._self_test()
                 return
             except Exception as e:
                 self.calls.close()
                 log.info("wgpu is called from Python, which is slower: %s", e)
-        self.calls = direct
+        self._shared.calls = direct
         self._self_test()
 
     def _self_test(self) -> None:

@@ -36,11 +36,95 @@ COMPUTE = 0x4  # GPUShaderStage
 HALF = "shader-f16"  # the feature that lets shaders use arrays in half precision
 
 
+class Shared:
+    """What the programs of a session share: the device, the way to call it, and persistent arrays.
+
+    Also layouts and pipelines, by content, while a loaded program uses them.
+    """
+
+    def __init__(self, device: Any, calls: Calls) -> None:
+        self.device, self.calls = device, calls
+        self.arrays: dict[str, Array] = {}  # by name
+        self._layouts: dict[tuple[str, ...], Any] = {}
+        self._pipelines: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
+
+    def layout(self, kernel: KernelSource) -> Any:
+        """Return the layout of bind group 0."""
+        return self._layout(tuple("storage" if b.written else "read-only-storage" for b in kernel.bindings))
+
+    def offsets_layout(self) -> Any:
+        """Return the layout of bind group 1."""
+        return self._layout(("uniform",))
+
+    def _layout(self, kinds: tuple[str, ...]) -> Any:
+        if kinds not in self._layouts:
+            entries = [
+                {"binding": i, "visibility": COMPUTE, "buffer": {"type": k, "has_dynamic_offset": k == "uniform"}}
+                for i, k in enumerate(kinds)
+            ]
+            self._layouts[kinds] = self.device.create_bind_group_layout(entries=entries)
+        return self._layouts[kinds]
+
+    def pipeline(self, kernel: KernelSource) -> Any:
+        """Return the compiled kernel. CompileError names the kernel and carries the driver's message."""
+        key = (kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0, kernel.own)
+        found = self._pipelines.get(key)
+        if found is None:
+            layouts = [self.layout(kernel), *([self.offsets_layout()] if kernel.slots else [])]
+            try:
+                layout = self.device.create_pipeline_layout(bind_group_layouts=layouts)
+                module = self.calls.module(kernel.label, kernel.wgsl, trusted=kernel.own)
+                stage = {"module": module, "entry_point": "main"}
+                found = self.device.create_compute_pipeline(label=kernel.label, layout=layout, compute=stage)
+            except Exception as e:
+                error = device_error(str(e))
+                if type(error) is not DeviceError:
+                    raise error from e
+                raise CompileError(f"kernel {kernel.label!r} was refused by the device: {e}") from e
+            self._pipelines[key] = found
+        return found
+
+    def group(self, layout: Any, resources: Iterable[Mapping[str, Any]]) -> Any:
+        """Return a bind group with `resources` in binding order."""
+        entries = [{"binding": i, "resource": dict(r)} for i, r in enumerate(resources)]
+        return self.device.create_bind_group(layout=layout, entries=entries)
+
+    def allocate(self, name: str, size: int, usage: int) -> Any:
+        """Return a buffer of `size` bytes, rounded up to whole vectors. Raises DeviceError if there is no memory."""
+        try:
+            return self.device.create_buffer(label=name, size=whole(size) or VECTOR, usage=usage)
+        except Exception as e:
+            raise device_error(str(e), f"allocating {size} bytes for {name!r}") from e
+
+    def array(self, b: Buffer, depth: int) -> Array:
+        """Return a buffer's array; a persistent one can exist. Inputs and outputs have parts for `depth` runs."""
+        found = self.arrays.get(b.name) if b.role in PERSISTENT else None
+        if found is not None:
+            if (found.dtype, found.size) != (b.dtype, b.size):
+                raise DeviceError(
+                    f"the program has {b.name!r} as {b.dtype}[{b.size}]; this session holds it as "
+                    f"{found.dtype}[{found.size}]"
+                )
+            found.users += 1
+            return found
+        stride = stride_of(b.size) if depth > 1 and b.role in ("input", "output") else 0
+        buffer = self.allocate(b.name, depth * stride or b.bytes, STORAGE | COPY_SRC | COPY_DST)
+        made = Array(b.name, b.dtype, b.size, buffer, stride=stride)
+        if b.role in PERSISTENT:
+            self.arrays[b.name] = made
+        if b.role == "const":
+            self.calls.write(made.buffer, 0, np.frombuffer(b.contents(), np.uint8))
+        elif b.role in PERSISTENT and isinstance(b.fill, (int, float)) and b.fill:  # other memory starts as zeros
+            self.calls.write(made.buffer, 0, np.full(b.size, b.fill, stored_dtype(b.dtype)))
+        return made
+
+
 @dataclass(slots=True, eq=False)
 class Loaded:
     """A program ready to run, with at most `depth` runs in a batch."""
 
     program: Program
+    shared: Shared
     depth: int
     inputs: Inputs = field(init=False)
     outputs: Outputs = field(init=False)
@@ -61,55 +145,86 @@ class Loaded:
         """Return whether the program can still be submitted."""
         return not self.released and (self.lender is None or self.lender.alive)
 
+    def release(self) -> None:
+        """Free what only this program uses; it must not be submitted again."""
+        self.released = True
+        own = self.arrays if self.lender is None else []
+        for b, a in zip(self.program.buffers, own, strict=False):  # fewer arrays if building failed
+            if b.role in PERSISTENT:
+                a.users -= 1
+                if a.users:
+                    continue
+                del self.shared.arrays[a.name]
+            a.buffer.destroy()
+        for memory in self.memories:
+            memory.results.destroy()
+        if self.uniform is not None:
+            self.uniform.destroy()
+        self.runs, self.dispatched, self.free, self.memories, self.arrays = [], (), [], [], []
+        self.groups = {}
 
-class Kernels:
-    """Layouts and pipelines of one device, shared by content while a loaded program uses them."""
+    def take_memory(self) -> BatchMemory:
+        """Return memory that no batch under way uses; new memory if all is in use."""
+        if self.free:
+            return self.free.pop()
+        results = self.shared.allocate("outputs", self.outputs.bytes(self.depth), MAP_READ | COPY_DST)
+        self.memories.append(BatchMemory(self.inputs, results))
+        return self.memories[-1]
 
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._layouts: dict[tuple[str, ...], Any] = {}
-        self._pipelines: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
+    def commands(self, memory: BatchMemory, runs: int) -> Any:
+        """Return the prepared commands of a batch of `runs` runs in this memory."""
+        if runs not in memory.prepared:
+            launches = [self._prepared(k) for k in range(runs)]
+            commands = Commands(memory.writes(runs), launches, list(self._copies(memory, runs)))
+            memory.prepared[runs] = self.shared.calls.prepared(commands)
+        return memory.prepared[runs]
 
-    def layout(self, kernel: KernelSource) -> Any:
-        """Return the layout of bind group 0."""
-        return self._layout(tuple("storage" if b.written else "read-only-storage" for b in kernel.bindings))
-
-    def offsets_layout(self) -> Any:
-        """Return the layout of bind group 1."""
-        return self._layout(("uniform",))
-
-    def _layout(self, kinds: tuple[str, ...]) -> Any:
-        if kinds not in self._layouts:
-            entries = [
-                {"binding": i, "visibility": COMPUTE, "buffer": {"type": k, "has_dynamic_offset": k == "uniform"}}
-                for i, k in enumerate(kinds)
+    def _prepared(self, run: int) -> Any:
+        """Return the launches of the `run`-th run of a batch."""
+        if not self.runs:
+            self.runs.append(self.shared.calls.prepare(self.dispatched))
+        while len(self.runs) <= run:
+            launches = [
+                x._replace(group=self.group(layout, ids, len(self.runs)))
+                for x, (layout, ids) in zip(self.dispatched, self.bound, strict=True)
             ]
-            self._layouts[kinds] = self._device.create_bind_group_layout(entries=entries)
-        return self._layouts[kinds]
+            self.runs.append(self.shared.calls.prepare(launches))
+        return self.runs[run]
 
-    def pipeline(self, kernel: KernelSource, calls: Calls) -> Any:
-        """Return the compiled kernel. CompileError names the kernel and carries the driver's message."""
-        key = (kernel.wgsl, tuple(b.written for b in kernel.bindings), kernel.slots > 0, kernel.own)
-        found = self._pipelines.get(key)
-        if found is None:
-            layouts = [self.layout(kernel), *([self.offsets_layout()] if kernel.slots else [])]
-            try:
-                layout = self._device.create_pipeline_layout(bind_group_layouts=layouts)
-                module = calls.module(kernel.label, kernel.wgsl, trusted=kernel.own)
-                stage = {"module": module, "entry_point": "main"}
-                found = self._device.create_compute_pipeline(label=kernel.label, layout=layout, compute=stage)
-            except Exception as e:
-                error = device_error(str(e))
-                if type(error) is not DeviceError:
-                    raise error from e
-                raise CompileError(f"kernel {kernel.label!r} was refused by the device: {e}") from e
-            self._pipelines[key] = found
-        return found
+    def _copies(self, memory: BatchMemory, runs: int) -> Iterator[Copy]:
+        """Yield the program's copies, then the copies of the outputs of `runs` runs."""
+        for a, b in self.program.copies:
+            source, target = self.arrays[a], self.arrays[b]
+            yield Copy(source.buffer, 0, target.buffer, 0, 4 * source.size)
+        at = 0
+        for d in self.outputs.deliveries:
+            size = d.bytes(runs)
+            if size:
+                yield Copy(d.array.buffer, d.start, memory.results, at, size)
+            at += size
 
-    def group(self, layout: Any, resources: Iterable[Mapping[str, Any]]) -> Any:
-        """Return a bind group with `resources` in binding order."""
-        entries = [{"binding": i, "resource": dict(r)} for i, r in enumerate(resources)]
-        return self._device.create_bind_group(layout=layout, entries=entries)
+    def group(self, layout: Any, ids: tuple[int, ...], run: int) -> Any:
+        """Return the bind group of arrays in the `run`-th run of a batch; all runs share it if none has parts."""
+        arrays = [self.arrays[k] for k in ids]
+        key = (id(layout), ids, run if any(a.stride for a in arrays) else 0)
+        if key not in self.groups:
+            self.groups[key] = self.shared.group(layout, [a.part(run) for a in arrays])
+        return self.groups[key]
+
+    def place(self, numbers: Iterable[tuple[int, ...]]) -> tuple[Any, dict[tuple[int, ...], int]]:
+        """Return a group with the numbers of all dispatches, equal ones once, and where each begins; None if none."""
+        known = dict.fromkeys(n for n in numbers if n)
+        if not known:
+            return None, {}
+        span = 16 * (max(map(len, known)) // 4 + 1)  # or the first workgroup's number, 0, behind the offsets
+        stride = ALIGN * -(-span // ALIGN)
+        table = np.zeros((len(known), stride // 4), np.int32)
+        for row, own in zip(table, known):
+            row[: len(own)] = own
+        self.uniform = self.shared.allocate("offsets", table.nbytes, UNIFORM | COPY_DST)
+        self.shared.calls.write(self.uniform, 0, table)
+        part = {"buffer": self.uniform, "offset": 0, "size": span}
+        return self.shared.group(self.shared.offsets_layout(), [part]), {own: stride * k for k, own in enumerate(known)}
 
 
 def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
@@ -165,19 +280,19 @@ class Compiling:
     order.
     """
 
-    def __init__(self, program: Program, calls: Calls, kernels: Kernels) -> None:
+    def __init__(self, program: Program, shared: Shared) -> None:
         for kernel in program.kernels:
-            kernels.layout(kernel)
-        kernels.offsets_layout()
+            shared.layout(kernel)
+        shared.offsets_layout()
         constant = offsets_of_kernels(program)
 
         def made(number: int) -> tuple[KernelSource, Any]:
             kernel = program.kernels[number]
             if number in constant:
                 kernel = kernel.with_offsets(constant[number])
-            return kernel, kernels.pipeline(kernel, calls)
+            return kernel, shared.pipeline(kernel)
 
-        self._program, self._calls, self._kernels = program, calls, kernels
+        self._program, self._shared = program, shared
         used = {d.kernel: program.kernels[d.kernel] for d in program.dispatches}
         self._order = sorted(used, key=lambda k: (used[k].workgroup_memory, used[k].slots), reverse=True)
         self._pool = ThreadPoolExecutor(max(1, min(COMPILERS, len(used), processors())))
@@ -185,8 +300,8 @@ class Compiling:
 
     def also(self, kernel: KernelSource) -> Future[Any]:
         """Return the pipeline of one more kernel, after those of the program."""
-        self._kernels.layout(kernel)
-        return self._pool.submit(self._kernels.pipeline, kernel, self._calls)
+        self._shared.layout(kernel)
+        return self._pool.submit(self._shared.pipeline, kernel)
 
     def result(self) -> tuple[Program, list[Any]]:
         """Return the program with the compiled kernels, and their pipelines. Raises CompileError."""
@@ -204,40 +319,33 @@ class Compiling:
         self._pool.shutdown(cancel_futures=True)
 
 
-def build(
-    program: Program,
-    device: Any,
-    calls: Calls,
-    kernels: Kernels,
-    shared: dict[str, Array],
-    meanwhile: Callable[[Callable[[KernelSource], Any]], None],
-) -> Loaded:
-    """Load `program`: arrays (persistent ones from `shared`), pipelines, bind groups. On failure, free its arrays.
+def build(program: Program, shared: Shared, meanwhile: Callable[[Callable[[KernelSource], Any]], None]) -> Loaded:
+    """Load `program`: arrays, pipelines, bind groups. On failure, free its arrays.
 
     meanwhile: the work of this thread during compilation; its argument compiles one more kernel.
     """
-    loaded = Loaded(program, depth_of(program))
-    compiling = Compiling(program, calls, kernels)
+    loaded = Loaded(program, shared, depth_of(program))
+    compiling = Compiling(program, shared)
     try:
         for b in program.buffers:
-            loaded.arrays.append(_array(b, loaded.depth, device, calls, shared))
+            loaded.arrays.append(shared.array(b, loaded.depth))
         meanwhile(compiling.also)
         loaded.program, held = compiling.result()
-        _launch(loaded, device, calls, kernels)
+        _launch(loaded)
         loaded.inputs = plan_inputs(program, loaded.arrays, loaded.depth)
         loaded.outputs = plan_outputs(program, loaded.arrays)
         del held  # the launches hold the pipelines now
     except BaseException:
         compiling.stop()
-        release(loaded, shared)
+        loaded.release()
         raise
     return loaded
 
 
-def resized(program: Program, like: Loaded, device: Any, calls: Calls, kernels: Kernels) -> Loaded:
+def resized(program: Program, like: Loaded) -> Loaded:
     """Return a loaded program at another size: it uses the arrays and pipelines of `like`, which must live longer."""
     now = replace(like.program, size=program.size, inputs=program.inputs, outputs=program.outputs)
-    loaded = Loaded(now, like.depth, arrays=like.arrays, lender=like)
+    loaded = Loaded(now, like.shared, like.depth, arrays=like.arrays, lender=like)
     launched = now.launched()
     follow = {k for k, d in enumerate(launched) if _follows(now, d)}
     found: list[tuple[int, BoundDispatch, tuple[int, ...]]] = []  # place, and the numbers that follow the size
@@ -246,7 +354,7 @@ def resized(program: Program, like: Loaded, device: Any, calls: Calls, kernels: 
             x, d = like.dispatched[like.places[k]], launched[number]
             own = _numbers(now, d.moved(at, now.size), now.size) if number in follow else ()
             found.append((like.places[k], x if x.grid == d.grid else x._replace(grid=d.grid), own))
-    group, places = _uniform(loaded, [own for *_, own in found], device, calls, kernels)
+    group, places = loaded.place(own for *_, own in found)
     loaded.dispatched = tuple([x._replace(offsets=group, at=places[own]) if own else x for _, x, own in found])
     loaded.bound, loaded.groups = tuple([like.bound[n] for n, *_ in found]), like.groups
     loaded.inputs = plan_inputs(program, like.arrays, loaded.depth)
@@ -254,106 +362,12 @@ def resized(program: Program, like: Loaded, device: Any, calls: Calls, kernels: 
     return loaded
 
 
-def release(loaded: Loaded, shared: dict[str, Array]) -> None:
-    """Free what only this program uses; it must not be submitted again."""
-    loaded.released = True
-    own = loaded.arrays if loaded.lender is None else []
-    for b, a in zip(loaded.program.buffers, own, strict=False):  # fewer arrays if building failed
-        if b.role in PERSISTENT:
-            a.users -= 1
-            if a.users:
-                continue
-            del shared[a.name]
-        a.buffer.destroy()
-    for memory in loaded.memories:
-        memory.results.destroy()
-    if loaded.uniform is not None:
-        loaded.uniform.destroy()
-    loaded.runs, loaded.dispatched, loaded.free, loaded.memories, loaded.arrays = [], (), [], [], []
-    loaded.groups = {}
-
-
-def prepared(loaded: Loaded, run: int, calls: Calls, kernels: Kernels) -> Any:
-    """Return the launches of the `run`-th run of a batch."""
-    if not loaded.runs:
-        loaded.runs.append(calls.prepare(loaded.dispatched))
-    while len(loaded.runs) <= run:
-        launches = [
-            x._replace(group=_group(loaded, layout, ids, len(loaded.runs), kernels))
-            for x, (layout, ids) in zip(loaded.dispatched, loaded.bound, strict=True)
-        ]
-        loaded.runs.append(calls.prepare(launches))
-    return loaded.runs[run]
-
-
-def take_memory(loaded: Loaded, device: Any) -> BatchMemory:
-    """Return memory that no batch under way uses; new memory if all is in use."""
-    if loaded.free:
-        return loaded.free.pop()
-    results = allocate(device, "outputs", loaded.outputs.bytes(loaded.depth), MAP_READ | COPY_DST)
-    loaded.memories.append(BatchMemory(loaded.inputs, results))
-    return loaded.memories[-1]
-
-
-def commands_of(memory: BatchMemory, loaded: Loaded, runs: int, calls: Calls, kernels: Kernels) -> Any:
-    """Return the prepared commands of a batch of `runs` runs in this memory."""
-    if runs not in memory.prepared:
-        launches = [prepared(loaded, k, calls, kernels) for k in range(runs)]
-        commands = Commands(memory.writes(runs), launches, list(_copies(loaded, memory, runs)))
-        memory.prepared[runs] = calls.prepared(commands)
-    return memory.prepared[runs]
-
-
-def _copies(loaded: Loaded, memory: BatchMemory, runs: int) -> Iterator[Copy]:
-    """Yield the program's copies, then the copies of the outputs of `runs` runs."""
-    for a, b in loaded.program.copies:
-        source, target = loaded.arrays[a], loaded.arrays[b]
-        yield Copy(source.buffer, 0, target.buffer, 0, 4 * source.size)
-    at = 0
-    for d in loaded.outputs.deliveries:
-        size = d.bytes(runs)
-        if size:
-            yield Copy(d.array.buffer, d.start, memory.results, at, size)
-        at += size
-
-
-def allocate(device: Any, name: str, size: int, usage: int) -> Any:
-    """Return a buffer of `size` bytes, rounded up to whole vectors. Raises DeviceError if there is no memory."""
-    try:
-        return device.create_buffer(label=name, size=whole(size) or VECTOR, usage=usage)
-    except Exception as e:
-        raise device_error(str(e), f"allocating {size} bytes for {name!r}") from e
-
-
-def _array(b: Buffer, depth: int, device: Any, calls: Calls, shared: dict[str, Array]) -> Array:
-    """Return the array of one buffer; a persistent one can exist. Inputs and outputs have parts for `depth` runs."""
-    found = shared.get(b.name) if b.role in PERSISTENT else None
-    if found is not None:
-        if (found.dtype, found.size) != (b.dtype, b.size):
-            raise DeviceError(
-                f"the program has {b.name!r} as {b.dtype}[{b.size}]; this session holds it as "
-                f"{found.dtype}[{found.size}]"
-            )
-        found.users += 1
-        return found
-    stride = stride_of(b.size) if depth > 1 and b.role in ("input", "output") else 0
-    buffer = allocate(device, b.name, depth * stride or b.bytes, STORAGE | COPY_SRC | COPY_DST)
-    made = Array(b.name, b.dtype, b.size, buffer, stride=stride)
-    if b.role in PERSISTENT:
-        shared[b.name] = made
-    if b.role == "const":
-        calls.write(made.buffer, 0, np.frombuffer(b.contents(), np.uint8))
-    elif b.role in PERSISTENT and isinstance(b.fill, (int, float)) and b.fill:  # other memory starts as zeros
-        calls.write(made.buffer, 0, np.full(b.size, b.fill, stored_dtype(b.dtype)))
-    return made
-
-
-def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None:
+def _launch(loaded: Loaded) -> None:
     """Build every dispatch with its pipeline and bind groups; equal groups and equal offsets are shared."""
-    program = loaded.program
+    program, shared = loaded.program, loaded.shared
     dispatches = list(program.unrolled())
     numbers = [_numbers(program, d, program.size) for d in dispatches]
-    offsets_group, places = _uniform(loaded, numbers, device, calls, kernels)
+    offsets_group, places = loaded.place(numbers)
     launches: list[BoundDispatch] = []
     bound: list[tuple[Any, tuple[int, ...]]] = []
     for k, (d, own) in enumerate(zip(dispatches, numbers)):
@@ -361,10 +375,10 @@ def _launch(loaded: Loaded, device: Any, calls: Calls, kernels: Kernels) -> None
             continue
         loaded.places[k] = len(launches)
         kernel = program.kernels[d.kernel]
-        layout = kernels.layout(kernel)
-        group = _group(loaded, layout, d.buffers, 0, kernels)
+        layout = shared.layout(kernel)
+        group = loaded.group(layout, d.buffers, 0)
         here = offsets_group if kernel.slots else None
-        launches.append(BoundDispatch(kernels.pipeline(kernel, calls), group, here, places.get(own, 0), d.grid))
+        launches.append(BoundDispatch(shared.pipeline(kernel), group, here, places.get(own, 0), d.grid))
         bound.append((layout, d.buffers))
     loaded.dispatched, loaded.bound = tuple(launches), tuple(bound)
 
@@ -378,30 +392,3 @@ def _follows(program: Program, d: Dispatch) -> bool:
 def _numbers(program: Program, d: Dispatch, size: int) -> tuple[int, ...]:
     """Return the numbers that a dispatch reads from the uniform buffer, in a run of some size."""
     return program.kernels[d.kernel].texts["wgsl"].numbers(d.offsets, size) if d.offsets else ()
-
-
-def _uniform(
-    loaded: Loaded, numbers: Iterable[tuple[int, ...]], device: Any, calls: Calls, kernels: Kernels
-) -> tuple[Any, dict[tuple[int, ...], int]]:
-    """Return a group with the numbers of all dispatches, equal ones once, and where each begins; None without any."""
-    known = dict.fromkeys(n for n in numbers if n)
-    if not known:
-        return None, {}
-    span = 16 * (max(map(len, known)) // 4 + 1)  # or the first workgroup's number, 0, behind the offsets
-    stride = ALIGN * -(-span // ALIGN)
-    table = np.zeros((len(known), stride // 4), np.int32)
-    for row, own in zip(table, known):
-        row[: len(own)] = own
-    loaded.uniform = allocate(device, "offsets", table.nbytes, UNIFORM | COPY_DST)
-    calls.write(loaded.uniform, 0, table)
-    part = {"buffer": loaded.uniform, "offset": 0, "size": span}
-    return kernels.group(kernels.offsets_layout(), [part]), {own: stride * k for k, own in enumerate(known)}
-
-
-def _group(loaded: Loaded, layout: Any, ids: tuple[int, ...], run: int, kernels: Kernels) -> Any:
-    """Return the bind group of some arrays in the `run`-th run of a batch; all runs share it if no array has parts."""
-    arrays = [loaded.arrays[k] for k in ids]
-    key = (id(layout), ids, run if any(a.stride for a in arrays) else 0)
-    if key not in loaded.groups:
-        loaded.groups[key] = kernels.group(layout, [a.part(run) for a in arrays])
-    return loaded.groups[key]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.runtime.base import Timings
-from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands
-from tracegrad.runtime.wgpu_program import COPY_DST, COPY_SRC, MAP_READ, Loaded, allocate
+from tracegrad.runtime.wgpu_calls import BoundDispatch, Commands
+from tracegrad.runtime.wgpu_program import COPY_DST, COPY_SRC, MAP_READ, Loaded, Shared
 
 QUERY_RESOLVE = 0x200  # GPUBufferUsage
 IN_A_SET = 4096  # queries: what every device allows
@@ -21,16 +20,16 @@ IN_A_SET = 4096  # queries: what every device allows
 Span = tuple[float, float]
 
 
-def time_launches(device: Any, calls: Calls, loaded: Loaded, runs: int) -> Timings:
+def time_launches(loaded: Loaded, runs: int) -> Timings:
     """Time `runs` runs, with the inputs of the last submitted run. A dispatch without workgroups takes no time."""
-    launches = loaded.dispatched
+    shared, launches = loaded.shared, loaded.dispatched
     timed: list[list[Span]] = []
     clock = "timestamps of the device"
-    if "timestamp-query" in device.features and launches:
-        timed = stamped(device, launches, runs)
+    if "timestamp-query" in shared.device.features and launches:
+        timed = stamped(shared, launches, runs)
     if not any(end > begin for spans in timed for begin, end in spans):
         clock = "the host's clock, waiting after each dispatch (the device has no timestamps): every time is too long"
-        timed = [list(waited(device, calls, launches)) for _ in range(runs)]
+        timed = [list(waited(shared, launches)) for _ in range(runs)]
     return Timings(clock, tuple(tuple(_with_empty(loaded, spans)) for spans in timed))
 
 
@@ -43,13 +42,13 @@ def _with_empty(loaded: Loaded, spans: Sequence[Span]) -> Iterator[Span]:
         yield span
 
 
-def stamped(device: Any, launches: Sequence[BoundDispatch], runs: int) -> list[list[Span]]:
+def stamped(shared: Shared, launches: Sequence[BoundDispatch], runs: int) -> list[list[Span]]:
     """Return spans by the device's clock, whose stamps wgpu gives in nanoseconds."""
-    count = 2 * len(launches)
+    device, count = shared.device, 2 * len(launches)
     sets = [
         device.create_query_set(type="timestamp", count=min(IN_A_SET, count - k)) for k in range(0, count, IN_A_SET)
     ]
-    buffer = allocate(device, "timestamps", 8 * count, QUERY_RESOLVE | COPY_SRC)
+    buffer = shared.allocate("timestamps", 8 * count, QUERY_RESOLVE | COPY_SRC)
     out: list[list[Span]] = []
     try:
         for _ in range(runs):
@@ -80,9 +79,9 @@ def stamped(device: Any, launches: Sequence[BoundDispatch], runs: int) -> list[l
     return out
 
 
-def waited(device: Any, calls: Calls, launches: Sequence[BoundDispatch]) -> Iterator[Span]:
+def waited(shared: Shared, launches: Sequence[BoundDispatch]) -> Iterator[Span]:
     """Yield spans by the host's clock, from before a submission until it is done."""
-    done = allocate(device, "done", 4, MAP_READ | COPY_DST)
+    calls, done = shared.calls, shared.allocate("done", 4, MAP_READ | COPY_DST)
     try:
         for x in launches:
             commands = calls.prepared(Commands([], [calls.prepare([x])], []))
