@@ -241,7 +241,7 @@ PADDED = 1024  # columns of a left operand whose rows fall into one set of a cac
 def test_products_of_all_shapes_are_the_same_in_any_number_of_parts(cc: Compiler, turned: tuple[bool, bool]):
     engine = cc.library(ENGINE)
     assert engine is not None
-    rng, calls = np.random.default_rng(0), CallList(engine, [])
+    rng, calls = np.random.default_rng(0), CallList(engine, [], np.zeros(1, np.int64))
     made: list[tuple[np.ndarray, np.ndarray, list[np.ndarray]]] = []
     for m, n, k in PRODUCTS:
         wide = rng.standard_normal((m, max(k, PADDED) if m == 28 else k), dtype=np.float32)[:, :k]

@@ -155,10 +155,16 @@ class BoundCalls:
 
 
 class CallList:
-    """Collects the calls of a program. `engine` is render.c_engine's library; `libraries` hold the kernels."""
+    """Collects the calls of a program.
 
-    def __init__(self, engine: ctypes.CDLL, libraries: Sequence[ctypes.CDLL]) -> None:
-        self.engine, self._libraries = engine, (engine, *libraries)
+    engine:    render.c_engine's library.
+    libraries: those with the kernels.
+    size:      the memory of a run's size, with the capacity.
+    """
+
+    def __init__(self, engine: ctypes.CDLL, libraries: Sequence[ctypes.CDLL], size: Array) -> None:
+        self.engine, self._libraries, self.size = engine, (engine, *libraries), size
+        self.lent: Sequence[Lent] = ()  # what calls read in place
         self._calls: list[Call] = []
         self._ends: list[int] = []  # where each dispatch ends
         self._moving: list[Moving] = []

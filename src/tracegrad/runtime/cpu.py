@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +35,7 @@ from tracegrad.runtime.children import Children
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
 from tracegrad.runtime.process import processors
-from tracegrad.runtime.storage import address, check_memory, lying, readable_around, taken, zeros_between_margins
+from tracegrad.runtime.storage import address, check_memory, lying, readable_around, taken, view, zeros_between_margins
 from tracegrad.tuning import C_SOURCE, C_SOURCES
 
 
@@ -168,19 +168,21 @@ class CpuSession:
         program, names = loaded.program, [b.name for b in loaded.program.buffers]
         if loaded.wrong is None:
             loaded.wrong = bool(loaded.libraries) and self._is_wrong(program, loaded.libraries)
-        compiled = _calls_into(loaded.libraries)
+        compiled = _calls_into(loaded.libraries, loaded.size)
         self._failed = self._failed or (bool(loaded.libraries) and compiled is None)
         if self._interrupted:
             raise DeviceError("this session was closed while its kernels were compiled")
         # all or nothing: a value computed twice must have the same bits, and NumPy rounds differently
         calls = None if loaded.wrong else compiled
-        loaded.lent = lent_inputs(program, loaded.memory) if calls is not None else {}
+        if calls is not None:
+            loaded.lent = lent_inputs(program, loaded.memory)
+            calls.lent = list(loaded.lent.values())
         known = loaded.like.made if loaded.like else loaded.made
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
             kernel = program.kernels[d.kernel]
             if calls is not None:
-                self._add(calls, kernel, memory, d, loaded.size, loaded.lent.values())
+                self._add(calls, kernel, memory, d)
                 continue
             text: str = kernel.texts["numpy"]
             size = (program.size,) if SIZE in text else ()
@@ -208,21 +210,13 @@ class CpuSession:
         loaded.lent.clear()  # another thread always copies its inputs, and all sizes share arguments
         return loaded.bound and DirectParts(loaded.bound, loaded.given, loaded.inputs, loaded.outputs)
 
-    def _add(
-        self,
-        calls: CallList,
-        kernel: KernelSource,
-        memory: Sequence[Array],
-        d: Dispatch,
-        size: Array,
-        lent: Iterable[Lent] = (),
-    ) -> None:
-        """Add a dispatch in C. size: the memory of a run's size, with the capacity."""
-        capacity, offsets = int(size[0]), d.offsets
+    def _add(self, calls: CallList, kernel: KernelSource, memory: Sequence[Array], d: Dispatch) -> None:
+        """Add a dispatch in C."""
+        capacity, offsets = int(calls.size[0]), d.offsets
 
         def at(place: Place, first: int = 0) -> tuple[Array, int]:
             if isinstance(place, RunSize):
-                return size, 0
+                return calls.size, 0
             if isinstance(place, Scratch):
                 return self._scratch_view(place.number, (place.size,), place.dtype), first
             return memory[kernel.binding_of[place]], offsets[place] + first
@@ -242,7 +236,7 @@ class CpuSession:
 
         source: CSource = kernel.texts["c"]
         steps = [(s, made(s)) for s in source.steps]
-        for x in lent:
+        for x in calls.lent:
             for s, call in steps:
                 x.note(call, kernel, memory, offsets, s)
         for slot, move in d.moves:
@@ -255,11 +249,10 @@ class CpuSession:
         assert self._compiler is not None
 
         def launch(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
-            calls = _calls_into(libraries)
+            calls = _calls_into(libraries, np.array([program.capacity], np.int64))
             if calls is None:
                 raise DeviceError("the compiler failed")
-            alone = Dispatch(0, (), tuple(offsets), (1, 1))
-            self._add(calls, kernel, memory, alone, np.array([program.capacity], np.int64))
+            self._add(calls, kernel, memory, Dispatch(0, (), tuple(offsets), (1, 1)))
             calls.bound().whole()
 
         try:
@@ -381,11 +374,14 @@ class CpuSession:
         self._scratch.clear()
 
 
-def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]]) -> CallList | None:
-    """Wait for libraries; return calls into them, or None if there are none, or one could not be compiled."""
+def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]], size: Array) -> CallList | None:
+    """Wait for libraries; return calls into them, or None if there are none, or one could not be compiled.
+
+    size: the memory of a run's size, with the capacity.
+    """
     found = [x.result() for x in libraries]
     made = [x for x in found if x is not None]
-    return CallList(made[0], made[1:]) if made and len(made) == len(found) else None
+    return CallList(made[0], made[1:], size) if made and len(made) == len(found) else None
 
 
 def _with_margins(size: int, dtype: Any) -> Array:
@@ -397,10 +393,3 @@ def _in_turn(runs: Sequence[Callable[[], None]]) -> None:
     with np.errstate(all="ignore"):
         for run in runs:
             run()
-
-
-def view(base: Array, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    """Return a strided view of a flat array, with strides in elements."""
-    # as_strided takes 20 times as long, and loops need many views: 28 000 for an RNN of length 512
-    size = base.itemsize
-    return np.ndarray(shape, base.dtype, base, size * offset, [size * s for s in strides])
