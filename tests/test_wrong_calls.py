@@ -11,7 +11,7 @@ import pytest
 
 import tracegrad as tg
 from models import SineMLP, sine_loss
-from tracegrad import optim
+from tracegrad import nn, optim
 
 OPTIM: Any = optim  # wrong calls are wrong for type checkers, too
 
@@ -108,6 +108,11 @@ def compiled(**more: Any) -> tg.CompiledTraining:
     return tg.compile(**{**SINE, **more})
 
 
+class Flagged(tg.Module):
+    def __init__(self, init: Any) -> None:
+        self.flag = self.param((1,), init=init, dtype="bool")
+
+
 def fitted(*args: Any, **options: Any) -> Any:
     with compiled() as train:
         return train.fit(*args, epochs=1, **options)
@@ -130,6 +135,16 @@ TRAININGS: dict[str, tuple[Callable[[], Any], str]] = {
     "accumulate an optimizer": (
         lambda: OPTIM.accumulate(2, optim.sgd(0.1)),
         "optim.accumulate: takes transforms, such as optim.scale_by_adam(); got optim.sgd(",
+    ),
+    "accumulate for ever": (lambda: optim.sgd(0.1, accumulate=2**24 + 1), "at most 16777216, got 16777217"),
+    "accumulate 400 digits": (lambda: optim.sgd(0.1, accumulate=10**400), "at most 16777216, got 1000"),
+    "a literal of truth values": (
+        lambda: Flagged(tg.init.literal(f(1))),
+        "literal(array, dtype='bool'), not f32",
+    ),
+    "an input in place of the model": (
+        lambda: compiled(loss=lambda m: m, inputs={"m": (4, 1)}),
+        "its first argument is the model, as in loss(m)",
     ),
     "no schedule": (
         lambda: compiled(optimizer=OPTIM.adam("fast")),
@@ -157,3 +172,64 @@ def test_a_training_refuses_a_wrong_call(name: str) -> None:
     with pytest.raises(tg.TracegradError) as told:
         call()
     assert said in str(told.value) and f"at {Path(__file__)}:" in str(told.value), str(told.value)
+
+
+def turn(carry: Any, x: Any) -> tuple[Any, Any]:
+    return carry, x
+
+
+def traced(**settings: Any) -> Any:
+    def forward(_: Any, x: tg.Tensor) -> Any:
+        return tg.sum(x, 0, **settings)
+
+    return tg.trace_forward(model=SineMLP(8), forward=forward, inputs={"x": (2, 3)})
+
+
+# a call with another value for a switch: "no" would be true
+SWITCHES: dict[str, Callable[[Any], Any]] = {
+    "sum: keepdims": lambda no: tg.sum(f(2, 3), 0, keepdims=no),
+    "sum: keepdims, by position": lambda no: tg.sum(f(2, 3), 0, no),
+    "sum: keepdims, in a trace": lambda no: traced(keepdims=no),
+    "dropout: training": lambda no: tg.dropout(f(3), 0.5, training=no),
+    "BatchNorm: training": lambda no: nn.BatchNorm(3)(f(2, 3), training=no),
+    "Linear: bias": lambda no: nn.Linear(2, 3, bias=no),
+    "Linear: decay": lambda no: nn.Linear(2, 3, decay=no),
+    "LSTM: bidirectional": lambda no: nn.LSTM(2, 3, bidirectional=no),
+    "sgd: nesterov": lambda no: optim.sgd(0.1, momentum=0.9, nesterov=no),
+    "tg.compile: keep_grads": lambda no: compiled(keep_grads=no),
+    "fit: shuffle": lambda no: fitted(x=X, y=Y, shuffle=no),
+    "reset: params": lambda no: compiled().reset(params=no),
+    "tg.scan: reverse": lambda no: tg.scan(turn, f(), f(3), reverse=no),
+    "requires_grad": lambda no: tg.parameter(f(2), requires_grad=no),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_is_true_or_false(name: str) -> None:
+    for value, shown in (("no", "'no'"), (2, "2"), (0.0, "0.0"), (optim, "<module 'tracegrad.optim'")):
+        with pytest.raises(tg.InputError) as told:
+            SWITCHES[name](value)
+        text = str(told.value)
+        assert name.partition(",")[0] in text and f" must be True or False, got {shown}" in text, text
+        assert f"at {Path(__file__)}:" in text, text
+
+
+def test_a_switch_can_come_from_numpy() -> None:
+    x = f(2, 3)
+    values: list[tuple[Any, tuple[int, ...]]] = [(np.True_, (1, 3)), (1, (1, 3)), (np.False_, (3,)), (0, (3,))]
+    for value, shape in values:
+        assert tg.sum(x, 0, keepdims=value).shape == shape
+        assert traced(keepdims=value).outputs["output"].shape == shape
+    assert list(nn.named_parameters(nn.Linear(2, 3, bias=bool(np.bool_(False)), decay=None))) == ["W"]
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x", ["x"]])
+def test_a_path_is_a_text_or_a_path(path: Any) -> None:
+    """`open` would read from descriptor 3, and close it."""
+    with compiled() as train:
+        calls: list[Callable[[Any], Any]] = [train.save, train.load, tg.Checkpoint, tg.CSVLogger]
+        for call in calls:
+            with pytest.raises(tg.InputError, match=r"path must be a path, such as 'model\.safetensors', got "):
+                call(path)
+    with pytest.raises(tg.InputError, match=r"fit: resume must be a path, such as"):
+        fitted(x=X, y=Y, resume=path or 0)

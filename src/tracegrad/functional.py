@@ -28,7 +28,7 @@ from tracegrad.imperative.values import f64, nearest
 from tracegrad.ir import Tensor, toposort
 from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
-from tracegrad.refusals import check_call, check_function, shown, wrapped
+from tracegrad.refusals import check_call, check_function, helpful, shown, wrapped
 from tracegrad.transforms.recurrence import new_carry
 from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
 
@@ -137,12 +137,14 @@ vmap, remat = _public(transforms.vmap), _public(transforms.remat)
 checkpoint = remat  # its former name
 
 
+@helpful
 @functools.wraps(transforms.jvp)
 def jvp(fn: Callable[..., Any], primals: Any, directions: Any, has_aux: bool = False) -> Any:
     check_function("jvp", fn)
     return at_once(lambda p, d: transforms.jvp(fn, p, d, has_aux))(primals, directions)
 
 
+@helpful
 @functools.wraps(transforms.vjp)
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     check_function("vjp", fn)
@@ -178,6 +180,7 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
     return CustomVJP(fn)
 
 
+@helpful
 @functools.wraps(transforms.scan)
 def scan(
     fn: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, *, reverse: bool = False

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
-from tracegrad.refusals import Count, check_call, shown
+from tracegrad.refusals import Count, check_call, shown, switch
 from tracegrad.sites import STATE, current_site
 
 if TYPE_CHECKING:
@@ -95,6 +95,11 @@ class Op:
         given = dict(zip(self.parameters[n - len(own) : n], own))
         return dict.fromkeys(self.parameters[: n + m], MISSING) | given | named
 
+    @property
+    def switches(self) -> frozenset[str]:
+        """The parameters that are True or False."""
+        return frozenset([x for x, kind in self.function.__annotations__.items() if kind == "bool"])
+
     def apply(self, values: Sequence[Any]) -> Any:
         """Call the function with one value for each parameter: a tuple for *args, and a dict for **kwargs."""
         n, m, many, others = self.counts
@@ -131,7 +136,8 @@ class Op:
         positional, keywords, rest = parameters[:n], parameters[n : n + m], parameters[n + m :]
         star, stars = [f"*{x}" for x in rest[:many]], [f"**{x}" for x in rest[many:]]
         more, other = [] if many else ["*_more"], [] if others else ["**_other"]
-        passed = [f"{x}={x}" for x in keywords] + stars
+        checked = {x: f"_switch('{x}', {x})" for x in self.switches}
+        passed = [f"{x}={checked.get(x, x)}" for x in keywords] + stars
         needed = [f"{x} is _missing" for x in (*positional, *keywords) if self.defaults[x] is MISSING]
         engine = AT_ONCE[0] if AT_ONCE else NO_ENGINE
         source = ENTRY.format(
@@ -141,7 +147,7 @@ class Op:
             key=engine.key(self),
             parameters=_tuple(parameters),
             given=", ".join(parameters),
-            passed=", ".join([*positional, *star, *passed]),
+            passed=", ".join([*[checked.get(x, x) for x in positional], *star, *passed]),
         )
         scope = self.named.__globals__
         scope.update(engine.scope, _missed=engine.missed)
@@ -211,7 +217,7 @@ def op(f: F) -> F:
     entry = Op(f)
     scope = {
         "_op": entry, "_plans": entry.plans, "_function": f, "_state": STATE, "_errors": ERRORS, "_python": PYTHON,
-        "_missing": MISSING, "__name__": f.__module__,
+        "_missing": MISSING, "_switch": switch, "__name__": f.__module__,
     }  # fmt: skip
     named: Any = FunctionType(_first.__code__, scope, f.__name__)
     named.__qualname__, named.__doc__ = f.__qualname__, f.__doc__

@@ -6,18 +6,19 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from tracegrad.errors import CallError, MissingNameError, TraceError, call_site, located, placed
+from tracegrad.errors import CallError, InputError, MissingNameError, TraceError, call_site, located, placed
 
 F = TypeVar("F", bound=Callable[..., Any])
 # attributes for other modules only
 INNER = ("called", "copies", "fitted", "placed", "remedies", "source", "store", "worker")
 MOST = 12  # names listed in a message
+PATH = "str | os.PathLike[str]"  # the annotation of a path
 
 
 @cache
@@ -206,15 +207,51 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def switch(name: str, value: Any) -> bool:
+    """Return a setting that is on or off. Raises InputError for text, None and other numbers: "no" would be true."""
+    if (isinstance(value, int) and value in (0, 1)) or hasattr(value, "dtype"):  # NumPy's; a traced tensor refuses
+        return bool(value)
+    raise _no_value(f"{name} must be True or False, got {shown(value)}")
+
+
+def _no_value(text: str) -> InputError:
+    error = InputError.here(text)
+    error.bare = text  # `placed` puts the name of the function before it
+    return error
+
+
+def check_values(who: str, function: Any, given: Mapping[str, Any]) -> None:
+    """Check switches and paths among the arguments of a function of the package. Raises InputError."""
+    own = function.__module__.startswith("tracegrad.")
+    kinds: dict[str, Any] = function.__annotations__ if own else {}
+    try:
+        for name, value in given.items():
+            kind, optional, _ = str(kinds.get(name, "")).partition(" | None")
+            if optional and value is None:
+                continue
+            if kind == "bool":
+                switch(name, value)
+            elif kind == PATH and not isinstance(value, (str, os.PathLike)):
+                raise _no_value(f"{name} must be a path, such as 'model.safetensors', got {shown(value)}")
+    except InputError as e:
+        raise placed(e, who, call_site()) from None
+
+
 def check_call(
-    who: str, function: Any, args: Sized, given: Mapping[str, Any], bound: int = 0, other: tuple[str, Any] = ("", None)
+    who: str,
+    function: Any,
+    args: Sequence[Any],
+    given: Mapping[str, Any],
+    bound: int = 0,
+    other: tuple[str, Any] = ("", None),
 ) -> None:
     """Check the arguments of a call.
 
     bound: number of leading arguments that the caller does not write, such as self.
     other: a function that users may take for this one, and how to say so, as for `unexpected`.
 
-    Raises CallError for unknown keywords, arguments missing or given twice, and too many positional arguments.
+    Raises CallError for unknown keywords, arguments missing or given twice, and too many positional arguments;
+    InputError for a switch or path of the package's own functions that is none.
     """
     code = getattr(function, "__code__", None)
     if code is None:
@@ -245,6 +282,7 @@ def check_call(
         count = f"{n - bound} argument{'s' if n - bound != 1 else ''} by position"
         most = f"takes {count}" if n > bound else "takes its arguments by name"
         raise CallError.here(f"{who}: {most}, got {len(args)} by position; {instead}")
+    check_values(who, function, {**dict[str, Any](zip(takes[: n - bound], args)), **given})
 
 
 def check_function(who: str, fn: object) -> None:

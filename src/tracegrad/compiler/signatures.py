@@ -47,8 +47,8 @@ def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str
     if not parameters:
         problems = [f"{what} must take the model as its first argument"]
     elif parameters[0].name in inputs:
-        others = [n for n in inputs if n != "m"]
-        problems = [f"its first argument is the model, as in {what}(m, {', '.join(others)})"]
+        others = ["m", *[n for n in inputs if n != "m"]]
+        problems = [f"its first argument is the model, as in {what}({', '.join(others)})"]
     if problems:
         call = f"{getattr(fn, '__name__', type(fn).__name__)}({', '.join([p.name for p in parameters])})"
         raise InputError.here(

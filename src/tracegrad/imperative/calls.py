@@ -35,13 +35,13 @@ OPERAND = (
     ARRAY + "{p} if _type({p}) in _plain else (_float, {p}) if _type({p}) is _float and {p} != 0.0 else _part({p})"
 )
 ROWWISE = ARRAY + "_number if _type({p}) in _numbers else _operand({p})"  # the value comes with each call
-FLAG = "_true if {p} is True else _false if {p} is False else _part({p})"
+SWITCH = "_true if {p} is True or ({p} is not False and _switch('{p}', {p})) else _false"
 
 
 def key(op: Op) -> str:
     """Return the key of a call's plan, as text."""
-    parameters, defaults = op.parameters, op.defaults
-    texts = [ROWWISE if is_rowwise(op) else FLAG if isinstance(defaults.get(p), bool) else OPERAND for p in parameters]
+    parameters, switches = op.parameters, op.switches
+    texts = [ROWWISE if is_rowwise(op) else SWITCH if p in switches else OPERAND for p in parameters]
     return ", ".join([f"({text.format(p=p)})" for p, text in zip(parameters, texts)])
 
 

@@ -16,6 +16,7 @@ from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.imperative import tape
 from tracegrad.imperative.values import Array, Spec, given
 from tracegrad.methods import METHODS, TensorMethods
+from tracegrad.refusals import switch
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
@@ -262,7 +263,7 @@ class GradTensor(TensorMethods):
             raise DTypeError.here(f"only floats have gradients, this is {self.type}; make it with dtype=tg.f32")
         if self._record is not None and not flag:
             raise TraceError.here(f"{self.type} was computed from tensors that require a gradient; use detach()")
-        self._spec = self._spec.requiring(bool(flag))
+        self._spec = self._spec.requiring(switch("requires_grad", flag))
         return self
 
     def retain_grad(self) -> GradTensor:

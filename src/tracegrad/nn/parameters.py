@@ -175,7 +175,7 @@ def checked_init(init: Initializer | None, shape: Shape, dtype: DType) -> Initia
             )
         if init.dtype != dtype:
             raise DTypeError.here(
-                f"init.literal: give the values as literal(array, dtype=tg.{dtype}), not {init.dtype}"
+                f"init.literal: give the values as literal(array, dtype={dtype.name!r}), not {init.dtype}"
             )
     elif isinstance(init, Orthogonal) and len(shape) < 2:
         raise ShapeError.here(f"init.orthogonal: a parameter of two axes or more is needed, got {show(shape)}")

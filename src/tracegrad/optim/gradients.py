@@ -13,9 +13,11 @@ from tracegrad.prims.elementwise import maximum, minimum, nonfinite, round, sqrt
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.views import reshape
+from tracegrad.refusals import shown
 
 CLIP_EPS = 1e-6  # PyTorch's clip_grad_norm_
 NORMALIZE_EPS = 1e-8
+EXACT_STEPS = 2**24  # a device counts steps in f32
 
 
 def sum_of_squares(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
@@ -114,12 +116,14 @@ def accumulate(every: int, inner: Transform) -> Transform:
 
     `inner` counts updates, not steps (`host.step`), so its bias corrections are those of one large batch. Schedules
     count steps. Exact for the first 2^24 steps. As optax.MultiSteps of Optax.
-    Raises InputError if `every` is not an integer of at least 1, if `inner` is no transform, or if `accumulate` is
+    Raises InputError if `every` is not an integer from 1 to 2^24, if `inner` is no transform, or if `accumulate` is
     nested.
 
     >>> optimizer = optim.custom(optim.accumulate(4, optim.scale_by_adam()), lr=1e-3)
     """
     every = whole("accumulate", every)
+    if every > EXACT_STEPS:
+        raise InputError.here(f"accumulate must be at most {EXACT_STEPS}, got {shown(every)}")
     check_transform("optim.accumulate", inner)
     if "accumulated" in inner.state:
         raise InputError.here("accumulate cannot be nested")

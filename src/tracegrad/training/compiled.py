@@ -60,7 +60,7 @@ class CompiledTraining(Training):
         on_evaluate: Any = None,
         callbacks: Iterable[Any] = (),
         log: Any = None,
-        resume: Any = None,
+        resume: str | os.PathLike[str] | None = None,
         schedule: Sequence[str] | None = None,
     ) -> History:
         """Train, and return the history: `h.loss`, and `h.metrics` of the evaluations. After Ctrl-C, return it early.

@@ -255,6 +255,7 @@ class Training(Parts):
         else:
             checkpoints.load(path, sharded.read(path), self.store)
 
+    @helpful
     def reset(self, params: bool = True, optimizer: bool = True, seed: int | None = None) -> None:
         """Start over without compiling.
 
