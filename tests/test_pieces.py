@@ -1,4 +1,4 @@
-"""Loops of C over pieces of the last axis: where guards change along it, each piece reads only what it uses."""
+"""Loops of C over pieces of axes: where guards change along an axis, each piece reads only what it uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import tracegrad as tg
 from in_c import computed, text
-from tracegrad.tuning import MOST_PIECES, PIECE_GRAIN
+from tracegrad.tuning import MOST_CUT, MOST_PIECES, PIECE_GRAIN
 
 GUARD = re.compile(r"_auto_type g\d")
 
@@ -56,3 +56,45 @@ def test_a_piece_has_no_guards_and_short_rows_keep_them() -> None:
     assert GUARD.search(text(join, (5, 8), (5, 9)))
     assert not GUARD.search(text(join, *[(3, 40)] * MOST_PIECES))
     assert GUARD.search(text(join, *[(3, 40)] * (MOST_PIECES + 1)))
+
+
+@pytest.mark.parametrize("axis", (0, 1))
+def test_arrays_joined_along_other_axes_are_exact(axis: int) -> None:
+    rng = np.random.default_rng(axis)
+    for _ in range(8):
+        shape = [int(n) for n in rng.integers(1, 9, 3)]
+        arrays = [drawn(rng, *shape[:axis], int(n), *shape[axis + 1 :]) for n in rng.integers(1, 9, 3)]
+        join = lambda *xs: tg.concat([tg.concat([x, x * 2.0], axis) for x in xs], axis) + 1.0
+        expected = np.concatenate([np.concatenate([x, x * 2], axis) for x in arrays], axis) + 1
+        np.testing.assert_array_equal(computed(join, *arrays), expected)
+
+
+def test_pads_of_several_axes_are_exact() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        x = drawn(rng, *map(int, rng.integers(1, 60, 3)))
+        widths = tuple([(int(a), int(b)) for a, b in rng.integers(0, 4, (3, 2))])
+        np.testing.assert_array_equal(computed(lambda x, w=widths: tg.pad(x, w) - 1.0, x), np.pad(x, widths) - 1)
+
+
+@pytest.mark.parametrize("step", (2, 3, 5, 7, 17))
+def test_gradients_of_steps_are_exact(step: int) -> None:
+    rng = np.random.default_rng(step)
+    for shape, first in (((3, 400), 0), ((3, 401), 1), ((2, 5, 307), 100), ((400,), 7), ((90, 4), 5), ((64, 30), 2)):
+        for axis in {0, len(shape) - 1}:
+            part = tuple([slice(first, None, step) if k == axis else slice(None) for k in range(len(shape))])
+            x = drawn(rng, *shape)
+            expected = np.zeros(shape, np.float32)
+            expected[part] = 2 * x[part]
+            slope = lambda x, p=part: tg.vjp(lambda x: x[p] * x[p], x)[1](tg.ones(x[p].shape))[0]
+            np.testing.assert_array_equal(computed(slope, x), expected)
+
+
+def test_pieces_of_other_axes_have_no_guards() -> None:
+    pad = lambda x: tg.pad(x, ((0, 0), (2, 1), (0, 0))) + 1.0
+    assert not GUARD.search(text(pad, (3, 5, 7)))
+    every = lambda x: tg.pad(x, ((1, 1),) * 4 + ((0, 0),)) + 1.0
+    assert MOST_CUT < 3**4
+    assert GUARD.search(text(every, (3, 5, 7, 9, 11)))
+    third = lambda x: tg.vjp(lambda x: x[:, 100::3], x)[1](tg.ones((4, 100)))[0]
+    assert not GUARD.search(text(third, (4, 400)))

@@ -247,8 +247,9 @@ class Space:
             return lo <= index < hi and index % step == 0
         if index.hi < lo or index.lo >= hi:
             return False
-        divides = step == 1 or (index.const % step == 0 and all(c % step == 0 for _, c in index.terms))
-        if divides:
+        if all(c % step == 0 for _, c in index.terms):
+            if index.const % step:
+                return False
             step = 1
             if index.lo >= lo and index.hi < hi:
                 return True

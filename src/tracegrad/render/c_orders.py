@@ -6,9 +6,7 @@
 - Blocks, where indices divide the axis by one number: compilers make slow vectors of i // 32, and none of loads at it.
   With i = block * 32 + within, the quotient is `block`, which is constant in the inner loop, and the remainder is
   `within`, whose loads are neighbours.
-- Pieces, where guards change along the axis: in `concat([x, y], -1)` each point reads both inputs and chooses. Within a
-  piece the choice is the same for all points, so each piece has a loop of its own, which reads only what it uses. Pads
-  and shifts are alike.
+- Pieces, where guards change along an axis; see c_pieces.py.
 - Chunks of short rows that follow each other in memory, as one long loop. Compilers make vectors of 16 elements. Of a
   row of 22 they compute 6 one by one, and of rows of 3 all, which costs most where functions such as `pow` are
   computed. So elements that the rows share, or that are elsewhere in memory, are copied row by row into a local array
@@ -18,22 +16,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tracegrad.dtypes import strides_of
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.axes import Replaced
-from tracegrad.kernels.expr import Guard, Index, Quotient, Space, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Index, Quotient, Space, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
+from tracegrad.render.c_pieces import cut, loops_by_pieces, merged, pieces, points_of
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned, turned_loops
 from tracegrad.render.emit import Block, Loop, Statement, when
-from tracegrad.tuning import CHUNK, LANES, LONG_CALL, LONG_ROWS, MOST_PIECES, PIECE_GRAIN, RUNNING_ROWS
+from tracegrad.tuning import CHUNK, LANES, LONG_CALL, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 
 
 def divisor(f: Function) -> int | None:
@@ -60,56 +56,10 @@ def blocked_loops(f: Function, d: int) -> list[Statement]:
     *others, last = f.outer
     space = Space()
     block, within = Axis(f"{last.name}b", -(-last.size // d)), Axis(f"{last.name}w", d)
-    lines = points_of(f, [block, within], space.var(block.name, block.size) * d + space.var(within.name, d))
+    at = {last.name: space.var(block.name, block.size) * d + space.var(within.name, d)}
+    lines = points_of(f, [*others, block, within], [at], space)
     end = f"min({d}L, {last.size} - {block.name} * {d})" if last.size % d else d
     return f.split([*others, block], [Loop(within.name, end, lines)])
-
-
-def points_of(f: Function, axes: Sequence[Axis], at: Index) -> list[str]:
-    """Return the lines of a point of a pointwise kernel that has other axes in place of its last one, which is `at`."""
-    *others, last = f.outer
-    parts = Replaced(at.space, {last.name: at})
-    kernel = replace(f.kernel, outer=(*others, *axes), body=tuple(map(parts.store, f.stores_of())))
-    loaded = {name: (slot, parts.index(index)) for name, (slot, index) in f.loaded.items()}
-    changed = Function(kernel, loaded)
-    changed.helpers, changed.near = f.helpers, f.near
-    return changed.points(changed.expressions())
-
-
-def pieces(f: Function) -> list[int] | None:
-    """Return where the pieces of a pointwise kernel's last axis begin, and its end; None if pieces are of no use."""
-    last = f.outer[-1] if f.outer else None
-    if last is None or isinstance(last.size, Extent):
-        return None
-    guards = [g for v in walk([s.value for s in f.stores_of()]) if v.op == "inside" for g in v.arg]
-    cuts = {x for g in guards for x in _ends(g, last.name) if 0 < x < last.size}
-    few = len(cuts) < MOST_PIECES and last.size >= LANES * (len(cuts) + 1)
-    return [0, *sorted(cuts), last.size] if cuts and few else None
-
-
-def _ends(g: Guard, axis: str) -> tuple[int, ...]:
-    """Return where a guard begins and ceases to hold along an axis, if nothing else decides it."""
-    ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
-    if not isinstance(atom, Var) or atom.name != axis or c != 1:
-        return ()
-    return g.lo - g.index.const, g.hi - g.index.const
-
-
-def loops_by_pieces(f: Function, starts: list[int]) -> list[Statement]:
-    """Return the loops of a pointwise kernel, with one loop for each piece of its last axis."""
-    *others, last = f.outer
-    space, loops = Space(), list[Statement]()
-    for k, (start, end) in enumerate(pairwise(starts)):
-        piece = Axis(f"{last.name}p{k}", end - start)
-        lines = points_of(f, [piece], space.var(piece.name, piece.size) + start)
-        if others:
-            loops.append(Loop(piece.name, piece.size, lines))
-        else:
-            stop = f"min(ib + {PIECE_GRAIN - start}, {piece.size}L)"
-            loops.append(Loop(piece.name, stop, lines, f"max(ib - {start}, 0L)"))
-    if others:
-        return f.split(others, loops)
-    return f.share("ib", last.size, PIECE_GRAIN, loops)
 
 
 class Chunks(NamedTuple):
@@ -206,6 +156,8 @@ Running = tuple[Axis, bool, tuple[Value, ...]]
 class OrderedFunction(Function):
     """Writes one kernel, with loops in these orders where they suit it."""
 
+    most = MOST_CUT
+
     def loops(self) -> list[Statement]:
         """Return the loops once."""
         pointwise = all(isinstance(s, Store) and not s.inner for s in self.kernel.body)
@@ -215,6 +167,9 @@ class OrderedFunction(Function):
         rows = short_loops(self)
         if rows:
             return rows
+        parts = cut(self, self.most) if pointwise else None
+        if parts:
+            return [Block("", self.apart(*merged(*part), self.most // len(parts))) for part in parts]
         starts = pieces(self) if pointwise else None
         if starts:
             return loops_by_pieces(self, starts)
@@ -226,6 +181,15 @@ class OrderedFunction(Function):
             return blocked_loops(self, d)
         order = running(self.kernel)
         return running_loops(self, order) if order else super().loops()
+
+    def apart(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]], most: int) -> list[Statement]:
+        """Return the loops of a part of this kernel, which can have so many pieces."""
+        part = OrderedFunction(kernel, loaded)
+        part.helpers, part.near, part.most = self.helpers, self.near, most
+        part.emit = part.expressions()
+        lines = part.loops()
+        self.parts = max(self.parts, part.parts)
+        return lines
 
 
 def running(kernel: Kernel) -> Running | None:

@@ -1,0 +1,188 @@
+"""Loops of C kernels over pieces of their axes, within which no condition changes.
+
+- Pieces, where guards change along an axis: in `concat([x, y])` each point reads both inputs and chooses. Within a
+  piece the choice is the same for all points, so each piece has a loop of its own, which reads only what it uses. Pads
+  and shifts are alike. An axis before the last is cut first. Each of its pieces has loops in an order of its own.
+- Phases, where indices divide the last axis by a small number: the gradient of `x[:, ::3]` is zero at two of three
+  elements. Three neighbours are computed together. Nothing is divided then, and their conditions are known.
+- Axes that all indices treat as one, as those of a piece often do, become one loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from tracegrad.kernels.axes import Replaced, all_indices
+from tracegrad.kernels.expr import Guard, Index, Quotient, Space, Value, Var, atoms_of, indices_of, names_of, walk
+from tracegrad.kernels.form import Axis, Extent, Kernel
+from tracegrad.kernels.triangles import CHOICE
+from tracegrad.render.c import Function
+from tracegrad.render.emit import Loop, Statement
+from tracegrad.tuning import LANES, MOST_PIECES, PIECE_GRAIN
+
+Loaded = Mapping[str, tuple[int, Index]]  # as in `Function`
+
+
+class Decided(Replaced):
+    """Values with an index in place of some variables; where its bounds decide a comparison, only what it chooses."""
+
+    def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
+        if v.op == "map" and v.arg[0] == CHOICE:
+            known = _holds(args[0])
+            if known is not None:
+                return args[1] if known else args[2]
+        return super().rebuilt(v, args)
+
+
+def _holds(condition: Value) -> bool | None:
+    """Return whether a comparison of coordinates holds at all points or at none; None if that is not known."""
+    if condition.op != "map" or condition.arg[0] not in ("less", "less_equal"):
+        return None
+    ends = [_ends_of(x) for x in condition.args]
+    (a, b), equal = ends, condition.arg[0] == "less_equal"
+    if a is None or b is None:
+        return None
+    if a[1] < b[0] + equal:
+        return True
+    return None if a[0] < b[1] + equal else False
+
+
+def _ends_of(v: Value) -> tuple[int, int] | None:
+    """Return the least and the largest that an integer coordinate or constant can be."""
+    if v.op == "index":
+        return v.arg.lo, v.arg.hi
+    return (v.arg, v.arg) if v.op == "const" and type(v.arg) is int else None
+
+
+def with_axes(
+    f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space
+) -> tuple[Kernel, Loaded]:
+    """Return a pointwise kernel over other axes, which computes its points at each of these places; and its locals."""
+    copies = [Decided(space, at) for at in places]
+    stores = [copy.store(s) for copy in copies for s in f.stores_of()]
+    loaded = {name: (slot, copies[0].index(index)) for name, (slot, index) in f.loaded.items()}
+    return replace(f.kernel, outer=tuple(axes), body=tuple(stores)), loaded
+
+
+def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space) -> list[str]:
+    """Return the lines of a point of the same kernel."""
+    changed = Function(*with_axes(f, axes, places, space))
+    changed.helpers, changed.near = f.helpers, f.near
+    return changed.points(changed.expressions())
+
+
+def _starts(f: Function, axis: Axis) -> list[int]:
+    """Return where the pieces of an axis of a pointwise kernel begin, and its end."""
+    guards = [g for v in walk([s.value for s in f.stores_of()]) if v.op == "inside" for g in v.arg]
+    cuts = {x for g in guards for x in _ends(g, axis.name) if 0 < x < axis.size}
+    return [0, *sorted(cuts), int(axis.size)]
+
+
+def _ends(g: Guard, axis: str) -> tuple[int, ...]:
+    """Return where a guard begins and ceases to hold along an axis, if nothing else decides it."""
+    ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
+    if not isinstance(atom, Var) or atom.name != axis or c != 1:
+        return ()
+    return g.lo - g.index.const, g.hi - g.index.const
+
+
+# axes before the last
+def cut(f: Function, most: int) -> list[tuple[Kernel, Loaded]] | None:
+    """Return a pointwise kernel as one for each piece of an axis before its last; None if there are none.
+
+    most: pieces in all, of this axis and those after it.
+    """
+    found = [[] if isinstance(a.size, Extent) else _starts(f, a) for a in f.outer[:-1]]
+    for k, (axis, starts) in enumerate(zip(f.outer, found)):
+        if len(starts) < 3 or math.prod([max(1, len(x) - 1) for x in found[k:]]) > most:
+            continue
+        parts: list[tuple[Kernel, Loaded]] = []
+        for start, end in pairwise(starts):
+            space, piece = Space(), Axis(f"{axis.name}_{start}", end - start)
+            at = space.var(piece.name, piece.size) + start
+            parts.append(with_axes(f, [*f.outer[:k], piece, *f.outer[k + 1 :]], [{axis.name: at}], space))
+        return parts
+    return None
+
+
+def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
+    """Return a pointwise kernel with each two neighbouring axes as one that all indices treat as one."""
+    indices = [*all_indices(kernel), *(index for _, index in loaded.values())]
+    strides = [
+        x.strides for x in (*indices, *(q.index for i in indices for q in atoms_of(i) if isinstance(q, Quotient)))
+    ]
+    outer = [a for a in kernel.outer if a.size > 1]
+    for k, (a, b) in enumerate(pairwise(outer)):
+        one = not isinstance(a.size, Extent) and not isinstance(b.size, Extent)
+        if one and all(x.get(a.name, 0) == b.size * x.get(b.name, 0) for x in strides):
+            space, both = Space(), Axis(f"{a.name}{b.name}", a.size * b.size)
+            at = {a.name: space.number(0), b.name: space.var(both.name, both.size)}
+            axes = [*outer[:k], both, *outer[k + 2 :]]
+            return merged(*with_axes(Function(kernel, loaded), axes, [at], space))
+    return kernel, loaded
+
+
+# the last axis
+def _phase(f: Function) -> int:
+    """Return d if indices divide the last axis by d, and conditions ask for remainders by d; 1 if none do so alike."""
+    last, found = f.outer[-1], set[int]()
+    values = list(walk([s.value for s in f.stores_of()]))
+    for atom in (a for v in values for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Quotient)):
+        if last.name in names_of([atom]):
+            found.add(atom.d if atom.index.strides == {last.name: 1} and len(atom.index.terms) == 1 else 0)
+    for g in (g for v in values if v.op == "inside" for g in v.arg):
+        if g.step > 1 and last.name in names_of(a for a, _ in g.index.terms):
+            found.add(g.step if g.index.strides == {last.name: 1} and len(g.index.terms) == 1 else 0)
+    d = found.pop() if len(found) == 1 else 1
+    return d if 1 < d < LANES <= last.size // d else 1
+
+
+def _phased(f: Function, d: int) -> list[Statement]:
+    """Return the loops over the last axis of a pointwise kernel, d neighbours at a time."""
+    *others, last = f.outer
+    space, whole = Space(), last.size // d
+    turn, rest = Axis(f"{last.name}q", whole), Axis(f"{last.name}r", last.size % d)
+    places = [{last.name: space.var(turn.name, whole) * d + r} for r in range(d)]
+    loops: list[Statement] = [Loop(turn.name, whole, points_of(f, [*others, turn], places, space))]
+    if rest.size:
+        space = Space()
+        at = {last.name: space.var(rest.name, rest.size) + whole * d}
+        loops.append(Loop(rest.name, rest.size, points_of(f, [*others, rest], [at], space)))
+    return loops
+
+
+def pieces(f: Function) -> list[int] | None:
+    """Return where the pieces of a pointwise kernel's last axis begin, and its end; None if pieces are of no use."""
+    last = f.outer[-1] if f.outer else None
+    if last is None or isinstance(last.size, Extent):
+        return None
+    starts = _starts(f, last)
+    few = len(starts) <= MOST_PIECES + 1 and last.size >= LANES * (len(starts) - 1)
+    return starts if few and (len(starts) > 2 or (len(f.outer) > 1 and _phase(f) > 1)) else None
+
+
+def loops_by_pieces(f: Function, starts: list[int]) -> list[Statement]:
+    """Return the loops of a pointwise kernel, with one loop for each piece of its last axis."""
+    *others, last = f.outer
+    loops = list[Statement]()
+    for k, (start, end) in enumerate(pairwise(starts)):
+        space, piece = Space(), Axis(f"{last.name}p{k}", end - start)
+        at = {last.name: space.var(piece.name, piece.size) + start}
+        part = Function(*with_axes(f, [*others, piece], [at], space))
+        part.helpers, part.near = f.helpers, f.near
+        d = _phase(part) if others and piece.size > 1 else 1
+        if d > 1:
+            loops += _phased(part, d)
+            continue
+        lines = part.points(part.expressions())
+        if others:
+            loops.append(Loop(piece.name, piece.size, lines))
+        else:
+            stop = f"min(ib + {PIECE_GRAIN - start}, {piece.size}L)"
+            loops.append(Loop(piece.name, stop, lines, f"max(ib - {start}, 0L)"))
+    if others:
+        return f.split(others, loops)
+    return f.share("ib", last.size, PIECE_GRAIN, loops)
