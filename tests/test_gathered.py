@@ -38,6 +38,14 @@ def conv(x: Any, w: Any, **how: Any) -> Any:
     return getattr(tg, f"conv{len(x.shape) - 2}d")(x, w, **how)
 
 
+# filters of one channel each, for so many channels that a vector has one element of each of several products
+STACKED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((3, 7, 7, 9), (7, 1, 5, 5), {"padding": 2, "groups": 7}),
+    ((5, 13, 6, 11), (26, 1, 3, 3), {"padding": 1, "groups": 13}),
+    ((4, 8, 37), (8, 1, 5), {"padding": 2, "groups": 8}),
+    ((4, 10, 13, 21), (30, 1, 3, 3), {"stride": 2, "dilation": 2, "padding": 2, "groups": 10}),
+]
+
 # images, filters, geometry: long and short rows, many channels, steps, dilation, groups, sequences, volumes, small ones
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 3, 9, 40), (5, 3, 3, 3), {"padding": 1}),
@@ -52,6 +60,7 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((3, 6, 7, 7), (6, 1, 7, 7), {"padding": 3, "groups": 6}),
     ((2, 8, 5, 6), (16, 2, 3, 2), {"stride": (1, 2), "padding": 1, "groups": 4}),
     ((2, 5, 19, 20), (10, 1, 3, 3), {"stride": 2, "dilation": 2, "padding": 1, "groups": 5}),
+    *STACKED,
 ]
 
 
@@ -128,6 +137,26 @@ def test_images_with_channels_last_in_memory(shape: Any, sessions: tuple[CpuSess
         expected, _ = run(reference, fn, w, {"x": x, **given})
         got, _ = run(session, lambda m, x, fn=fn, **rest: fn(m, turned(x), **rest), w, {"x": last, **given})
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
+@every_width
+@pytest.mark.parametrize("shape", STACKED, ids=str)
+def test_bits_of_an_image_do_not_depend_on_how_many_there_are(shape: Any, sessions: tuple[CpuSession, ...]) -> None:
+    x_shape, w_shape, how = shape
+    x, w, _ = drawn(x_shape, w_shape)
+    few, many = 3, how["groups"]
+    each = len(w) // many
+    stacked: list[bool] = []
+    found: list[np.ndarray] = []
+    for images, filters, groups in ((x, w, many), (x[:1, :few], w[: few * each], few)):
+        geometry = {**how, "groups": groups}
+        fn: Fn = lambda m, x, v, g=geometry: conv(x, v, **g)
+        built = build_forward(Filters(w), fn, {"x": images.shape, "v": filters.shape})
+        steps = [s for k in built.program.kernels for s in k.texts["c"].steps if isinstance(s, GatheredStep)]
+        stacked += [s.stacked for s in steps]
+        found.append(run(sessions[0], fn, w, {"x": images, "v": filters})[0])
+    assert stacked == [True, False]
+    np.testing.assert_array_equal(found[0][:1, : few * each], found[1])
 
 
 def test_k_and_columns_go_as_neighbours_meet() -> None:

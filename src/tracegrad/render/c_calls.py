@@ -17,12 +17,24 @@ from tracegrad.dtypes import DType, f32, strides_of
 from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
-from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Slot, Store, points
+from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.emit import Statement
-from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered
-from tracegrad.tuning import FEW_LANES, FEW_PRODUCTS, LANES, LYING, SPANNED_ROWS
+from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, neighbours_of
+from tracegrad.tuning import (
+    FEW_LANES,
+    FEW_PRODUCTS,
+    LANES,
+    LYING,
+    SPANNED_ROWS,
+    STACKED,
+    STACKED_COLUMNS,
+    STACKED_FILL,
+    STACKED_ROWS,
+    STACKED_RUN,
+    STACKED_TERMS,
+)
 
 NAME = "NAME"  # a placeholder for a function's name, until the text is known
 
@@ -93,6 +105,7 @@ class GatheredStep(NamedTuple):
     a: Spread
     b: Spread
     out: View
+    stacked: bool = False  # vectors have an element of each of several products
 
 
 Step = FunctionStep | ProductStep | GatheredStep
@@ -233,14 +246,27 @@ class _Writer:
         if n is not None:
             b = b._replace(columns=tuple([b.columns[p.n.index(a)] for a in n]))
         width = span(b.columns) if points(p.m) <= SPANNED_ROWS else None
-        if width is not None:
+        side_by_side = self.stacks(p, b)
+        if width is not None and not side_by_side:
             return self.spanned(p, a, b, n or p.n, width)
         if n is None:
             out, at = self.target(f.local), self.flat
         else:
             out, at = self.allocate(self.kernel.rows), flat_index(self.kernel, (*p.batch, *p.m, *n))
-        self.steps.append(GatheredStep(a, b, self.result(out, p)))
+        self.steps.append(GatheredStep(a, b, self.result(out, p), side_by_side))
         return out, at
+
+    def stacks(self, p: Product, b: Spread) -> bool:
+        """Return whether vectors have an element of each of several products, instead of several of one.
+
+        That pays for few rows: each vector of a right operand that overlaps itself crosses lines of the cache.
+        """
+        m, n, k, stack = points(p.m), points(p.n), points(self.kernel.inner), math.prod(int(a.size) for a in p.batch)
+        reach = 1 + sum((x.size - 1) * x.by // x.of * x.step + (x.of - 1) * x.other for x in (*b.rows, *b.columns))
+        small = not isinstance(m, Extent) and m <= STACKED_ROWS and k <= STACKED_TERMS and max(n, reach) <= STACKED
+        lanes = -(-stack // LANES) * LANES
+        filled = STACKED_FILL * lanes <= stack and neighbours_of(b.columns) >= STACKED_RUN
+        return small and filled and n <= STACKED_COLUMNS * k
 
     def spanned(self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int) -> tuple[int, Index]:
         """Add a step that computes whole vectors: its columns, and what lies between them, which nothing reads."""

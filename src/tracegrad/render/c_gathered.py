@@ -7,6 +7,8 @@ packed, by rows or by columns. No matrix of windows is ever written out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tracegrad.render.c_product import SIZES, TURNED, each_height
 
 FEW = {1: 8, 2: 4, 3: 4}  # vectors of a tile of so few rows: their sums hide the latency of an addition
@@ -36,6 +38,27 @@ def tile(rows: int, vectors: int = 2) -> str:
     )
 
 
+def stacked(columns: int) -> str:
+    """Return c = a b for some neighbouring columns of VL products at once: a vector has an element of each."""
+    return "\n".join(
+        [
+            f"static void stacked_{columns}(long k, const vec *a, const vec *b, const long *kb, vec *c) {{",
+            f"vec {', '.join(f's{j} = {{0}}' for j in range(columns))};",
+            "for (long p = 0; p < k; p++) {",
+            "const vec x = a[p], *at = b + kb[p];",
+            *(f"s{j} += x * at[{j}];" for j in range(columns)),
+            "}",
+            *(f"c[{j}] = s{j};" for j in range(columns)),
+            "}",
+        ]
+    )
+
+
+def each_count(text: Callable[[int], str]) -> str:
+    """Return the text for every number of columns that the registers allow."""
+    return "\n".join(f"#if VL >= {n}\n{text(n)}\n#endif" for n in range(1, 17))
+
+
 GATHERED = f"""{SIZES}
 #define LYING long k, const float *a, long step, long along, const float *b, const long *from, const long *kb, \\
   float *c, const long *to, long row, long more
@@ -49,7 +72,12 @@ static const long few[] = {{{", ".join(f"[{h}] = {w}" for h, w in FEW.items())}}
 enum {{ MOST = {MOST} }};
 static const long beside[] = {{{", ".join(f"{w} * VL" for w in range(MOST))}}}; /* vectors one behind the other */
 
-enum {{ LYING_COLUMNS, PACKED_COLUMNS, TURNED_ROWS }}; /* how the right operand is read */
+{each_count(stacked)}
+static void (*const stacked[VL + 1])(long, const vec *, const vec *, const long *, vec *) = {{
+{each_count(lambda n: f"[{n}] = stacked_{n},")}
+}};
+
+enum {{ LYING_COLUMNS, PACKED_COLUMNS, TURNED_ROWS, STACKED }}; /* how the right operand is read */
 typedef struct {{
   long batch, m, n, k;
   float *pa, *pb, *pc;
@@ -59,6 +87,7 @@ typedef struct {{
   const long *ka_runs, *kb_runs, *nb_runs; /* how many from each on are neighbours in memory */
   long how, across;                      /* so many blocks of columns are done apart */
   tile_ *const (*tiles)[2];              /* the engine's: to compile them once more takes as long as the rest */
+  long reach;                            /* elements of b from the first to the last of one product */
 }} gathered_;
 
 /* Some rows as columns: to[p * width + l] = from[l][at[p]] for l < n <= VL. Writes VL values for each p. */
@@ -170,9 +199,53 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
   }}
 }}
 
-/* A part is a range of blocks of columns, of all of the batch. */
+/* to[p * VL + l] = from[l][p] for p < n, or from[l][p] = to[p * VL + l] for l < some */
+static OPAQUE void turn_stack(float *to, float *const *from, long n, long some, int back) {{
+  for (long p = 0; n < VL && p < n; p++)
+    for (long l = 0; l < some; l++)
+      if (back) from[l][p] = to[p * VL + l];
+      else to[p * VL + l] = from[l][p];
+  for (long q = 0; n >= VL && q < n; q += VL) {{
+    const long p = min_long(q, n - VL); /* the last ones once more, where they are no whole vector */
+    vec x[VL], y[VL];
+#pragma GCC unroll 16
+    for (int l = 0; l < VL; l++) x[l] = *(const vec *)(back ? to + (p + l) * VL : from[l] + p);
+{TURNED}
+#pragma GCC unroll 16
+    for (int l = 0; l < VL; l++)
+      if (!back) *(vec *)(to + (p + l) * VL) = x[l];
+      else if (l < some) *(vec *)(from[l] + p) = x[l];
+  }}
+}}
+
+/* Products [first, first + some) of the batch, some <= VL. Other lanes repeat the first one. */
+static void stacked_part(const gathered_ *g, long first, long some) {{
+  float *rows[VL], *left = packed_a, *out = packed_a + g->k * VL;
+  const long *o = g->offsets + 3 * first;
+  for (long l = 0; l < VL; l++) rows[l] = g->pb + o[l < some ? 3 * l + 1 : 1];
+  turn_stack(packed_b, rows, g->reach, VL, 0);
+  for (long i = 0; i < g->m; i++) {{
+    for (long l = 0; l < VL; l++) rows[l] = g->pa + o[l < some ? 3 * l : 0] + i * g->step;
+    turn_gathered(left, (const float *const *)rows, VL, g->ka, g->ka_runs, g->k, VL);
+    for (long j = 0, n; j < g->n; j += n) {{
+      const long run = g->nb_runs[j], tiles = (run + VL - 1) / VL;
+      n = (run + tiles - 1) / tiles;
+      stacked[n](g->k, (const vec *)left, (const vec *)packed_b + g->nb[j], g->kb, (vec *)out + j);
+    }}
+    for (long l = 0; l < some; l++) rows[l] = g->pc + o[3 * l + 2] + i * g->row;
+    turn_stack(out, rows, g->n, some, 1);
+  }}
+}}
+
+/* A part is a range of blocks of columns, of all of the batch, or of VL products of it. */
 void gathered(void **at, long part, long parts) {{
   const gathered_ *g = (const gathered_ *)at;
+  if (g->how == STACKED) {{
+    const long blocks = (g->batch + VL - 1) / VL;
+    for (long i = blocks * part / parts; i < blocks * (part + 1) / parts; i++)
+      stacked_part(g, i * VL, min_long(VL, g->batch - i * VL));
+    return;
+  }}
   const long all = g->batch * g->across;
   vectors_ v;
   v.begin = v.end = 0;

@@ -184,3 +184,13 @@ def collapse(axes: Sequence[Axis], strides: Mapping[str, int]) -> tuple[int, int
         else:
             return None
     return size, stride
+
+
+def neighbours_of(lays: Sequence[Lay]) -> int:
+    """Return how many points of some axes, the last fastest, are neighbours in memory."""
+    run = 1
+    for x in reversed([x for x in lays if x.size > 1]):
+        if x.of > 1 or x.by * x.step != run:
+            break
+        run *= x.size
+    return run

@@ -214,11 +214,17 @@ class CallList:
         return Call(self._address("product"), arguments, parts, (*arrays, offsets), at)
 
     def gathered(
-        self, a: tuple[tuple[Array, int], Spread], b: tuple[tuple[Array, int], Spread], out: Array, sizes: Sequence[int]
+        self,
+        a: tuple[tuple[Array, int], Spread],
+        b: tuple[tuple[Array, int], Spread],
+        out: Array,
+        sizes: Sequence[int],
+        stacked: bool,
     ) -> Call:
         """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous.
 
-        sizes: the axes of the stack, m and n; one of the stack or m can be an Extent.
+        sizes:   the axes of the stack, m and n; one of the stack or m can be an Extent.
+        stacked: as in `GatheredStep`.
         """
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
@@ -227,12 +233,13 @@ class CallList:
         runs = [neighbours(t) for t in tables]
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
         lies = n > LANES and n >= LYING * LANES * vectors  # tiles read two vectors at a time
-        how = 0 if lies else 1 if runs[2].mean() >= runs[1].mean() else 2
+        how = 3 if stacked else 0 if lies else 1 if runs[2].mean() >= runs[1].mean() else 2
         whole, parts = SizedGathered(out.shape, k)(0)
         words = [whole[0], m, n, k]
         words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
         words += [left.rows[0].step if left.rows else 0, out.strides[-2] // 4]
-        words += [t.ctypes.data for t in (*tables, *runs)] + [how, whole[17], self._address("tracegrad_tiles")]
+        reach = int(tables[1].max() + tables[2].max()) + 1
+        words += [t.ctypes.data for t in (*tables, *runs)] + [how, whole[17], self._address("tracegrad_tiles"), reach]
         at = SizedGathered(tuple(sizes), k) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)
