@@ -44,3 +44,4 @@ def test_the_index_lists_every_recipe() -> None:
         question = page.read_text(encoding="utf-8").splitlines()[0][2:]
         assert f"[{question}]({page.name})" in text
     assert "cookbook/index.md" in NAV
+    assert f"{len(PAGES)} questions" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
