@@ -66,8 +66,8 @@ class CompiledTraining(Training):
         """Train, and return the history: `h.loss`, and `h.metrics` of the evaluations. After Ctrl-C, return it early.
 
         data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
-                    Or whole arrays: a tuple or dict of arrays, a data frame, a Hugging Face dataset. A GPU keeps them,
-                    if it has batches to make of them more than once.
+                    Or whole arrays: a tuple or dict of arrays, a data frame, a Hugging Face dataset. For two
+                    passes and more, a GPU can keep them in its memory.
         x, y:       whole arrays instead: one for the first and one for the second input, or dicts by input name.
         batch_size: batch size for whole arrays. Default: the size in `inputs`, or 32 if that is None. A smaller last
                     batch is trained if the size is None. Otherwise it is dropped; in an iterable it is an error.
