@@ -119,7 +119,7 @@ def around(centre: float) -> Points:
 
 
 def negative_integers(rng: Rng, n: int) -> list[Array]:
-    """-1 and so on, and those that no half is between, up to -2²⁴."""
+    """-1, -2 and so on; and those above -2²⁴, between which f32 has no halves."""
     k = np.arange(1, n // 2 + 1)
     return [-np.concatenate([k, 2**24 - k]).astype(np.float32)]
 

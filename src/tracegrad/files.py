@@ -1,8 +1,8 @@
 """Atomic writes, which leave the old file intact after a crash, a kill or a full disk; and safe opening for reading.
 
 A file is written next to its target under a temporary name, flushed to the disk, and renamed over the target. The
-writer holds a lock on the partial file, so that a later write into the folder can distinguish the leftovers of dead
-writers from partial files of other processes. Without locks, leftovers are deleted after an hour.
+writer holds a lock on the partial file. So a later write into the folder can distinguish leftovers of dead writers from
+partial files of other processes. Without locks, leftovers are deleted after an hour.
 """
 
 from __future__ import annotations

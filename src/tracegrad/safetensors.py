@@ -45,8 +45,8 @@ class Entry(NamedTuple):
 def read(path: str | os.PathLike[str]) -> File:
     """Read the tensors and the metadata of a file.
 
-    The whole header is checked before any tensor is read: its size and nesting, names and keys, dtypes, shapes of at
-    most 64 axes, and offsets that cover the data exactly. The arrays take no more memory than the file, except that
+    The whole header is checked before any tensor is read: its size and nesting, names, keys and dtypes. Shapes have at
+    most 64 axes, and offsets cover the data exactly. The arrays take no more memory than the file, except that
     BF16 is read as float32.
 
     Returns: arrays of the file's dtype and shape; BF16 as float32, which represents every BF16 value.

@@ -1,9 +1,10 @@
 """Make batches on the device, from examples that stay there: the host uploads a few scalars, or the numbers of rows.
 
 A *feed* is a program that runs before each step, in the same pass: it writes the step's inputs. Its buffers of role
-"data" hold the examples. In a page it draws a batch. A data buffer of size 0 is as large as the host makes it then,
-because the number of examples is a hot value that no kernel depends on. For `fit` the host names the rows, and the
-number of examples is fixed. Its buffers of role "fed" are the step's own, of the same name; `fed` joins the two.
+"data" hold the examples. In a page the feed draws a batch. There the number of examples is a value that each run sets,
+and no kernel depends on it: a data buffer has size 0 in the program, and the host gives it its size. For `fit` the host
+names the rows, and the number of examples is fixed. Buffers of role "fed" are the step's own, of the same name; `fed`
+joins the two.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ MOST = 2**24  # examples: a draw has 24 random bits
 def make_feed(step: Program, drawn: Collection[str], count: int = 0) -> Program:
     """Return the program that fills the inputs of `step`: `drawn` inputs with examples, the others with their value.
 
-    count: the number of examples, whose rows the host names by the input ROWS. 0: examples are drawn with replacement,
-           the same ones for all inputs, others at every step.
+    count: the number of examples; the host names rows of them by the input ROWS. With 0, each step draws examples with
+           replacement, the same ones for all inputs.
     Raises: InputError for a drawn input without a leading axis, or if those axes differ in length.
     """
     fields = [f for f in step.inputs if not f.name.startswith(hypers.PREFIX)]

@@ -123,8 +123,8 @@ def share_memory(
 
     beside: which values launches touch together. Values that a launch reads and writes are in different arrays, as far
             as `most_arrays` allows, because drivers can load read-only arrays at any time. If temporaries need several
-            arrays anyway, values that a launch writes are apart too: the launch then binds its inputs value by value,
-            so repeated layers are alike.
+            arrays anyway, values that a launch writes are in different arrays, too. The launch then binds each input by
+            itself, so repeated layers have equal kernels.
     """
     order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
     most = CHUNK // STORED[prefix.split(".")[1]].itemsize

@@ -86,7 +86,7 @@ def optimize(graph: Graph, watch: Watch | None = None, open_size: int = 0) -> St
 
 
 def lift(open_size: int) -> Callable[[Graph], Graph]:
-    """Return the pass that lifts work out of loops; with an open size, out of those that it repeats."""
+    """Return the pass that lifts work out of loops; with an open size, only out of loops of a multiple of it."""
 
     def lift(graph: Graph) -> Graph:
         return graph.with_roots(out_of_loops(graph.roots, open_size))

@@ -27,8 +27,8 @@ function. `calls.part` computes the parts that this text has no shortcut for. Be
 operand, and its part is `NUMBER`; elsewhere the key holds the number itself.
 
 A *plan* is the graph that the op gives for such arguments. `Plan.function` writes it as Python over NumPy: array rules
-as calls, constants computed, checks of indices, the making of the result. No type rule and no broadcast is left in it.
-Where a gradient is wanted `transforms.grad` differentiates the same graph. A `Record` keeps what the backward reads.
+as calls, constants computed, checks of indices, the making of the result. It contains no type rule and no broadcast.
+If a gradient is needed, `transforms.grad` differentiates the same graph. A `Record` keeps what the backward pass reads.
 
 A call costs one lookup and two calls of Python beyond NumPy: 0.4 us forward, 2.4 us with its backward (medians of
 `python bench/eager.py` on Python 3.11, two cores of an Intel Xeon). Beside this, `stepwise` runs a model line by line,

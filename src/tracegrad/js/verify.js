@@ -80,8 +80,8 @@ async function refuseWrong(session, program, check) {
 }
 
 /**
- * The check's program for a software adapter, where running a kernel whole takes as long as in a step: of each, only the
- * workgroups run whose results are compared. Their texts read the number of the first behind their offsets.
+ * The check's program for a software adapter, where a whole kernel takes as long as in a step. So only those workgroups
+ * of a kernel run whose results are compared. The text reads the number of the first workgroup behind its offsets.
  */
 function withSomeGroups({ program, groups }) {
   const kernels = program.kernels.map((k) => (k.serial_wgsl ? { ...k, wgsl: k.serial_wgsl, serial_wgsl: "" } : k));

@@ -16,8 +16,8 @@ from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
-# The axes of a kernel in groups, each with the factors of its natural axes: parts of k, batch, m, n, k for products;
-# outer and inner for all others.
+# The axes of a kernel in groups: parts of k, batch, m, n and k for products; outer and inner for all others. Each group
+# has the factors of its natural axes.
 Domain = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 
 

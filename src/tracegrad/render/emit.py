@@ -100,8 +100,8 @@ LOADED = {"bool": "({0} != 0)", "u32": "bitcast<u32>({0})"}
 class Emitter:
     """Writes the values of one kernel. `inner` collects lines while a loop over the folded axes is being written.
 
-    copy: the suffix of names if values are written several times side by side: of `copied` axes and folds, and of all
-          values named in this copy.
+    copy: the suffix of names in one of several copies that are written side by side. `copied` axes and folds have it,
+          and so do all values that this copy names.
     step: a folded axis whose own variable is outside the loop, and the loop variable that is added to it.
     loaded: value that has been loaded or computed already -> its name.
     """

@@ -4,9 +4,9 @@ There are three ways to make the vectors:
 
 - An operand whose rows (or columns) are neighbours in an array of vectors is copied: four neighbours are a vector.
 - An operand whose k are neighbours comes in blocks, four rows by four k, which a thread transposes in registers.
-- Any other operand comes element by element. The four rows of a vector are then a quarter of the tile apart, so that a
-  thread makes whole vectors while neighbouring threads load neighbouring elements. (Threads that write parts of one
-  vector would race: a device may write all of it.)
+- Any other operand comes element by element. The four rows of a vector are then a quarter of the tile apart. So a
+  thread makes whole vectors, and neighbouring threads load neighbouring elements. (Threads that write parts of one
+  vector would race, because a device can write all of it.)
 """
 
 from __future__ import annotations

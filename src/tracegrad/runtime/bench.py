@@ -128,9 +128,9 @@ class Bench:
         )
 
 
-# at[0]: two offsets, the number of elements, and the kind of copy: one number to single elements, picked single
-# elements, or a pattern, shifted by the amount above PATTERN. A thread copies RUN elements, because a software adapter
-# takes longer for a division than for an element.
+# at[0] has two offsets, the number of elements, and the kind of copy. A copy writes one number to single elements,
+# picks single elements, or writes a pattern, shifted by what the kind exceeds PATTERN. A thread copies RUN elements,
+# because a software adapter takes longer for a division than for an element.
 MOVE = """let what = at[0].w;
   var x = at[0].x;
   if (what >= {pattern}) {{

@@ -45,7 +45,7 @@ class Function:
     read: Sequence[str]
     inputs: Sequence[Value]
     outputs: Sequence[Value]
-    kept: Set[str]  # of the arrays written: those that a refused step leaves as they were
+    kept: Set[str]  # arrays of `written` that a refused step leaves as they were
 
 
 class Words:

@@ -36,8 +36,8 @@ class Split:
     def gathered(self, t: Tensor, inputs: Sequence[Array]) -> list[Array]:
         """Return the operands of an op, with parameters whole on each device.
 
-        In a large model each is gathered for each reader anew, once the other operands are there: else XLA would keep
-        all of them until their gradients are computed.
+        In a large model, each reader gathers a parameter anew, once its other operands are there. Otherwise XLA would
+        keep all gathered parameters until their gradients are computed.
         """
         split = [k for k, x in enumerate(t.inputs) if self._is_split(x)]
         view = t.prim.family == "view" and t.size == t.inputs[0].size

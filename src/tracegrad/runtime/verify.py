@@ -320,8 +320,8 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
 
     trials:  the first trial of each kernel; kernels that fail get another.
     run:     runs trials, and returns the elements of each of their checks.
-    further: seeds of more trials for kernels of few values that all fell on one side of a choice; seeds after the first
-             OFTEN are for kernels that failed once. A kernel that fails twice is wrong.
+    further: seeds of more trials. The first OFTEN are for kernels of few values that all fell on one side of a choice,
+             the others for kernels that failed once. A kernel that fails twice is wrong.
     """
     one_sided = [x for x in trials if x[1].one_sided]
     often = [_others(one_sided, seed) for seed in further[:OFTEN]]

@@ -149,9 +149,9 @@ class Calls:
     def _recording(self) -> list[Callable[..., None]]:
         """Return the functions that record a dispatch, for arguments that are C's already: a call converts nothing.
 
-        They return at once, so they keep Python's lock: otherwise a waiting thread would get the lock at every call,
-        and each exchange costs as much as a hundred calls. If wgpu's log is traced they release it: code that logs can
-        hold a lock of wgpu's while it waits for Python's.
+        They return at once, so they keep Python's lock. Otherwise a waiting thread would get the lock at every call,
+        and each exchange costs as much as a hundred calls. If wgpu's log is traced, they release the lock, because code
+        that logs can hold a lock of wgpu's while it waits for Python's.
         """
         kind = ctypes.CFUNCTYPE if logging.getLogger("wgpu").isEnabledFor(logging.INFO) else ctypes.PYFUNCTYPE
         names = ("SetPipeline", "SetBindGroup", "DispatchWorkgroups")
