@@ -103,7 +103,10 @@ NO_VALUES: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Host(NamedTuple):
-    """The argument `host` of every update rule. Scalars are f32[], and can change at each step without compiling."""
+    """The argument `host` of every update rule: hyperparameters, counts of updates, and places of parameters.
+
+    Scalars are f32[], and can change at each step without compiling.
+    """
 
     arena: Arena
     updates: Tensor | None = None  # the number of this update, if it differs from the step number
