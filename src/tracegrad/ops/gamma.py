@@ -64,7 +64,7 @@ def lgamma(x: Operand) -> Tensor:
 
     x:        f32, any shape. 0 and negative integers give infinity.
     Gradient: digamma(x). Raises DTypeError if `x` is not f32.
-    The error from -100 to 0 is up to 4e-6, or 3e-7 of a result beyond 10; in PyTorch it is up to 5e-7, or 6e-8.
+    From -100 to 0 the error is up to 4e-6, or 3e-7 of results above 10 in size. In PyTorch it is up to 5e-7 or 6e-8.
 
     As torch.lgamma and scipy.special.gammaln.
 
@@ -82,7 +82,7 @@ def digamma(x: Operand) -> Tensor:
 
     x:        f32, any shape. Negative integers give NaN, 0 gives -infinity, and -0.0 infinity.
     Gradient: the derivative of the series, the trigamma function. Raises DTypeError if `x` is not f32.
-    The error from -10 on is up to 1e-6, or 1e-6 of a result beyond 1; in PyTorch it is up to 7e-7.
+    From -10 on the error is up to 1e-6, or 1e-6 of results above 1 in size. In PyTorch it is up to 7e-7.
 
     As torch.digamma and scipy.special.digamma.
 
