@@ -29,7 +29,6 @@ class Randn(Gaussian):
     >>> weight = init.randn(0.02)
     """
 
-    __slots__ = ("scale",)
     scale: float
 
     def __init__(self, scale: float = 0.02) -> None:
@@ -48,7 +47,6 @@ class Normal(Gaussian):
     >>> weight = init.normal(0.0, 0.1)
     """
 
-    __slots__ = ("mean", "std")
     mean: float
     std: float
 
@@ -73,7 +71,6 @@ class TruncatedNormal(Initializer):
     >>> weight = init.truncated_normal(std=0.02, low=-0.04, high=0.04)
     """
 
-    __slots__ = ("mean", "std", "low", "high")
     mean: float
     std: float
     low: float
@@ -98,7 +95,6 @@ class Kaiming(Gaussian):
     >>> layer = nn.Linear(3, 4, init=init.kaiming())
     """
 
-    __slots__ = ("gain",)
     gain: float
 
     def __init__(self, gain: float = SQRT2) -> None:
@@ -117,8 +113,6 @@ class Lecun(Gaussian):
     >>> layer = nn.Linear(3, 4, init=init.lecun())
     """
 
-    __slots__ = ()
-
     def deviation(self, shape: Shape) -> float:
         """Return 1 / sqrt(fan_in)."""
         return 1.0 / math.sqrt(fans(shape)[0])
@@ -132,7 +126,6 @@ class Xavier(Gaussian):
     >>> layer = nn.Linear(3, 4, init=init.xavier())
     """
 
-    __slots__ = ("gain",)
     gain: float
 
     def __init__(self, gain: float = 1.0) -> None:
@@ -151,7 +144,6 @@ class Uniform(Even):
     >>> weight = init.uniform(-0.1, 0.1)
     """
 
-    __slots__ = ("low", "high")
     low: float
     high: float
 
@@ -175,7 +167,6 @@ class KaimingUniform(Even):
     >>> layer = nn.Linear(3, 4, init=init.kaiming_uniform(gain=3**-0.5))        # as PyTorch's begins
     """
 
-    __slots__ = ("gain",)
     gain: float
 
     def __init__(self, gain: float = SQRT2) -> None:
@@ -195,7 +186,6 @@ class XavierUniform(Even):
     >>> layer = nn.Linear(3, 4, init=init.xavier_uniform())
     """
 
-    __slots__ = ("gain",)
     gain: float
 
     def __init__(self, gain: float = 1.0) -> None:
@@ -216,7 +206,6 @@ class Orthogonal(Initializer):
     >>> layer = nn.Linear(4, 4, init=init.orthogonal())
     """
 
-    __slots__ = ("gain", "stacked")
     gain: float
     stacked: int  # number of leading axes added by `nn.stack`
 
@@ -232,8 +221,6 @@ class Zeros(Initializer):
     >>> bias = init.zeros()
     """
 
-    __slots__ = ()
-
 
 class Ones(Initializer):
     """Ones, for gains. Weight decay does not apply by default.
@@ -243,13 +230,10 @@ class Ones(Initializer):
     >>> gain = init.ones()
     """
 
-    __slots__ = ()
-
 
 class Literal(Initializer):
     """Given values; make one with `literal`. `data` are the bytes, little-endian, row-major."""
 
-    __slots__ = ("dtype", "shape", "data")
     dtype: DType
     shape: Shape
     data: bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tracegrad.dtypes import Shape
 from tracegrad.hypers import Range, checked, kind_of
@@ -34,8 +34,6 @@ class Initializer:
     They are not dataclasses: creating a dataclass takes 500 calls, and `import tracegrad` would create all of them.
     """
 
-    __slots__ = ()
-
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
@@ -46,38 +44,29 @@ class Initializer:
         def __setattr__(self, name: str, value: object) -> None:
             raise AttributeError(f"an initialiser is fixed once it is made; {name} cannot be set")
 
-    def values(self) -> dict[str, Any]:
-        """Return the arguments by name."""
-        return {name: getattr(self, name) for name in type(self).__slots__}
-
     def spec(self) -> dict[str, Any]:
         """Return plain data, which `from_spec` and the browser read."""
-        return {"kind": kind_of(type(self)), **self.values()}
+        return {"kind": kind_of(type(self)), **vars(self)}
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.values() == cast("Initializer", other).values()
+        return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash((type(self), *self.values().values()))
+        return hash((type(self), *vars(self).values()))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x in self.values().items())})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(self.values().values())
+        return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x in vars(self).items())})"
 
     def _hold(self, ranges: Mapping[str, Range] = NONE, **values: Any) -> None:
         """Set the arguments. Raises InputError for one that is not a number in its range."""
+        vars(self).update(values)
         for name, x in values.items():
-            object.__setattr__(self, name, x)
             if name in ranges:
                 checked(name, x, ranges[name], f"init.{kind_of(type(self))}")
 
 
 class Gaussian(Initializer):
     """Normal numbers, with one mean and one standard deviation for a parameter."""
-
-    __slots__ = ()
 
     def center(self) -> float:
         """Return the mean."""
@@ -90,8 +79,6 @@ class Gaussian(Initializer):
 
 class Even(Initializer):
     """Uniform numbers, with one range for a parameter."""
-
-    __slots__ = ()
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
         """Return the range [low, high) for a parameter of `shape`. Subclasses define it; raises NotImplementedError."""

@@ -12,7 +12,6 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,41 +20,16 @@ import numpy.typing as npt
 
 import tracegrad as tg
 from tracegrad import nn, optim
+from tracegrad.dtypes import InputType
 from tracegrad.engine.reference import SWITCH
 from tracegrad.runtime import verify
 from tracegrad.runtime.adapters import AdapterInfo, adapters
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
-from tracegrad.testing import switched
+from tracegrad.testing import Case, switched
 
 Array = npt.NDArray[Any]
 SEED = 7
 STEPS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One forward and its inputs: f32 of the given shapes, uniform in [low, high), or i32 indices below `below`."""
-
-    name: str
-    forward: Callable[..., Any]
-    shapes: Mapping[str, tuple[int, ...]]
-    below: Mapping[str, int] | None = None  # inputs that are i32 indices
-    low: float = -2.0
-    high: float = 2.0
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the inputs, which are the same on every machine."""
-        rng, below = np.random.default_rng(SEED), self.below or {}
-        return {
-            name: rng.integers(0, below[name], shape, np.int32)
-            if name in below
-            else rng.uniform(self.low, self.high, shape).astype(np.float32)
-            for name, shape in self.shapes.items()
-        }
-
-    def types(self) -> dict[str, Any]:
-        """Return the types of the inputs, as `inputs` of tg.compile_forward."""
-        return {n: tg.i32[s] if n in (self.below or {}) else s for n, s in self.shapes.items()}
 
 
 class Outcome(NamedTuple):
@@ -94,12 +68,12 @@ def column_folds(m: Probe, x: tg.Tensor) -> tg.Tensor:
     return tg.sum(x, axis=0) / (1.0 + tg.var(x, axis=0))
 
 
-def long_folds(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+def long_folds(m: Probe, x: tg.Tensor) -> Any:
     """Reduce axes so long, with so few results, that each reduction is split in two."""
     return tg.mean(tg.square(x)), tg.max(x, axis=1)
 
 
-def cumulative(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+def cumulative(m: Probe, x: tg.Tensor) -> Any:
     """Return running sums, and the positions of the largest elements."""
     return tg.cumsum(x, axis=1), tg.argmax(x, axis=0)
 
@@ -124,23 +98,23 @@ def images(m: Probe, x: tg.Tensor, k: tg.Tensor) -> tg.Tensor:
     return tg.max_pool2d(tg.relu(tg.conv2d(x, k, padding=1)), 2)
 
 
-def gather(m: Probe, i: tg.Tensor, j: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+def gather(m: Probe, i: tg.Tensor, j: tg.Tensor) -> Any:
     """Read rows by index, and one element of each row."""
     rows = tg.embedding(m.w, i)
     return rows, tg.take_along_axis(rows, j, axis=1)
 
 
-def scatter(m: Probe, i: tg.Tensor, x: tg.Tensor) -> tg.Tensor:
+def scatter(m: Probe, x: tg.Tensor, i: tg.Tensor) -> tg.Tensor:
     """Sum rows with repeated indices."""
     return tg.scatter_add(tg.zeros((9, 6)), i, x)
 
 
-def random(m: Probe, x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+def random(m: Probe, x: tg.Tensor) -> Any:
     """Draw random numbers, which are the same on every device."""
     return tg.uniform((37, 5)), tg.dropout(x, 0.3)
 
 
-def short_rows(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
+def short_rows(m: Probe, x: tg.Tensor, y: tg.Tensor) -> Any:
     """Pad, join and shift short rows, with gradients. Compilers can put several short rows into one vector."""
     joined, twice = tg.concat([y, x], 0), tg.concat([y, x, tg.flip(y, 0)], 0)
     below, around = tg.pad(x, [(1, 2), (0, 0)]), tg.pad(x, [(1, 2), (1, 0)])
@@ -158,7 +132,7 @@ def short_rows(m: Probe, x: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
     return *views, tg.grad(part)(x), tg.grad(pooled)(x)
 
 
-def convolved(m: Probe, x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> tuple[tg.Tensor, ...]:
+def convolved(m: Probe, x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> Any:
     """Return gradients of convolutions with strides, dilation and padding, and of a transposed one."""
 
     def value(x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> tg.Tensor:
@@ -173,34 +147,34 @@ def convolved(m: Probe, x: tg.Tensor, k: tg.Tensor, t: tg.Tensor) -> tuple[tg.Te
 
 TILES = {16: 80, 32: 330, 64: 650}  # tile size -> side of a result that gets tiles of this size
 SHORT = ((1, 40), (2, 33), (3, 64), (4, 17), (5, 16), (6, 31), (7, 5), (8, 33), (9, 20), (16, 7), (17, 6), (33, 3))
-CHECKS: tuple[Check, ...] = (
-    Check("elementwise", elementwise, {"x": (33, 17), "y": (17,)}),
-    Check("views and padding", views, {"x": (4, 6, 8)}),
-    *(Check(f"row folds of {n}", row_folds, {"x": (9, n)}) for n in (20, 77, 300, 700)),
-    *(Check(f"column folds of {n}", column_folds, {"x": (n, 33)}) for n in (150, 1500)),
-    Check("long folds, split", long_folds, {"x": (3, 40_000)}),
-    Check("cumulative and arg", cumulative, {"x": (12, 40)}),
-    *(Check(f"products, tile of {t}", products, {"x": (n, 40), "y": (40, n - 8)}) for t, n in TILES.items()),
-    Check("products, small", small_products, {"x": (4, 3, 5)}),
-    Check("products, long", plain_product, {"x": (2, 9000), "y": (9000, 3)}),
-    Check("convolution and pool", images, {"x": (2, 3, 10, 10), "k": (8, 3, 3, 3)}),
-    *(Check(f"short rows of {n}", short_rows, {"x": (rows, n), "y": (1, n)}) for n, rows in SHORT),
-    *(
-        Check(f"convolutions of {n}", convolved, {"x": (2, 3, n, n + 1), "k": (4, 3, 3, 3), "t": (4, 3, 2, 2)})
-        for n in (5, 6, 7)
-    ),
-    Check("gather", gather, {"i": (13,), "j": (13, 1)}, {"i": 24, "j": 24}),
-    Check("scatter", scatter, {"i": (40,), "x": (40, 6)}, {"i": 9}),
-    Check("random", random, {"x": (40, 30)}),
+CHECKS: tuple[Case, ...] = (
+    Case("elementwise", elementwise, ((33, 17), (17,))),
+    Case("views and padding", views, ((4, 6, 8),)),
+    *(Case(f"row folds of {n}", row_folds, ((9, n),)) for n in (20, 77, 300, 700)),
+    *(Case(f"column folds of {n}", column_folds, ((n, 33),)) for n in (150, 1500)),
+    Case("long folds, split", long_folds, ((3, 40_000),)),
+    Case("cumulative and arg", cumulative, ((12, 40),)),
+    *(Case(f"products, tile of {t}", products, ((n, 40), (40, n - 8))) for t, n in TILES.items()),
+    Case("products, small", small_products, ((4, 3, 5),)),
+    Case("products, long", plain_product, ((2, 9000), (9000, 3))),
+    Case("convolution and pool", images, ((2, 3, 10, 10), (8, 3, 3, 3))),
+    *(Case(f"short rows of {n}", short_rows, ((rows, n), (1, n))) for n, rows in SHORT),
+    *(Case(f"convolutions of {n}", convolved, ((2, 3, n, n + 1), (4, 3, 3, 3), (4, 3, 2, 2))) for n in (5, 6, 7)),
+    Case("gather", gather, ints=(((13,), 24), ((13, 1), 24))),
+    Case("scatter", scatter, ((40, 6),), ints=(((40,), 9),)),
+    Case("random", random, ((40, 30),)),
 )  # fmt: skip
 
 
-def run_check(check: Check, device: str) -> None:
-    """Compile and run the forward. Raises DeviceError if the result differs from the reference."""
-    with tg.compile_forward(
-        model=Probe(), forward=check.forward, inputs=check.types(), seed=SEED, device=device
-    ) as compiled:
-        _ = compiled.run(check.arrays()).output
+def run_check(check: Case, device: str) -> None:
+    """Compile and run the function. Raises DeviceError if the result differs from the reference."""
+    types = {name: InputType(t.dtype, t.shape) for name, t in check.types().items()}
+
+    def forward(m: Probe, **inputs: tg.Tensor) -> Any:
+        return check.fn(m, *(inputs[name] for name in types))
+
+    with tg.compile_forward(model=Probe(), forward=forward, inputs=types, seed=SEED, device=device) as compiled:
+        _ = compiled.run(check.arrays(SEED, "float32")).output
 
 
 class Classifier(tg.Module):
