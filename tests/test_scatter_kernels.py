@@ -15,7 +15,6 @@ from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import DType, TensorType, f32, i32
 from tracegrad.graph import Graph
-from tracegrad.passes import split
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 
@@ -35,8 +34,7 @@ TARGETS = {
 
 @pytest.fixture(autouse=True)
 def at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tuning, split):
-        monkeypatch.setattr(module, "SCATTER_FROM", 1)
+    monkeypatch.setattr(tuning, "SCATTER_FROM", 1)
 
 
 def program_of(rows: int, columns: tuple[int, ...], k: int, dtype: DType, own: bool = False) -> tuple[Graph, Program]:

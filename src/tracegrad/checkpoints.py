@@ -90,11 +90,11 @@ def loadings_of(path: str | os.PathLike[str], whole: safetensors.File, store: Tr
     loadings: list[Loading] = []
     for name, stepper in store.steppers.items():
         file = of_loss(path, whole, name, store.steppers) if name else whole
-        source = stepper.source.switched_on(first_hyper(file))
+        source, optimizer = stepper.source, stepper.source.optimizer.switched_on(first_hyper(file))
         missed = f"opt/{name}/{MISSED}" if name else f"opt/{MISSED}"
         froze = file.metadata.get("frozen") is not None or any(x.startswith(missed) for x in file.tensors)
-        if froze and not source.freezable:
-            source = source._replace(freezable=True)
+        if optimizer is not source.optimizer or (froze and not source.freezable):
+            source = source._replace(optimizer=optimizer, freezable=froze or source.freezable)
         built = stepper.built if source is stepper.source else source.main()
         loadings.append(Loading(stepper, source, built, file))
     return loadings

@@ -268,6 +268,11 @@ def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
     return dims
 
 
+def all_of(types: Iterable[TensorType]) -> str:
+    """Return the types joined by "and", for an error."""
+    return " and ".join(map(str, types))
+
+
 def axis_first(shape: Shape, axis: int) -> Shape:
     """Return `shape` with `axis` moved to the front."""
     return (shape[axis], *shape[:axis], *shape[axis + 1 :])

@@ -16,7 +16,7 @@ from tracegrad.ops.shaping import expand_dims
 from tracegrad.prims.elementwise import abs, sqrt, where
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import float_type
-from tracegrad.prims.views import broadcast_to, permute
+from tracegrad.prims.views import broadcast_to, moved
 from tracegrad.transforms.recurrence import scan
 
 __all__ = ["cholesky", "inv", "solve", "solve_triangular"]
@@ -40,19 +40,6 @@ def _system(a: Any, b: Any) -> tuple[Tensor, Tensor]:
         raise ShapeError(f"B must be [..., {n}, k] to fit A {a.type}, got {b.type}{hint if b.ndim == 1 else ''}")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return broadcast_to(a, (*batch, n, n)), broadcast_to(b, (*batch, n, b.shape[-1]))
-
-
-def _first(x: Tensor, axis: int) -> Tensor:
-    """Move `axis`, -1 or -2, to the front."""
-    axis %= x.ndim
-    return permute(x, (axis, *(d for d in range(x.ndim) if d != axis)))
-
-
-def _last(x: Tensor, axis: int) -> Tensor:
-    """Move the first axis to `axis`, -1 or -2."""
-    order = list(range(1, x.ndim))
-    order.insert(x.ndim + axis, 0)
-    return permute(x, order)
 
 
 @op
@@ -84,7 +71,7 @@ def cholesky(a: Any) -> Tensor:
         new = where(below > 0.0, left / pivot, 0.0)
         return found + expand_dims(new, -1) * here, new
 
-    return _last(scan(column, zeros(a.shape), (_first(a, -1), eye(n), triu(ones((n, n)))))[1], -1)
+    return moved(scan(column, zeros(a.shape), (moved(a, -1, 0), eye(n), triu(ones((n, n)))))[1], 0, -1)
 
 
 @op
@@ -116,8 +103,8 @@ def solve_triangular(a: Any, b: Any, *, upper: bool) -> Tensor:
         return found + expand_dims(here, 1) * expand_dims(new, -2), new
 
     triangle = triu(a) if upper else tril(a)
-    rows = (_first(triangle, -2), _first(b, -2), eye(n))
-    return _last(scan(row, zeros(b.shape), rows, reverse=upper)[1], -2)
+    rows = (moved(triangle, -2, 0), moved(b, -2, 0), eye(n))
+    return moved(scan(row, zeros(b.shape), rows, reverse=upper)[1], 0, -2)
 
 
 @op

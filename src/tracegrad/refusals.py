@@ -207,6 +207,13 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def nearest(name: object, names: Iterable[str]) -> str | None:
+    """Return the name of `names` that resembles `name` most, in letters of any case; None if none does."""
+    plain = {n.lower(): n for n in names}
+    near = get_close_matches(str(name).lower(), plain, n=1)
+    return plain[near[0]] if near else None
+
+
 def switch(name: str, value: Any) -> bool:
     """Return a setting that is on or off. Raises InputError for text, None and other numbers: "no" would be true."""
     if (isinstance(value, int) and value in (0, 1)) or hasattr(value, "dtype"):  # NumPy's; a traced tensor refuses

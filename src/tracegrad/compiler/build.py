@@ -110,11 +110,6 @@ class StepSource(NamedTuple):
     part: Part | None = None  # for several losses: this loss's part of the parameters
     chosen: tuple[Any, Any] = (None, None)  # for several losses: the arguments `frozen` and `params`
 
-    def switched_on(self, values: Mapping[str, float]) -> StepSource:
-        """Return the source with the hyperparameters in `values` switched on; the same object if none was off."""
-        optimizer = self.optimizer.switched_on(values)
-        return self if optimizer is self.optimizer else self._replace(optimizer=optimizer)
-
     def traced(self) -> TracedProgram:
         """Run the user's functions and differentiate, so that errors in the user's code are raised here.
 

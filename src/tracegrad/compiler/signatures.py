@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from tracegrad.dtypes import f32
 from tracegrad.errors import CompileError, InputError, Site, call_site, located
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import like
-from tracegrad.refusals import article, shown
+from tracegrad.refusals import article, nearest, shown
 from tracegrad.states import StateTensor
 
 
@@ -38,10 +37,10 @@ def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     takes = [p.name for p in named]
     missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
+    meant = {n: nearest(n, missing) for n in inputs if n not in takes and not anything}
     problems = [
-        f"{n!r} is declared but {what} does not take it{_meant(n, missing)}"
-        for n in inputs
-        if n not in takes and not anything
+        f"{n!r} is declared but {what} does not take it{f' (did you mean {near!r}?)' if near else ''}"
+        for n, near in meant.items()
     ]
     problems += [f"{what} takes {name!r}, which is not declared" for name in missing]
     if not parameters:
@@ -55,11 +54,6 @@ def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str
             f"inputs do not match {what} {call}: {'; '.join(problems)}. Use the same names in both: "
             f"inputs declares {', '.join(inputs) or 'nothing'}"
         )
-
-
-def _meant(name: str, names: Sequence[str]) -> str:
-    near = get_close_matches(name.lower(), [n.lower() for n in names], n=1)
-    return f" (did you mean {next(n for n in names if n.lower() == near[0])!r}?)" if near else ""
 
 
 def _defined(fn: Callable[..., Any]) -> Site | None:

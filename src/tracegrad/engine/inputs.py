@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.dtypes import DTYPES, Dimension
 from tracegrad.errors import InputError
 from tracegrad.program import Field
+from tracegrad.refusals import nearest
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 
 Given = Mapping[str, Any] | None
@@ -102,16 +102,13 @@ def _refuse(fields: Sequence[Field], given: Mapping[str, Any], what: str, proble
     known = ", ".join(f"{f.name} {f.type}" for f in fields) or "none"
     unknown = [name for name in given if name not in {f.name for f in fields}]
     missing = [f.name for f in fields if f.name not in given]
-    problems = [*(f"{name}: unknown{_near(name, missing)}; inputs are {known}" for name in unknown), *problems]
+    meant = {name: nearest(name, missing) for name in unknown}
+    said = [f"{x}: unknown{f', did you mean {near}?' if near else ''}; inputs are {known}" for x, near in meant.items()]
+    problems = [*said, *problems]
     if problems:
         problems += _swapped(fields, given)
         count = f"{len(problems)} problems with the inputs" if len(problems) > 1 else "a problem with the inputs"
         raise InputError.here("\n  ".join([f"{what}: {count}", *problems]))
-
-
-def _near(name: object, names: Sequence[str]) -> str:
-    near = get_close_matches(str(name).lower(), [n.lower() for n in names], n=1)
-    return f", did you mean {next(n for n in names if n.lower() == near[0])}?" if near else ""
 
 
 def _swapped(fields: Sequence[Field], given: Mapping[str, Any]) -> list[str]:

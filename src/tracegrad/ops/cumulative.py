@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tracegrad.dtypes import TensorType
+from functools import partial
+
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import METHODS, Operand, method
 from tracegrad.ops.joining import stack
@@ -21,7 +22,7 @@ __all__ = ["cumprod", "cumsum"]
 SMALLEST_BLOCK, LARGEST_BLOCK = SCAN_BLOCK * 3 // 4, SCAN_BLOCK * 5 // 4
 
 
-def _scan(x: Tensor, axis: int, reverse: bool, fold: Primitive = SUM) -> Tensor:
+def _scan(x: Tensor, axis: int, reverse: bool = False, fold: Primitive = SUM) -> Tensor:
     """Return running sums or products along `axis`: within blocks, then combined with those of earlier blocks."""
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     neutral = int(fold.identity or 0)
@@ -58,19 +59,13 @@ def _placed(x: Tensor, axis: int, start: int, n: int, neutral: int) -> Tensor:
     return where((at >= start) & (at < end), placed, neutral)
 
 
-def _cumsum_type(x: TensorType, *, axis: int, reverse: bool) -> TensorType:
-    return x
-
-
-def _cumsum(x: Tensor, *, axis: int, reverse: bool) -> Tensor:
-    return _scan(x, axis, reverse)
-
-
 def _cumsum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int, reverse: bool) -> tuple[Tensor]:
     return (bind(CUMSUM, ct, axis=axis, reverse=not reverse),)
 
 
-CUMSUM = composite("cumsum", type=_cumsum_type, expand=_cumsum, vjp=_cumsum_vjp, jvp=multilinear, batch=shifted)
+CUMSUM = composite(
+    "cumsum", type=lambda x, *, axis, reverse: x, expand=_scan, vjp=_cumsum_vjp, jvp=multilinear, batch=shifted
+)
 
 
 @method
@@ -86,10 +81,6 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
     x = number(x)
     x, axis = along(x, axis)
     return x if x.shape[axis] <= 1 else bind(CUMSUM, x, axis=axis, reverse=False)
-
-
-def _cumprod(x: Tensor, *, axis: int) -> Tensor:
-    return _scan(x, axis, reverse=False, fold=PROD)
 
 
 def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
@@ -138,7 +129,9 @@ def _cumprod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor
     return (product * (ct + later),)
 
 
-CUMPROD = composite("cumprod", type=lambda x, *, axis: x, expand=_cumprod, vjp=_cumprod_vjp, batch=shifted)
+CUMPROD = composite(
+    "cumprod", type=lambda x, *, axis: x, expand=partial(_scan, fold=PROD), vjp=_cumprod_vjp, batch=shifted
+)
 
 
 @method

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.ops.activation import pointwise
+from tracegrad.ops.trigonometry import polynomial
 from tracegrad.prims.elementwise import abs, cos, log, logical_not, round, sin, where
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.maps import float_type
@@ -21,10 +21,6 @@ LGAMMA_P = (4.959783e-05, -0.00022089351, 0.0005413139, -0.0012045177, 0.0028842
 STIRLING = (1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
 STIRLING_SLOPE = (1 / 252, -1 / 120, 1 / 12)
 SHIFTS = 6
-
-
-def _series(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
-    return functools.reduce(lambda p, c: p * z + c, coefficients[2:], z * coefficients[0] + coefficients[1])
 
 
 def _mirrored(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,10 +38,10 @@ def _lgamma(x: Tensor) -> Tensor:
     tiny, low = near < 0.5, near < 1.5
     t = near - where(tiny, 0.0, where(low, 1.0, 2.0))
     factor = where(tiny, near * (near + 1.0), where(low, near, 1.0))  # gamma(x) = gamma(x + 1) / x
-    small = t * _series(LGAMMA_P, t) - log(factor)
+    small = t * polynomial(LGAMMA_P, t) - log(factor)
     far = where(z < 3.0, 3.0, z)
     r = 1.0 / far
-    large = (far - 0.5) * (log(far) - 1.0) + (math.log(2 * math.pi) / 2 - 0.5) + r * _series(STIRLING, r * r)
+    large = (far - 0.5) * (log(far) - 1.0) + (math.log(2 * math.pi) / 2 - 0.5) + r * polynomial(STIRLING, r * r)
     y = where(z < 3.0, small, large)
     size = abs(sin(angle))
     pole = logical_not(size > 0.0)  # of -inf, too, whose angle is NaN
@@ -95,7 +91,7 @@ def digamma(x: Operand) -> Tensor:
     near = z < SHIFTS
     far = where(near, z + float(SHIFTS), z)
     r = 1.0 / far
-    y = log(far) - r * (0.5 + r * _series(STIRLING_SLOPE, r * r))
+    y = log(far) - r * (0.5 + r * polynomial(STIRLING_SLOPE, r * r))
     small = where(near, z, 1.0)
     for k in range(SHIFTS):
         y = y - where(near, 1.0 / (small + float(k) if k else small), 0.0)

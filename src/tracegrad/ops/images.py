@@ -117,8 +117,7 @@ def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     tensor([[[[ 5.,  7.],
               [13., 15.]]]])
     """
-    kernel, stride, padding = _pooling(kernel_size, stride, padding)
-    return bind(MAX_POOL2D, as_tensor(x), kernel=kernel, stride=stride, padding=padding)
+    return bind(MAX_POOL2D, as_tensor(x), **_pooling(kernel_size, stride, padding))
 
 
 @op
@@ -139,8 +138,7 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     tensor([[[[ 2.5,  4.5],
               [10.5, 12.5]]]])
     """
-    kernel, stride, padding = _pooling(kernel_size, stride, padding)
-    return bind(AVG_POOL2D, as_tensor(x), kernel=kernel, stride=stride, padding=padding)
+    return bind(AVG_POOL2D, as_tensor(x), **_pooling(kernel_size, stride, padding))
 
 
 @op
@@ -177,22 +175,19 @@ def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     return _pooled_volumes(AVG_POOL2D, as_tensor(x), _pooling(kernel_size, stride, padding, 3))
 
 
-def _pooled_volumes(pool: Primitive, x: Tensor, how: tuple[Sizes, Sizes, Sizes]) -> Tensor:
+def _pooled_volumes(pool: Primitive, x: Tensor, how: dict[str, Sizes]) -> Tensor:
     """Pool each image, then along the depth. The first of the first maxima is the first in scan order."""
     b, c, d, h, w = check_images(x.type, 3).shape
-    names = ("kernel", "stride", "padding")
-    flat = bind(pool, reshape(x, (b, c * d, h, w)), **{n: s[1:] for n, s in zip(names, how)})
-    deep = {n: (s[0], one) for n, s, one in zip(names, how, (1, 1, 0))}
+    flat = bind(pool, reshape(x, (b, c * d, h, w)), **{name: sizes[1:] for name, sizes in how.items()})
+    deep = {name: (sizes[0], 0 if name == "padding" else 1) for name, sizes in how.items()}
     y = bind(pool, reshape(flat, (b, c, d, flat.shape[2] * flat.shape[3])), **deep)
     return reshape(y, (b, c, y.shape[2], *flat.shape[2:]))
 
 
-def _pooling(
-    kernel: IntOrPair, stride: IntOrPair | None, padding: IntOrPair, axes: int = 2
-) -> tuple[Sizes, Sizes, Sizes]:
+def _pooling(kernel: IntOrPair, stride: IntOrPair | None, padding: IntOrPair, axes: int = 2) -> dict[str, Sizes]:
     size = int_each("kernel_size", kernel, 1, axes)
     step = size if stride is None else int_each("stride", stride, 1, axes)
-    return size, step, int_each("padding", padding, 0, axes)
+    return {"kernel": size, "stride": step, "padding": int_each("padding", padding, 0, axes)}
 
 
 @op

@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import Axes, TensorType, integer, integers, normalize_axis, whole
+from tracegrad.dtypes import Axes, TensorType, all_of, integer, integers, normalize_axis, whole
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, method, op
@@ -24,16 +24,12 @@ __all__ = ["concat", "roll", "split", "stack"]
 def _concat_type(*types: TensorType, axis: int) -> TensorType:
     first = types[0]
     if any(t.dtype != first.dtype for t in types):
-        raise DTypeError(f"dtypes differ: {_shown(types)}; cast one with tg.cast(x, dtype)")
+        raise DTypeError(f"dtypes differ: {all_of(types)}; cast one with tg.cast(x, dtype)")
     rests = [(*t.shape[:axis], *t.shape[axis + 1 :]) for t in types]
     if any(rest != rests[0] for rest in rests) or any(t.ndim != first.ndim for t in types):
-        raise ShapeError(f"shapes may differ on axis {axis} only: {_shown(types)}; choose another axis, or reshape one")
+        raise ShapeError(f"shapes may differ on axis {axis} only: {all_of(types)}; choose another axis, or reshape one")
     n = builtins.sum(t.shape[axis] for t in types)
     return TensorType(first.dtype, (*first.shape[:axis], n, *first.shape[axis + 1 :]))
-
-
-def _shown(types: Sequence[TensorType]) -> str:
-    return " and ".join(map(str, types))
 
 
 def _concat(*xs: Tensor, axis: int) -> Tensor:

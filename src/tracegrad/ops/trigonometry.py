@@ -23,12 +23,17 @@ def _rest(x: Tensor) -> Tensor:
 ASIN_P = (0.042213183, 0.024151765, 0.04547605, 0.07495252, 0.16666754)
 
 
+def polynomial(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
+    """Return a polynomial of `z`, with the coefficient of its highest power first."""
+    return functools.reduce(lambda p, c: p * z + c, coefficients[2:], z * coefficients[0] + coefficients[1])
+
+
 def _small_asin(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return whether |x| < 1/2, and asin(x) there; elsewhere asin(sqrt((1 - |x|) / 2)), half of acos(|x|)."""
     small = abs(x) < 0.5
     z = where(small, x * x, (1.0 - abs(x)) * 0.5)
     s = where(small, x, sqrt(z))
-    p = functools.reduce(lambda p, c: p * z + c, ASIN_P[2:], z * ASIN_P[0] + ASIN_P[1])
+    p = polynomial(ASIN_P, z)
     return small, s + s * z * p
 
 

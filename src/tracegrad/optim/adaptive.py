@@ -104,8 +104,7 @@ def scale_by_nadam(
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         share = host.complement("beta1")
-        m = running_mean(state["m"], g, share)
-        v = running_mean(state["v"], square(g), host.complement("beta2"))
+        m, v = moments(state, g, host)
         rate = host.hyper("momentum_decay") * LOG_096
 
         def factor(step: Tensor) -> Tensor:

@@ -153,7 +153,9 @@ def recipe(
             transform, shaped_by = _around(parts, options, what)
             hyper = checked_all(transform.hyper, transform.ranges, what)
             grouped = {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
-            groups = _groups(options, {"lr": 1.0, **grouped}, transform, what)
+            given: object = options.get("groups")
+            known = {"lr": 1.0, **grouped}
+            groups = NO_GROUPS if given is None else Groups.checked(given, known, transform.ranges, what)
             if groups.selections:
                 shaped_by["groups"] = groups.spec()
             return Optimizer(
@@ -206,11 +208,6 @@ def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[s
     if normalize is not False:
         shaped_by["normalize_grads"] = True
     return transform if every == 1 else accumulate(every, transform), shaped_by
-
-
-def _groups(options: Options, known: Mapping[str, float], transform: Transform, what: str) -> Groups:
-    given: object = options.get("groups")
-    return NO_GROUPS if given is None else Groups.checked(given, known, transform.ranges, what)
 
 
 @recipe()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tracegrad.ir import Tensor, bind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
-from tracegrad.passes.simplify import without_empty, without_idle_waits
+from tracegrad.passes.simplify import of_nothing, without_idle_waits
 from tracegrad.prims.leaves import LEAF
 from tracegrad.transforms.loops import Body, item
 
@@ -35,7 +35,8 @@ def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
     roots = without_idle_waits(roots)
     if not any_scan(roots):
         return roots
-    roots = everywhere(roots, without_empty)  # first, because empty values would count as reads
+    # first, because empty values would count as reads
+    roots = everywhere(roots, lambda inner: rewrite(inner, of_nothing))
     asked: dict[int, set[int]] = {}
     for t in toposort(roots):
         if t.prim.family == "item":

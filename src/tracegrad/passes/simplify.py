@@ -31,13 +31,8 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
     return without_idle_waits(rewrite(roots, rule))
 
 
-def without_empty(roots: Sequence[Tensor]) -> list[Tensor]:
-    """Rewrite a graph without empty values: sum(x[:0]) becomes 0, and so on."""
-    return rewrite(roots, of_nothing)
-
-
 def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return `t` without its empty inputs, or None if all inputs have elements."""
+    """Return `t` without its empty inputs, or None if all inputs have elements: sum(x[:0]) becomes 0, and so on."""
     family = t.prim.family
     if 0 in t.type.shape and family != "leaf":
         return broadcast_to(const(0, t.dtype), t.shape)

@@ -11,33 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
+from tracegrad import tuning
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
 from tracegrad.kernels.tiles import fitting, product_time
 from tracegrad.prims.folds import MATMUL, MATMUL_PARTS, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
-from tracegrad.tuning import (
-    ACROSS,
-    EACH_FROM,
-    EACH_READS,
-    EACH_SCATTERED,
-    FEW_OUTPUTS,
-    FEW_ROWS,
-    HALF_TILE_FROM,
-    LEAST_STEP,
-    LONG_PART,
-    LONG_ROW,
-    MOST_PARTS,
-    PARTIAL_TRAFFIC,
-    PROCESSORS,
-    SCATTER_FROM,
-    SECOND_STEP,
-    SHORTEST_PART,
-    SHORTEST_SCATTER,
-    SOME_ROWS,
-    SPLIT_FROM,
-    UNEVEN,
-    WORKGROUP,
-)
 
 MOST = 2**40  # a longer fold is too long for a kernel in halves too, and finding its divisors takes seconds
 
@@ -88,7 +66,7 @@ def _each_first(t: Tensor, x: Tensor, n: int) -> Tensor | None:
     """Return a fold over a batch of `n` and other axes as two: the other axes for each example, then the batch."""
     axes = [d for d in t.axes if x.shape[d] > 1]
     first = next(d for d in axes if x.shape[d] % n == 0)
-    if math.prod(x.shape[d] for d in axes) < EACH_FROM * n or first != axes[0]:
+    if math.prod(x.shape[d] for d in axes) < tuning.EACH_FROM * n or first != axes[0]:
         return None
     x = reshape(x, (*x.shape[:first], n, x.shape[first] // n, *x.shape[first + 1 :]))
     each = bind(t.prim, x, axes=tuple([d + 1 for d in axes]))
@@ -98,7 +76,7 @@ def _each_first(t: Tensor, x: Tensor, n: int) -> Tensor | None:
 def _product_of_each(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None:
     (m, k), columns = a.shape[-2:], b.shape[-1]
     part = k // n
-    if t.size != m * columns or k % n or part * (m + columns) < EACH_READS * m * columns:
+    if t.size != m * columns or k % n or part * (m + columns) < tuning.EACH_READS * m * columns:
         return None
     left, right = reshape(a, (m, n, part)), reshape(b, (n, part, columns))
     return reshape(bind(SUM, bind(MATMUL, permute(left, (1, 0, 2)), right), axes=(0,)), t.shape)
@@ -125,11 +103,11 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
     k = math.prod(x.shape[d] for d in axes)
     together = not axes or axes[-1] - axes[0] == len(axes) - 1
     rows = together and math.prod(x.shape[folded[-1] + 1 :]) == 1
-    if (_full_of_rows(t.size, k) if rows else k < SPLIT_FROM or t.size >= FEW_OUTPUTS) or k > MOST:
+    if (_full_of_rows(t.size, k) if rows else k < tuning.SPLIT_FROM or t.size >= tuning.FEW_OUTPUTS) or k > MOST:
         return None
     if together:  # neighbouring axes count as one axis of size k
         sizes = [x.shape[d] for d in axes]
-        least = LONG_PART if rows else 1
+        least = tuning.LONG_PART if rows else 1
         return _split_axis(t, reshape(x, (*x.shape[: axes[0]], k, *x.shape[axes[-1] + 1 :])), axes[0], sizes, least)
     head: list[int] = []
     size = 1
@@ -144,7 +122,7 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
 
 def _full_of_rows(rows: int, k: int) -> bool:
     """Return whether rows of neighbours keep a device busy without parts: the longer they are, the more rows."""
-    return rows >= FEW_ROWS or k < LONG_ROW * max(1, rows // SOME_ROWS)
+    return rows >= tuning.FEW_ROWS or k < tuning.LONG_ROW * max(1, rows // tuning.SOME_ROWS)
 
 
 def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int], least: int) -> Tensor | None:
@@ -168,7 +146,7 @@ def _near(k: int, parts: float, axes: Sequence[int]) -> Iterator[int]:
     """Yield the best divisors of `k` near `parts`: first the best that cuts none of the axes that form k."""
     for choices in ([s for s in divisors(k) if _between(s, axes)], divisors(k)):
         s = nearest(choices, parts)
-        if max(s, parts) <= UNEVEN * min(s, parts):
+        if max(s, parts) <= tuning.UNEVEN * min(s, parts):
             yield s
 
 
@@ -196,7 +174,7 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     a: int = t.axis
     k = x.shape[a]
     before, m, behind = math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :])
-    s = _scattered_parts(t.size, m, k) if t.size * k >= SCATTER_FROM else _even_parts(before, m, behind, k)
+    s = _scattered_parts(t.size, m, k) if t.size * k >= tuning.SCATTER_FROM else _even_parts(before, m, behind, k)
     if s == 1:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
@@ -206,7 +184,8 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
 
 def _scattered_parts(size: int, rows: int, k: int) -> int:
     """Return the parts that a large scatter is split in, so that few results of many updates each busy a device."""
-    s = min(PROCESSORS * WORKGROUP // size, k // (rows * EACH_SCATTERED), k // SHORTEST_SCATTER)
+    most = min(k // (rows * tuning.EACH_SCATTERED), k // tuning.SHORTEST_SCATTER)
+    s = min(tuning.PROCESSORS * tuning.WORKGROUP // size, most)
     return nearest_divisor(k, s) if s > 1 else 1
 
 
@@ -224,31 +203,35 @@ def _ways(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> tuple[in
     Returns the number of equal parts (1 for none), and the length in k of parts inside the product (0 for none). Equal
     parts suit a k of several axes: their indices need divisions if a part begins in the middle of an axis.
     """
-    tiles = min(m, n) >= HALF_TILE_FROM  # else the product is folded point by point
+    tiles = min(m, n) >= tuning.HALF_TILE_FROM  # else the product is folded point by point
     part = _part(batch, m, n, k) if tiles else 0
     if tiles and len(axes) == 1:
         return 1, part
     s = _even_parts(batch, m, n, k, axes)
-    across = part > 0 and ACROSS * _time(batch, m, n, k, part) < _even_time(batch, m, n, k, s)
+    across = part > 0 and tuning.ACROSS * _time(batch, m, n, k, part) < _even_time(batch, m, n, k, s)
     return (1, part) if across else (s, 0)
 
 
 @cache
+def _numbers_of_parts(k: int) -> range:
+    return range(2, min(tuning.MOST_PARTS, k // tuning.SHORTEST_PART) + 1)
+
+
 def _part(batch: int, m: int, n: int, k: int) -> int:
     """Return the length in k of the parts that make the product fastest: whole steps of a tile, or 0 for no parts."""
-    lengths = {LEAST_STEP * -(-k // (LEAST_STEP * s)) for s in range(2, min(MOST_PARTS, k // SHORTEST_PART) + 1)}
+    lengths = {tuning.LEAST_STEP * -(-k // (tuning.LEAST_STEP * s)) for s in _numbers_of_parts(k)}
     parts = sorted(filter(fitting, lengths), reverse=True)
     return min([0, *parts], key=lambda part: _time(batch, m, n, k, part))
 
 
 def _even_parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...] = ()) -> int:
     """Return the fastest number of equal parts, none of which begins in the middle of one of the `axes` that form k."""
-    if min(m, n) < HALF_TILE_FROM:
-        if k < SPLIT_FROM or batch * m * n >= PROCESSORS:
+    if min(m, n) < tuning.HALF_TILE_FROM:
+        if k < tuning.SPLIT_FROM or batch * m * n >= tuning.PROCESSORS:
             return 1
         s = next(_near(k, math.sqrt(k), axes), nearest_divisor(k, math.sqrt(k)))
         return s if s < k else 1
-    even = [s for s in range(2, min(MOST_PARTS, k // SHORTEST_PART) + 1) if k % s == 0 and _between(s, axes)]
+    even = [s for s in _numbers_of_parts(k) if k % s == 0 and _between(s, axes)]
     return min([1, *even], key=lambda s: _even_time(batch, m, n, k, s))
 
 
@@ -273,4 +256,4 @@ def _time(batch: int, m: int, n: int, k: int, part: int) -> float:
 
 def _adding(batch: int, m: int, n: int, parts: int) -> float:
     """Return the time to add up the parts."""
-    return SECOND_STEP + PARTIAL_TRAFFIC * parts * batch * m * n if parts > 1 else 0
+    return tuning.SECOND_STEP + tuning.PARTIAL_TRAFFIC * parts * batch * m * n if parts > 1 else 0

@@ -12,7 +12,7 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from tracegrad.dtypes import TensorType, f32, i32, reduced_shape
+from tracegrad.dtypes import TensorType, all_of, f32, i32, reduced_shape
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
@@ -331,7 +331,7 @@ def scatter_add(x: Tensor, indices: Tensor, axis: int, length: int) -> Tensor:
 
 def _pack_type(*types: TensorType) -> TensorType:
     if len({t.dtype for t in types}) != 1:
-        raise DTypeError(f"dtypes differ: {' and '.join(map(str, types))}")
+        raise DTypeError(f"dtypes differ: {all_of(types)}")
     return TensorType(types[0].dtype, (sum(t.size for t in types),))
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracegrad.dtypes import DType, TensorType, bool_, broadcast_shapes, f32, i32, u32
+from tracegrad.dtypes import DType, TensorType, all_of, bool_, broadcast_shapes, f32, i32, u32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import entered, method
@@ -76,19 +76,15 @@ def broadcast(*values: Any) -> tuple[Tensor, ...]:
     if all(x.shape == shape for x in xs):
         return xs
     if len({x.dtype for x in xs if x.dtype != bool_}) > 1:  # raised here, while the types are still the caller's
-        raise DTypeError(f"dtypes differ: {_shown([x.type for x in xs])}; cast one with tg.cast(x, dtype)")
+        raise DTypeError(f"dtypes differ: {all_of(x.type for x in xs)}; cast one with tg.cast(x, dtype)")
     try:
         shape = broadcast_shapes(*(x.shape for x in xs))
     except ShapeError:
         raise ShapeError(
-            f"shapes do not broadcast: {_shown([x.type for x in xs])}; "
+            f"shapes do not broadcast: {all_of(x.type for x in xs)}; "
             "matched from the last axis, sizes must be equal or 1"
         ) from None
     return tuple([broadcast_to(x, shape) for x in xs])
-
-
-def _shown(types: Sequence[TensorType]) -> str:
-    return " and ".join(map(str, types))
 
 
 def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
@@ -118,10 +114,10 @@ def _refusal(
     """Return the error for the operands of a row."""
     if any(t.dtype not in accepts for t in alike):
         takes, other = " or ".join([d.name for d in accepts]), accepts[0].name.replace("bool", "bool_")
-        return DTypeError(f"takes {takes}, got {_shown(alike)}; cast with tg.cast(x, tg.{other})")
+        return DTypeError(f"takes {takes}, got {all_of(alike)}; cast with tg.cast(x, tg.{other})")
     if any(t.dtype != alike[0].dtype for t in alike):
-        return DTypeError(f"dtypes differ: {_shown(alike)}; cast one with tg.cast(x, dtype)")
-    return ShapeError(f"shapes differ: {_shown(types)}")
+        return DTypeError(f"dtypes differ: {all_of(alike)}; cast one with tg.cast(x, dtype)")
+    return ShapeError(f"shapes differ: {all_of(types)}")
 
 
 def map_row(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: str = "", cost: int = 1) -> Primitive:

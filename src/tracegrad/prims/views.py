@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tracegrad.dtypes import Shape, TensorType
+from tracegrad.dtypes import Shape, TensorType, normalize_axis
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
@@ -284,6 +284,13 @@ def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
     """Return `x` with axis `axes[d]` moved to axis `d`."""
     axes = tuple(axes)
     return x if axes == tuple(range(x.ndim)) else bind(PERMUTE, x, axes=axes)
+
+
+def moved(x: Tensor, a: int, b: int) -> Tensor:
+    """Return `x` with axis `a` moved to `b`."""
+    a, b = normalize_axis(a, x.ndim), normalize_axis(b, x.ndim)
+    order = [d for d in range(x.ndim) if d != a]
+    return permute(x, (*order[:b], a, *order[b:]))
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:

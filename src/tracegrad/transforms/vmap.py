@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from tracegrad import ambient
-from tracegrad.dtypes import TensorType, normalize_axis, u32
+from tracegrad.dtypes import TensorType, u32
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.ir import Tensor
 from tracegrad.prims.elementwise import cast
 from tracegrad.prims.leaves import as_tensor, iota, placeholder
-from tracegrad.prims.views import permute
+from tracegrad.prims.views import moved
 from tracegrad.transforms.trees import prefix, rebuilt, tree_leaves, tree_map
 from tracegrad.transforms.walks import batches, repeated
 
@@ -70,7 +70,7 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
             out = tree_map(as_tensor, fn(*one[0], **one[1]))
             return tree_leaves(out)
 
-        found = over(n, of_one, [_moved(x, axis, 0) for x, axis in chosen])
+        found = over(n, of_one, [moved(x, axis, 0) for x, axis in chosen])
         where = prefix(out, out_axes, "vmap: out_axes")
         return rebuilt(out, [_placed(many, y, axis, n) for (many, y), axis in zip(found, where, strict=True)])
 
@@ -140,13 +140,6 @@ def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
     return sizes[0]
 
 
-def _moved(x: Tensor, a: int, b: int) -> Tensor:
-    """Return `x` with axis `a` moved to `b`."""
-    a, b = normalize_axis(a, x.ndim), normalize_axis(b, x.ndim)
-    order = [d for d in range(x.ndim) if d != a]
-    return permute(x, (*order[:b], a, *order[b:]))
-
-
 def _placed(many: Tensor | None, y: Tensor, axis: int | None, n: int) -> Tensor:
     """Return a result with the new axis at `axis`."""
     if axis is not None and not -y.ndim - 1 <= axis <= y.ndim:
@@ -154,7 +147,7 @@ def _placed(many: Tensor | None, y: Tensor, axis: int | None, n: int) -> Tensor:
             f"vmap: out_axes={axis} is out of range for {y.type} with one more axis; leave it out for axis 0"
         )
     if axis is not None:
-        return _moved(repeated(many, y, n), 0, axis)
+        return moved(repeated(many, y, n), 0, axis)
     if many is not None:
         raise TraceError.here(
             f"vmap: out_axes is None, but the result {y.type} depends on the mapped axis; write an axis"
