@@ -66,7 +66,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.compiled", "tracegrad.export"),  # likewise, what writes pages, and what explains programs
     ("training.compiled", "tracegrad.introspection.explain"),
     ("training.compiled", "tracegrad.introspection.why"),
-    ("training.between", "tracegrad.introspection.profile"),
+    ("training.compiled", "tracegrad.introspection.profile"),
     ("engine.forward", "tracegrad.introspection.explain"),
     ("engine.forward", "tracegrad.introspection.profile"),
     ("engine.reference", "tracegrad.runtime.inexact"),

@@ -192,7 +192,7 @@ class CompiledForward(HasStates):
         >>> "dispatch" in str(infer.profile(steps=1, x=x))
         True
         """
-        from tracegrad.introspection.profile import limits_of, profiled
+        from tracegrad.introspection.profile import profiled
 
         steps, worker = whole("steps", steps, "profile"), self.store.worker
         program, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
@@ -200,7 +200,7 @@ class CompiledForward(HasStates):
 
         def measure(session: Session) -> Profile:
             timings = session.timings(program.load(session), arrays, steps)
-            return profiled(program.built, timings, session.info, limits_of(worker, session))
+            return profiled(program.built, timings, session, worker)
 
         return worker.call(measure)
 

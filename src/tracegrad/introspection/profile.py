@@ -20,7 +20,7 @@ from tracegrad.jsontext import dumped
 from tracegrad.ops.linalg import matmul
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
-from tracegrad.runtime.base import DeviceInfo, Session, Timings, as_run
+from tracegrad.runtime.base import Session, Timings, as_run
 
 GPU = 4096, 2**25  # side of the matmul, elements copied: 3 ms and 0.1 ms on an NVIDIA H200; neither fits its cache
 CPU = 512, 2**24  # for a CPU and for a software adapter: tens of milliseconds
@@ -198,8 +198,9 @@ class Profile:
         return written(path, dumped(self.trace()))
 
 
-def profiled(built: Built, timings: Timings, device: DeviceInfo, limits: Limits) -> Profile:
-    """Compute the median times, and their shares of the total and of the device's limits."""
+def profiled(built: Built, timings: Timings, session: Session, holder: Holder) -> Profile:
+    """Compute the median times, and their shares of the total and of the device's limits. On the worker's thread."""
+    device, limits = session.info, limits_of(holder, session)
     program = as_run(built.program, device)
     order = run_order(program)
     sums = [[0.0] * len(program.dispatches) for _ in timings.runs]

@@ -1,27 +1,21 @@
-"""Operations of a training between steps: change values, groups, frozen parameters, rate or model, and measure."""
+"""Operations of a training between steps: change values, groups, frozen parameters, rate or model."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tracegrad.arrays import checked_seed
 from tracegrad.compiler.build import StepSource, traced_first
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
-from tracegrad.hypers import whole
 from tracegrad.lr import plateau_of, with_plateau
 from tracegrad.patterns import Selection, chosen
 from tracegrad.refusals import shown
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.jax import function_of
-
-if TYPE_CHECKING:
-    from tracegrad.introspection.profile import Profile
 
 
 def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]) -> None:
@@ -54,35 +48,6 @@ def lr_metric(store: TrainedParameters, stepper: Stepper, value: float, of_fit: 
         stepper.knobs = Knobs(Rate(new, start, untold=schedule if of_fit else None), stepper.knobs.values)
 
     store.call(tell, stepper)
-
-
-def profile(
-    store: TrainedParameters, stepper: Stepper, program: RunProgram, steps: int, arrays: Mapping[str, Any]
-) -> Profile:
-    """Time every dispatch; see `CompiledTraining.profile`."""
-    from tracegrad.introspection.profile import limits_of, profiled
-
-    steps = whole("steps", steps, "profile")
-
-    def measure(session: Session, stepper: Stepper) -> Profile:
-        timings = stepper.timings(session, program, arrays, stepper.knobs, steps)
-        return profiled(program.built, timings, session.info, limits_of(store.worker, session))
-
-    return store.call(measure, stepper)
-
-
-def to_jax(store: TrainedParameters, stepper: Stepper, program: RunProgram) -> tuple[Any, dict[str, Any]]:
-    """Return the step as a function of JAX; see `CompiledTraining.to_jax`."""
-
-    def made(session: Session, stepper: Stepper) -> tuple[Any, dict[str, Any]]:
-        number, knobs = stepper.counter + 1, stepper.knobs
-        try:
-            hyper = knobs.upload(program.hyper, number, stepper.stream)
-        finally:
-            knobs.rate.rewind(number)
-        return function_of(session, program.load(session), {**hyper, **program.numbers}, stepper.counter)
-
-    return store.call(made, stepper)
 
 
 def replace_model(store: TrainedParameters, model: Any, seed: int | None, optimizer: Any) -> None:

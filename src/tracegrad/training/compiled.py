@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, given_or_blank, merge
 from tracegrad.engine.programs import RunProgram
-from tracegrad.engine.stepper import take_all
+from tracegrad.engine.stepper import Stepper, take_all
 from tracegrad.errors import InputError
+from tracegrad.hypers import whole
 from tracegrad.ir import Tensor
 from tracegrad.refusals import helpful
-from tracegrad.training.between import profile, to_jax, turns
+from tracegrad.runtime.base import Session
+from tracegrad.runtime.jax import function_of
+from tracegrad.training.between import turns
 from tracegrad.training.training import Training
 
 if TYPE_CHECKING:
@@ -194,12 +197,20 @@ class CompiledTraining(Training):
         >>> "dispatches" in str(train.profile(steps=1))
         True
         """
+        from tracegrad.introspection.profile import profiled
+
         stepper, given = self.store.stepper_of(loss, "profile"), merge(mapping, inputs, "profile")
         program = stepper.main if given else self._looked_at(loss, "profile")
         if given:
             program, given = self.store.program_for(stepper, given, "profile")
         arrays = given_or_blank(program.inputs, given, "profile")
-        return profile(self.store, stepper, program, steps, arrays)
+        steps, worker = whole("steps", steps, "profile"), self.worker
+
+        def measure(session: Session, stepper: Stepper) -> Profile:
+            timings = stepper.timings(session, program, arrays, stepper.knobs, steps)
+            return profiled(program.built, timings, session, worker)
+
+        return self.store.call(measure, stepper)
 
     def to_jax(self, *, loss: str | None = None) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return the training step as a pure function of JAX, and its first state. Needs device="jax".
@@ -223,7 +234,17 @@ class CompiledTraining(Training):
         to_jax: this training is on 'cpu'; compile wi
         """
         stepper = self.store.stepper_of(loss, "to_jax")
-        return to_jax(self.store, stepper, self._looked_at(loss, "to_jax"))
+        program = self._looked_at(loss, "to_jax")
+
+        def made(session: Session, stepper: Stepper) -> tuple[Any, dict[str, Any]]:
+            number, knobs = stepper.counter + 1, stepper.knobs
+            try:
+                hyper = knobs.upload(program.hyper, number, stepper.stream)
+            finally:
+                knobs.rate.rewind(number)
+            return function_of(session, program.load(session), {**hyper, **program.numbers}, stepper.counter)
+
+        return self.store.call(made, stepper)
 
     def _looked_at(self, loss: str | None, what: str) -> RunProgram:
         """Return the program of the step, for the sizes used last. Raises InputError if no call has chosen sizes."""
