@@ -145,11 +145,6 @@ def masks(program: Program) -> dict[str, list[tuple[str, int, int]]]:
     return program.meta.get("freeze", {})
 
 
-def mask_arrays(program: Program) -> tuple[str, ...]:
-    """Return the names of the masks."""
-    return tuple(masks(program))
-
-
 def write_masks(session: Session, program: Program, frozen: Collection[str]) -> None:
     """Freeze the parameters `frozen` on the device, and no other that the program trains; see `optim/freezing.py`."""
     trained = {f.name for f in program.trained}

@@ -102,10 +102,26 @@ class Checked(NamedTuple):
         return str(found[0]) if found else ""
 
     def blame(self, session: Session) -> str:
-        """Undo the run's writes, and name the first op that differs."""
+        """Undo the run's writes, and describe the first op whose result on the device differs from the reference's.
+
+        A second program is compiled, which outputs every value that the first one stores, and writes nothing. Its
+        kernels are the same except for the places of their results.
+        """
         for name, values in self.before.items():
             session.write(name, values)
-        return first_difference(session, self.graph, self.program, self.inputs, self.env)
+        nodes = _stored(self.graph)
+        probe = make_program(Graph({}, nodes), Persistent.of(self.program), {}, {"kind": "check"})
+        handle = session.load(probe)
+        try:
+            (results,) = session.run(handle, [{f.name: self.inputs[f.name] for f in probe.inputs}]).outputs()
+        finally:
+            session.unload(handle)
+        found = compare(nodes, self.env, {n: results[f"capture.{n}"] for n in nodes})
+        if not found:
+            return "no op differs when all are delivered: how they are joined in kernels decides"
+        t = nodes[found[0].name]
+        shown = str(found[0]).removeprefix(f"{found[0].name} ")
+        return located(f"first op that differs: {t.prim.name}, {t.type}: it {shown}", t.site)
 
 
 def checked(session: Session, built: Built, inputs: Mapping[str, Array], env: Mapping[str, Array]) -> Checked:
@@ -130,28 +146,6 @@ def _value(program: Program, name: str, arrays: Mapping[str, Array]) -> Array:
     if name == PARAMS:
         return own_run(program, whole)
     return next((from_storage(whole, f) for f in program.model_states if f.name == name), whole)
-
-
-def first_difference(session: Session, graph: Graph, program: Program, inputs: Mapping[str, Array],
-                     env: Mapping[str, Array]) -> str:  # fmt: skip
-    """Describe the first op whose result on the device differs from the reference on the same inputs.
-
-    A second program is compiled, which outputs every value that the first one stores, and writes nothing. Its kernels
-    are the same except for the places of their results.
-    """
-    nodes = _stored(graph)
-    probe = make_program(Graph({}, nodes), Persistent.of(program), {}, {"kind": "check"})
-    handle = session.load(probe)
-    try:
-        (results,) = session.run(handle, [{f.name: inputs[f.name] for f in probe.inputs}]).outputs()
-    finally:
-        session.unload(handle)
-    found = compare(nodes, env, {n: results[f"capture.{n}"] for n in nodes})
-    if not found:
-        return "no op differs when all are delivered: how they are joined in kernels decides"
-    t = nodes[found[0].name]
-    shown = str(found[0]).removeprefix(f"{found[0].name} ")
-    return located(f"first op that differs: {t.prim.name}, {t.type}: it {shown}", t.site)
 
 
 def _stored(graph: Graph) -> dict[str, Tensor]:

@@ -216,7 +216,7 @@ class Stepper:
 
     def clear(self, session: Session) -> None:
         """Reset every optimizer array to its initial values, and the step to 0."""
-        own = (bounds.array_of(self.program), *params.mask_arrays(self.program))
+        own = (bounds.array_of(self.program), *params.masks(self.program))
         kept = [b for b in self.program.buffers if b.role == "state" and b.fill != DRAWN]
         self._fill(session, [b for b in kept if b.name not in own])
         self.restart(session, 0)
@@ -342,5 +342,5 @@ def restore_all(session: Session, stepper: Stepper, snapshots: Sequence[Snapshot
 
 def states_of(program: Program) -> tuple[Field, ...]:
     """Return the states in a snapshot, besides parameters."""
-    own = (HALTED, bounds.array_of(program), *params.mask_arrays(program))
+    own = (HALTED, bounds.array_of(program), *params.masks(program))
     return tuple(f for f in program.states if f.name not in own)
