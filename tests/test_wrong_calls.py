@@ -233,3 +233,50 @@ def test_a_path_is_a_text_or_a_path(path: Any) -> None:
                 call(path)
     with pytest.raises(tg.InputError, match=r"fit: resume must be a path, such as"):
         fitted(x=X, y=Y, resume=path or 0)
+
+
+X4, IMAGES = f(2, 4), f(2, 4, 3)
+# a layer with another number, or none -> what its error says
+NUMBERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "LayerNorm": (lambda x: tg.instantiate(nn.LayerNorm(4, x), 0)(X4), "layer_norm: eps must be "),
+    "RMSNorm": (lambda x: tg.instantiate(nn.RMSNorm(4, x), 0)(X4), "rms_norm: eps must be "),
+    "GroupNorm": (lambda x: tg.instantiate(nn.GroupNorm(2, 4, x), 0)(IMAGES), "layer_norm: eps must be "),
+    "BatchNorm": (lambda x: tg.instantiate(nn.BatchNorm(4, x), 0)(X4), "batch_norm: eps must be "),
+    "batch_norm": (lambda x: tg.batch_norm(X4, eps=x), "batch_norm: eps must be "),
+    "BatchNorm: momentum": (lambda x: nn.BatchNorm(4, momentum=x), "BatchNorm: momentum must be "),
+    "Dropout": (nn.Dropout, "Dropout: p must be "),
+    "LSTM": (lambda x: nn.LSTM(2, 3, dropout=x), "LSTM: dropout must be "),
+    "TransformerBlock": (lambda x: nn.TransformerBlock(8, 2, dropout=x), "TransformerBlock: dropout must be "),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["3", True, None, (2,), -1, float("nan"), 1e39])
+def test_a_number_of_a_layer_is_in_its_range(name: str, value: Any) -> None:
+    """eps=True was 1.0, eps=1e39 made all results 0, and momentum=2 gave negative variances."""
+    call, said = NUMBERS[name]
+    with pytest.raises(tg.InputError) as told:
+        call(value)
+    assert said in str(told.value) and f"at {Path(__file__)}:" in str(told.value), str(told.value)
+
+
+def test_the_ends_of_the_ranges_of_a_layer_are_in_range() -> None:
+    assert np.isfinite(tg.layer_norm(np.arange(4, dtype=np.float32), eps=0).numpy()).all()
+    assert [nn.BatchNorm(4, momentum=x).momentum for x in (0, 1, 0.5)] == [0, 1, 0.5]
+    assert nn.Dropout(1).p == 1
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding])
+@pytest.mark.parametrize("init", [0, 0.0, "", []])
+def test_an_init_that_is_false_is_no_default(layer: Any, init: Any) -> None:
+    """`init=0` drew random weights."""
+    with pytest.raises(tg.DTypeError, match=r"init must come from tg\.init, got "):
+        layer(*(4, 2, 3)[: 2 + layer.__name__.startswith("Conv")], init=init)
+
+
+def test_the_parts_of_a_block_are_what_they_must_be() -> None:
+    block: Any = nn.TransformerBlock
+    with pytest.raises(tg.InputError, match=r"activation must be a function, such as tg\.gelu, got 'gelu'"):
+        block(8, 2, activation="gelu")
+    with pytest.raises(tg.ShapeError):
+        block(8, 2, hidden=0)

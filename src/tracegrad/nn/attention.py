@@ -7,7 +7,7 @@ from typing import Any
 
 from tracegrad import init as inits
 from tracegrad.dtypes import check_integers
-from tracegrad.errors import ShapeError, TraceError
+from tracegrad.errors import InputError, ShapeError, TraceError
 from tracegrad.ir import Tensor
 from tracegrad.nn.layers import LayerNorm, Linear
 from tracegrad.nn.module import Module
@@ -167,9 +167,15 @@ class TransformerBlock(Module):
         eps: float = 1e-5,
     ) -> None:
         self.self_attn = MultiheadAttention(dim, n_heads, kv_heads=kv_heads, bias=bias, causal=causal, cache=cache)
-        self.linear1, self.linear2 = Linear(dim, hidden or 4 * dim, bias), Linear(hidden or 4 * dim, dim, bias)
+        hidden = 4 * dim if hidden is None else hidden
+        self.linear1, self.linear2 = Linear(dim, hidden, bias), Linear(hidden, dim, bias)
         self.norm1, self.norm2 = LayerNorm(dim, eps, bias), LayerNorm(dim, eps, bias)
-        self.norm_first, self.dropout, self.activation = norm_first, dropout, activation
+        if not callable(activation):
+            raise InputError.here(
+                f"TransformerBlock: activation must be a function, such as tg.gelu, got {activation!r}"
+            )
+        self.norm_first, self.activation = norm_first, activation
+        self.dropout = random.probability(dropout, "TransformerBlock: dropout")
 
     def __call__(self, x: Tensor, *, mask: Any = None, position: Any = None, training: bool = False) -> Tensor:
         """Apply the block to f32[B, T, dim]; see the class."""

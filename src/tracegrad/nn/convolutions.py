@@ -94,7 +94,7 @@ class _Convolution(_Windowed):
     ) -> None:
         kernel = self._geometry(in_ch, out_ch, kernel_size, stride, padding, dilation, groups)
         shape = (out_ch, in_ch // groups, *kernel)
-        self.W = self.param(shape, init=init or inits.kaiming(), decay=decay, trainable=trainable)
+        self.W = self.param(shape, init=inits.kaiming() if init is None else init, decay=decay, trainable=trainable)
         self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class _Transpose(_Windowed):
         kernel = self._geometry(in_ch, out_ch, kernel_size, stride, padding, dilation, groups)
         self.output_padding = self._each("output_padding", output_padding)
         terms = in_ch // groups * math.prod(kernel) / max(math.prod(self.stride), 1)
-        init = init or inits.normal(0.0, math.sqrt(2.0 / max(terms, 1.0)))
+        init = inits.normal(0.0, math.sqrt(2.0 / max(terms, 1.0))) if init is None else init
         self.W = self.param((in_ch, out_ch // groups, *kernel), init=init, decay=decay, trainable=trainable)
         self.b = self.param(out_ch, init=inits.zeros(), trainable=trainable) if bias else None
 

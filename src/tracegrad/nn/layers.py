@@ -41,7 +41,8 @@ class Linear(Module):
         decay: bool | None = None,
         trainable: bool = True,
     ) -> None:
-        self.W = self.param((in_dim, out_dim), init=init or inits.kaiming(), decay=decay, trainable=trainable)
+        init = inits.kaiming() if init is None else init
+        self.W = self.param((in_dim, out_dim), init=init, decay=decay, trainable=trainable)
         self.b = self.param(out_dim, init=inits.zeros(), trainable=trainable) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ class Dropout(Module):
     """
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = p
+        self.p = random.probability(p, "Dropout: p")
 
     def __call__(self, x: Tensor, training: bool = False) -> Tensor:
         """Drop elements of `x`, f32 of any shape, if `training`; else return `x`."""
@@ -200,7 +201,7 @@ class BatchNorm(Module):
     """
 
     def __init__(self, dim: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
-        self.eps, self.momentum = eps, momentum
+        self.eps, self.momentum = eps, random.probability(momentum, "BatchNorm: momentum")
         self.g = self.param(dim, init=inits.ones()) if affine else None
         self.b = self.param(dim, init=inits.zeros()) if affine else None
         self.mean = self.state(dim)

@@ -149,7 +149,7 @@ class Module(NoNumber):
         ['n']
         """
         dims, dtype = declared(self, "state", "state", shape, dtype)
-        made = State(dims, dtype, checked_init(init or inits.zeros(), dims, dtype), call_site())
+        made = State(dims, dtype, checked_init(inits.zeros() if init is None else init, dims, dtype), call_site())
         return cast("Tensor", made)
 
 

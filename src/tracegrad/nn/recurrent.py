@@ -55,7 +55,8 @@ class Recurrent(Module):
                 f"{type(self).__name__}: input_dim={input_dim!r}, hidden_dim={hidden_dim!r} and layers={layers!r} must "
                 "be integers of at least 1"
             )
-        self.hidden_dim, self.layers, self.dropout = hidden_dim, layers, dropout
+        self.hidden_dim, self.layers = hidden_dim, layers
+        self.dropout = random.probability(dropout, f"{type(self).__name__}: dropout")
         self.directions = 2 if bidirectional else 1
         sizes = [input_dim, *[self.directions * hidden_dim] * (layers - 1)]
         self.cells = [Cell(n, hidden_dim, self.gates) for n in sizes for _ in range(self.directions)]

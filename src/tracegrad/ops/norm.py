@@ -10,6 +10,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType, normalize_axis, show
 from tracegrad.errors import ShapeError
+from tracegrad.hypers import AT_LEAST_0, checked
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, method
 from tracegrad.prims.elementwise import exp, log, rsqrt, square, where
@@ -260,7 +261,7 @@ def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tenso
     """
     x = _ranked(x, 1)
     g, b = _per_channel(x, x.ndim - 1, g=g, b=b)
-    return _scaled(bind(NORMALIZE, x, axes=(x.ndim - 1,), eps=float(eps)), g, b)
+    return _scaled(bind(NORMALIZE, x, axes=(x.ndim - 1,), eps=checked("eps", eps, AT_LEAST_0, "layer_norm")), g, b)
 
 
 @entered
@@ -282,7 +283,7 @@ def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
     """
     x = _ranked(x, 1)
     (g,) = _per_channel(x, x.ndim - 1, g=g)
-    return _scaled(bind(RMS_NORMALIZE, x, eps=float(eps)), g, None)
+    return _scaled(bind(RMS_NORMALIZE, x, eps=checked("eps", eps, AT_LEAST_0, "rms_norm")), g, None)
 
 
 @entered
@@ -306,9 +307,10 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
     """
     x = _ranked(x, 2)
     g, b, mean, var = _per_channel(x, 1, g=g, b=b, mean=mean, var=var)
+    eps = checked("eps", eps, AT_LEAST_0, "batch_norm")
     if (mean is None) != (var is None):
         raise ShapeError("give both mean and var, or neither")
     if mean is not None and var is not None:
-        return _scaled((x - mean) * rsqrt(var + float(eps)), g, b)
+        return _scaled((x - mean) * rsqrt(var + eps), g, b)
     axes = tuple(d for d in range(x.ndim) if d != 1)
-    return _scaled(bind(NORMALIZE, x, axes=axes, eps=float(eps)), g, b)
+    return _scaled(bind(NORMALIZE, x, axes=axes, eps=eps), g, b)

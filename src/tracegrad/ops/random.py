@@ -104,9 +104,11 @@ def rows_at_random(n: int, count: Tensor) -> Tensor:
     return cast(floor(_closed(_bits((n,), _salted(const(0, u32)))) * count), i32)
 
 
-def _probability(p: Any) -> float:
-    if not isinstance(p, numbers.Real) or not 0.0 <= float(p) <= 1.0:
-        raise InputError(f"p must be a Python number in [0, 1], got {shown(p)}")
+def probability(p: Any, setting: str = "") -> float:
+    """Return `p`. Raises InputError unless it is a number from 0 to 1. setting: the layer and its argument."""
+    if isinstance(p, bool) or not isinstance(p, numbers.Real) or not 0.0 <= float(p) <= 1.0:
+        text = f"{setting or 'p'} must be a Python number in [0, 1], got {shown(p)}"
+        raise InputError.here(text) if setting else InputError(text)
     return float(p)
 
 
@@ -234,7 +236,7 @@ def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) 
     >>> tg.bernoulli((2, 3), 0.5).shape
     (2, 3)
     """
-    dims, p = sizes_of(shape), _probability(p)
+    dims, p = sizes_of(shape), probability(p)
     return cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
 
 
@@ -323,6 +325,6 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     >>> tg.dropout([1.0, 2.0], 0.5, False)
     tensor([1., 2.])
     """
-    x, p = as_tensor(x), _probability(p)
+    x, p = as_tensor(x), probability(p)
     key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the other masks
     return bind(DROPOUT, x, key, rate=p) if training and p > 0.0 else x
