@@ -29,6 +29,19 @@ def test_windows_keeps_caches_in_the_local_profile(tmp_path: Path, monkeypatch: 
     assert cache.cache_folder() == Path(os.path.realpath(tmp_path)) / "Local" / "tracegrad"
 
 
+def test_a_mac_keeps_caches_in_its_library_or_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unsafe folder's error says to set XDG_CACHE_HOME, which a Mac ignored."""
+    monkeypatch.setattr(cache.sys, "platform", "darwin")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for told, folder in (
+        ("", "home/Library/Caches"),
+        ("here", "home/Library/Caches"),
+        (str(tmp_path / "told"), "told"),
+    ):
+        monkeypatch.setenv("XDG_CACHE_HOME", told)
+        assert cache.cache_folder() == Path(os.path.realpath(tmp_path)) / folder / "tracegrad"
+
+
 def test_where_kernels_cannot_be_c_numpy_takes_over_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     c_compiler.compiler_named.cache_clear()
     with monkeypatch.context() as windows:

@@ -59,13 +59,12 @@ def cache_folder() -> Path:
 def _base() -> Path:
     """Return the folder for caches of this user."""
     asked = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(asked):  # the specification of XDG_CACHE_HOME says to ignore relative paths
+        return Path(asked)
     try:
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches"
         if WITHOUT_OWNERS and not asked and os.environ.get("LOCALAPPDATA"):
             return Path(os.environ["LOCALAPPDATA"])
-        # the specification of XDG_CACHE_HOME says to ignore relative paths
-        return Path(asked) if os.path.isabs(asked) else Path.home() / ".cache"
+        return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     except RuntimeError as e:
         raise FileNotFoundError(f"{e} Set XDG_CACHE_HOME") from None
 
