@@ -73,6 +73,10 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
     "accuracy": (lambda: tg.metrics.accuracy(f(), i()), "the last axis of the logits must be the classes, got f32[]"),
     "max": (lambda: tg.max(np.ones(3, bool)), "takes numbers, got bool[3]; cast with tg.cast(x, tg.i32)"),
     "unfold": (lambda: tg.unfold(f(4, 4), 2), "x must be images [B,C,H,W], got f32[4,4]"),
+    "rope": (lambda: tg.rope(f(2, 4), f(2, 4), base=0), "base must be above 0, got 0"),
+    "leaky_relu": (lambda: tg.leaky_relu(f(2), OPTIM), "alpha must be a number, got <module"),
+    "leaky_relu: text": (lambda: tg.leaky_relu(f(2), "3"), "alpha must be a number, got '3' (str)"),  # type: ignore[arg-type]
+    "elu": (lambda: tg.elu(f(2), alpha=float("nan")), "alpha must be finite in f32, got nan"),
     "retain_grad": (lambda: tg.tensor(f(2)).retain_grad(), "f32[2] requires no gradient"),
 }
 

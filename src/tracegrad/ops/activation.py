@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from tracegrad.errors import InputError
+from tracegrad.hypers import checked
 from tracegrad.ir import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims.elementwise import abs, erf, exp, expm1, log1p, logistic, square, tanh, where
@@ -122,7 +123,7 @@ def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
     >>> tg.leaky_relu([-1.0, 2.0])
     tensor([-0.01,  2.  ])
     """
-    return bind(LEAKY_RELU, as_tensor(x), alpha=float(alpha))
+    return bind(LEAKY_RELU, as_tensor(x), alpha=checked("alpha", alpha, what="leaky_relu"))
 
 
 @method
@@ -135,7 +136,7 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
     >>> tg.elu([-1.0, 2.0])
     tensor([-0.63212055,  2.        ])
     """
-    return bind(ELU, as_tensor(x), alpha=float(alpha))
+    return bind(ELU, as_tensor(x), alpha=checked("alpha", alpha, what="elu"))
 
 
 @method

@@ -9,6 +9,7 @@ from typing import Any
 
 from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.errors import DTypeError, ShapeError
+from tracegrad.hypers import POSITIVE, checked
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, op
 from tracegrad.ops import random
@@ -111,7 +112,7 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
     q, k:     f32, shape (..., T, D) with an even D; positions count from 0. Their other axes may differ.
     Returns:  q and k, rotated.
     Gradient: the cotangent, rotated the other way.
-    Raises:   ShapeError if D is odd or the rank below 2; DTypeError if q or k is not f32.
+    Raises:   ShapeError if D is odd or the rank below 2; DTypeError if q or k is not f32; InputError unless base > 0.
 
     The rotate-half form of Su et al., RoFormer (2021), as in Llama.
 
@@ -120,10 +121,8 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
     >>> rotated.shape
     (1, 2, 3, 4)
     """
-    return (
-        bind(ROPE, as_tensor(q), base=float(base), inverse=False),
-        bind(ROPE, as_tensor(k), base=float(base), inverse=False),
-    )
+    base = checked("base", base, POSITIVE, "rope")
+    return bind(ROPE, as_tensor(q), base=base, inverse=False), bind(ROPE, as_tensor(k), base=base, inverse=False)
 
 
 def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
