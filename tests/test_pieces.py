@@ -98,3 +98,16 @@ def test_pieces_of_other_axes_have_no_guards() -> None:
     assert GUARD.search(text(every, (3, 5, 7, 9, 11)))
     third = lambda x: tg.vjp(lambda x: x[:, 100::3], x)[1](tg.ones((4, 100)))[0]
     assert not GUARD.search(text(third, (4, 400)))
+
+
+@pytest.mark.parametrize("step", (2, 3, 4))
+def test_phases_of_interleaved_images_are_exact(step: int) -> None:
+    rng = np.random.default_rng(step)
+    for size in ((20, 21), (19, 40), (9, 12)):
+        x, w = drawn(rng, 2, 3, *size), drawn(rng, 3, 2, 5, 5)
+        spread = lambda x, w: tg.conv_transpose2d(x, w, stride=step, padding=1)
+        expected = np.zeros((2, 2, *(step * (n - 1) + 5 for n in size)), np.float32)
+        for a, b in np.ndindex(5, 5):
+            part = slice(a, a + step * (size[0] - 1) + 1, step), slice(b, b + step * (size[1] - 1) + 1, step)
+            expected[(..., *part)] += np.einsum("nchw,cd->ndhw", x, w[:, :, a, b])
+        np.testing.assert_array_equal(computed(spread, x, w), expected[:, :, 1:-1, 1:-1])

@@ -21,7 +21,7 @@ from tracegrad.kernels.form import Axis, Extent, Kernel
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function
 from tracegrad.render.emit import Loop, Statement
-from tracegrad.tuning import LANES, MOST_PIECES, PIECE_GRAIN
+from tracegrad.tuning import FEWEST_TURNS, LANES, MOST_PIECES, PIECE_GRAIN
 
 Loaded = Mapping[str, tuple[int, Index]]  # as in `Function`
 
@@ -91,21 +91,32 @@ def _ends(g: Guard, axis: str) -> tuple[int, ...]:
 
 # axes before the last
 def cut(f: Function, most: int) -> list[tuple[Kernel, Loaded]] | None:
-    """Return a pointwise kernel as one for each piece of an axis before its last; None if there are none.
+    """Return a pointwise kernel as one for each piece or phase of an axis before its last; None if there are none.
 
     most: pieces in all, of this axis and those after it.
     """
-    found = [[] if isinstance(a.size, Extent) else _starts(f, a) for a in f.outer[:-1]]
-    for k, (axis, starts) in enumerate(zip(f.outer, found)):
-        if len(starts) < 3 or math.prod([max(1, len(x) - 1) for x in found[k:]]) > most:
+    steps = [_steps(f, a) for a in f.outer[:-1]]
+    for k, (axis, found) in enumerate(zip(f.outer, steps)):
+        if len(found) < 2 or math.prod([max(1, len(x)) for x in steps[k:]]) > most:
             continue
         parts: list[tuple[Kernel, Loaded]] = []
-        for start, end in pairwise(starts):
-            space, piece = Space(), Axis(f"{axis.name}_{start}", end - start)
-            at = space.var(piece.name, piece.size) + start
+        for start, end, step in found:
+            space, piece = Space(), Axis(f"{axis.name}_{start}", -(-(end - start) // step))
+            at = space.var(piece.name, piece.size) * step + start
             parts.append(with_axes(f, [*f.outer[:k], piece, *f.outer[k + 1 :]], [{axis.name: at}], space))
         return parts
     return None
+
+
+def _steps(f: Function, axis: Axis) -> list[tuple[int, int, int]]:
+    """Return the pieces of an axis, or its phases if it has no pieces: where each begins and ends, and its step."""
+    if isinstance(axis.size, Extent):
+        return []
+    starts = _starts(f, axis)
+    if len(starts) > 2:
+        return [(start, end, 1) for start, end in pairwise(starts)] if len(starts) <= MOST_PIECES + 1 else []
+    d = _phase(f, axis)
+    return [(r, int(axis.size), d) for r in range(d)] if 1 < d <= MOST_PIECES else []
 
 
 def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
@@ -125,21 +136,26 @@ def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
     return kernel, loaded
 
 
-# the last axis
-def _phase(f: Function) -> int:
-    """Return d if indices divide the last axis by d, and conditions ask for remainders by d; 1 if none do so alike."""
-    last, found = f.outer[-1], set[int]()
+def _phase(f: Function, axis: Axis) -> int:
+    """Return d if indices divide an axis by d, and conditions ask for remainders by d; 1 if none do so alike."""
+    found, size = set[int](), axis.size
     values = list(walk([s.value for s in f.stores_of()]))
     for atom in (a for v in values for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Quotient)):
-        if last.name in names_of([atom]):
-            found.add(atom.d if atom.index.strides == {last.name: 1} and len(atom.index.terms) == 1 else 0)
+        if axis.name in atom.index.strides:  # else it divides another axis, or a quotient
+            found.add(atom.d if _alone(atom.index, axis) else 0)
     for g in (g for v in values if v.op == "inside" for g in v.arg):
-        if g.step > 1 and last.name in names_of(a for a, _ in g.index.terms):
-            found.add(g.step if g.index.strides == {last.name: 1} and len(g.index.terms) == 1 else 0)
+        if g.step > 1 and axis.name in names_of(a for a, _ in g.index.terms):
+            found.add(g.step if _alone(g.index, axis) else 0)
     d = found.pop() if len(found) == 1 else 1
-    return d if 1 < d < LANES <= last.size // d else 1
+    return d if 1 < d < LANES and size // d >= FEWEST_TURNS else 1
 
 
+def _alone(index: Index, axis: Axis) -> bool:
+    """Return whether an index is the coordinate along an axis, plus a number."""
+    return len(index.terms) == 1 and index.strides == {axis.name: 1}
+
+
+# the last axis
 def _phased(f: Function, d: int) -> list[Statement]:
     """Return the loops over the last axis of a pointwise kernel, d neighbours at a time."""
     *others, last = f.outer
@@ -160,8 +176,9 @@ def pieces(f: Function) -> list[int] | None:
     if last is None or isinstance(last.size, Extent):
         return None
     starts = _starts(f, last)
-    few = len(starts) <= MOST_PIECES + 1 and last.size >= LANES * (len(starts) - 1)
-    return starts if few and (len(starts) > 2 or (len(f.outer) > 1 and _phase(f) > 1)) else None
+    if 2 < len(starts) <= MOST_PIECES + 1 and last.size >= LANES * (len(starts) - 1):
+        return starts
+    return [0, int(last.size)] if len(f.outer) > 1 and _phase(f, last) > 1 else None
 
 
 def loops_by_pieces(f: Function, starts: list[int]) -> list[Statement]:
@@ -173,7 +190,7 @@ def loops_by_pieces(f: Function, starts: list[int]) -> list[Statement]:
         at = {last.name: space.var(piece.name, piece.size) + start}
         part = Function(*with_axes(f, [*others, piece], [at], space))
         part.helpers, part.near = f.helpers, f.near
-        d = _phase(part) if others and piece.size > 1 else 1
+        d = _phase(part, piece) if others and piece.size > 1 else 1
         if d > 1:
             loops += _phased(part, d)
             continue
