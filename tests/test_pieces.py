@@ -111,3 +111,21 @@ def test_phases_of_interleaved_images_are_exact(step: int) -> None:
             part = slice(a, a + step * (size[0] - 1) + 1, step), slice(b, b + step * (size[1] - 1) + 1, step)
             expected[(..., *part)] += np.einsum("nchw,cd->ndhw", x, w[:, :, a, b])
         np.testing.assert_array_equal(computed(spread, x, w), expected[:, :, 1:-1, 1:-1])
+
+
+@pytest.mark.parametrize("how", ((5, 1, 2), (5, 5, 0), (7, 3, 3), (9, 1, 4), (13, 4, 2), (40, 1, 0)))
+def test_long_windows_are_exact(how: tuple[int, int, int]) -> None:
+    k, stride, padding = how
+    rng = np.random.default_rng(k)
+    x = drawn(rng, 2, 3, 44, 47)
+    x[0, 1, 20, 20:22] = np.nan, np.inf
+    edge = ((0, 0), (0, 0), (padding, padding), (padding, padding))
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, edge, constant_values=-np.inf), (k, k), (2, 3))
+    largest = windows[:, :, ::stride, ::stride].max((-2, -1))
+    np.testing.assert_array_equal(computed(lambda x: tg.max_pool2d(x, *how), x), largest)
+    x = drawn(rng, 2, 3, 44, 47)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, edge), (k, k), (2, 3))[:, :, ::stride, ::stride]
+    mean = computed(lambda x: tg.avg_pool2d(x, *how), x)
+    np.testing.assert_allclose(mean, windows.mean((-2, -1)), rtol=1e-5, atol=1e-6)
+    slope = lambda x: tg.vjp(lambda x: tg.max_pool2d(x, *how), x)[1](tg.ones(largest.shape))[0]
+    assert computed(slope, x).sum() == largest.size

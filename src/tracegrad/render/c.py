@@ -24,7 +24,9 @@ from tracegrad.tuning import (
     FEW_LANES,
     FEWEST_COLUMNS,
     LANES,
+    NEAR,
     SHORT_COLUMNS,
+    SHORT_WINDOW,
 )
 
 # GCC 11 and 12 unroll a short loop and vectorize the sum around it. If the short loop reads backwards, or in any other
@@ -377,6 +379,8 @@ def column_wise(kernel: Kernel) -> bool:
     if loads and not any(outer[-1].name in x for x in loads):  # as in running sums: what is loaded serves all columns
         return True
     both = [x for x in loads if outer[-1].name in x and inner[-1].name in x]  # other loads are small, and repeat
+    if both and inner[-1].size < SHORT_WINDOW and all(x[outer[-1].name] <= NEAR for x in both):  # short rows of windows
+        return True
     mine, theirs = (sum(strides.get(axis.name) == 1 for strides in both or loads) for axis in (outer[-1], inner[-1]))
     pairs = not both and mine == theirs > 0  # f(x[i], y[j]): vectors run along the longer axis
     return mine > theirs or (pairs and outer[-1].size >= inner[-1].size)
