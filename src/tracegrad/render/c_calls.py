@@ -245,7 +245,9 @@ class _Writer:
         a = self.rows_of(p, k)
         if n is not None:
             b = b._replace(columns=tuple([b.columns[p.n.index(a)] for a in n]))
-        width = span(b.columns) if points(p.m) <= SPANNED_ROWS else None
+        apart = max([x.by * x.step for x in b.columns if x.size > 1][-1:], default=1)  # of neighbouring columns
+        few = points(p.m) * apart**2 <= SPANNED_ROWS
+        width = span(b.columns) if few else None
         side_by_side = self.stacks(p, b)
         if width is not None and not side_by_side:
             return self.spanned(p, a, b, n or p.n, width)
