@@ -254,7 +254,7 @@ def _pools() -> list[Case]:
             torch=lambda x, n=name, a=(k, s, p): getattr(F, n)(x, *a),
         )
         for name in ("max_pool2d", "avg_pool2d")
-        for k, s, p in ((2, None, 0), (3, 2, 1), ((2, 3), (3, 2), (1, 0)))
+        for k, s, p in ((2, None, 0), (3, 2, 1), ((2, 3), (3, 2), (1, 0)), (5, 1, 2))
     ] + [
         Case(
             name,

@@ -123,7 +123,9 @@ def test_convolution_errors():
             ops.conv2d(leaf("input", "n", TensorType(i32, (1, 1, 4, 4))), image("w", 1, 1, 2, 2))
 
 
-POOLS = [(2, None, 0), (3, 2, 1), (2, 1, 1), ((2, 3), (3, 2), (1, 0)), (3, None, 1), (2, 3, 0), (4, 4, (2, 1))]
+POOLS = [
+    (2, None, 0), (3, 2, 1), (2, 1, 1), ((2, 3), (3, 2), (1, 0)), (3, None, 1), (2, 3, 0), (4, 4, (2, 1)), (5, 1, 2),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), POOLS, ids=str)
@@ -136,11 +138,15 @@ def test_pooling(name, kernel, stride, padding):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, None, 0), (3, 1, 1), (3, 2, 1)])
+# windows whose rows are pooled first
+LONG = [(5, 1, 2), (5, 2, (2, 1)), ((6, 3), (1, 2), (3, 1)), (7, 3, 3)]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, None, 0), (3, 1, 1), (3, 2, 1), *LONG], ids=str)
 def test_max_pool2d_ties_go_to_the_first_in_scan_order(kernel, stride, padding):
     x = np.random.default_rng(0).integers(0, 3, (2, 2, 8, 8)).astype(np.float64)
     check(lambda x: ops.max_pool2d(x, kernel, stride, padding), lambda x: F.max_pool2d(x, kernel, stride, padding), x)
-    x = np.zeros((1, 1, 4, 4))
+    x = np.zeros((1, 1, 6, 6))
     check(lambda x: ops.max_pool2d(x, kernel, stride, padding), lambda x: F.max_pool2d(x, kernel, stride, padding), x)
 
 
@@ -154,13 +160,14 @@ def test_pools_of_volumes_with_ties(name, kernel, stride, padding):
         one(image(), 2)
 
 
-def test_padding_never_wins():
-    x = -np.abs(rand(1, 1, 4, 4)) - 1
-    y, (g,) = call(lambda x: ops.max_pool2d(x, 3, 2, 1), x)
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), *LONG], ids=str)
+def test_padding_never_wins(kernel, stride, padding):
+    x = -np.abs(rand(1, 1, 6, 6)) - 1
+    y, (g,) = call(lambda x: ops.max_pool2d(x, kernel, stride, padding), x)
     assert (y < 0).all()
     assert g.sum() == y.size
     x[:] = -INF  # as low as padding, and still the image wins
-    y, (g,) = call(lambda x: ops.max_pool2d(x, 3, 2, 1), x)
+    y, (g,) = call(lambda x: ops.max_pool2d(x, kernel, stride, padding), x)
     assert (y == -INF).all()
     assert g.sum() == y.size
 

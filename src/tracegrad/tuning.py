@@ -184,6 +184,7 @@ OWN_SIZES_ON_GPU = 8  # sizes | the same on a GPU: a shared step takes up to thr
 
 KEPT_VALUES = 1 << 14  # elements | of a value, such as a mask, that is computed when the plan is made | -
 MOST_PLANS = 4096  # plans | of one op: a loop over ever new shapes must not fill the memory | -
+MOST_COMPARED = 0.65  # share | of a window's elements that pooling its rows first may compare | 2 cores
 SORT_BLOCK = 512  # elements | of a row that is sorted by counting: each is compared with every other one | 2 cores
 SORT_SELECTED = 16  # elements | of the front of a row that are found one after another | 2 cores
 SORT_DIRECT = 32  # elements | of a row for each of these, from which only columns that lead are searched | 2 cores

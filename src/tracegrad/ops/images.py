@@ -24,6 +24,7 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import Tangents, merged, multilinear
 from tracegrad.prims.views import broadcast_to, reshape
+from tracegrad.tuning import MOST_COMPARED
 
 __all__ = ["avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool3d", "nearest_upsample2d"]
 
@@ -50,7 +51,22 @@ def _inside(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     return _pool_windows(ones, kernel, stride, padding) > 0.5
 
 
+def _in_two(kernel: Pair, stride: Pair, padding: Pair) -> tuple[dict[str, Pair], dict[str, Pair]] | None:
+    """Return how to pool the rows of windows, and then their columns; None if windows are too small to gain.
+
+    The first maximum in scan order is the first of its row, and its row is the first with that maximum.
+    """
+    (high, wide), down = kernel, stride[0]
+    if wide * down + high >= MOST_COMPARED * high * wide:
+        return None
+    rows = {"kernel": (1, wide), "stride": (1, stride[1]), "padding": (0, padding[1])}
+    return rows, {"kernel": (high, 1), "stride": (down, 1), "padding": (padding[0], 0)}
+
+
 def _max_pool(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    two = _in_two(kernel, stride, padding)
+    if two is not None:
+        return bind(MAX_POOL2D, bind(MAX_POOL2D, x, **two[0]), **two[1])
     windows = _pool_windows(x, kernel, stride, padding)
     if padding != (0, 0):
         windows = where(_inside(x, kernel, stride, padding), windows, float("-inf"))
@@ -69,6 +85,10 @@ def _first(y: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> T
 
 
 def _max_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor]:
+    two = _in_two(kernel, stride, padding)
+    if two is not None:
+        rows = bind(MAX_POOL2D, x, **two[0])
+        return _max_pool_vjp(_max_pool_vjp(ct, y, rows, **two[1])[0], rows, x, **two[0])
     routed = where(_first(y, x, kernel, stride, padding), reshape(ct, (*ct.shape, 1, 1)), 0.0)
     return (_pool_add(routed, x, stride, padding),)
 
@@ -76,6 +96,10 @@ def _max_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pai
 def _max_pool_jvp(ts: Tangents, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     (t,) = ts
     assert t is not None
+    two = _in_two(kernel, stride, padding)
+    if two is not None:
+        rows = bind(MAX_POOL2D, x, **two[0])
+        return _max_pool_jvp([_max_pool_jvp(ts, rows, x, **two[0])], y, rows, **two[1])
     return where(_first(y, x, kernel, stride, padding), _pool_windows(t, kernel, stride, padding), 0.0).sum((-2, -1))
 
 
