@@ -62,8 +62,15 @@ def with_axes(
 ) -> tuple[Kernel, Loaded]:
     """Return a pointwise kernel over other axes, which computes its points at each of these places; and its locals."""
     copies = [Decided(space, at) for at in places]
+    types = {v.arg: v.dtype for v in walk([s.value for s in f.stores_of()]) if v.op == "local"}
+    loaded: dict[str, tuple[int, Index]] = {}
+    for k, copy in enumerate(copies):
+        for name, (slot, index) in f.loaded.items():
+            own = f"{name}_{k}" if len(copies) > 1 else name  # each place reads an element of its own
+            loaded[own] = slot, copy.index(index)
+            if name in types:
+                copy.locals[name] = space.value("local", types[name], own)
     stores = [copy.store(s) for copy in copies for s in f.stores_of()]
-    loaded = {name: (slot, copies[0].index(index)) for name, (slot, index) in f.loaded.items()}
     return replace(f.kernel, outer=tuple(axes), body=tuple(stores)), loaded
 
 
