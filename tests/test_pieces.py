@@ -93,7 +93,15 @@ def test_pads_of_several_axes_are_exact() -> None:
 @pytest.mark.parametrize("step", (2, 3, 5, 7, 17))
 def test_gradients_of_steps_are_exact(step: int) -> None:
     rng = np.random.default_rng(step)
-    for shape, first in (((3, 400), 0), ((3, 401), 1), ((2, 5, 307), 100), ((400,), 7), ((90, 4), 5), ((64, 30), 2)):
+    for shape, first in (
+        ((3, 400), 0),
+        ((4, 420), 77),
+        ((3, 401), 1),
+        ((2, 5, 307), 100),
+        ((400,), 7),
+        ((90, 4), 5),
+        ((64, 30), 2),
+    ):
         for axis in {0, len(shape) - 1}:
             part = tuple([slice(first, None, step) if k == axis else slice(None) for k in range(len(shape))])
             x = drawn(rng, *shape)

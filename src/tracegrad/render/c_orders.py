@@ -25,7 +25,7 @@ from tracegrad.kernels.expr import Index, Quotient, Space, Value, Var, atoms_of,
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
-from tracegrad.render.c_pieces import cut, loops_by_pieces, merged, pieces, points_of
+from tracegrad.render.c_pieces import cut, loops_by_pieces, merged, pieces, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned, turned_loops
 from tracegrad.render.emit import Block, Loop, Statement, when
@@ -167,6 +167,9 @@ class OrderedFunction(Function):
         rows = short_loops(self)
         if rows:
             return rows
+        whole = written_out(self) if pointwise else None
+        if whole:
+            return self.apart(*whole, self.most)
         parts = cut(self, self.most) if pointwise else None
         if parts:
             return [Block("", self.apart(*merged(*part), self.most // len(parts))) for part in parts]

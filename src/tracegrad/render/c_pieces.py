@@ -21,7 +21,7 @@ from tracegrad.kernels.form import Axis, Extent, Kernel
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function
 from tracegrad.render.emit import Loop, Statement
-from tracegrad.tuning import FEWEST_TURNS, LANES, MOST_PIECES, PIECE_GRAIN
+from tracegrad.tuning import FEWEST_TURNS, LANES, MOST_PIECES, MOST_WRITTEN, PIECE_GRAIN
 
 Loaded = Mapping[str, tuple[int, Index]]  # as in `Function`
 
@@ -163,6 +163,23 @@ def _alone(index: Index, axis: Axis) -> bool:
 
 
 # the last axis
+def written_out(f: Function) -> tuple[Kernel, Loaded] | None:
+    """Return a pointwise kernel with its short last axis written out, if remainders of the axis matter; else None.
+
+    Lowering makes such an axis of one that indices divide: i = 5 * block + within.
+    """
+    *others, last = f.outer or (Axis("", 1),)
+    if not others or isinstance(last.size, Extent) or last.size * len(f.stores_of()) > MOST_WRITTEN:
+        return None
+    values = list(walk([s.value for s in f.stores_of()]))
+    asked = [g.index for v in values if v.op == "inside" for g in v.arg if g.step > 1]
+    asked += [a.index for v in values for i in indices_of(v) for a in atoms_of(i) if isinstance(a, Quotient)]
+    if not any(last.name in index.strides for index in asked):
+        return None
+    space = Space()
+    return with_axes(f, others, [{last.name: space.number(r)} for r in range(last.size)], space)
+
+
 def _phased(f: Function, d: int) -> list[Statement]:
     """Return the loops over the last axis of a pointwise kernel, d neighbours at a time."""
     *others, last = f.outer
