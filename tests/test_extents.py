@@ -72,7 +72,7 @@ def differences(case: Case, gradient: bool, sizes: tuple[int, ...], session: Ses
         return f"refused: {e}"
     base = session.load(made.built.program)
     for n in sizes:
-        told = made.followed.at(n) if made.followed else None
+        told = made.followed.at([n]) if made.followed else None
         assert told is None or told == made._traced(n), n  # pyright: ignore[reportPrivateUsage]
         now = made.at(n)
         if now is None:

@@ -16,12 +16,14 @@ import pytest
 
 import tracegrad as tg
 from tracegrad.compiler.build import ForwardSource, uncollected
-from tracegrad.compiler.followed import Followed, Record, expanded, follow_size, numbers_of, pairs_of, values_at
+from tracegrad.compiler.followed import Followed, Record, expanded, follow_sizes, numbers_of, pairs_of, values_at
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.growth import Sizes
 
 SIZES = Pair(67, 71)
+BOTH = Sizes((67,), (71,))
 THIRD = range(1, 80)
 
 
@@ -48,10 +50,10 @@ def checked(forward: Forward) -> tuple[Followed | None, list[int]]:
     graphs = [graph_at(n) for n in SIZES]
     check_graphs(graphs[0], graphs[1], SIZES)
     numbers, places = numbers_of(*graphs)
-    followed = follow_size(graph_at, SIZES, numbers, len(places[0]))
+    followed = follow_sizes(lambda n: graph_at(n[0]), BOTH, numbers, len(places[0]))
     known = list[int]()
     for n in THIRD if followed else ():
-        told = followed.at(n) if followed else None
+        told = followed.at([n]) if followed else None
         if told is None:
             continue
         graph = graph_at(n)
@@ -218,38 +220,38 @@ def test_numbers_are_computed_and_compared_as_plain_ones_at_every_size() -> None
     for name in ("add", "sub", "mul", "floordiv", "mod", "truediv", "pow", "lt", "le", "eq", "ne", "gt", "ge"):
         compute: Any = getattr(operator, name)
         for operands in (lambda n: (n, 3), lambda n: (3, n), lambda n: (n, n), lambda n: (2 * n, n + 3)):
-            record = Record(3)
-            made = compute(*operands(record.size()))
+            record = Record([3])
+            made = compute(*operands(record.sizes()[0]))
             for size in (2, 3, 4):
-                values, plain = record.at(size), compute(*operands(size))
+                values, plain = record.at([size]), compute(*operands(size))
                 if isinstance(plain, bool):
                     assert made is compute(*operands(3)) and (values is not None) == (plain is made), (name, size)
                 else:
                     assert values is not None and values[made.index] == plain, (name, size)
-    record = Record(3)
-    made = [-record.size(), +record.size(), abs(-record.size()), pow(record.size(), 2)]
-    assert [(record.at(5) or [])[x.index] for x in made] == [-5, 5, 5, 25]
-    assert not record.size() - 3
-    assert record.at(3) and record.at(4) is None and not record.escaped
+    record = Record([3])
+    made = [-record.sizes()[0], +record.sizes()[0], abs(-record.sizes()[0]), pow(record.sizes()[0], 2)]
+    assert [(record.at([5]) or [])[x.index] for x in made] == [-5, 5, 5, 25]
+    assert not record.sizes()[0] - 3
+    assert record.at([3]) and record.at([4]) is None and not record.escaped
 
 
 def test_what_is_no_number_is_no_operand() -> None:
     for other in ("text", None, [1]):
         with pytest.raises(TypeError):
-            Record(3).size() + other
-    assert Record(3).size() != "3"
+            Record([3]).sizes()[0] + other
+    assert Record([3]).sizes()[0] != "3"
 
 
 def test_a_number_that_becomes_a_plain_one_says_so() -> None:
     for use in (float, int, hash, str, round, "{}".format, lambda n: n & 6, lambda n: 6 & n, lambda n: n.bit_length()):
-        record = Record(5)
-        assert use(record.size()) == use(5) and record.escaped
-    record = Record(5)
-    assert record.size() & record.size() == 5 and record.escaped
-    assert not hasattr(Record(5).size(), "__deepcopy__")
+        record = Record([5])
+        assert use(record.sizes()[0]) == use(5) and record.escaped
+    record = Record([5])
+    assert record.sizes()[0] & record.sizes()[0] == 5 and record.escaped
+    assert not hasattr(Record([5]).sizes()[0], "__deepcopy__")
 
 
 def test_a_number_of_another_trace_is_a_plain_one() -> None:
-    one, other = Record(5), Record(5)
-    assert one.size() == other.size() and (one.size() + other.size()).value == 10
-    assert one.at(6) is None and one.at(5) == [5, True, 10]
+    one, other = Record([5]), Record([5])
+    assert one.sizes()[0] == other.sizes()[0] and (one.sizes()[0] + other.sizes()[0]).value == 10
+    assert one.at([6]) is None and one.at([5]) == [5, True, 10]

@@ -14,7 +14,6 @@ from tracegrad import nn, optim
 from tracegrad.compiler.build import ForwardSource
 from tracegrad.compiler.sized import build_family
 from tracegrad.engine import programs, stepper
-from tracegrad.kernels.form import UnsizedError
 from tracegrad.loops import BY_SIZE
 
 B, LENGTHS, FEW = 5, (9, 4, 5, 1, 2, 3, 12, 40), (9, 4, 2, 5)  # few where each length takes a second to compile
@@ -293,13 +292,12 @@ def test_only_the_ends_of_a_loop_follow_the_length(reverse: bool) -> None:
 
 
 def test_lengths_that_a_loop_computes_with() -> None:
-    """A body whose numbers follow the length is refused, and compiled for each."""
+    """Numbers in a body can follow the length."""
 
     def scaled(m: Any, x: Any) -> Any:
         return tg.scan(lambda h, v: (h + v / x.shape[0], None), tg.zeros((B, 8)), x)[0]
 
-    with pytest.raises(UnsizedError, match="a number in a loop follows the size"):
-        build_family(lambda n: ForwardSource(Cell(), scaled, {"x": (n, B, 8)}), 16)
+    assert build_family(lambda n: ForwardSource(Cell(), scaled, {"x": (n, B, 8)}), 16).numbers
     for forward in (scaled, lambda m, x: along(m, x)[0]):
         made = tg.compile_forward(model=Cell(), forward=forward, inputs={"x": tg.f32["T", B, 8]}, device="cpu", seed=0)
         for n in (3, 4, 5, 6, 7):

@@ -64,6 +64,7 @@ class Built(NamedTuple):
     warnings: tuple[str, ...] = ()
     sites: tuple[SiteInfo, ...] = ()
     numbers: Mapping[str, Any] = {}  # of a program at a size: inputs that follow the size, as dtype and value
+    serves: str = ""  # of a program at a size: which sizes it serves
 
 
 class TracedProgram(NamedTuple):

@@ -1,7 +1,7 @@
-"""What follows from a batch's size: numbers such as the divisor of a mean, which become inputs of the program.
+"""What follows from sizes: numbers such as the divisor of a mean, which become inputs of the program.
 
 One trace tells what a program for many sizes needs to know of each size: that a trace at it has the same nodes, and
-the constants of this trace. The trace gets numbers that remember how they follow from the size. They record each
+the constants of this trace. The trace gets numbers that remember how they follow from the sizes. They record each
 comparison, as a condition on the size. They record each conversion to a plain number, after which nothing more is
 known: Python's own functions can read it unnoticed. They are no ints, because functions in C, such as `math.gcd`, take
 the value of an int without a call. Only their `__class__` says int, so that `isinstance` holds.
@@ -12,20 +12,23 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
-from tracegrad.compiler.uniform import Pair, roots_in
+from tracegrad.compiler.uniform import roots_in
 from tracegrad.dtypes import DType, TensorType
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Tensor, rewrite
+from tracegrad.ir import Tensor, bind, rewrite
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.expand import expand_composites
+from tracegrad.passes.growth import Length, Sizes
 from tracegrad.passes.scans import everywhere
 from tracegrad.prims.leaves import CONST, leaf
-from tracegrad.transforms.loops import Body, graph_of
+from tracegrad.transforms.loops import Body, graph_of, inner_leaf
 
+T = TypeVar("T")
 NUMBERS = (bool, int, float)
 PLAIN = (*NUMBERS, str, bytes, type(None), DType)
 
@@ -42,18 +45,19 @@ class Reference(int):
 
 
 class Record:
-    """What a trace computed from a size, and what it decided by it."""
+    """What a trace computed from sizes, and what it decided by them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         self.instructions: list[Instruction] = []
-        self.values: list[Any] = [size]  # of the size and of each instruction, in this trace
+        self.values: list[Any] = [*sizes]  # of the sizes and of each instruction, in this trace
+        self.count = len(sizes)
         self.conditions: dict[int, Any] = {}  # instruction -> its value, which decided something
         self.escaped = False  # was a number made a plain one?
         self._known: dict[Any, int] = {}
 
-    def size(self) -> Any:
-        """Return the size as a number that is recorded."""
-        return Symbol(self, 0)
+    def sizes(self) -> list[Any]:
+        """Return the sizes as numbers that are recorded."""
+        return [Symbol(self, k) for k in range(self.count)]
 
     def number(self, compute: Callable[..., Any], *operands: Any) -> int:
         """Return the number of an instruction, of which there is one of each kind."""
@@ -68,9 +72,9 @@ class Record:
             self.values.append(value)
         return found
 
-    def at(self, size: int) -> list[Any] | None:
-        """Return the values of all instructions at another size; None if a trace at it would decide otherwise."""
-        values: list[Any] = [size]
+    def at(self, sizes: Sequence[int]) -> list[Any] | None:
+        """Return all values at other sizes; None if a trace at them would decide otherwise."""
+        values: list[Any] = [*sizes]
         try:
             for compute, arguments in self.instructions:
                 values.append(compute(*[values[x] if type(x) is Reference else x for x in arguments]))
@@ -202,24 +206,25 @@ def constants_of(graph: Graph) -> list[Tensor]:
     return found
 
 
+def paired(one: Sequence[T], other: Sequence[T]) -> list[tuple[T, T]]:
+    """Return what is at the same place in two traces. Raises UnsizedError if one has more."""
+    if len(one) != len(other):
+        raise UnsizedError(f"there are {len(one)} constants, and {len(other)} at other sizes")
+    return list(zip(one, other))
+
+
 def pairs_of(one: Graph, other: Graph) -> list[At]:
-    """Return the value of each constant at two sizes."""
-    both = zip(constants_of(one), constants_of(other), strict=True)
+    """Return the value of each constant at two sizes. Raises UnsizedError if one has other constants."""
+    both = paired(constants_of(one), constants_of(other))
     return [(repr(x.attrs["value"]), repr(y.attrs["value"])) for x, y in both]
 
 
 def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[dict[int, int]]]:
-    """Return the numbers that follow the size; and in both graphs, by serial, the number of each such constant.
-
-    Raises: UnsizedError for a constant in a loop that follows the size.
-    """
+    """Return the numbers that follow the size; and in both graphs, by serial, the number of each such constant."""
     found: dict[tuple[DType, At], int] = {}
     place: list[dict[int, int]] = [{}, {}]
-    outside = {t.serial for t in one.nodes}
-    for x, y, at in zip(constants_of(one), constants_of(other), pairs_of(one, other), strict=True):
+    for (x, y), at in zip(paired(constants_of(one), constants_of(other)), pairs_of(one, other), strict=True):
         if at[0] != at[1]:
-            if x.serial not in outside:
-                raise UnsizedError(f"{x.site.short if x.site else 'a loop'}: a number in a loop follows the size")
             place[0][x.serial] = place[1][y.serial] = found.setdefault((x.dtype, at), len(found))
     return [Number(PREFIX + NAME.format(k), dtype, at) for (dtype, at), k in found.items()], place
 
@@ -227,11 +232,33 @@ def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[dict[int, i
 def counted(graph: Graph, place: Mapping[int, int]) -> Graph:
     """Return the graph with an input in place of some constants. place: number of the input, by serial."""
 
-    def rule(t: Tensor, _: tuple[Tensor, ...]) -> Tensor | None:
-        k = place.get(t.serial)
-        return None if k is None else leaf("hyper", NAME.format(k), TensorType(t.dtype, ()))
+    def given(k: int, dtype: DType) -> Tensor:
+        return leaf("hyper", NAME.format(k), TensorType(dtype, ()))
 
-    return graph.with_roots(rewrite(graph.roots, rule))
+    return graph.with_roots(_counted(graph.roots, place, given))
+
+
+def _counted(roots: Sequence[Tensor], place: Mapping[int, int], given: Callable[[int, DType], Tensor]) -> list[Tensor]:
+    """Replace constants in a graph and its loops. given: returns the value of a number there."""
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if t.prim.family == "scan":
+            body: Body = t.attrs["body"]
+            inner: dict[int, Tensor] = {}
+
+            def shared(k: int, dtype: DType) -> Tensor:
+                if k not in inner:
+                    inner[k] = inner_leaf("const", TensorType(dtype, ()))
+                return inner[k]
+
+            made = body.with_roots(_counted(body.roots, place, shared))
+            made = replace(made, consts=(*body.consts, *inner.values()))
+            more = [given(k, x.dtype) for k, x in inner.items()]
+            return bind(t.prim, *inputs, *more, **{**t.attrs, "body": made}) if inner else None
+        k = place.get(t.serial)
+        return None if k is None else given(k, t.dtype)
+
+    return rewrite(roots, rule)
 
 
 def values_at(graph: Graph, pairs: Sequence[At]) -> dict[At, Any]:
@@ -256,51 +283,51 @@ Ran = list[tuple[Any, int]]  # the instructions of Python that ran: code and pla
 
 
 class Followed(NamedTuple):
-    """How all that differs between traces follows from the size."""
+    """How all that differs between traces follows from the sizes."""
 
     record: Record
     fixed: Sequence[int]  # numbers of the record that are the same at all sizes of the program
-    growing: Sequence[int]  # numbers that are proportional to the size
+    growing: Sequence[tuple[int, Length]]  # numbers that follow sizes, and how
     numbers: Sequence[tuple[Number, Sequence[int]]]  # with the constants that are this number at the two sizes
 
-    def at(self, size: int) -> Mapping[str, Any] | None:
-        """Return the numbers at a size; None if a trace at this size could differ."""
-        values = self.record.at(size)
+    def at(self, sizes: Sequence[int]) -> Mapping[str, Any] | None:
+        """Return the numbers at some sizes; None if a trace at these could differ."""
+        values = self.record.at(sizes)
         if values is None:
             return None
         then = self.record.values
         if any(repr(values[k]) != repr(then[k]) for k in self.fixed):
             return None
-        if any(values[k] * then[0] != then[k] * size for k in self.growing):
+        if any(values[k] != length.at(sizes) for k, length in self.growing):
             return None
         if any(repr(values[k]) != repr(values[ks[0]]) for _, ks in self.numbers for k in ks):
             return None
         return {number.field: (number.dtype.numpy, values[ks[0]]) for number, ks in self.numbers}
 
 
-def follow_size(
-    graph_at: Callable[[Any], Graph], sizes: Pair, numbers: Sequence[Number], constants: int
+def follow_sizes(
+    graph_at: Callable[[Sequence[Any]], Graph], sizes: Sizes, numbers: Sequence[Number], constants: int
 ) -> Followed | None:
-    """Trace on a number that records what becomes of it; None if the trace does not tell all.
+    """Trace on numbers that record what becomes of them; None if the trace does not tell all.
 
     Then a size became a plain number, or Python ran other instructions than on plain sizes: only a type that is
     compared by `is` tells them apart.
     numbers:   of the graphs at the two sizes.
     constants: how many constants of each graph are one of the numbers.
     """
-    record, on_plain = Record(sizes.a), lambda: graph_at(sizes.a)
+    record, on_plain = Record(sizes.one), lambda: graph_at(sizes.one)
     graphs: list[Graph] = []
     try:
         if sys.version_info >= (3, 12):  # reports the instructions of a function from its second call on
             graphs.append(_watched(on_plain)[0])
-        graph, ran = _watched(lambda: graph_at(record.size()))
+        graph, ran = _watched(lambda: graph_at(record.sizes()))
         plain, plain_ran = _watched(on_plain)
     except UnsizedError:  # such as a function in C that takes nothing but an int
         return None
     if record.escaped or ran != plain_ran or not all(_equal(g, plain) for g in (graph, *graphs)):
         return None
     given: dict[At, list[int]] = {n.at: [] for n in numbers}
-    later = record.at(sizes.b)
+    later = record.at(sizes.other)
     if later is None:
         return None
     sized = set(_numbers_in(graph))
@@ -316,9 +343,12 @@ def follow_size(
     if sum(map(len, given.values())) != constants:
         return None
     fixed = [k for k in sized if repr(later[k]) == repr(record.values[k])]
-    growing = [k for k in sized if k not in fixed]
+    try:
+        growing = [(k, sizes.length((record.values[k], later[k]))) for k in sized if k not in fixed]
+    except UnsizedError:
+        return None
     found = Followed(record, fixed, growing, [(n, list(dict.fromkeys(given[n.at]))) for n in numbers])
-    return found if found.at(sizes.b) is not None else None
+    return found if found.at(sizes.other) is not None else None
 
 
 def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:

@@ -15,7 +15,7 @@ from tracegrad.compiler.followed import (
     Number,
     counted,
     expanded,
-    follow_size,
+    follow_sizes,
     numbers_of,
     pairs_of,
     values_at,
@@ -28,6 +28,7 @@ from tracegrad.dtypes import TensorType, axis_first
 from tracegrad.errors import CompileError, ShapeError
 from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.growth import Sizes
 from tracegrad.passes.leading import Led, lead_with_size
 from tracegrad.program import Field, Program, with_rows
 from tracegrad.render.languages import LANGUAGES
@@ -73,7 +74,7 @@ class Family(NamedTuple):
         program = self.built.program
         if size > program.capacity:
             return None
-        numbers = self.followed.at(size) if self.followed is not None else None
+        numbers = self.followed.at((size,)) if self.followed is not None else None
         if numbers is None:
             numbers = self._traced(size)
         if numbers is None:
@@ -84,7 +85,8 @@ class Family(NamedTuple):
                 for s, per in zip(self.built.sites, self.sites)
             ]
         )
-        return self.built._replace(program=program.at(size), sites=sites, numbers=numbers)
+        serves = f"at {size}, of a program for sizes up to {program.capacity}"
+        return self.built._replace(program=program.at(size), sites=sites, numbers=numbers, serves=serves)
 
     def _traced(self, size: int) -> Mapping[str, Any] | None:
         """Return what a trace at a size tells of its numbers; None if it differs."""
@@ -124,18 +126,27 @@ def build_family(source_at: SourceAt, most: int, gpu: bool = False) -> Family:
     one.check(other, sizes)
     constants = pairs_of(one.graph, other.graph)
     numbers, places = numbers_of(one.graph, other.graph)
-    followed = follow_size(lambda n: _whole(source_at, n).graph, sizes, numbers, len(places[0]))
+    both = Sizes((sizes.a,), (sizes.b,))
+    followed = follow_sizes(lambda n: _whole(source_at, n[0]).graph, both, numbers, len(places[0]))
     traced = one.traced, other.traced
     graphs = [counted(w.graph, place) for w, place in zip((one, other), places)]
+    built = shared_program(traced, graphs, sizes, gpu)
+    captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(*[t.sites for t in traced], strict=True)])
+    return Family(built, captured, source_at, one, constants, numbers, {}, followed)
+
+
+def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pair, gpu: bool) -> Built:
+    """Return the program of which each run sets the size. graphs: at both sizes.
+
+    Raises: UnsizedError without a proof that one program serves all sizes.
+    """
     try:
         specs = [input_ranges(g) for g in graphs]
         led = [_led(g, n) for g, n in zip(graphs, sizes)]
         program = _program(traced, led, specs, sizes, gpu)
     except (CompileError, ShapeError) as e:
         raise UnsizedError(str(e)) from e
-    captured = tuple([leading(x.type, y.type, sizes) for x, y in zip(*[t.sites for t in traced], strict=True)])
-    built = Built(program, led[0].graph, one.traced.structure, sites=one.traced.sites)
-    return Family(built, captured, source_at, one, constants, numbers, {}, followed)
+    return Built(program, led[0].graph, traced[0].structure, sites=traced[0].sites)
 
 
 def _led(graph: Graph, n: int) -> Led:
@@ -156,13 +167,20 @@ def _traced(source_at: SourceAt, most: int) -> tuple[Pair, Whole, Whole]:
         a = sizes.b
 
 
-def _whole(source_at: SourceAt, size: int) -> Whole:
-    """Trace a step or forward at a size."""
+def whole_of(source: ProgramSource) -> Whole:
+    """Trace a step or forward at its sizes. Raises UnsizedError if it refuses them."""
     try:
-        traced = source_at(size).traced()
+        traced = source.traced()
         return Whole(traced, expanded(traced.graph))
     except Exception as e:  # errors of the user's code, too: no call has this size
-        raise UnsizedError(f"a batch of {size} is refused: {str(e).partition(chr(10))[0]}") from e
+        raise UnsizedError(f"a size is refused: {str(e).partition(chr(10))[0]}") from e
+
+
+def _whole(source_at: SourceAt, size: int) -> Whole:
+    try:
+        return whole_of(source_at(size))
+    except UnsizedError as e:
+        raise UnsizedError(f"at {size}, {e}") from e
 
 
 def _program(

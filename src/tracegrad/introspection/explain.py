@@ -130,8 +130,8 @@ class Explanation:
 def explained(built: Built, device: DeviceInfo, note: str = "", verbose: bool = False) -> Explanation:
     """Explain the program that a graph was compiled to, in the form that `device` runs."""
     program = as_run(built.program, device)
-    if program.capacity:
-        note = f"at {program.size}, of a program for sizes up to {program.capacity}, whose types are shown"
+    if built.serves:
+        note = f"{built.serves}, whose types are shown"
     return Explanation(dispatches_of(built.graph, program), built.graph, program, note, verbose)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from typing import Any, cast
 
@@ -45,10 +46,8 @@ def getitem(x: Operand, key: Any) -> Tensor:
             continue
         n = x.shape[axis]
         if isinstance(k, slice):
-            if not _is_whole(cast("Any", k)):  # else `n` need not become a plain number
-                start, stop, step = k.indices(n)
-                n = len(range(start, stop, step))
-                x = views.slice_(x, axis, start if n else 0, n, step)
+            start, n, step = _span(cast("Any", k), n)
+            x = views.slice_(x, axis, start if n else 0, n, step)
             shape.append(n)
         elif isinstance(k, bool):
             raise DTypeError(f"True and False cannot be indices; use x[None] for a new axis of {x.type}")
@@ -64,8 +63,22 @@ def getitem(x: Operand, key: Any) -> Tensor:
     return _together(x, *zip(*arrays)) if len(arrays) > 1 else take(x, arrays[0][1], arrays[0][0]) if arrays else x
 
 
-def _is_whole(k: Any) -> bool:
-    return k.start is None and k.stop is None and k.step is None
+def _span(k: Any, n: int) -> tuple[int, int, int]:
+    """Return start, length and step of a slice. `slice.indices` alone would make `n`, a size, a plain number."""
+    if k.step == -1 and k.start is k.stop is None:
+        return n - 1, n, -1
+    if k.step not in (None, 1):
+        start, stop, step = k.indices(n)
+        return start, len(range(start, stop, step)), step
+    start, stop = 0 if k.start is None else _inside(k.start, n), n if k.stop is None else _inside(k.stop, n)
+    return start, stop - start if stop > start else 0, 1
+
+
+def _inside(k: Any, n: int) -> int:
+    """Return an end of a slice as a number in [0, n]."""
+    at = k if isinstance(k, int) else operator.index(k)
+    at = at + n if at < 0 else at
+    return 0 if at < 0 else n if at > n else at
 
 
 def _warn_of_pair(x: Tensor, key: Any) -> None:

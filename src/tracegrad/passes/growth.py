@@ -1,0 +1,140 @@
+"""How lengths and axes follow several sizes that calls choose, found from two traces.
+
+An axis consists of parts, of which some grow. A reshape of f32[B,T,8] to f32[B*T,8] makes an axis of the parts B and T.
+Where memory has room for a larger T, elements of this axis count if their coordinate along T is small enough.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tracegrad.kernels.form import UnsizedError
+
+Both = tuple[int, int]  # a number in two traces
+MOST_FACTORS = 3  # sizes in one length
+MOST_MORE = 3  # a factor of a length is a size and at most this: a longer shift is found where it is made
+
+
+class Grown(NamedTuple):
+    """A part of an axis whose length is a size plus a number."""
+
+    size: int  # which size
+    more: int = 0
+
+
+Part = int | Grown
+Parts = tuple[Part, ...]  # outermost first; none is 1, and no two numbers are neighbours
+
+
+class Length(NamedTuple):
+    """A length: `times`, multiplied by a size plus a number for each factor."""
+
+    times: int
+    factors: tuple[Grown, ...] = ()
+
+    def at(self, sizes: Sequence[int]) -> int:
+        """Return the length at some sizes."""
+        return self.times * math.prod([sizes[f.size] + f.more for f in self.factors])
+
+
+class Axis(NamedTuple):
+    """How an axis grows."""
+
+    length: Length
+    parts: Parts | None  # None: any order of its factors is right, because elements are equal along the axis
+    counts: bool = False  # the elements are their own coordinate, and the order of factors is not known yet
+
+    @property
+    def grows(self) -> bool:
+        """Whether the axis follows a size."""
+        return bool(self.length.factors)
+
+    @property
+    def ordered(self) -> Parts:
+        """The parts; if any order is right, those of the factors, innermost the number."""
+        if self.parts is not None:
+            return self.parts
+        return (*self.length.factors, self.length.times) if self.length.times != 1 else self.length.factors
+
+
+class Sizes(NamedTuple):
+    """The sizes of two traces."""
+
+    one: tuple[int, ...]
+    other: tuple[int, ...]
+
+    def of(self, part: Part) -> Both:
+        """Return the length of a part in both traces."""
+        return (
+            (part, part)
+            if isinstance(part, int)
+            else (self.one[part.size] + part.more, self.other[part.size] + part.more)
+        )
+
+    def length(self, pair: Both) -> Length:
+        """Return how a length follows the sizes. Raises UnsizedError if it does in no way that is known here."""
+        a, b = pair
+        if a == b:
+            return Length(a)
+        for k, (n, m) in enumerate(zip(self.one, self.other)):
+            if a - b == n - m:
+                return Length(1, (Grown(k, a - n),))
+        for factors in _products(len(self.one)):
+            n, m = (math.prod([s[f.size] + f.more for f in factors]) for s in self)
+            if n > 0 and a % n == 0 and a // n * m == b:
+                return Length(a // n, factors)
+        raise UnsizedError(f"a length of {a} is {b} at other sizes")
+
+    def axis(self, pair: Both) -> Axis:
+        """Return an axis of this length along which all elements are equal."""
+        length = self.length(pair)
+        if not length.factors:
+            return Axis(length, (length.times,) if length.times != 1 else ())
+        return Axis(length, length.factors if (length.times, len(length.factors)) == (1, 1) else None)
+
+    def taken(self, left: list[Part], wanted: Both) -> Axis:
+        """Take parts of this length from the front of `left`, and return their axis. Raises UnsizedError without."""
+        found: list[Part] = []
+        need = wanted
+        while need != (1, 1):
+            if not left:
+                raise UnsizedError(f"an axis of {wanted[0]} has other parts at other sizes")
+            part = left.pop(0)
+            n, m = self.of(part)
+            if need[0] % n == 0 and need[1] % m == 0:
+                found.append(part)
+                need = need[0] // n, need[1] // m
+            elif isinstance(part, int) and need[0] == need[1] and part % need[0] == 0:
+                found.append(need[0])
+                left.insert(0, part // need[0])
+                need = 1, 1
+            else:
+                raise UnsizedError(f"an axis of {wanted[0]} has other parts at other sizes")
+        grown = tuple([p for p in found if isinstance(p, Grown)])
+        return Axis(Length(math.prod([p for p in found if isinstance(p, int)]), grown), joined(found))
+
+
+def joined(parts: Sequence[Part]) -> Parts:
+    """Return parts without 1, and with numbers that are neighbours multiplied."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, int) and isinstance(last, int):
+            found[-1] = last * part
+        elif part != 1:
+            found.append(part)
+    return tuple(found)
+
+
+def _products(sizes: int) -> list[tuple[Grown, ...]]:
+    """Return products of sizes, each plus a number, the plainest first."""
+    found: list[tuple[Grown, ...]] = []
+    for count in range(1, MOST_FACTORS + 1):
+        most = MOST_MORE if count < MOST_FACTORS else 0
+        for which in itertools.combinations_with_replacement(range(sizes), count):
+            for more in itertools.product(range(-most, most + 1), repeat=count):
+                found.append(tuple([Grown(k, c) for k, c in zip(which, more)]))
+    return sorted(found, key=lambda f: sum([abs(g.more) + (g.more != 0) for g in f]))
