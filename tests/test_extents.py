@@ -20,7 +20,8 @@ from tracegrad.compiler.build import ForwardSource
 from tracegrad.compiler.sized import Family, build_family
 from tracegrad.dtypes import InputType, bool_, f32, i32
 from tracegrad.engine.inputs import blank
-from tracegrad.engine.programs import SizedPrograms, numbers_of
+from tracegrad.engine.programs import SizedPrograms
+from tracegrad.engine.run_program import numbers_of
 from tracegrad.evaluate import evaluate
 from tracegrad.kernels.form import Extent, UnsizedError
 from tracegrad.runtime import native
@@ -300,14 +301,14 @@ def test_the_form_of_results_can_follow_the_size() -> None:
             assert isinstance(f.run(x=X[:n]).output, dict if n == 16 else tuple)
 
 
-def test_a_forward_that_mixes_rows_says_why_it_is_compiled_for_each_size() -> None:
+def test_a_forward_that_mixes_rows_runs_in_a_program_with_room() -> None:
     def turned(m: Any, x: Any) -> Any:
         return x[::-1] * m.w
 
     with tg.compile_forward(model=Weight(), forward=turned, inputs={"x": (None, 4)}, device="cpu", seed=0) as f:
         for n in (4, 3, 9):
             np.testing.assert_array_equal(f.run(x=X[:n]).output, X[:n][::-1])
-        assert "compiled for each size: slice, test_extents.py" in f.explain().title
+        assert "of a program for sizes up to 12, " in f.explain().title
 
 
 def mixed(m: Any, x: Any) -> Any:

@@ -14,8 +14,8 @@ from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.pending import Pending
-from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, CompletedStep, Failed
+from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall
 from tracegrad.engine.worker import Worker

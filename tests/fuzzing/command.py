@@ -32,6 +32,8 @@ from fuzzing.case_steps import row_programs
 from fuzzing.compare import Finding
 from fuzzing.corpus import FOLDER, keep, kept
 from fuzzing.grow import grow
+from fuzzing.polymorphic import DEVICES
+from fuzzing.polymorphic import explored as compared_at_sizes
 from fuzzing.runners import RUNNERS
 from fuzzing.search import Report, kind, search
 from fuzzing.shrink import shrunk
@@ -174,6 +176,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--corpus", default=FOLDER, type=Path, help="where failing programs are kept")
     parser.add_argument("--progress", default=Path("fuzz-progress.jsonl"), type=Path, help="which chunks are done")
     parser.add_argument("--rows", default=None, type=_seeds, help="run the case table instead, at these turns of sizes")
+    parser.add_argument("--sizes", default=None, type=_seeds, help="run functions of all sizes instead, of these seeds")
     parser.add_argument("--replay", action="store_true", help="run the corpus instead")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -197,6 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("; ".join(f"{name} cannot run: {why}" for name, why in lacking.items()), file=sys.stderr)
         return LACKING
     warnings.simplefilter("ignore")
+    if options.sizes is not None:
+        found = [text for name in runners if name in DEVICES for text in compared_at_sizes(options.sizes, name)]
+        return bool(found)
     if options.inside:
         print(LINE + json.dumps(explored(options.seeds, runners, options.shrink, options.corpus)))
         return 0

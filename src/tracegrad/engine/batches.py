@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tracegrad.engine.pending import Pending
-from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, Failed
+from tracegrad.engine.run_program import RunProgram
 from tracegrad.errors import AbortedError
 from tracegrad.runtime.base import Batch, Session
 from tracegrad.tuning import QUEUED_BYTES

@@ -27,8 +27,8 @@ from tracegrad.engine.inputs import (
     unchanged,
 )
 from tracegrad.engine.pending import Demand, Pending, resolved
-from tracegrad.engine.programs import RunProgram
 from tracegrad.engine.results import Aborted, RunResult, failure
+from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
 from tracegrad.graph import Graph
@@ -162,9 +162,7 @@ class CompiledForward(HasStates):
         with self.store.worker.own(self._lock):
             sizes = sizes_of(free, given, "graph_for")
             program = self._programs.of(sizes)
-            if program.base is None:
-                return program.built.graph
-            return self._programs.at(sizes).traced().graph
+            return program.graph
 
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
         """Explain the program for these inputs, or for the size used last; see `CompiledTraining.explain`.

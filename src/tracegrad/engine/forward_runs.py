@@ -13,8 +13,9 @@ from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.engine import params, reference
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.pending import Pending
-from tracegrad.engine.programs import UNLOADED, RunProgram, SizedPrograms
+from tracegrad.engine.programs import SizedPrograms
 from tracegrad.engine.results import Aborted, Captures, CompletedRun, Failed, RunResult, failure, output_of
+from tracegrad.engine.run_program import UNLOADED, RunProgram
 from tracegrad.engine.stepper import by_role
 from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore
@@ -127,7 +128,7 @@ class ForwardRun:
         if program.direct is None or reference.enabled():
             return False
         try:
-            outputs = program.direct(self.arrays)
+            outputs = program.direct(program.in_room(self.arrays))
             if outputs is None:
                 return False
             self._complete(outputs)
@@ -147,7 +148,7 @@ class ForwardRun:
         self.began = time.perf_counter()
         if reference.enabled():
             self.checked = self._checked(session)
-        return handle, self.arrays
+        return handle, self.of.in_room(self.arrays)
 
     def _checked(self, session: Session) -> reference.Checked:
         program, arrays = self.of.built.program, self.arrays
@@ -166,7 +167,8 @@ class ForwardRun:
             self._complete(outputs)
         return True
 
-    def _complete(self, outputs: dict[str, Any]) -> None:
+    def _complete(self, outputs: Mapping[str, Any]) -> None:
+        outputs = self.of.of_room(outputs)
         captures = captures_of(outputs) if self.of.tells_more else NO_CAPTURES
         self.pending.resolve(CompletedRun(captures, output_of(outputs, self.of.built.structure)))
 

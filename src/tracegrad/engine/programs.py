@@ -5,111 +5,22 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from tracegrad.arrays import np
-from tracegrad.compiler.build import Built, ForwardSource, ProgramSource, at_sizes, traced_first
-from tracegrad.compiler.dispatches import blamed_lines
+from tracegrad.compiler.build import ForwardSource, ProgramSource, at_sizes, traced_first
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.engine import reference
-from tracegrad.engine.inputs import blank
+from tracegrad.engine.run_program import RunProgram
 from tracegrad.errors import call_site
-from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
-from tracegrad.program import Field, Program
-from tracegrad.runtime.base import DeviceInfo, Session, load_on
-from tracegrad.sites import PATCH
+from tracegrad.runtime.base import DeviceInfo, Session
 
 if TYPE_CHECKING:
     from tracegrad.compiler.sized import Family
+    from tracegrad.engine.rooms import RoomPrograms
 
-UNLOADED = -1
 TOO_OFTEN = 8  # dropped programs that are built again before a warning says so
-AUX, CAPTURE = "aux.", "capture."  # prefixes of output names
-Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
-
-
-class RunProgram:
-    """A program in the form that the worker runs. Loaded and unloaded on the worker's thread only."""
-
-    __slots__ = (
-        "at_once", "base", "built", "commits", "direct", "fed", "handle", "hyper", "indexed", "inputs", "numbers",
-        "patched", "sizes", "source", "tells_more", "unpatched", "version",
-    )  # fmt: skip
-    inputs: tuple[Field, ...]
-    hyper: tuple[Field, ...]
-
-    def __init__(
-        self,
-        built: Built,
-        source: ProgramSource | None = None,
-        sizes: Sizes = (),
-        base: RunProgram | None = None,
-        version: object = None,
-    ) -> None:
-        """Make a program that is not loaded.
-
-        source, sizes: if calls choose sizes, those of this program, and the source it was built from.
-        base:          the program at its capacity, if this program is the same at another size.
-        version:       of the model, for a forward.
-        """
-        self.source, self.sizes, self.base, self.version = source, sizes, base, version
-        self.handle = UNLOADED
-        self.commits = False  # false: a step that is not applied changes nothing, and neither do later ones
-        self.direct: Direct | None = None  # see `runtime.doors.Door`
-        self.patched: RunProgram | None = None  # the program with its patch sites, made at the first run that patches
-        self.fed: RunProgram | None = None  # the program that makes its own batches; see training/placing.py
-        self.take(built)
-
-    @property
-    def program(self) -> Program:
-        """The program as plain data."""
-        return self.built.program
-
-    @property
-    def step(self) -> RunProgram:
-        """The program that follows the source of a step."""
-        return self
-
-    def given(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the graph's inputs are in a run on `arrays`."""
-        return arrays
-
-    def take(self, built: Built) -> None:
-        """Become this program from now on."""
-        self.built = built
-        self.at_once = 1  # runs that are worth one batch
-        self.numbers = numbers_of(built)  # inputs that follow the size
-        fields = built.program.inputs
-        self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in built.program.outputs)  # more than the loss
-        self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX) and f.name not in built.numbers)
-        self.unpatched = blank([f for f in fields if f.name.startswith(PATCH)])  # inputs of unpatched sites
-        self.inputs = tuple(f for f in fields if not f.name.startswith((PREFIX, PATCH)))
-        self.indexed = any("range" in f.spec for f in self.inputs)  # are inputs used as indices?
-
-    def load(self, session: Session) -> int:
-        """Return the program's handle, after loading it."""
-        if self.handle == UNLOADED and self.base is not None:
-            self.handle = session.load(self.program, self.base.load(session))
-        elif self.handle == UNLOADED:
-            with blamed_lines(self.built.graph, self.program):
-                self.handle = load_on(session, self.program)
-        return self.handle
-
-    def unload(self, session: Session) -> None:
-        """Free what only this program uses."""
-        if self.handle != UNLOADED:
-            session.unload(self.handle)
-        self.handle = UNLOADED
-        for other in (self.patched, self.fed):
-            if other is not None:
-                other.unload(session)
-
-
-def numbers_of(built: Built) -> dict[str, Any]:
-    """Return the inputs of a program at a size that follow the size, as arrays."""
-    return {name: np.asarray(value, dtype) for name, (dtype, value) in built.numbers.items()}
 
 
 class Shared:
@@ -155,6 +66,7 @@ class SizedPrograms:
         self._again = 0  # how many of these were built again
         self._shared: OrderedDict[tuple[str, Sizes], Shared] = OrderedDict()  # by the name, and all other sizes
         self._why: dict[str, str] = {}  # names -> the reason why no program serves many of their sizes
+        self._rooms: RoomPrograms | None = None
 
     @property
     def latest(self) -> RunProgram | None:
@@ -165,6 +77,8 @@ class SizedPrograms:
     @property
     def note(self) -> str:
         """Return why each size has a program of its own; "" if one can serve many."""
+        if self._rooms is not None and self._rooms.serves:
+            return ""
         why = self._why or {s.name: s.refused for s in self._shared.values() if s.refused}
         which = "size" if len(why) == len(self.free.axes) else next(iter(why), "")
         return f"compiled for each {which}: {next(iter(why.values()))}" if why else ""
@@ -181,7 +95,8 @@ class SizedPrograms:
         if program is None:
             self.seen.add(sizes)
             given = source()
-            program = self._of_many(given, sizes, info, dropped) or self.built(given, sizes)
+            shared = self._of_many(given, sizes, info, dropped) or self._in_room(given, sizes, info, dropped)
+            program = shared or self.built(given, sizes)
             self._warn_if_dropped(sizes)
             while len(self.kept) >= self.capacity:
                 gone, other = self.kept.popitem(last=False)
@@ -217,7 +132,10 @@ class SizedPrograms:
             key = (name, tuple([(n, at) for n, at in sizes if n != name]))
             shared = self._shared.setdefault(key, Shared(name))
             shared.seen.add(size)
-            few = len(shared.seen) <= self.own
+            others = len(
+                [s for s in self._shared.values() if s.name == name and s.base is not None and s is not shared]
+            )
+            few = len(shared.seen) <= self.own * (1 + others)  # there can be room for these in another program
             if few or shared.refused or name in self._why or not (device := info()).resizes:
                 continue
             if device.gpu and not device.software and len(shared.seen) <= self.own_on_gpu:
@@ -239,6 +157,27 @@ class SizedPrograms:
                 return RunProgram(built, source, sizes, shared.base, self.version)
         return None
 
+    def _in_room(
+        self, source: ProgramSource, sizes: Sizes, info: Callable[[], DeviceInfo], dropped: list[RunProgram]
+    ) -> RunProgram | None:
+        """Return a program that has room for larger sizes than these; None if these get a program of their own."""
+        device = info()
+        own = self.own_on_gpu if device.gpu and not device.software else self.own
+        if reference.enabled() or not device.resizes or len(self.seen) <= max(self.own, own) * len(sizes):
+            return None
+        if self._rooms is None:
+            from tracegrad.engine.rooms import RoomPrograms  # most processes see few sizes, and need no import
+
+            self._rooms = RoomPrograms(2 * self.capacity)
+        found, gone = self._rooms.of(source, sizes, self.seen, device)
+        dropped += [p for base in gone for p in self._emptied(base)]
+        return found and found.program(source, sizes, self.version)
+
+    def _emptied(self, base: RunProgram | None) -> list[RunProgram]:
+        """Return the programs that go with a room."""
+        gone = [sizes for sizes, p in self.kept.items() if base is not None and p.base is base]
+        return [*map(self.kept.pop, gone), *([base] if base else [])]
+
     def _beyond(self, new: Shared) -> list[RunProgram]:
         """Return the programs that go because there are too many for many sizes."""
         made = [s for s in self._shared.values() if s.base is not None and s is not new]
@@ -247,20 +186,20 @@ class SizedPrograms:
     def _forgotten(self, shared: Shared) -> list[RunProgram]:
         """Return the programs that go with one for many sizes."""
         base, shared.base, shared.family = shared.base, None, None
-        gone = [sizes for sizes, p in self.kept.items() if base is not None and p.base is base]
-        return [*map(self.kept.pop, gone), *([base] if base else [])]
+        return self._emptied(base)
 
     def update(self, session: Session, program: RunProgram, source: ProgramSource) -> None:
         """Rebuild `program` from `source`, if it was built from another while the training changed its source."""
         if program.source is not source:
             program.unload(session)
-            program.base, program.source = None, source
+            program.base, program.source, program.room, program.results = None, source, {}, {}
             program.take(self.built(source, program.sizes).built)
 
     def drop(self) -> list[RunProgram]:
         """Drop all programs, and return them."""
         with self.lock:
             dropped = [p for shared in self._shared.values() for p in self._forgotten(shared)]
+            dropped += [p for base in (self._rooms.drop() if self._rooms else ()) for p in self._emptied(base)]
             dropped += self.kept.values()
             self.kept.clear()
             self._why.clear()

@@ -19,7 +19,8 @@ from tracegrad.dtypes import DTYPES
 from tracegrad.engine import bounds, params, reference
 from tracegrad.engine.drives import beside
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.programs import RunProgram, SizedPrograms
+from tracegrad.engine.programs import SizedPrograms
+from tracegrad.engine.run_program import RunProgram
 from tracegrad.lr import as_schedule, restarted
 from tracegrad.program import DRAWN, Buffer, Field, Program
 from tracegrad.runtime.base import DeviceInfo, Session, Timings, load_on
@@ -111,7 +112,7 @@ class Stepper:
         program.load(session)
         try:
             hyper = knobs.upload(program.hyper, step, self.stream)
-            inputs = {**arrays, **hyper, **program.numbers}
+            inputs = {**program.in_room(arrays), **hyper, **program.numbers}
             if reference.enabled():
                 env = {**self.read(session), **by_role("input", program.given(arrays)), **hyper}
                 checked = reference.checked(session, program.built, inputs, env)
@@ -160,7 +161,7 @@ class Stepper:
         try:
             hyper = knobs.upload(program.hyper, step, self.stream)
             session.write(HALTED, np.ones(1, np.int32))
-            return session.timings(program.load(session), {**arrays, **hyper, **program.numbers}, runs)
+            return session.timings(program.load(session), {**program.in_room(arrays), **hyper, **program.numbers}, runs)
         finally:
             knobs.rate.rewind(step)
             for name, x in before.items():

@@ -13,9 +13,9 @@ from tracegrad.dtypes import whole
 from tracegrad.engine import bounds, reference
 from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.pending import Pending
-from tracegrad.engine.programs import AUX, CAPTURE, RunProgram
 from tracegrad.engine.reference import blame
 from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Failed, Loss, StepResult, failure
+from tracegrad.engine.run_program import AUX, CAPTURE, RunProgram
 from tracegrad.engine.stepper import Stepper, by_role
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
 from tracegrad.program import Field
@@ -74,7 +74,7 @@ class StepRun:
         inputs, self.step, self.checked = stepper.begin(session, self.of, self.arrays, self.call.knobs)
         return self.of.handle, inputs
 
-    def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
+    def finish(self, session: Session, outputs: Mapping[str, Any]) -> bool:
         """Count the step, and resolve the call after its last step."""
         if outputs[HALTED]:
             return False
@@ -89,6 +89,7 @@ class StepRun:
         if self.index == call.n - 1:
             captures, aux = NONE, Aux()
             if self.of.tells_more:
+                outputs = self.of.of_room(outputs)
                 captures, aux = captures_of(outputs), Aux(_named(AUX, outputs))
             losses = handed_out(np.asarray(call.losses, np.float32))
             self.pending.resolve(CompletedStep(captures, Loss(loss), aux, self.step, losses, call.skipped))
@@ -112,7 +113,7 @@ class StepRun:
             hyper = call.knobs.upload(self.of.hyper, self.step, call.stepper.stream)
             inputs = by_role("input", self.of.given(self.arrays))
             env = {**call.stepper.read(session), **inputs, **hyper}
-            found = f"The update overflows in {overflows}" if overflows else blame(self.of.built.graph, env)
+            found = f"The update overflows in {overflows}" if overflows else blame(self.of.graph, env)
         except Exception as e:  # the step failed for its own reason; a failure of the search must not hide it
             found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
         finally:

@@ -16,7 +16,7 @@ from tracegrad.compiler.build import arrays_of
 from tracegrad.engine import params
 from tracegrad.engine.inputs import as_arrays, sizes_of
 from tracegrad.engine.knobs import Knobs, Rate
-from tracegrad.engine.programs import RunProgram
+from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, InputError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, given_or_blank, merge
-from tracegrad.engine.programs import RunProgram
+from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stepper import Stepper, take_all
 from tracegrad.errors import InputError
 from tracegrad.hypers import whole

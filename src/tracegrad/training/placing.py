@@ -13,8 +13,8 @@ from tracegrad.compiler.build import Built
 from tracegrad.compiler.feed import PREFIX, ROWS, data_of, fed, make_feed
 from tracegrad.engine.inputs import check_inputs
 from tracegrad.engine.pending import Pending, resolved
-from tracegrad.engine.programs import UNLOADED, RunProgram
 from tracegrad.engine.results import StepResult
+from tracegrad.engine.run_program import UNLOADED, RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall
 from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradError

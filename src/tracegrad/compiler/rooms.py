@@ -1,0 +1,304 @@
+"""Compile one program in the shapes of the largest sizes, for calls that choose all sizes up to these.
+
+Programs of `compiler/sized.py` compute no more than a run needs. But only one size can vary there, along one axis of
+each value. Here several can, and one can be the length of several axes, as in the scores of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from tracegrad import ambient
+from tracegrad.compiler.build import Built, ProgramSource, uncollected
+from tracegrad.compiler.followed import Followed, Number, constants_of, counted, follow_sizes, numbers_of, paired
+from tracegrad.compiler.inputtypes import input_ranges
+from tracegrad.compiler.sized import Whole, prime_from, shared_program, whole_of
+from tracegrad.compiler.uniform import Pair, check_graphs
+from tracegrad.dtypes import Shape, TensorType, i32
+from tracegrad.errors import CompileError, DTypeError, ShapeError
+from tracegrad.graph import Graph
+from tracegrad.hypers import PREFIX
+from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.growth import Axis, Sizes
+from tracegrad.passes.roomy import SIZE, Roomy, in_room
+from tracegrad.prims.leaves import CONST
+from tracegrad.program import Field
+from tracegrad.transforms.loops import Body, graph_of
+
+At = Callable[[Sequence[int]], ProgramSource]  # the source of a step or forward, at some sizes
+APART = (5, 7, 11, 13, 17, 19)  # how far each size of the second trace is from the room: no multiple is another
+
+
+class Cut(NamedTuple):
+    """Where a result of a run is in the value of the room."""
+
+    room: Shape  # the parts of all axes
+    counts: Shape  # how many of each part count
+    shape: Shape
+
+
+class Fitted(NamedTuple):
+    """A program at some sizes."""
+
+    built: Built
+    fields: Mapping[str, Field]  # inputs, as calls give them
+    inputs: Mapping[str, Shape]  # shapes of inputs that are larger in the room
+    results: Mapping[str, Cut]
+
+
+class Rooms(NamedTuple):
+    """A program for all sizes up to its room."""
+
+    built: Built  # at the room
+    sizes: Sizes  # of both traces; the first are the room
+    source_at: At
+    wholes: tuple[Whole, Whole]
+    roomy: Roomy
+    names: Sequence[str]
+    numbers: Sequence[tuple[Number, Sequence[int]]]  # with the numbers of the constants
+    followed: Followed | None
+    specs: tuple[Mapping[str, Any], Mapping[str, Any]]
+    exact: int | None  # the number of a size that runs compute exactly
+
+    @property
+    def room(self) -> dict[str, int]:
+        """The largest sizes, by name."""
+        return dict(zip(self.names, self.sizes.one))
+
+    def at(self, sizes: Sequence[int]) -> Fitted | None:
+        """Return the program at some sizes; None if it does not serve them."""
+        if any(n > m for n, m in zip(sizes, self.sizes.one)):
+            return None
+        numbers = self.followed.at(sizes) if self.followed is not None else None
+        if numbers is None:
+            try:
+                numbers = self._traced(sizes)
+            except UnsizedError:
+                return None
+        given = {PREFIX + SIZE.format(name): (i32.numpy, n) for name, n in zip(self.names, sizes)}
+        then = _Then(self.sizes, sizes)
+        inputs = {name: tuple([a.length.at(sizes) for a in axes]) for name, axes in self.roomy.inputs.items()}
+        program, room = self.built.program, self.sizes.one
+        if self.exact is not None:
+            program, room = program.at(sizes[self.exact]), _replaced(room, self.exact, sizes[self.exact])
+        one, other = self.specs
+        fields = [
+            replace(f, shape=inputs[f.name], spec={**f.spec, **then.of(one.get(f.name, {}), other.get(f.name, {}))})
+            if f.name in inputs
+            else f
+            for f in program.inputs
+        ]
+        first, second = (w.traced.sites for w in self.wholes)
+        sites = tuple([s._replace(type=then.of(s.type, z.type)) for s, z in zip(first, second)])
+        known = {f.name for f in program.inputs}
+        given = {name: value for name, value in (*numbers.items(), *given.items()) if name in known}
+        now, most = (_listed(self.names, n) for n in (sizes, self.sizes.one))
+        serves = f"at {now}, of a program for sizes up to {most}"
+        built = self.built._replace(program=program, sites=sites, numbers=given, serves=serves)
+        larger = {f.name: f.shape for f in program.inputs if f.name in inputs and f.shape != inputs[f.name]}
+        results = {
+            name: _cut(axes, room, sizes) for name, axes in self.roomy.results.items() if any(a.grows for a in axes)
+        }
+        return Fitted(built, {f.name: f for f in fields}, larger, results)
+
+    @uncollected
+    @ambient.restored
+    def _traced(self, sizes: Sequence[int]) -> Mapping[str, Any]:
+        """Return the numbers that a trace at some sizes tells. Raises UnsizedError if the trace differs."""
+        third = whole_of(self.source_at(sizes))
+        _same_form(self.wholes[0], third)
+        first, second = self.wholes
+        _Then(self.sizes, sizes).check(first.graph, second.graph, third.graph)
+        values = [t.attrs["value"] for t in constants_of(third.graph)]
+        following = {k for _, places in self.numbers for k in places}
+        for k, t in enumerate(constants_of(first.graph)):
+            if k not in following and repr(t.attrs["value"]) != repr(values[k]):
+                raise UnsizedError(f"{values[k]!r} is decided by the sizes in a way of its own")
+        found: dict[str, Any] = {}
+        for number, places in self.numbers:
+            if any(repr(values[k]) != repr(values[places[0]]) for k in places):
+                raise UnsizedError("a constant is decided by the sizes in a way of its own")
+            found[number.field] = number.dtype.numpy, values[places[0]]
+        return found
+
+
+class _Then:
+    """What follows from two traces at other sizes."""
+
+    def __init__(self, sizes: Sizes, at: Sequence[int]) -> None:
+        self.sizes, self.then = sizes, at
+        self.known: dict[tuple[int, int], int] = {}
+
+    def of(self, one: Any, other: Any) -> Any:
+        """Return what a value is, of which each number follows the sizes. Raises UnsizedError if it does not."""
+        if type(one) is int and type(other) is int:
+            if one == other:
+                return one
+            pair = one, other
+            if pair not in self.known:
+                self.known[pair] = self.sizes.length(pair).at(self.then)
+            return self.known[pair]
+        if isinstance(one, TensorType):
+            return one._replace(shape=self.of(one.shape, other.shape))
+        if type(one) in (tuple, list) and type(cast("object", other)) in (tuple, list):
+            xs, ys = cast("Sequence[Any]", one), cast("Sequence[Any]", other)
+            if len(xs) == len(ys):
+                found = [self.of(x, y) for x, y in zip(xs, ys)]
+                return found if type(cast("object", one)) is list else tuple(found)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            a, b = cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other)
+            if a.keys() == b.keys():
+                return {k: self.of(v, b[k]) for k, v in a.items()}
+        a, b = cast("object", one), cast("object", other)
+        if type(a) is not type(b) or repr(a) != repr(b):
+            raise UnsizedError(f"{a} is {b} at other sizes")
+        return a
+
+    def check(self, one: Graph, other: Graph, third: Graph) -> None:
+        """Raise UnsizedError unless a third graph is what follows from two."""
+        numbers: list[dict[int, int]] = [{}, {}, {}]
+        self._nodes((one, other, third), numbers)
+        names = [
+            [(name, seen[t.serial]) for name, t in zip(_names(g), g.roots)]
+            for g, seen in zip((one, other, third), numbers)
+        ]
+        if names[0] != names[2]:
+            raise UnsizedError("other values are results")
+
+    def _nodes(self, graphs: Sequence[Graph], numbers: Sequence[dict[int, int]]) -> None:
+        nodes = [[t for t in g.nodes if t.serial not in seen] for g, seen in zip(graphs, numbers)]
+        if len(nodes[0]) != len(nodes[2]):
+            raise UnsizedError("other nodes are computed")
+        for x, y, z in zip(*nodes):
+            wired = [[seen[i.serial] for i in t.inputs] for t, seen in zip((x, z), (numbers[0], numbers[2]))]
+            if x.prim is not z.prim or wired[0] != wired[1] or self.of(x.type, y.type) != z.type:
+                raise UnsizedError(f"{x.prim.name} is another node")
+            for name, value in x.attrs.items():
+                if isinstance(value, Body):
+                    self._bodies([t.attrs[name] for t in (x, y, z)], numbers)
+                elif not (x.prim is CONST and name == "value") and self.of(value, y.attrs[name]) != z.attrs[name]:
+                    raise UnsizedError(f"{name} of {x.prim.name} is {z.attrs[name]}")
+            n = len(numbers[0])
+            for t, seen in zip((x, y, z), numbers):
+                seen[t.serial] = n
+
+    def _bodies(self, bodies: Sequence[Body], numbers: Sequence[dict[int, int]]) -> None:
+        inner = [{**seen, **{t.serial: -1 - k for k, t in enumerate(b.leaves)}} for b, seen in zip(bodies, numbers)]
+        if bodies[0].counts != bodies[2].counts:
+            raise UnsizedError("a loop has another body")
+        self._nodes([graph_of(b) for b in bodies], inner)
+        roots = [[seen[t.serial] for t in b.roots] for b, seen in zip(bodies, inner)]
+        if roots[0] != roots[2]:
+            raise UnsizedError("a loop has other results")
+
+
+def _listed(names: Sequence[str], sizes: Sequence[int]) -> str:
+    return " and ".join([f"{name}={n}" if len(names) > 1 else str(n) for name, n in zip(names, sizes)])
+
+
+def _names(graph: Graph) -> list[str]:
+    return [*graph.outputs, *graph.captures, *graph.writes]
+
+
+def _same_form(one: Whole, other: Whole) -> None:
+    a, b = one.traced, other.traced
+    if (a.meta, a.structure) != (b.meta, b.structure):
+        raise UnsizedError("defaults of hyperparameters, or the form of the results, follow the sizes")
+
+
+def _cut(axes: Sequence[Axis], room: Sequence[int], sizes: Sequence[int]) -> Cut:
+    """Return where a value of these axes is in the room."""
+    whole: list[int] = []
+    counts: list[int] = []
+    for a in axes:
+        parts = a.parts if a.parts is not None else None
+        if parts is None:  # elements are equal, so the first ones do
+            whole.append(a.length.at(room))
+            counts.append(a.length.at(sizes))
+            continue
+        whole += [p if isinstance(p, int) else room[p.size] + p.more for p in parts]
+        counts += [p if isinstance(p, int) else sizes[p.size] + p.more for p in parts]
+    return Cut(tuple(whole), tuple(counts), tuple([a.length.at(sizes) for a in axes]))
+
+
+@uncollected
+@ambient.restored
+def build_rooms(source_at: At, room: Mapping[str, int], exact_name: str | None, gpu: bool) -> Rooms:
+    """Return the program that serves all sizes up to `room`.
+
+    source_at:  takes sizes in the order of `room`.
+    exact_name: of a size that runs compute exactly, up to its room or a few more.
+    gpu:        it runs in the languages of GPUs.
+    Raises: UnsizedError with the reason why one program cannot serve them.
+    """
+    names = list(room)
+    exact = names.index(exact_name) if exact_name is not None else None
+    traced = _traces(source_at, list(room.values()), exact)
+    sizes, wholes = traced.sizes, traced.wholes
+    for whole in wholes[1:]:
+        _same_form(wholes[0], whole)
+    graphs = [w.graph for w in wholes]
+    numbers, places = numbers_of(graphs[0], graphs[1])
+    followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
+    serials = [t.serial for t in constants_of(graphs[0])]
+    known = [(n, [k for k, s in enumerate(serials) if places[0].get(s) == j]) for j, n in enumerate(numbers)]
+    roomy = in_room(counted(graphs[0], places[0]), counted(graphs[1], places[1]), sizes, names)
+    specs = input_ranges(graphs[0]), input_ranges(graphs[1])
+    try:
+        if exact is None:
+            built = wholes[0].traced._replace(graph=roomy.graph).compiled()
+        else:
+            built = _exactly(traced, places[0], names, exact, gpu)
+    except (CompileError, ShapeError, DTypeError) as e:
+        raise UnsizedError(str(e)) from e
+    return Rooms(built, sizes, source_at, (wholes[0], wholes[1]), roomy, names, known, followed, specs, exact)
+
+
+class _Traces(NamedTuple):
+    """Traces at the room and at other sizes; if one size is exact, two more: at the room but for it, and otherwise."""
+
+    sizes: Sizes
+    wholes: Sequence[Whole]
+
+
+def _traces(source_at: At, room: Sequence[int], exact: int | None) -> _Traces:
+    other = [n - d if n - d > 1 else n + d for n, d in zip(room, APART)]
+    if exact is None:
+        sizes = Sizes(tuple(room), tuple(other))
+        return _Traces(sizes, [whole_of(source_at(n)) for n in sizes])
+    p = prime_from(room[exact])
+    while True:
+        q = prime_from(p + 1)
+        at = [_replaced(x, exact, n) for x, n in ((room, p), (other, q), (room, q), (other, p))]
+        wholes = [whole_of(source_at(n)) for n in at]
+        fixed = {n for t in wholes[0].graph.nodes for n in t.shape} & {
+            n for t in wholes[2].graph.nodes for n in t.shape
+        }
+        if not any(n and n % p == 0 for n in fixed):
+            return _Traces(Sizes(at[0], at[1]), wholes)
+        p = q
+
+
+def _replaced(sizes: Sequence[int], k: int, n: int) -> tuple[int, ...]:
+    return (*sizes[:k], n, *sizes[k + 1 :])
+
+
+def _exactly(traces: _Traces, places: Mapping[int, int], names: Sequence[str], exact: int, gpu: bool) -> Built:
+    """Return the program of which one size is exact."""
+    one, _, other_size, other_room = traces.wholes
+    others = [k for k in range(len(names)) if k != exact]
+    given, named = Sizes(*[tuple([n[k] for k in others]) for n in traces.sizes]), [names[k] for k in others]
+    pairs = (one, other_room), (other_size, traces.wholes[1])
+    graphs: list[Graph] = []
+    for pair in pairs:
+        both: list[Graph] = []
+        for whole in pair:
+            found = paired(constants_of(one.graph), constants_of(whole.graph))
+            at = {t.serial: places[first.serial] for first, t in found if first.serial in places}
+            both.append(counted(whole.graph, at))
+        graphs.append(in_room(both[0], both[1], given, named).graph)
+    sizes = Pair(traces.sizes.one[exact], traces.sizes.other[exact])
+    check_graphs(graphs[0], graphs[1], sizes)
+    return shared_program((one.traced, other_size.traced), graphs, sizes, gpu)

@@ -1,0 +1,132 @@
+"""A graph in the shapes of larger sizes while it is made: what its elements and sizes are; see `passes/roomy.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tracegrad.dtypes import Shape, i32
+from tracegrad.ir import Tensor
+from tracegrad.kernels.form import UnsizedError
+from tracegrad.methods import METHODS
+from tracegrad.passes.growth import Axis, Grown, Length, Part, Parts, Sizes
+from tracegrad.prims.leaves import const, fitting, iota
+from tracegrad.prims.views import PERMUTE, broadcast_to, permute, reshape
+
+ONE = Axis(Length(1), ())
+
+
+class Value(NamedTuple):
+    """A value in the room."""
+
+    tensor: Tensor
+    axes: tuple[Axis, ...]
+
+
+class Room:
+    """The values of a graph that is made, and the sizes of a run, which are inputs."""
+
+    def __init__(self, sizes: Sizes, lengths: Sequence[Tensor]) -> None:
+        self.sizes, self.lengths = sizes, lengths
+        self.of: dict[int, Value] = {}  # by serial of a node at the room
+
+    def same(self, t: Tensor, u: Tensor, *but: str) -> None:
+        """Raise UnsizedError if attributes differ, except those in `but`."""
+        for name, value in t.attrs.items():
+            if name not in but and repr(value) != repr(u.attrs[name]):
+                raise UnsizedError(f"{name} is {u.attrs[name]} at other sizes, here {value}")
+
+    def agreed(self, found: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
+        """Return the axes of values of one shape."""
+        axes = list(found[0]) if found else []
+        for other in found[1:]:
+            for d, axis in enumerate(other):
+                if axes[d].parts is None:
+                    axes[d] = axis
+                elif axis.parts is not None and axis.parts != axes[d].parts:
+                    raise UnsizedError(f"{axes[d].parts} meets {axis.parts}")
+        return tuple(axes)
+
+    def scalar(self, length: Length) -> Tensor:
+        """Return a length as a scalar of the graph."""
+        made = const(length.times, i32)
+        for n, f in enumerate(length.factors):
+            factor = self.lengths[f.size] + f.more if f.more else self.lengths[f.size]
+            made = factor if n == 0 and length.times == 1 else made * factor
+        return made
+
+    def part(self, part: Part) -> Tensor | int:
+        """Return the length of a part: a number if it does not grow."""
+        return part if isinstance(part, int) else self.scalar(Length(1, (part,)))
+
+    def digits(self, index: Tensor, parts: Parts) -> list[Tensor]:
+        """Return the coordinates along the parts of an index along an axis, at a run's sizes."""
+        found: list[Tensor] = []
+        for part in reversed(parts[1:]):
+            n = self.part(part)
+            found.append(index % n)
+            index = index // n
+        return [index, *reversed(found)]
+
+    def counting(self, axis: Axis) -> Tensor | None:
+        """Return along an axis of the room whether an element counts; None if all do."""
+        if not axis.grows:
+            return None
+        shape = [self.sizes.of(part)[0] for part in axis.ordered]
+        found: Tensor | None = None
+        for d, part in enumerate(axis.ordered):
+            if isinstance(part, Grown):
+                inside = iota(shape, d) < self.part(part)
+                found = inside if found is None else METHODS["logical_and"](found, inside)
+        assert found is not None
+        return reshape(found, (axis.length.at(self.sizes.one),))
+
+    def masked(self, x: Value, axes: Sequence[int], otherwise: float | int) -> Tensor:
+        """Return a value with the elements along some axes that do not count replaced.
+
+        Beneath a transpose, so that memory has the order that it has without a mask.
+        """
+        made = x.tensor
+        if made.prim is PERMUTE:
+            order = made.axes
+            kept = tuple([x.axes[order.index(d)] for d in range(made.ndim)])
+            own = self.masked(Value(made.inputs[0], kept), [order[d] for d in axes], otherwise)
+            return permute(own, order)
+        for d in axes:
+            inside = self.counting(x.axes[d])
+            if inside is not None:
+                shape = made.shape
+                wide = broadcast_to(reshape(inside, [n if k == d else 1 for k, n in enumerate(shape)]), shape)
+                made = METHODS["where"](
+                    wide, made, broadcast_to(const(fitting(otherwise, made.dtype), made.dtype), shape)
+                )
+        return made
+
+    def placed(self, index: Tensor, axis: Axis) -> Tensor:
+        """Return where the elements at indices are in the room."""
+        if not axis.grows:
+            return index
+        high = self.scalar(axis.length) - 1
+        index = METHODS["minimum"](METHODS["maximum"](index, 0), high)
+        parts = axis.ordered
+        places = self.digits(index, parts)
+        found = places[0]
+        for part, at in zip(parts[1:], places[1:]):
+            found = found * self.sizes.of(part)[0] + at
+        return found
+
+    def single(self, axis: Axis) -> None:
+        """Raise UnsizedError if an axis grows, unless it is one part."""
+        if axis.grows and (axis.parts is None or len(axis.parts) != 1):
+            raise UnsizedError("moves along an axis of several parts")
+
+    def places(self, start: Length, step: int, axis: int, shape: Shape, n: int) -> Tensor:
+        """Return indices start + step * k for the coordinates k along an axis of `shape`, where all n are valid."""
+        at = iota((shape[axis],), 0) * step + self.scalar(start)
+        at = METHODS["minimum"](METHODS["maximum"](at, 0), n - 1)  # those beyond the size can be anywhere
+        return broadcast_to(reshape(at, [m if d == axis else 1 for d, m in enumerate(shape)]), shape)
+
+
+def replaced(axes: tuple[Axis, ...], d: int, new: Axis) -> tuple[Axis, ...]:
+    """Return axes with another one in place of axis `d`."""
+    return (*axes[:d], new, *axes[d + 1 :])

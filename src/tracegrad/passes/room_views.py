@@ -1,0 +1,169 @@
+"""How views are computed in a room: which axes a result has, and what must be masked; see `passes/roomy.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tracegrad.dtypes import Shape, i32
+from tracegrad.ir import Tensor, bind, rebind
+from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.growth import Axis, Both, Length, Sizes, joined
+from tracegrad.passes.room import ONE, Room, Value, replaced
+from tracegrad.prims.folds import GATHER, scatter_add
+from tracegrad.prims.leaves import IOTA, const, iota
+from tracegrad.prims.views import (
+    BARRIER,
+    BROADCAST,
+    PERMUTE,
+    PLACE,
+    RESHAPE,
+    SLICE,
+    UNWINDOW,
+    WINDOW,
+    broadcast_to,
+    permute,
+    reshape,
+)
+
+
+def _permute(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    room.same(t, u)
+    return Value(permute(x.tensor, t.axes), tuple([x.axes[a] for a in t.axes]))
+
+
+def _barrier(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    return Value(rebind(t, [x.tensor, *[room.of[y.serial].tensor for y in t.inputs[1:]]]), x.axes)
+
+
+def _broadcast(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    axes: list[Axis] = []
+    for d, (n, m, k) in enumerate(zip(t.shape, u.shape, t.inputs[0].shape)):
+        axes.append(x.axes[d] if k != 1 else room.sizes.axis((n, m)))
+    return Value(broadcast_to(x.tensor, t.shape), tuple(axes))
+
+
+def _reshape(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    pairs = list(zip(t.shape, u.shape))
+    if any(axis.counts for axis in x.axes):
+        if x.tensor.ndim > 1:
+            raise UnsizedError("counts along one of several axes")
+        axes = tuple([room.sizes.axis(pair) for pair in pairs])
+        if any(axis.parts is None for axis in axes):
+            raise UnsizedError("counts along an axis of several parts")
+        return Value(_counted(room, t.inputs[0], axes, t.shape), axes)
+    if 0 in t.shape or 0 in u.shape:
+        if t.shape != u.shape:
+            raise UnsizedError("has no elements at some sizes")
+        return Value(reshape(x.tensor, t.shape), tuple([room.sizes.axis(pair) for pair in pairs]))
+    if any(axis.parts is None for axis in x.axes):
+        axes = _regrouped(room.sizes, x.axes, pairs)
+    else:
+        left = [*joined([part for axis in x.axes for part in axis.ordered])]
+        axes = [room.sizes.taken(left, pair) for pair in pairs]
+    return Value(reshape(x.tensor, t.shape), tuple(axes))
+
+
+def _regrouped(sizes: Sizes, axes: Sequence[Axis], pairs: Sequence[Both]) -> list[Axis]:
+    """Return the axes of these lengths that replace `axes`, of which some have parts in any order."""
+    found, left, wanted = list[Axis](), list(axes), list(pairs)
+    while left or wanted:
+        group, taken = list[Axis](), list[Both]()
+        have, want = (1, 1), (1, 1)
+        while have != want or not (group or taken):
+            if left and (have[0] <= want[0] or not wanted):
+                group.append(left.pop(0))
+                length = group[-1].length
+                have = have[0] * length.at(sizes.one), have[1] * length.at(sizes.other)
+            elif wanted:
+                taken.append(wanted.pop(0))
+                want = want[0] * taken[-1][0], want[1] * taken[-1][1]
+            else:
+                raise UnsizedError("has other axes at other sizes")
+        if all(axis.parts is None or axis == ONE for axis in group):
+            found += [sizes.axis(pair) for pair in taken]
+        else:
+            parts = [*joined([part for axis in group for part in axis.ordered])]
+            found += [sizes.taken(parts, pair) for pair in taken]
+    return found
+
+
+def _counted(room: Room, t: Tensor, axes: Sequence[Axis], shape: Shape) -> Tensor:
+    """Return what is computed from the number of each element of a value of these axes. t: the same along one axis."""
+    if t.prim is not IOTA:
+        own = room.of[t.serial]
+        if own.axes[0].counts:
+            return bind(t.prim, *[_counted(room, x, axes, shape) for x in t.inputs], **t.attrs)
+        if own.axes[0].parts is None:
+            return reshape(own.tensor, shape)
+        raise UnsizedError("counts along an axis that has parts")
+    found: Tensor | None = None
+    stride: Tensor = const(1, i32)
+    for d in reversed(range(len(shape))):
+        if axes[d] != ONE:
+            term = iota(shape, d) * broadcast_to(stride, shape)
+            found = term if found is None else found + term
+            stride = stride * room.scalar(axes[d].length)
+    assert found is not None
+    return found
+
+
+def _slice(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    start, axes = _moved(room, t, u, x)
+    if axes[t.axis].grows and abs(t.attrs["step"]) != 1:
+        raise UnsizedError("takes elements in steps")
+    if not start.factors:
+        return Value(bind(SLICE, x.tensor, **t.attrs), axes)
+    at = room.places(start, t.attrs["step"], t.axis, t.shape, x.tensor.shape[t.axis])
+    return Value(bind(GATHER, x.tensor, at, axis=t.axis), axes)
+
+
+def _place(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    start, axes = _moved(room, t, u, x)
+    if x.axes[t.axis].grows and abs(t.attrs["step"]) != 1:
+        raise UnsizedError("puts elements in steps")
+    own = room.masked(x, (t.axis,), 0)
+    if not start.factors:
+        return Value(bind(PLACE, own, **t.attrs), axes)
+    at = room.places(start, t.attrs["step"], t.axis, own.shape, t.shape[t.axis])
+    return Value(scatter_add(own, at, t.axis, t.shape[t.axis]), axes)
+
+
+def _moved(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Length, tuple[Axis, ...]]:
+    """Return where a slice or place begins, and the axes of its result."""
+    room.same(t, u, "start", "length")
+    room.single(x.axes[t.axis])
+    new = room.sizes.axis((t.shape[t.axis], u.shape[t.axis]))
+    room.single(new)
+    return room.sizes.length((t.attrs["start"], u.attrs["start"])), replaced(x.axes, t.axis, new)
+
+
+def _window(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    d = t.axis
+    room.same(t, u)
+    room.single(x.axes[d])
+    new = room.sizes.axis((t.shape[d], u.shape[d]))
+    room.single(new)
+    return Value(rebind(t, [x.tensor]), (*replaced(x.axes, d, new), room.sizes.axis((t.shape[-1], u.shape[-1]))))
+
+
+def _unwindow(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    d = t.axis
+    room.same(t, u, "length")
+    room.single(x.axes[d])
+    new = room.sizes.axis((t.shape[d], u.shape[d]))
+    room.single(new)
+    return Value(rebind(t, [room.masked(x, (d,), 0)]), replaced(x.axes, d, new))
+
+
+Rule = Callable[[Room, Tensor, Tensor, Value], Value]
+VIEWS: Mapping[Any, Rule] = {
+    PERMUTE: _permute,
+    BARRIER: _barrier,
+    BROADCAST: _broadcast,
+    RESHAPE: _reshape,
+    SLICE: _slice,
+    PLACE: _place,
+    WINDOW: _window,
+    UNWINDOW: _unwindow,
+}

@@ -1,0 +1,260 @@
+"""Compute a graph in the shapes of larger sizes, its *room*, so that one program serves all sizes up to these.
+
+Every value has the shape that it has at the room. Elements beyond a run's sizes hold anything. Where a node would read
+them for an element that counts, they are masked: a sum, for instance, reads 0 instead. `passes/growth.py` tells where
+they are.
+
+The graph at the room is compared with that at other sizes, node by node. So each length, and each place in an
+attribute, is known as a number or as a size plus a number. All else is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tracegrad import ambient
+from tracegrad.dtypes import TensorType, i32
+from tracegrad.graph import Graph
+from tracegrad.ir import Tensor, bind, rebind
+from tracegrad.kernels.form import UnsizedError
+from tracegrad.methods import METHODS
+from tracegrad.passes.growth import Axis, Sizes
+from tracegrad.passes.room import ONE, Room, Value, replaced
+from tracegrad.passes.room_views import VIEWS
+from tracegrad.prims.folds import GATHER, scatter_add
+from tracegrad.prims.leaves import CONST, HIGH, IOTA, LEAF, LITERAL, LOW, iota, leaf
+from tracegrad.prims.views import (
+    RESHAPE,
+    broadcast_to,
+    reshape,
+)
+from tracegrad.transforms.loops import Body, graph_of, inner_leaf, item
+
+SIZE = "size of {}"  # of the input that holds a size: no hyperparameter has a space in its name
+
+
+class Roomy(NamedTuple):
+    """A graph in a room, and how inputs and results grow."""
+
+    graph: Graph
+    inputs: Mapping[str, tuple[Axis, ...]]
+    results: Mapping[str, tuple[Axis, ...]]
+
+
+class Looped(NamedTuple):
+    """A loop in the room: how its iterations and its results grow."""
+
+    length: Axis
+    roots: list[tuple[Axis, ...]]
+
+
+@ambient.restored
+def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str]) -> Roomy:
+    """Return the graph at the room, so that it is right for smaller sizes, which are further inputs.
+
+    other:  the same at other sizes.
+    names:  of the sizes.
+    Raises: UnsizedError with the line of a node that cannot be computed so.
+    """
+    with ambient.rewriting() as here:
+        lengths = [leaf("hyper", SIZE.format(name), TensorType(i32, ())) for name in names]
+        walk = _Walk(sizes, lengths, here)
+        walk.nodes(room.nodes, other.nodes)
+        if any(
+            [(name, walk.number[t.serial]) for name, t in x.items()]
+            != [(name, walk.other[t.serial]) for name, t in y.items()]
+            for x, y in ((room.outputs, other.outputs), (room.captures, other.captures), (room.writes, other.writes))
+        ):
+            raise UnsizedError("other values are results at other sizes")
+    found = {name: walk.of[t.serial].axes for name, t in room.results.items()}
+    graph = room.with_roots([walk.of[t.serial].tensor for t in room.roots])
+    return Roomy(graph, walk.inputs, found)
+
+
+class _Walk(Room):
+    """The nodes of two graphs in parallel."""
+
+    def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], here: Any) -> None:
+        super().__init__(sizes, lengths)
+        self.here = here
+        self.number: dict[int, int] = {}  # by serial of a node at the room
+        self.other: dict[int, int] = {}  # the same of the other graph
+        self.inputs: dict[str, tuple[Axis, ...]] = {}
+        self.loops: dict[int, Looped] = {}  # by serial of a new loop
+
+    def nodes(self, room: Sequence[Tensor], other: Sequence[Tensor]) -> None:
+        """Take all nodes in order."""
+        room, other = (
+            [t for t in nodes if t.serial not in known] for nodes, known in ((room, self.number), (other, self.other))
+        )
+        if len(room) != len(other):
+            raise UnsizedError("other nodes are computed at other sizes")
+        for t, u in zip(room, other):
+            where = f"{t.prim.name}{f', {t.site.short}' if t.site else ''}"
+            self.here.site = t.site
+            try:
+                alike = (
+                    t.prim is u.prim and t.dtype is u.dtype and t.ndim == u.ndim and t.attrs.keys() == u.attrs.keys()
+                )
+                if not alike or [self.number[x.serial] for x in t.inputs] != [self.other[x.serial] for x in u.inputs]:
+                    raise UnsizedError(f"{t.type} is {u.type} at other sizes")
+                value = self.value(t, u, [self.of[x.serial] for x in t.inputs])
+            except UnsizedError as e:
+                raise UnsizedError(f"{where}: {e}") from None
+            if t.prim.family != "scan":
+                assert value.tensor.type == t.type, (value.tensor.type, t)
+                for n, m, axis in zip(t.shape, u.shape, value.axes):
+                    if (n, m) != (axis.length.at(self.sizes.one), axis.length.at(self.sizes.other)):
+                        raise UnsizedError(f"{where}: {t.type} is {u.type} at other sizes")
+            self.of[t.serial] = value
+            self.number[t.serial] = self.other[u.serial] = len(self.number)
+
+    def value(self, t: Tensor, u: Tensor, inputs: Sequence[Value]) -> Value:
+        """Return the next value."""
+        family = t.prim.family
+        if any(axis.counts for x in inputs for axis in x.axes) and t.prim is not RESHAPE:
+            if family != "map" or t.ndim != 1:
+                raise UnsizedError("counts along an axis that is later taken apart")
+            self.same(t, u)
+            return Value(
+                rebind(t, [x.tensor for x in inputs]), (self.sizes.axis((t.size, u.size))._replace(counts=True),)
+            )
+        if t.prim is LEAF or t.prim is LITERAL or family == "formula":
+            return self.source(t, u)
+        if t.prim in VIEWS:
+            return VIEWS[t.prim](self, t, u, inputs[0])
+        if family in ("map", "view"):
+            self.same(t, u)
+            axes = self.agreed([x.axes for x in inputs if x.tensor.ndim == t.ndim])
+            return Value(rebind(t, [x.tensor for x in inputs]), axes)
+        if family == "fold":
+            self.same(t, u)
+            x = self.masked(inputs[0], t.axes, _identity(t))
+            axes = tuple([ONE if d in t.axes else a for d, a in enumerate(inputs[0].axes)])
+            return Value(rebind(t, [x]), axes)
+        if family == "product":
+            return self.product(t, u, *inputs)
+        if family in ("gather", "scatter"):
+            return self.lookup(t, u, *inputs)
+        if family == "scan":
+            return self.scan(t, u, inputs)
+        if family == "item":
+            return self.item(t, u, inputs[0])
+        if any(axis.grows for x in inputs for axis in x.axes):
+            raise UnsizedError("puts parts together")
+        self.same(t, u)
+        return Value(rebind(t, [x.tensor for x in inputs]), tuple([self.sizes.axis((n, n)) for n in t.shape]))
+
+    def source(self, t: Tensor, u: Tensor) -> Value:
+        """Return a leaf or a formula."""
+        if t.prim is CONST:  # numbers that follow a size are inputs already
+            self.same(t, u)
+            return Value(t, ())
+        axes = tuple(map(self.sizes.axis, zip(t.shape, u.shape)))
+        if t.prim is IOTA:
+            self.same(t, u, "shape")
+            if axes[t.axis].parts is None:
+                axes = tuple([a._replace(counts=d == t.axis) for d, a in enumerate(axes)])
+            return Value(t, axes)
+        self.same(t, u, "type")
+        grows = any(a.grows for a in axes)
+        if grows and (t.prim is LITERAL or t.attrs["role"] != "input" or any(a.parts is None for a in axes)):
+            raise UnsizedError(f"{t.type} is {u.type} at other sizes")
+        if t.prim is LEAF and t.attrs["role"] == "input":
+            self.inputs[t.attrs["name"]] = axes
+        return Value(t, axes)
+
+    def product(self, t: Tensor, u: Tensor, a: Value, b: Value) -> Value:
+        """Return a matrix product: what is summed counts on both sides, because 0 times infinity is not 0."""
+        self.same(t, u)
+        k, last = t.ndim - 1, t.ndim - 2
+        batch = self.agreed([a.axes[:last], b.axes[:last]])
+        (summed,) = self.agreed([(a.axes[k],), (b.axes[last],)])
+        left = self.masked(Value(a.tensor, (*a.axes[:k], summed)), (k,), 0.0)
+        right = self.masked(Value(b.tensor, (*b.axes[:last], summed, b.axes[k])), (last,), 0.0)
+        return Value(bind(t.prim, left, right, **t.attrs), (*batch, a.axes[last], b.axes[k]))
+
+    def lookup(self, t: Tensor, u: Tensor, x: Value, indices: Value) -> Value:
+        """Return a gather or scatter, whose indices are those of a run's sizes."""
+        d = t.axis
+        self.same(t, u, "length")
+        others = self.agreed([(*v.axes[:d], *v.axes[d + 1 :]) for v in (x, indices)])
+        if t.prim is GATHER:
+            at = self.placed(indices.tensor, x.axes[d])
+            return Value(bind(GATHER, x.tensor, at, axis=d), (*others[:d], indices.axes[d], *others[d:]))
+        target = self.sizes.axis((t.shape[d], u.shape[d]))
+        if target.parts is None:
+            raise UnsizedError("adds into an axis of several parts")
+        (given,) = self.agreed([(x.axes[d],), (indices.axes[d],)])
+        updates = self.masked(x._replace(axes=replaced(x.axes, d, given)), (d,), 0)
+        at = self.placed(indices.tensor, target)
+        return Value(scatter_add(updates, at, d, t.shape[d]), (*others[:d], target, *others[d:]))
+
+    def scan(self, t: Tensor, u: Tensor, inputs: Sequence[Value]) -> Value:
+        """Return a loop. Iterations beyond a run's size change no carry."""
+        self.same(t, u, "body", "length")
+        body: Body = t.attrs["body"]
+        other: Body = u.attrs["body"]
+        if body.counts != other.counts:
+            raise UnsizedError("has another body at other sizes")
+        length = self.sizes.axis((t.attrs["length"], u.attrs["length"]))
+        self.single(length)
+        n, m = len(body.carries), len(body.carries) + len(body.xs)
+        given = [x.axes[1:] if n <= k < m else x.axes for k, x in enumerate(inputs)]
+        outer, inner = self.lengths, [inner_leaf("const", x.type) for x in self.lengths]
+        self.lengths = inner
+        try:
+            roots = self.iteration(body, other, given)
+            new = [x.tensor for x in roots]
+            at = inner_leaf("x", TensorType(i32, ()))
+            if length.grows:
+                inside = at < self.scalar(length.length)
+                for k, old in enumerate(body.carries):
+                    new[k] = METHODS["where"](broadcast_to(reshape(inside, [1] * old.ndim), old.shape), new[k], old)
+        finally:
+            self.lengths = outer
+        made = Body(body.carries, (*body.xs, at), (*body.consts, *inner), tuple(new[:n]), tuple(new[n:]))
+        xs = [*[x.tensor for x in inputs[n:m]], iota((t.attrs["length"],), 0)]
+        consts = [*[x.tensor for x in inputs[m:]], *outer]
+        scan = bind(t.prim, *[x.tensor for x in inputs[:n]], *xs, *consts, **{**t.attrs, "body": made})
+        self.loops[scan.serial] = Looped(length, [x.axes for x in roots])
+        return Value(scan, ())
+
+    def iteration(self, body: Body, other: Body, given: list[tuple[Axis, ...]]) -> list[Value]:
+        """Return the roots of one iteration. given: the axes of its leaves."""
+        known, seen, there = dict(self.of), dict(self.number), dict(self.other)
+        for _ in range(2 + len(body.carries)):
+            self.of, self.number, self.other = dict(known), dict(seen), dict(there)
+            for k, (x, y) in enumerate(zip(body.leaves, other.leaves)):
+                self.of[x.serial] = Value(x, given[k])
+                self.number[x.serial] = self.other[y.serial] = -1 - len(self.number)
+            self.nodes(graph_of(body).nodes, graph_of(other).nodes)
+            pairs = list(zip(body.roots, other.roots))
+            if any(self.number[x.serial] != self.other[y.serial] for x, y in pairs):
+                raise UnsizedError("has other results at other sizes")
+            roots = [self.of[x.serial] for x, _ in pairs]
+            carried = [self.agreed([given[k], roots[k].axes]) for k in range(len(body.carries))]
+            if carried == given[: len(carried)]:
+                self.of, self.number, self.other = known, seen, there
+                return roots
+            given = [*carried, *given[len(carried) :]]
+        raise UnsizedError("has a carry that grows otherwise in each iteration")
+
+    def item(self, t: Tensor, u: Tensor, scan: Value) -> Value:
+        """Return a result of a loop."""
+        self.same(t, u, "type")
+        looped = self.loops[scan.tensor.serial]
+        made = item(scan.tensor, t.attrs["index"])
+        index: int = t.attrs["index"]
+        axes = looped.roots[index]
+        return Value(made, axes if made.ndim == len(axes) else (looped.length, *axes))
+
+
+def _identity(t: Tensor) -> float | int:
+    """Return what changes no result of a fold."""
+    value = t.prim.identity or 0.0
+    if t.dtype.is_float:
+        return value
+    return int(value) if math.isfinite(value) else LOW[t.dtype.name] if value < 0 else HIGH[t.dtype.name]

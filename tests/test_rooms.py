@@ -1,0 +1,202 @@
+"""Programs with room for several sizes: their runs are those of programs that are compiled for the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from fuzzing import polymorphic
+from tracegrad import nn, optim
+from tracegrad.engine import programs, stepper
+from tracegrad.engine.results import CompletedRun
+
+D = 8
+BOTH = ((2, 9), (5, 3), (4, 11), (7, 12), (1, 5), (6, 1), (2, 2), (9, 17))
+
+
+class Model(tg.Module):
+    def __init__(self) -> None:
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, 1)
+        self.block, self.gru, self.rnn = nn.TransformerBlock(D, 2), nn.GRU(D, D), nn.LSTM(D, D)
+        self.conv, self.e = nn.Conv1d(D, D, 3, padding=1), nn.Embedding(7, D)
+        self.causal = nn.TransformerBlock(D, 2, causal=True)
+        self.place = self.param((40, D), init=tg.init.randn(0.3))
+
+
+def whole(m: Any, x: Any) -> Any:
+    return m.b(tg.tanh(m.a(x))).mean()
+
+
+def attention(m: Any, x: Any) -> Any:
+    return m.b(m.block(x)).square().mean()
+
+
+def causal(m: Any, x: Any) -> Any:
+    return m.b(m.causal(x + m.place[: x.shape[1]])).square().mean()
+
+
+def by_hand(m: Any, x: Any) -> Any:
+    n, t, d = x.shape
+    q, k = m.a(x).reshape(n, t, 2, d // 2).permute(0, 2, 1, 3), x.reshape(n, t, 2, d // 2).permute(0, 2, 1, 3)
+    s = q @ k.swapaxes(-1, -2) / d
+    s = tg.where(tg.tril(tg.ones((t, t))) > 0, s, -1e9)
+    y = (tg.softmax(s, -1) @ k).permute(0, 2, 1, 3).reshape(n, t, d)
+    return m.b(y).square().mean()
+
+
+def recurrent(m: Any, x: Any) -> Any:
+    y, last = m.gru(x)
+    return m.b(y).square().mean() + m.b(last).mean()
+
+
+def lstm(m: Any, x: Any) -> Any:
+    y, _ = m.rnn(tg.flip(x, 1))
+    return m.b(y[:, -1]).square().mean()
+
+
+def convolution(m: Any, x: Any) -> Any:
+    y = tg.relu(m.conv(x.swapaxes(1, 2)))
+    return y.max(2).square().mean() + y.mean()
+
+
+def last(m: Any, x: Any) -> Any:
+    return m.b(tg.tanh(m.a(x[:, -1]))).square().mean() + m.b(x[:, 0]).mean()
+
+
+def shifted(m: Any, x: Any) -> Any:
+    y = tg.concat([tg.zeros((x.shape[0], 1, D)), m.a(x)], 1)
+    return tg.square(y[:, 1:] - y[:, :-1]).mean() + m.b(tg.pad(y, [(0, 0), (2, 1), (0, 0)])).std()
+
+
+def flat(m: Any, x: Any) -> Any:
+    y = m.a(x).reshape(-1, D)
+    return tg.logsumexp(y, 0).sum() + tg.max(y) + tg.cosine_similarity(y, x.reshape(-1, D), 1).mean()
+
+
+def dropped(m: Any, x: Any) -> Any:
+    return m.b(tg.dropout(m.a(x), 0.3, True) + 0.1 * tg.randn(x.shape)).square().mean()
+
+
+def times_time(m: Any, x: Any) -> Any:
+    return m.b(tg.einsum("btd,bsd->tsd", m.a(x), x)).square().mean() / x.shape[1]
+
+
+def counted(m: Any, x: Any) -> Any:
+    at = tg.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2])
+    return (m.b(x)[:, :, 0] * tg.sin(tg.cast(at, tg.f32))).mean() + tg.cast(tg.argmax(x[:, :, 0], 1), tg.f32).mean()
+
+
+def normalized(m: Any, x: Any) -> Any:
+    y = m.a(x)
+    y = (y - y.mean((0, 1))) / tg.sqrt(y.var((0, 1)) + 1e-5)
+    return m.b(tg.cumsum(y, 1)).square().mean() + tg.sum(tg.min(y, (1, 2)))
+
+
+def windows(m: Any, x: Any) -> Any:
+    y = tg.pad(m.a(x), [(0, 0), (1, 1), (0, 0)]).swapaxes(1, 2)
+    return tg.avg_pool1d(y, 3, stride=1).square().mean() + tg.roll(x, 1, 1).mean()
+
+
+def looked_up(m: Any, x: Any) -> Any:
+    i = tg.cast(tg.argmax(x, 2) % 7, tg.i32)
+    order = tg.argsort(tg.sum(x, 2), 1)
+    return m.b(m.e(i)).square().mean() + tg.mean(tg.cast(order, tg.f32) * x[:, :, 0])
+
+
+def bounded(m: Any, x: Any) -> Any:
+    lengths = tg.cast(tg.clip(tg.abs(x[:, 0, 0]) * 3, 1, 2), tg.i32)
+    real = tg.arange(x.shape[1])[None] < lengths[:, None]
+    return tg.sum(tg.where(real, m.b(x)[:, :, 0], 0.0)) / tg.sum(tg.cast(real, tg.f32))
+
+
+def scanned(m: Any, x: Any) -> Any:
+    def each(h: Any, z: Any) -> Any:
+        h = tg.tanh(m.a(z) + h - h.mean(0))
+        return h, h.sum(1)
+
+    h, ys = tg.scan(each, tg.zeros((x.shape[0], D)), x.swapaxes(0, 1))
+    return m.b(h).square().mean() + ys.mean()
+
+
+def summed(m: Any, x: Any) -> Any:
+    rows = tg.cast(tg.argmax(x, 2), tg.i32).reshape(-1)
+    return m.b(tg.segment_sum(m.a(x).reshape(-1, D), rows, D)).square().mean() / x.shape[0]
+
+
+LOSSES = [whole, attention, causal, by_hand, recurrent, lstm, convolution, last, shifted, flat, dropped, times_time,
+          counted, normalized, windows, looked_up, bounded, scanned, summed]  # fmt: skip
+
+
+def nothing(*_: Any) -> None:
+    """In place of a search for a shared program."""
+
+
+def _steps(loss: Callable[..., Any], device: str, sizes: Any) -> tuple[list[Any], Any]:
+    train = tg.compile(
+        model=Model(), loss=loss, optimizer=optim.sgd(0.01), inputs={"x": ("B", "T", D)}, device=device, seed=3
+    )
+    rng, found = np.random.default_rng(1), list[Any]()
+    for n, t in sizes:
+        step = train.step(x=rng.standard_normal((n, t, D), np.float32))
+        found.append(float(step.loss))
+    return found, train
+
+
+def on_each() -> list[tuple[Callable[..., Any], str]]:
+    """All losses in C; some in NumPy and on WebGPU, where a software adapter takes a minute for each."""
+    return [
+        *((loss, "c") for loss in LOSSES), *((loss, "numpy") for loss in (causal, scanned, lstm, counted)),
+        *((loss, "webgpu") for loss in (by_hand, scanned)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "runner"), on_each())
+def test_steps_are_those_of_programs_for_each_size(
+    loss: Callable[..., Any], runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runner == "numpy":
+        monkeypatch.setenv("TRACEGRAD_CC", "off")
+    monkeypatch.setattr(stepper, "OWN_SIZES_ON_GPU", 2)
+    device = "webgpu" if runner == "webgpu" else "cpu"
+    found, train = _steps(loss, device, BOTH)
+    rooms = train.store.stepper.sized._rooms
+    refused = {k: v for k, v in rooms.refused.items() if v and len(v) >= ((len(k) > 1 and len(k) + 1) or 1)}
+    monkeypatch.setattr(programs.SizedPrograms, "_in_room", nothing)
+    monkeypatch.setattr(programs.SizedPrograms, "_of_many", nothing)
+    expected, other = _steps(loss, device, BOTH)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    for name, x in train.download_params().items():
+        np.testing.assert_allclose(x, other.download_params()[name], rtol=2e-5, atol=2e-6, err_msg=name)
+    assert not refused
+
+
+def forward(m: Any, x: Any) -> Any:
+    y = m.causal(m.a(x) + m.place[: x.shape[1]])
+    tg.capture("scores", x @ x.swapaxes(1, 2))
+    return {"all": y, "flat": y.reshape(-1, D), "last": y[:, -1], "ones": tg.ones((x.shape[0] * x.shape[1], 2))}
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_results_have_the_shapes_of_a_call(device: str) -> None:
+    made = tg.compile_forward(model=Model(), forward=forward, inputs={"x": ("B", "T", D)}, device=device, seed=1)
+    rng = np.random.default_rng(2)
+    for n, t in BOTH if device == "cpu" else BOTH[1:5]:
+        x = rng.standard_normal((n, t, D), np.float32)
+        with tg.compile_forward(model=Model(), forward=forward, inputs={"x": x.shape}, device=device, seed=1) as one:
+            given, wanted = made.run(x=x).result(), one.run(x=x).result()
+        assert isinstance(given, CompletedRun) and isinstance(wanted, CompletedRun), given
+        for name, value in wanted.output.items():
+            np.testing.assert_allclose(given.output[name], value, rtol=1e-4, atol=1e-5, err_msg=f"{name} {n} {t}")
+        np.testing.assert_allclose(given.captures["scores"], wanted.captures["scores"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients of functions of many ops; `tools/fuzz --sizes` runs more of them."""
+    monkeypatch.setenv("TRACEGRAD_CC", "off")
+    _, differences = polymorphic.compared(seed, "cpu", exact=seed % 2 == 0)
+    assert not differences
