@@ -6,6 +6,10 @@ For each model, with one open size:
     random   seconds for 100 steps of random sizes, compilation included, and PyTorch eager's for the same sizes
     unseen   milliseconds that the first step at a size takes longer than later ones (median of 20 sizes)
     ratio    time of a step of the shared program over that of a program compiled for the size; minima of turns
+
+`--only pairs` lets the batch and the length of a GPT's sequences vary in each of 100 steps:
+    pairs    seconds for all steps, the median of a step whose sizes were not seen, and programs compiled
+    ratio    as above, at lengths that fill a room and that do not
 """
 
 from __future__ import annotations
@@ -239,6 +243,58 @@ def ratios(row: Row, device: str) -> None:
             print("  not shared:", shared.explain().title)
 
 
+class Text(tg.Module):
+    """A GPT for sequences of any length."""
+
+    def __init__(self) -> None:
+        self.tokens, self.places = nn.Embedding(64, 64), self.param((64, 64))
+        self.blocks = [nn.TransformerBlock(64, 4, causal=True) for _ in range(2)]
+        self.out = nn.Linear(64, 64)
+
+    def __call__(self, x: Any) -> Any:
+        h = self.tokens(x) + self.places[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        return self.out(h)
+
+
+def text(n: Any, t: Any, device: str) -> Any:
+    """A training of `Text`."""
+    inputs = {"x": tg.i32[n, t], "y": tg.i32[n, t]}
+    return tg.compile(model=Text(), loss=language, inputs=inputs, optimizer=optim.adam(1e-3), seed=0, device=device)
+
+
+def pairs(device: str, count: int) -> None:
+    """Prints what steps cost whose batch and length both vary."""
+    rng = np.random.default_rng(0)
+
+    def given(n: int, t: int) -> dict[str, Any]:
+        return {name: rng.integers(0, 64, (n, t)).astype(np.int32) for name in "xy"}
+
+    with text("B", "T", device) as train:
+        sizes = [(int(n), int(t)) for n, t in zip(rng.integers(1, 33, count), rng.integers(2, 61, count))]
+        took: list[float] = []
+        for size in sizes:
+            data, at = given(*size), time.perf_counter()
+            train.step(data).result()
+            took.append(time.perf_counter() - at)
+        new = [s for k, s in enumerate(took) if sizes[k] not in sizes[:k]]
+        compiled = sum(s > 0.1 for s in took)
+        print(f"  pairs   {sum(took):.2f} s for {count} steps, a new pair {1e3 * statistics.median(new):.2f} ms, "
+              f"{compiled} steps over 0.1 s")  # fmt: skip
+        found: list[str] = []
+        for n, t in ((16, 48), (16, 50), (8, 33), (4, 60)):
+            data = given(n, t)
+            with text(n, t, device) as one:
+                for made in (train, one):
+                    made.step(data).result()
+                runs = [lambda given=data, train=made: train.step(given).loss for made in (train, one)]
+                times = [[seconds(run) for run in runs] for _ in range(TURNS)]
+            both, alone = (min(t) for t in zip(*times))
+            found.append(f"{n}x{t}: {both / alone:.2f} ({1e3 * alone:.3g} ms)")
+        print("  ratio  ", "   ".join(found), flush=True)
+
+
 def random_sizes(row: Row, device: str, count: int) -> None:
     """Prints the time of steps of random sizes, PyTorch's, and what a size costs that was not seen."""
     sizes = [int(n) for n in np.random.default_rng(0).integers(1, 257, count)]
@@ -290,8 +346,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", default=",".join(ROWS))
     parser.add_argument("--sizes", type=int, default=100)
-    parser.add_argument("--only", choices=("ratio", "random"))
+    parser.add_argument("--only", choices=("ratio", "random", "pairs"))
     given = parser.parse_args()
+    if given.only == "pairs":
+        pairs(given.device, given.sizes)
+        return
     for name in given.models.split(","):
         print(name)
         with warnings.catch_warnings(), contextlib.suppress(KeyboardInterrupt):

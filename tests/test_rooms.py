@@ -200,3 +200,14 @@ def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEGRAD_CC", "off")
     _, differences = polymorphic.compared(seed, "cpu", exact=seed % 2 == 0)
     assert not differences
+
+
+def test_an_input_that_nothing_reads_has_the_sizes_of_a_call_too() -> None:
+    def squared(m: Any, x: Any, y: Any) -> Any:
+        return tg.softmax(x @ x.swapaxes(1, 2), -1)
+
+    inputs = {"x": ("B", "T", D), "y": ("B", "T")}
+    made = tg.compile_forward(model=Model(), forward=squared, inputs=inputs, device="cpu", seed=0)
+    with made:
+        for n, t in BOTH:
+            assert made.run(x=np.ones((n, t, D), np.float32), y=np.ones((n, t), np.float32)).output.shape == (n, t, t)

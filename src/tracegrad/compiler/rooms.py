@@ -7,6 +7,7 @@ each value. Here several can, and one can be the length of several axes, as in t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -14,21 +15,22 @@ from tracegrad import ambient
 from tracegrad.compiler.build import Built, ProgramSource, uncollected
 from tracegrad.compiler.followed import Followed, Number, constants_of, counted, follow_sizes, numbers_of, paired
 from tracegrad.compiler.inputtypes import input_ranges
-from tracegrad.compiler.sized import Whole, prime_from, shared_program, whole_of
+from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, whole_of
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.dtypes import Shape, TensorType, i32
 from tracegrad.errors import CompileError, DTypeError, ShapeError
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
-from tracegrad.passes.growth import Axis, Sizes
+from tracegrad.passes.growth import AmbiguousError, Axis, Sizes
 from tracegrad.passes.roomy import SIZE, Roomy, in_room
 from tracegrad.prims.leaves import CONST
 from tracegrad.program import Field
 from tracegrad.transforms.loops import Body, graph_of
 
 At = Callable[[Sequence[int]], ProgramSource]  # the source of a step or forward, at some sizes
-APART = (5, 7, 11, 13, 17, 19)  # how far each size of the second trace is from the room: no multiple is another
+# How far each size of the second trace is from the room. If these traces do not tell how a length follows, the next do
+APART = (5, 7, 11, 13, 17, 19), (7, 13, 5, 19, 11, 17), (11, 5, 17, 7, 19, 13)
 
 
 class Cut(NamedTuple):
@@ -67,9 +69,13 @@ class Rooms(NamedTuple):
         """The largest sizes, by name."""
         return dict(zip(self.names, self.sizes.one))
 
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Whether there is room for some sizes."""
+        return all(n <= m for n, m in zip(sizes, self.sizes.one))
+
     def at(self, sizes: Sequence[int]) -> Fitted | None:
         """Return the program at some sizes; None if it does not serve them."""
-        if any(n > m for n, m in zip(sizes, self.sizes.one)):
+        if not self.fits(sizes):
             return None
         numbers = self.followed.at(sizes) if self.followed is not None else None
         if numbers is None:
@@ -79,7 +85,8 @@ class Rooms(NamedTuple):
                 return None
         given = {PREFIX + SIZE.format(name): (i32.numpy, n) for name, n in zip(self.names, sizes)}
         then = _Then(self.sizes, sizes)
-        inputs = {name: tuple([a.length.at(sizes) for a in axes]) for name, axes in self.roomy.inputs.items()}
+        types, others = (w.traced.inputs for w in self.wholes)
+        inputs: dict[str, Shape] = {name: then.of(t.shape, others[name].shape) for name, t in types.items()}
         program, room = self.built.program, self.sizes.one
         if self.exact is not None:
             program, room = program.at(sizes[self.exact]), _replaced(room, self.exact, sizes[self.exact])
@@ -233,9 +240,16 @@ def build_rooms(source_at: At, room: Mapping[str, int], exact_name: str | None, 
     gpu:        it runs in the languages of GPUs.
     Raises: UnsizedError with the reason why one program cannot serve them.
     """
+    for apart in APART:
+        with suppress(AmbiguousError):
+            return _built(source_at, room, exact_name, gpu, apart)
+    raise UnsizedError("traces do not tell how a length follows the sizes")
+
+
+def _built(source_at: At, room: Mapping[str, int], exact_name: str | None, gpu: bool, apart: Sequence[int]) -> Rooms:
     names = list(room)
     exact = names.index(exact_name) if exact_name is not None else None
-    traced = _traces(source_at, list(room.values()), exact)
+    traced = _traces(source_at, list(room.values()), exact, apart)
     sizes, wholes = traced.sizes, traced.wholes
     for whole in wholes[1:]:
         _same_form(wholes[0], whole)
@@ -263,14 +277,15 @@ class _Traces(NamedTuple):
     wholes: Sequence[Whole]
 
 
-def _traces(source_at: At, room: Sequence[int], exact: int | None) -> _Traces:
-    other = [n - d if n - d > 1 else n + d for n, d in zip(room, APART)]
+def _traces(source_at: At, room: Sequence[int], exact: int | None, apart: Sequence[int]) -> _Traces:
+    up = any(n - d < 2 for k, (n, d) in enumerate(zip(room, apart)) if k != exact)
+    other = [n + d if up else n - d for n, d in zip(room, apart)]  # all in one direction, so that products differ
     if exact is None:
         sizes = Sizes(tuple(room), tuple(other))
         return _Traces(sizes, [whole_of(source_at(n)) for n in sizes])
-    p = prime_from(room[exact])
+    p = prime_from(max(room[exact], LEAST + 1))
     while True:
-        q = prime_from(p + 1)
+        q = prime_from(p + 1) if up else max(n for n in range(LEAST, p) if n == prime_from(n))
         at = [_replaced(x, exact, n) for x, n in ((room, p), (other, q), (room, q), (other, p))]
         wholes = [whole_of(source_at(n)) for n in at]
         fixed = {n for t in wholes[0].graph.nodes for n in t.shape} & {
@@ -278,7 +293,7 @@ def _traces(source_at: At, room: Sequence[int], exact: int | None) -> _Traces:
         }
         if not any(n and n % p == 0 for n in fixed):
             return _Traces(Sizes(at[0], at[1]), wholes)
-        p = q
+        p = prime_from(p + 1)
 
 
 def _replaced(sizes: Sequence[int], k: int, n: int) -> tuple[int, ...]:
@@ -296,6 +311,8 @@ def _exactly(traces: _Traces, places: Mapping[int, int], names: Sequence[str], e
         both: list[Graph] = []
         for whole in pair:
             found = paired(constants_of(one.graph), constants_of(whole.graph))
+            if any(repr(x.attrs["value"]) != repr(y.attrs["value"]) for x, y in found if x.serial not in places):
+                raise UnsizedError("a constant is decided by the sizes in a way of its own")
             at = {t.serial: places[first.serial] for first, t in found if first.serial in places}
             both.append(counted(whole.graph, at))
         graphs.append(in_room(both[0], both[1], given, named).graph)

@@ -168,7 +168,7 @@ class SizedPrograms:
         if self._rooms is None:
             from tracegrad.engine.rooms import RoomPrograms  # most processes see few sizes, and need no import
 
-            self._rooms = RoomPrograms(2 * self.capacity)
+            self._rooms = RoomPrograms(2 * self.capacity, self.version)
         found, gone = self._rooms.of(source, sizes, self.seen, device)
         dropped += [p for base in gone for p in self._emptied(base)]
         return found and found.program(source, sizes, self.version)

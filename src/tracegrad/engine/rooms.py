@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from tracegrad.runtime.base import DeviceInfo
 
 LEAST_ROOM = 2
 FEW_ROOMS, MANY_ROOMS = 2, 4  # rooms from one power of two to the next
+MOST_WASTE = 2  # elements in a room at hand, where no more rooms are kept, for each in the room that would be compiled
 COARSE_RUNS = 64  # runs in a room before finer rooms are compiled
 
 
@@ -45,8 +47,9 @@ Key = tuple[int, ...]  # the room of each size; 0: exact, 1: the size is 1
 class RoomPrograms:
     """Programs by their room, the least recently used first."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, version: object = None) -> None:
+        """version: of the model, for a forward."""
+        self.capacity, self.version = capacity, version
         # names of the sizes that vary -> why no program is exact in the first, the second, ..., and why none has room
         self.refused: dict[tuple[str, ...], list[str]] = {}
         self._kept: OrderedDict[Key, Room] = OrderedDict()
@@ -70,14 +73,14 @@ class RoomPrograms:
             key = self._key(sizes, exact)
             room = self._kept.pop(key, None)
             fitted = room.rooms.at(at) if room else None
-            if fitted is None:
+            if room is None or not room.rooms.fits(at):
                 dropped += [room.base] if room else []
                 try:
                     made = _built(source, sizes, seen, key, room and room.rooms, device.gpu)
                 except UnsizedError as e:
                     refused.append(str(e))
                     continue
-                room, fitted = Room(made, RunProgram(made.built)), made.at(at)
+                room, fitted = Room(made, RunProgram(made.built, version=self.version)), made.at(at)
                 dropped += self._beyond()
             assert room is not None
             self._kept[key] = room
@@ -101,7 +104,8 @@ class RoomPrograms:
         if wanted in self._kept or len(self._kept) < self.capacity:
             return wanted
         larger = [k for k in self._kept if all(m == n if min(m, n) < 2 else m >= n for m, n in zip(k, wanted))]
-        return min(larger, key=sum, default=wanted)
+        at_hand = min(larger, key=_elements, default=wanted)
+        return at_hand if _elements(at_hand) <= MOST_WASTE * _elements(wanted) else wanted
 
     def _beyond(self) -> list[RunProgram]:
         """Drop a program if there will be too many, and return it."""
@@ -114,6 +118,10 @@ class RoomPrograms:
         self._uses.clear()
         self.refused.clear()
         return dropped
+
+
+def _elements(key: Key) -> int:
+    return math.prod([max(n, 1) for n in key])
 
 
 def exact_first(varying: tuple[str, ...]) -> list[str | None]:

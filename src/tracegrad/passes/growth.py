@@ -18,6 +18,10 @@ MOST_FACTORS = 3  # sizes in one length
 MOST_MORE = 3  # a factor of a length is a size and at most this: a longer shift is found where it is made
 
 
+class AmbiguousError(UnsizedError):
+    """Two traces do not tell how a length follows the sizes; traces at other sizes do."""
+
+
 class Grown(NamedTuple):
     """A part of an axis whose length is a size plus a number."""
 
@@ -75,17 +79,23 @@ class Sizes(NamedTuple):
         )
 
     def length(self, pair: Both) -> Length:
-        """Return how a length follows the sizes. Raises UnsizedError if it does in no way that is known here."""
+        """Return how a length follows the sizes.
+
+        Raises UnsizedError if it does in no way that is known here, and AmbiguousError if it does in several.
+        """
         a, b = pair
         if a == b:
             return Length(a)
-        for k, (n, m) in enumerate(zip(self.one, self.other)):
-            if a - b == n - m:
-                return Length(1, (Grown(k, a - n),))
+        found = {Length(1, (Grown(k, a - n),)) for k, (n, m) in enumerate(zip(self.one, self.other)) if a - b == n - m}
         for factors in _products(len(self.one)):
             n, m = (math.prod([s[f.size] + f.more for f in factors]) for s in self)
             if n > 0 and a % n == 0 and a // n * m == b:
-                return Length(a // n, factors)
+                found.add(Length(a // n, factors))
+        plain = {f for f in found if not any(g.more for g in f.factors)} or found
+        if len(plain) > 1:
+            raise AmbiguousError(f"lengths of {a} and {b} follow the sizes in {len(plain)} ways")
+        for length in plain:
+            return length
         raise UnsizedError(f"a length of {a} is {b} at other sizes")
 
     def axis(self, pair: Both) -> Axis:

@@ -36,10 +36,9 @@ SIZE = "size of {}"  # of the input that holds a size: no hyperparameter has a s
 
 
 class Roomy(NamedTuple):
-    """A graph in a room, and how inputs and results grow."""
+    """A graph in a room, and how results grow."""
 
     graph: Graph
-    inputs: Mapping[str, tuple[Axis, ...]]
     results: Mapping[str, tuple[Axis, ...]]
 
 
@@ -70,7 +69,7 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str]) -> Ro
             raise UnsizedError("other values are results at other sizes")
     found = {name: walk.of[t.serial].axes for name, t in room.results.items()}
     graph = room.with_roots([walk.of[t.serial].tensor for t in room.roots])
-    return Roomy(graph, walk.inputs, found)
+    return Roomy(graph, found)
 
 
 class _Walk(Room):
@@ -81,7 +80,6 @@ class _Walk(Room):
         self.here = here
         self.number: dict[int, int] = {}  # by serial of a node at the room
         self.other: dict[int, int] = {}  # the same of the other graph
-        self.inputs: dict[str, tuple[Axis, ...]] = {}
         self.loops: dict[int, Looped] = {}  # by serial of a new loop
 
     def nodes(self, room: Sequence[Tensor], other: Sequence[Tensor]) -> None:
@@ -162,8 +160,6 @@ class _Walk(Room):
         grows = any(a.grows for a in axes)
         if grows and (t.prim is LITERAL or t.attrs["role"] != "input" or any(a.parts is None for a in axes)):
             raise UnsizedError(f"{t.type} is {u.type} at other sizes")
-        if t.prim is LEAF and t.attrs["role"] == "input":
-            self.inputs[t.attrs["name"]] = axes
         return Value(t, axes)
 
     def product(self, t: Tensor, u: Tensor, a: Value, b: Value) -> Value:
