@@ -224,6 +224,15 @@ def seconds(run: Callable[[], Any], least: float = SECONDS) -> float:
     return best
 
 
+def beside(shared: Any, one: Any, data: dict[str, Any]) -> str:
+    """The time of a shared program's step over that of a program compiled for the size, and the latter."""
+    one.step(data).result()
+    runs = [lambda train=train: train.step(data).loss for train in (shared, one)]
+    times = [[seconds(run) for run in runs] for _ in range(TURNS)]
+    both, alone = (min(t) for t in zip(*times))
+    return f"{both / alone:.2f} ({1e3 * alone:.3g} ms)"
+
+
 def ratios(row: Row, device: str) -> None:
     """Prints the time of the shared program over that of one compiled for a size."""
     with compiled(row, device, own=0) as shared:
@@ -233,11 +242,7 @@ def ratios(row: Row, device: str) -> None:
             data = batch(row, n)
             shared.step(data).result()
             with compiled(row, device, own=10**9) as one:
-                one.step(data).result()
-                runs = [lambda given=data, train=train: train.step(given).loss for train in (shared, one)]
-                times = [[seconds(run) for run in runs] for _ in range(TURNS)]
-            both, alone = (min(t) for t in zip(*times))
-            found.append(f"{n}: {both / alone:.2f} ({1e3 * alone:.3g} ms)")
+                found.append(f"{n}: {beside(shared, one, data)}")
         print("  ratio  ", "   ".join(found), flush=True)
         if "of a program for sizes" not in shared.explain().title:
             print("  not shared:", shared.explain().title)
@@ -286,12 +291,8 @@ def pairs(device: str, count: int) -> None:
         for n, t in ((16, 48), (16, 50), (8, 33), (4, 60)):
             data = given(n, t)
             with text(n, t, device) as one:
-                for made in (train, one):
-                    made.step(data).result()
-                runs = [lambda given=data, train=made: train.step(given).loss for made in (train, one)]
-                times = [[seconds(run) for run in runs] for _ in range(TURNS)]
-            both, alone = (min(t) for t in zip(*times))
-            found.append(f"{n}x{t}: {both / alone:.2f} ({1e3 * alone:.3g} ms)")
+                train.step(data).result()
+                found.append(f"{n}x{t}: {beside(train, one, data)}")
         print("  ratio  ", "   ".join(found), flush=True)
 
 

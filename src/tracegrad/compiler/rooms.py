@@ -13,22 +13,34 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
 from tracegrad.compiler.build import Built, ProgramSource, uncollected
-from tracegrad.compiler.followed import Followed, Number, constants_of, counted, follow_sizes, numbers_of, paired
+from tracegrad.compiler.followed import (
+    At,
+    Followed,
+    Number,
+    constants_of,
+    counted,
+    follow_sizes,
+    numbers_of,
+    paired,
+    pairs_of,
+    values_at,
+)
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, whole_of
-from tracegrad.compiler.uniform import Pair, check_graphs
+from tracegrad.compiler.uniform import Pair, check_graphs, roots_in
 from tracegrad.dtypes import Shape, TensorType, i32
 from tracegrad.errors import CompileError, DTypeError, ShapeError
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.growth import AmbiguousError, Axis, Sizes
+from tracegrad.passes.room import replaced
 from tracegrad.passes.roomy import SIZE, Roomy, in_room
 from tracegrad.prims.leaves import CONST
 from tracegrad.program import Field
 from tracegrad.transforms.loops import Body, graph_of
 
-At = Callable[[Sequence[int]], ProgramSource]  # the source of a step or forward, at some sizes
+SourceAt = Callable[[Sequence[int]], ProgramSource]  # the source of a step or forward, at some sizes
 # How far each size of the second trace is from the room. If these traces do not tell how a length follows, the next do
 APART = (5, 7, 11, 13, 17, 19), (7, 13, 5, 19, 11, 17), (11, 5, 17, 7, 19, 13)
 
@@ -55,11 +67,12 @@ class Rooms(NamedTuple):
 
     built: Built  # at the room
     sizes: Sizes  # of both traces; the first are the room
-    source_at: At
+    source_at: SourceAt
     wholes: tuple[Whole, Whole]
     roomy: Roomy
     names: Sequence[str]
-    numbers: Sequence[tuple[Number, Sequence[int]]]  # with the numbers of the constants
+    constants: Sequence[At]  # of both traces
+    numbers: Sequence[Number]
     followed: Followed | None
     specs: tuple[Mapping[str, Any], Mapping[str, Any]]
     exact: int | None  # the number of a size that runs compute exactly
@@ -89,7 +102,7 @@ class Rooms(NamedTuple):
         inputs: dict[str, Shape] = {name: then.of(t.shape, others[name].shape) for name, t in types.items()}
         program, room = self.built.program, self.sizes.one
         if self.exact is not None:
-            program, room = program.at(sizes[self.exact]), _replaced(room, self.exact, sizes[self.exact])
+            program, room = program.at(sizes[self.exact]), replaced(room, self.exact, sizes[self.exact])
         one, other = self.specs
         fields = [
             replace(f, shape=inputs[f.name], spec={**f.spec, **then.of(one.get(f.name, {}), other.get(f.name, {}))})
@@ -115,20 +128,11 @@ class Rooms(NamedTuple):
     def _traced(self, sizes: Sequence[int]) -> Mapping[str, Any]:
         """Return the numbers that a trace at some sizes tells. Raises UnsizedError if the trace differs."""
         third = whole_of(self.source_at(sizes))
-        _same_form(self.wholes[0], third)
+        self.wholes[0].check_form(third)
         first, second = self.wholes
         _Then(self.sizes, sizes).check(first.graph, second.graph, third.graph)
-        values = [t.attrs["value"] for t in constants_of(third.graph)]
-        following = {k for _, places in self.numbers for k in places}
-        for k, t in enumerate(constants_of(first.graph)):
-            if k not in following and repr(t.attrs["value"]) != repr(values[k]):
-                raise UnsizedError(f"{values[k]!r} is decided by the sizes in a way of its own")
-        found: dict[str, Any] = {}
-        for number, places in self.numbers:
-            if any(repr(values[k]) != repr(values[places[0]]) for k in places):
-                raise UnsizedError("a constant is decided by the sizes in a way of its own")
-            found[number.field] = number.dtype.numpy, values[places[0]]
-        return found
+        known = values_at(third.graph, self.constants)
+        return {n.field: (n.dtype.numpy, known[n.at]) for n in self.numbers}
 
 
 class _Then:
@@ -167,11 +171,7 @@ class _Then:
         """Raise UnsizedError unless a third graph is what follows from two."""
         numbers: list[dict[int, int]] = [{}, {}, {}]
         self._nodes((one, other, third), numbers)
-        names = [
-            [(name, seen[t.serial]) for name, t in zip(_names(g), g.roots)]
-            for g, seen in zip((one, other, third), numbers)
-        ]
-        if names[0] != names[2]:
+        if roots_in(one, numbers[0]) != roots_in(third, numbers[2]):
             raise UnsizedError("other values are results")
 
     def _nodes(self, graphs: Sequence[Graph], numbers: Sequence[dict[int, int]]) -> None:
@@ -205,34 +205,23 @@ def _listed(names: Sequence[str], sizes: Sequence[int]) -> str:
     return " and ".join([f"{name}={n}" if len(names) > 1 else str(n) for name, n in zip(names, sizes)])
 
 
-def _names(graph: Graph) -> list[str]:
-    return [*graph.outputs, *graph.captures, *graph.writes]
-
-
-def _same_form(one: Whole, other: Whole) -> None:
-    a, b = one.traced, other.traced
-    if (a.meta, a.structure) != (b.meta, b.structure):
-        raise UnsizedError("defaults of hyperparameters, or the form of the results, follow the sizes")
-
-
 def _cut(axes: Sequence[Axis], room: Sequence[int], sizes: Sequence[int]) -> Cut:
     """Return where a value of these axes is in the room."""
     whole: list[int] = []
     counts: list[int] = []
     for a in axes:
-        parts = a.parts if a.parts is not None else None
-        if parts is None:  # elements are equal, so the first ones do
+        if a.parts is None:  # elements are equal, so the first ones do
             whole.append(a.length.at(room))
             counts.append(a.length.at(sizes))
             continue
-        whole += [p if isinstance(p, int) else room[p.size] + p.more for p in parts]
-        counts += [p if isinstance(p, int) else sizes[p.size] + p.more for p in parts]
+        whole += [p if isinstance(p, int) else room[p.size] + p.more for p in a.parts]
+        counts += [p if isinstance(p, int) else sizes[p.size] + p.more for p in a.parts]
     return Cut(tuple(whole), tuple(counts), tuple([a.length.at(sizes) for a in axes]))
 
 
 @uncollected
 @ambient.restored
-def build_rooms(source_at: At, room: Mapping[str, int], exact_name: str | None, gpu: bool) -> Rooms:
+def build_rooms(source_at: SourceAt, room: Mapping[str, int], exact_name: str | None, gpu: bool) -> Rooms:
     """Return the program that serves all sizes up to `room`.
 
     source_at:  takes sizes in the order of `room`.
@@ -246,18 +235,19 @@ def build_rooms(source_at: At, room: Mapping[str, int], exact_name: str | None, 
     raise UnsizedError("traces do not tell how a length follows the sizes")
 
 
-def _built(source_at: At, room: Mapping[str, int], exact_name: str | None, gpu: bool, apart: Sequence[int]) -> Rooms:
+def _built(
+    source_at: SourceAt, room: Mapping[str, int], exact_name: str | None, gpu: bool, apart: Sequence[int]
+) -> Rooms:
     names = list(room)
     exact = names.index(exact_name) if exact_name is not None else None
     traced = _traces(source_at, list(room.values()), exact, apart)
     sizes, wholes = traced.sizes, traced.wholes
     for whole in wholes[1:]:
-        _same_form(wholes[0], whole)
+        wholes[0].check_form(whole)
     graphs = [w.graph for w in wholes]
     numbers, places = numbers_of(graphs[0], graphs[1])
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
-    serials = [t.serial for t in constants_of(graphs[0])]
-    known = [(n, [k for k, s in enumerate(serials) if places[0].get(s) == j]) for j, n in enumerate(numbers)]
+    constants = pairs_of(graphs[0], graphs[1])
     roomy = in_room(counted(graphs[0], places[0]), counted(graphs[1], places[1]), sizes, names)
     specs = input_ranges(graphs[0]), input_ranges(graphs[1])
     try:
@@ -267,7 +257,9 @@ def _built(source_at: At, room: Mapping[str, int], exact_name: str | None, gpu: 
             built = _exactly(traced, places[0], names, exact, gpu)
     except (CompileError, ShapeError, DTypeError) as e:
         raise UnsizedError(str(e)) from e
-    return Rooms(built, sizes, source_at, (wholes[0], wholes[1]), roomy, names, known, followed, specs, exact)
+    return Rooms(
+        built, sizes, source_at, (wholes[0], wholes[1]), roomy, names, constants, numbers, followed, specs, exact
+    )
 
 
 class _Traces(NamedTuple):
@@ -277,7 +269,7 @@ class _Traces(NamedTuple):
     wholes: Sequence[Whole]
 
 
-def _traces(source_at: At, room: Sequence[int], exact: int | None, apart: Sequence[int]) -> _Traces:
+def _traces(source_at: SourceAt, room: Sequence[int], exact: int | None, apart: Sequence[int]) -> _Traces:
     up = any(n - d < 2 for k, (n, d) in enumerate(zip(room, apart)) if k != exact)
     other = [n + d if up else n - d for n, d in zip(room, apart)]  # all in one direction, so that products differ
     if exact is None:
@@ -286,7 +278,7 @@ def _traces(source_at: At, room: Sequence[int], exact: int | None, apart: Sequen
     p = prime_from(max(room[exact], LEAST + 1))
     while True:
         q = prime_from(p + 1) if up else max(n for n in range(LEAST, p) if n == prime_from(n))
-        at = [_replaced(x, exact, n) for x, n in ((room, p), (other, q), (room, q), (other, p))]
+        at = [replaced(x, exact, n) for x, n in ((room, p), (other, q), (room, q), (other, p))]
         wholes = [whole_of(source_at(n)) for n in at]
         fixed = {n for t in wholes[0].graph.nodes for n in t.shape} & {
             n for t in wholes[2].graph.nodes for n in t.shape
@@ -294,10 +286,6 @@ def _traces(source_at: At, room: Sequence[int], exact: int | None, apart: Sequen
         if not any(n and n % p == 0 for n in fixed):
             return _Traces(Sizes(at[0], at[1]), wholes)
         p = prime_from(p + 1)
-
-
-def _replaced(sizes: Sequence[int], k: int, n: int) -> tuple[int, ...]:
-    return (*sizes[:k], n, *sizes[k + 1 :])
 
 
 def _exactly(traces: _Traces, places: Mapping[int, int], names: Sequence[str], exact: int, gpu: bool) -> Built:

@@ -47,6 +47,10 @@ class Whole(NamedTuple):
     def check(self, other: Whole, sizes: Pair) -> None:
         """Raise UnsizedError where another trace differs in more than the size of the batch."""
         check_graphs(self.graph, other.graph, sizes)
+        self.check_form(other)
+
+    def check_form(self, other: Whole) -> None:
+        """Raise UnsizedError if another trace has other defaults, or results in another form."""
         one, two = self.traced, other.traced
         if (one.meta, one.structure) != (two.meta, two.structure):
             raise UnsizedError("defaults of hyperparameters, or the form of the results, follow the size of the batch")

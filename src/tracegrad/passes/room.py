@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tracegrad.dtypes import Shape, i32
 from tracegrad.ir import Tensor
@@ -14,6 +14,8 @@ from tracegrad.prims.leaves import const, fitting, iota
 from tracegrad.prims.views import PERMUTE, broadcast_to, permute, reshape
 
 ONE = Axis(Length(1), ())
+
+T = TypeVar("T")
 
 
 class Value(NamedTuple):
@@ -127,6 +129,6 @@ class Room:
         return broadcast_to(reshape(at, [m if d == axis else 1 for d, m in enumerate(shape)]), shape)
 
 
-def replaced(axes: tuple[Axis, ...], d: int, new: Axis) -> tuple[Axis, ...]:
-    """Return axes with another one in place of axis `d`."""
+def replaced(axes: Sequence[T], d: int, new: T) -> tuple[T, ...]:
+    """Return axes, or their sizes, with another one in place of axis `d`."""
     return (*axes[:d], new, *axes[d + 1 :])
