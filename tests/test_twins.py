@@ -168,8 +168,9 @@ def test_losses_and_parameters_are_pytorchs(name: str, device_name: str) -> None
         found = {**{k: v.numpy() for k, v in tg.to_torch(train).items()}, "losses": losses}
     assert found.keys() == true.keys()
     for key, want in true.items():
-        # XLA adds up one by one, PyTorch in pairs: the 3 200 signed terms of reinforce's loss nearly cancel
-        steps = 24 if (name, device_name) == ("reinforce", "jax") else 8
+        # XLA adds up one by one, PyTorch in pairs: the 3 200 signed terms of reinforce's loss nearly cancel. Their mean
+        # is off by about sqrt(3200) 6e-8 = 3.4e-6 of a term, at most by 3200 6e-8 = 1.9e-4. Measured: 1.7e-5
+        steps = 48 if (name, device_name) == ("reinforce", "jax") else 8
         near = steps * length(single[key] - want) + 2e-6 * length(want)
         assert length(found[key] - want) <= near, key
 
