@@ -29,8 +29,7 @@ def repeated(m: Any, x: Any) -> Any:
     return x
 
 
-# What differs: a constant, an op, its attribute, where an input comes from, an op more, a result, its shape and dtype,
-# a body's op, its count, its results, an axis, a number that follows no line, an array of NumPy, a slice.
+# Sizes decide constants, ops, attributes, inputs; then results, their shapes and dtypes; then bodies of loops.
 DECIDING: dict[str, Callable[[Any, Any], Any]] = {
     "constant": lambda m, x: x @ m.w * (2.0 if x.shape[1] > 20 else 3.0),
     "array": lambda m, x: x + np.sin(np.arange(x.shape[1], dtype=np.float32) ** 2)[:, None],
