@@ -82,7 +82,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     if not HAVE_NUMPY:
         return _drawn_by_javascript(specs, seed)
     out: list[NDArray[Any]] = []
-    fills: list[Callable[[Scratch | Compiled], None]] = []
+    fills: list[Callable[[Compiled | None], None]] = []
     at = 0  # draws used so far
     for shape, given in specs:
         out.append(_undrawn(shape, given))
@@ -92,14 +92,13 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
             parts = range(0, flat.size, DRAW_CHUNK)
             fills += [partial(_fill, flat[i : i + DRAW_CHUNK], shape, init, seed, at + draws * i) for i in parts]
             at += draws * flat.size
-    largest, values = max((x.size for x in out), default=0), sum(x.size for x in out)
+    values = sum(x.size for x in out)
     threads = max(1, min(processors(), DRAW_THREADS, values // DRAW_CHUNK))
     compiled = _compiled() if values >= DRAW_IN_C else None
 
     def fill(thread: int) -> None:
-        by = compiled or Scratch(min(DRAW_CHUNK, largest))
         for f in fills[thread::threads]:
-            f(by)
+            f(compiled)
 
     if threads == 1:
         fill(0)
@@ -109,30 +108,6 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     for x, (shape, init) in zip(out, specs, strict=True):
         _shape(x.reshape(-1), shape, init)
     return out
-
-
-class Scratch:
-    """Reused memory for this many values at a time. Fresh memory would cost four times as much as the arithmetic."""
-
-    def __init__(self, count: int) -> None:
-        self.steps = np.arange(2 * count, dtype=np.uint32) * np.uint32(STEP)
-        self.words = np.empty((3, 2 * count), np.uint32)
-        self.draws = np.empty(2 * count)
-        self.pair = np.empty((2, count))
-        self.exponent = np.empty(count, np.int32)
-        self.log = np.empty((7, count))
-        self.cos = np.empty((10, count))
-
-    def fill_normal(self, part: NDArray[Any], seed: int, at: int, mean: float, deviation: float) -> None:
-        """Fill with normal numbers times `deviation` plus `mean`, from the draws beginning at `at`."""
-        x = normal(seed, at, len(part), self)
-        x *= deviation
-        x += mean
-        part[:] = x
-
-    def fill_uniform(self, part: NDArray[Any], seed: int, at: int, low: float, high: float) -> None:
-        """Fill with numbers from `low` to `high`, from the draws beginning at `at`."""
-        part[:] = low + (high - low) * uniform(seed, at, len(part), self)
 
 
 def _compiled() -> Compiled | None:
@@ -160,7 +135,7 @@ def _shape(flat: NDArray[Any], shape: Shape, init: Initializer) -> None:
         orthogonal(flat, shape, init)
     elif isinstance(init, TruncatedNormal):
         for part in np.split(flat, range(DRAW_CHUNK, len(flat), DRAW_CHUNK)):
-            truncated(part, init, lambda x: _log(x, Scratch(len(x))))
+            truncated(part, init, _log)
 
 
 def _draws(init: Initializer) -> int:
@@ -177,120 +152,71 @@ def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
     return np.frombuffer(init.data, np.dtype(init.dtype.numpy)).reshape(shape).copy()
 
 
-def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, by: Scratch | Compiled) -> None:
+def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, compiled: Compiled | None) -> None:
     """Fill values of a parameter from draw `at` on."""
     if isinstance(init, Even):
-        by.fill_uniform(part, seed, at, *init.bounds(shape))
+        low, high = init.bounds(shape)
+        if compiled is not None:
+            compiled.fill_uniform(part, seed, at, low, high)
+        else:
+            part[:] = low + (high - low) * uniform(seed, at, len(part))
     elif isinstance(init, Gaussian):
-        by.fill_normal(part, seed, at, float(init.center()), float(init.deviation(shape)))
+        mean, deviation = float(init.center()), float(init.deviation(shape))
+        if compiled is not None:
+            compiled.fill_normal(part, seed, at, mean, deviation)
+        else:
+            part[:] = normal(seed, at, len(part)) * deviation + mean
 
 
-def uniform(seed: int, at: int, count: int, own: Scratch) -> F64:
+def uniform(seed: int, at: int, count: int) -> F64:
     """Return draws `at` to `at + count`, in [0, 1). The state advances by a constant, so any draw is direct."""
-    a, t, b = own.words[:, :count]
-    np.add(own.steps[:count], np.uint32((seed + (at + 1) * STEP) & 0xFFFFFFFF), out=a)
-    np.right_shift(a, 15, out=t)
-    t ^= a
-    a |= 1
-    t *= a
-    np.right_shift(t, 7, out=a)
-    a ^= t
-    a *= np.bitwise_or(t, 61, out=b)
-    a += t
-    t ^= a
-    t ^= np.right_shift(t, 14, out=a)
-    return np.divide(t, 4294967296.0, out=own.draws[:count])
+    a = np.arange(count, dtype=np.uint32) * np.uint32(STEP) + np.uint32((seed + (at + 1) * STEP) & 0xFFFFFFFF)
+    t = (a ^ a >> 15) * (a | 1)
+    t ^= t + (t ^ t >> 7) * (t | 61)
+    return (t ^ t >> 14) / 4294967296.0
 
 
-def normal(seed: int, at: int, count: int, own: Scratch) -> F64:
+def normal(seed: int, at: int, count: int) -> F64:
     """Return `count` standard normal numbers from the draws `at` to `at + 2 count`."""
-    u = uniform(seed, at, 2 * count, own)
-    x, y = own.pair[:, :count]
-    x = _log(np.maximum(u[0::2], SMALLEST, out=x), own)
-    x *= -2.0
-    np.sqrt(x, out=x)
-    x *= _cos(np.multiply(u[1::2], 2.0 * math.pi, out=y), own)
-    return x
+    u = uniform(seed, at, 2 * count)
+    return np.sqrt(_log(np.maximum(u[0::2], SMALLEST)) * -2.0) * _cos(u[1::2] * (2.0 * math.pi))
 
 
-def _polynomial(x: F64, c: Sequence[float], out: F64) -> F64:
+def _polynomial(x: F64, c: Sequence[float]) -> F64:
     """Return c[0] + x (c[1] + x (...))."""
-    np.multiply(x, c[-1], out=out)
+    out = x * c[-1]
     for k in c[-2:0:-1]:
         out += k
         out *= x
-    out += c[0]
-    return out
+    return out + c[0]
 
 
-def _log(x: F64, own: Scratch) -> F64:
+def _log(x: F64) -> F64:
     """Return log(x) by the recipe above."""
-    m, e, s, z, w, r, h = own.log[:, : len(x)]
-    _, exponent = np.frexp(x, m, own.exponent[: len(x)])
+    m, exponent = np.frexp(x)
     low = m < math.sqrt(0.5)
-    m += np.multiply(m, low, out=h)
-    np.subtract(exponent, low, out=e)
-    f = np.subtract(m, 1.0, out=m)
-    np.divide(f, np.add(f, 2.0, out=s), out=s)
-    np.multiply(s, s, out=z)
-    np.multiply(z, z, out=w)
-    r = _polynomial(w, LOG[0::2], r)
-    r *= z
-    w *= _polynomial(w, LOG[1::2], h)
-    r += w
-    np.multiply(f, 0.5, out=h)
-    h *= f
-    r += h
-    r *= s
-    r += np.multiply(e, LN2_LO, out=w)
-    h -= r
-    h -= f
-    e *= LN2_HI
-    e -= h
-    return e
+    f, e = m + m * low - 1.0, (exponent - low).astype(np.float64)
+    s = f / (f + 2.0)
+    z = s * s
+    w = z * z
+    r = _polynomial(w, LOG[0::2]) * z + _polynomial(w, LOG[1::2]) * w
+    h = f * 0.5 * f
+    return e * LN2_HI - (h - ((r + h) * s + e * LN2_LO) - f)
 
 
-def _cos(x: F64, own: Scratch) -> F64:
+def _cos(x: F64) -> F64:
     """Return cos(x) by the recipe above."""
-    q, r, w, y, d, z, v, h, cosine, sine = own.cos[:, : len(x)]
-    np.rint(np.multiply(x, TWO_OVER_PI, out=q), out=q)
-    np.subtract(x, np.multiply(q, PIO2_HI, out=r), out=r)
-    np.multiply(q, PIO2_LO, out=w)
-    np.subtract(r, w, out=y)
-    np.subtract(r, y, out=d)
-    d -= w
-    np.multiply(y, y, out=z)
-    np.multiply(z, 0.5, out=h)
-    np.subtract(1.0, h, out=v)
-    _polynomial(z, COS, cosine)
-    cosine *= z
-    cosine *= z
-    cosine -= np.multiply(y, d, out=w)
-    np.subtract(1.0, v, out=w)
-    w -= h
-    cosine += w
-    cosine += v
-    cube = np.multiply(z, y, out=r)
-    _polynomial(z, SIN[1:], sine)
-    sine *= cube
-    np.subtract(np.multiply(d, 0.5, out=w), sine, out=sine)
-    sine *= z
-    sine -= d
-    cube *= SIN[0]
-    sine -= cube
-    np.subtract(y, sine, out=sine)
-    # Chosen and negated by bits: on random quadrants NumPy's masked copies take longer than everything above.
-    bits, other, quadrant, odd = (a.view(np.int64) for a in (cosine, sine, r, w))
-    np.copyto(quadrant, q, casting="unsafe")
-    np.negative(np.bitwise_and(quadrant, 1, out=odd), out=odd)
-    other ^= bits
-    other &= odd
-    bits ^= other
-    quadrant += 1
-    quadrant &= 2
-    quadrant <<= 62
-    bits ^= quadrant
-    return cosine
+    q = np.rint(x * TWO_OVER_PI)
+    r, w = x - q * PIO2_HI, q * PIO2_LO
+    y = r - w
+    d, z = r - y - w, y * y
+    h, cube = z * 0.5, z * y
+    v = 1.0 - h
+    cosine = _polynomial(z, COS) * z * z - y * d + (1.0 - v - h) + v
+    sine = y - ((d * 0.5 - _polynomial(z, SIN[1:]) * cube) * z - d - cube * SIN[0])
+    quadrant = q.astype(np.int64)
+    sign = np.subtract(1.0, quadrant + 1 & 2, dtype=np.float64)
+    return np.where(quadrant & 1, sine, cosine) * sign
 
 
 def _drawn_by_javascript(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[Any]:

@@ -70,7 +70,7 @@ void uniform(float *out, long count, uint32_t seed, uint64_t at, double low, dou
 
 
 class Compiled:
-    """Fills arrays as `draw.Scratch` does. Calls release Python's lock, and any thread can make them."""
+    """Fills arrays as `draw.normal` and `draw.uniform` do. Any thread can call it: calls release Python's lock."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         place = (ctypes.c_void_p, ctypes.c_long, ctypes.c_uint32, ctypes.c_uint64)
@@ -78,11 +78,11 @@ class Compiled:
         self._normal.argtypes = self._uniform.argtypes = (*place, ctypes.c_double, ctypes.c_double)
 
     def fill_normal(self, part: NDArray[Any], seed: int, at: int, mean: float, deviation: float) -> None:
-        """Fill as `draw.Scratch.fill_normal` does."""
+        """Fill with normal numbers times `deviation` plus `mean`, from the draws beginning at `at`."""
         self._normal(part.ctypes.data, part.size, seed, at, mean, deviation)
 
     def fill_uniform(self, part: NDArray[Any], seed: int, at: int, low: float, high: float) -> None:
-        """Fill as `draw.Scratch.fill_uniform` does."""
+        """Fill with numbers from `low` to `high`, from the draws beginning at `at`."""
         self._uniform(part.ctypes.data, part.size, seed, at, low, high)
 
 

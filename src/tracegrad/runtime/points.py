@@ -19,7 +19,7 @@ from tracegrad.evaluate import function_of
 from tracegrad.ir import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
-from tracegrad.runtime.draw import Scratch, uniform
+from tracegrad.runtime.draw import uniform
 
 Read = Callable[[int, Array], Array]  # returns elements of a slot, at these indices
 
@@ -289,7 +289,7 @@ BEYOND = 3  # one of this many signed integers is past the end, and one of twice
 @cache
 def drawn(seed: int, count: int) -> Array:
     """Return the first numbers of a stream of `draw`, in [0, 1). Importing NumPy's own generators takes 26 ms."""
-    return uniform(seed, 0, count, Scratch(count)).copy()
+    return uniform(seed, 0, count)
 
 
 def kind_of(dtype: DType, below: int) -> Kind:
