@@ -8,7 +8,8 @@ import pytest
 
 from indices import evaluate_index
 from tracegrad.dtypes import f32, i32
-from tracegrad.kernels.expr import Guard, Index, Space, atoms_of, ravel, regroup, unravel, walk
+from tracegrad.kernels.coordinates import ravel, regroup, unravel
+from tracegrad.kernels.expr import Guard, Index, Space, atoms_of, walk
 
 
 def values(index: Index, *sizes: tuple[str, int]) -> list[int]:

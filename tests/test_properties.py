@@ -27,7 +27,8 @@ from tracegrad.entrypoints import compile as tg_compile
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
-from tracegrad.kernels.expr import Index, Space, ravel, regroup, unravel
+from tracegrad.kernels.coordinates import ravel, regroup, unravel
+from tracegrad.kernels.expr import Index, Space
 from tracegrad.prims import folds, views
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program

@@ -10,6 +10,7 @@ from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.errors import ShapeError, placed
 from tracegrad.ir import Tensor, reached
 from tracegrad.kernels.axes import Domain, all_indices, merge_axes, natural_domain, split_axes
+from tracegrad.kernels.coordinates import ravel, regroup
 from tracegrad.kernels.expr import (
     Guard,
     Index,
@@ -17,8 +18,6 @@ from tracegrad.kernels.expr import (
     Space,
     Value,
     atoms_of,
-    ravel,
-    regroup,
     variables_of,
 )
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points

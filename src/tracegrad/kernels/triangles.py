@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from tracegrad.ir import Tensor
-from tracegrad.kernels.expr import Space, regroup
+from tracegrad.kernels.coordinates import regroup
+from tracegrad.kernels.expr import Space
 from tracegrad.kernels.form import Limit
 from tracegrad.prims.leaves import IOTA, constant
 

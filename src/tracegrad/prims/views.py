@@ -62,7 +62,7 @@ RESHAPE = view(
     "reshape",
     type=_check_reshape,
     array="{0}.reshape({shape})",
-    index=None,  # reshape has no rule: kernels.lower.regroup matches its coordinates group by group
+    index=None,  # reshape has no rule: kernels.coordinates.regroup matches its coordinates group by group
     repeats=lambda x, y: 1,
     vjp=lambda ct, y, x, *, shape: (reshape(ct, x.shape),),
 )
