@@ -37,10 +37,11 @@ class Primitive:
     xla:    (x, node, *arrays) -> array: the computation in JAX, if better for XLA than `array` or the expansion; `x` is
             a `runtime.jax_graph.Xla`
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
-    jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input
+    jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input. Only if
+            the transpose of `vjp`, which serves otherwise, costs more
     batch:  (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0. Each input has this axis too, of size n,
             or of size 1 if the input is shared. (prims.rules has the common rules for `jvp` and `batch`; a composite
-            without them uses its expansion)
+            without `batch` uses its expansion, and so does one without `vjp` for derivatives)
     wgsl:   template of the value, with `{0}` for the first input, `{t}` for the type of the result, and `{of}` for the
             type of the first input (family "map")
     helper: WGSL functions that the template calls, if any, separated by blank lines

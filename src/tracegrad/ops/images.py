@@ -22,7 +22,7 @@ from tracegrad.ops.windows import (
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
-from tracegrad.prims.rules import Tangents, merged, multilinear
+from tracegrad.prims.rules import merged, multilinear
 from tracegrad.prims.views import broadcast_to, reshape
 from tracegrad.tuning import MOST_COMPARED
 
@@ -93,19 +93,7 @@ def _max_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pai
     return (_pool_add(routed, x, stride, padding),)
 
 
-def _max_pool_jvp(ts: Tangents, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    (t,) = ts
-    assert t is not None
-    two = _in_two(kernel, stride, padding)
-    if two is not None:
-        rows = bind(MAX_POOL2D, x, **two[0])
-        return _max_pool_jvp([_max_pool_jvp(ts, rows, x, **two[0])], y, rows, **two[1])
-    return where(_first(y, x, kernel, stride, padding), _pool_windows(t, kernel, stride, padding), 0.0).sum((-2, -1))
-
-
-MAX_POOL2D = composite(
-    "max_pool2d", type=_pool_type, expand=_max_pool, vjp=_max_pool_vjp, jvp=_max_pool_jvp, batch=merged
-)
+MAX_POOL2D = composite("max_pool2d", type=_pool_type, expand=_max_pool, vjp=_max_pool_vjp, batch=merged)
 
 
 def _avg_pool(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:

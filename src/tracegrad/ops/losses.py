@@ -15,7 +15,7 @@ from tracegrad.ops.norm import log_softmax, peak, softmax
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
-from tracegrad.prims.rules import Tangents, alike, multilinear, symmetric
+from tracegrad.prims.rules import alike, multilinear, symmetric
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss", "nll_loss"]
 
@@ -98,12 +98,6 @@ def _cross_entropy_vjp(
     return _unless_ignored(g, targets.reshape((*targets.shape, 1)), ignore), None
 
 
-def _cross_entropy_jvp(
-    ts: Tangents, y: Tensor, x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None
-) -> Tensor:
-    return _unless_ignored((_wrong(x, targets, smoothing) * ts[0]).sum(-1), targets, ignore)
-
-
 def _targets(x: TensorType, targets: TensorType, *, ignore: int | None, **_: Any) -> tuple[int, int, int | None]:
     return 1, x.shape[-1], ignore
 
@@ -113,7 +107,6 @@ CROSS_ENTROPY = composite(
     type=_rows,
     expand=_cross_entropy,
     vjp=_cross_entropy_vjp,
-    jvp=_cross_entropy_jvp,
     batch=alike,
     indexes=_targets,
 )

@@ -5,7 +5,6 @@ Each op has a VJP of its own that reads few values, so the backward pass needs n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.dtypes import TensorType, normalize_axis, show
@@ -76,17 +75,11 @@ def _log_softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Te
     return (ct - exp(y) * ct.sum(axis, keepdims=True),)
 
 
-def _log_softmax_jvp(ts: Sequence[Tensor], y: Tensor, x: Tensor, *, axis: int) -> Tensor:
-    (t,) = ts
-    return t - (exp(y) * t).sum(axis, keepdims=True)
-
-
 LOG_SOFTMAX = composite(
     "log_softmax",
     type=_along,
     expand=_log_softmax,
     vjp=_log_softmax_vjp,
-    jvp=_log_softmax_jvp,
     batch=shifted,
 )
 

@@ -28,7 +28,7 @@ from tracegrad.prims.elementwise import (
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
-from tracegrad.prims.rules import Tangents, shifted
+from tracegrad.prims.rules import shifted
 
 __all__ = ["all", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod",
            "std", "sum", "var", "variance"]  # fmt: skip
@@ -114,11 +114,7 @@ def _var_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], ddof: i
     return (views.broadcast_to(ct * 2.0 / _degrees(x, axes, ddof), x.shape) * _centred(x, axes),)
 
 
-def _var_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...], ddof: int) -> Tensor:
-    return sum(ts[0] * _centred(x, axes), axes, keepdims=True) * 2.0 / _degrees(x, axes, ddof)
-
-
-VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp, jvp=_var_jvp, batch=shifted)
+VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp, batch=shifted)
 
 
 @method
@@ -359,13 +355,7 @@ def _logsumexp_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -
     return (views.broadcast_to(ct, x.shape) * exp(x - views.broadcast_to(y, x.shape)),)
 
 
-def _logsumexp_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    return sum(ts[0] * exp(x - views.broadcast_to(y, x.shape)), axes, keepdims=True)
-
-
-LOGSUMEXP = composite(
-    "logsumexp", type=_reduced_float, expand=_logsumexp, vjp=_logsumexp_vjp, jvp=_logsumexp_jvp, batch=shifted
-)
+LOGSUMEXP = composite("logsumexp", type=_reduced_float, expand=_logsumexp, vjp=_logsumexp_vjp, batch=shifted)
 
 
 @method

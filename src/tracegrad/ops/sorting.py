@@ -23,7 +23,7 @@ from tracegrad.prims.elementwise import cast, isnan, where
 from tracegrad.prims.folds import GATHER, scatter_add
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
-from tracegrad.prims.rules import Tangents, multilinear, shifted
+from tracegrad.prims.rules import multilinear, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 from tracegrad.tuning import SORT_BLOCK, SORT_DIRECT, SORT_LANES, SORT_LINES, SORT_LONG, SORT_SCATTERED, SORT_SELECTED
 
@@ -136,10 +136,6 @@ def _no_vjp(ct: Tensor, y: Tensor, x: Tensor, **_: Any) -> tuple[None]:
     return (None,)
 
 
-def _no_jvp(ts: Tangents, y: Tensor, x: Tensor, **_: Any) -> None:
-    return None
-
-
 def _order_array(xp: Any, x: Any, *, axis: int, k: int, descending: bool) -> Any:
     """Sort by the library's own sort. For a stable descending order, rows are reversed, sorted, and reversed again."""
     if descending:
@@ -155,7 +151,7 @@ def _order_xla(x: Any, t: Tensor, keys: Any) -> Any:
 
 # On values and in JAX, the library sorts. Programs know no sort, so they get the expansion.
 ORDER = composite(
-    "order", type=_order_type, expand=_order, array=_order_array, vjp=_no_vjp, jvp=_no_jvp, batch=shifted,
+    "order", type=_order_type, expand=_order, array=_order_array, vjp=_no_vjp, batch=shifted,
     xla=_order_xla,
 )  # fmt: skip
 

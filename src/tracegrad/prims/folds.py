@@ -17,11 +17,11 @@ from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import const, iota
-from tracegrad.prims.rules import Tangents, linear, multilinear, shifted, spread
+from tracegrad.prims.rules import linear, multilinear, shifted, spread
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
 
 
-def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp: Any, xla: Any = None) -> Primitive:
+def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, xla: Any = None) -> Primitive:
     """Register a fold over `axes`, which stay as size 1. `array` is its code, with a hole for `keepdims`."""
 
     def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
@@ -29,7 +29,7 @@ def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, jvp:
             raise DTypeError(f"takes numbers, got {x}; cast with tg.cast(x, tg.i32)")
         return TensorType(x.dtype, reduced_shape(x.shape, axes))
 
-    return register(Primitive(name, "fold", rule, array, vjp, jvp, shifted, combine=combine, identity=identity,
+    return register(Primitive(name, "fold", rule, array, vjp, batch=shifted, combine=combine, identity=identity,
                               xla=xla))  # fmt: skip
 
 
@@ -43,11 +43,6 @@ def _extremum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) ->
     """Share the gradient among ties, as PyTorch's amax and amin."""
     hit, count = _hits(y, x, axes)
     return (broadcast_to(ct / count, x.shape) * hit,)
-
-
-def _extremum_jvp(ts: Tangents, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    (t,), (hit, count) = ts, _hits(y, x, axes)
-    return (hit * t).sum(axes, keepdims=True) / count
 
 
 def _extremum_xla(x: Any, t: Tensor, values: Any) -> Any:
@@ -100,18 +95,17 @@ def _others_in_rows(x: Tensor) -> Tensor:
 # The ufuncs behind x.sum() and x.max() avoid a layer of Python. NumPy would sum i32 as i64. PEAK is MAX as the shift in
 # sums of exponentials: the shift cancels, so it has no derivative, and NaN passes through the exponentials anyway.
 SUM = fold("sum", array="xp.add.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="add", identity=0.0,
-           vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),), jvp=multilinear)  # fmt: skip
+           vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape),))  # fmt: skip
 MAX = fold("max", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="maximum",
-           identity=float("-inf"), vjp=_extremum_vjp, jvp=_extremum_jvp, xla=_extremum_xla)  # fmt: skip
+           identity=float("-inf"), vjp=_extremum_vjp, xla=_extremum_xla)  # fmt: skip
 PEAK = fold("peak", array="xp.maximum.reduce({0}, {axes}, keepdims={keepdims})", combine="fmax",
             identity=float("-inf"),
-            vjp=lambda ct, y, x, *, axes: (None,), jvp=lambda ts, y, x, *, axes: None)  # fmt: skip
+            vjp=lambda ct, y, x, *, axes: (None,))  # fmt: skip
 MIN = fold("min", array="xp.minimum.reduce({0}, {axes}, keepdims={keepdims})", combine="minimum",
-           identity=float("inf"), vjp=_extremum_vjp, jvp=_extremum_jvp, xla=_extremum_xla)  # fmt: skip
+           identity=float("inf"), vjp=_extremum_vjp, xla=_extremum_xla)  # fmt: skip
 PROD = fold("prod", array="xp.multiply.reduce({0}, {axes}, {0}.dtype, keepdims={keepdims})", combine="mul",
             identity=1.0,
-            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape) * _others(x, axes),),
-            jvp=lambda ts, y, x, *, axes: (ts[0] * _others(x, axes)).sum(axes, keepdims=True))  # fmt: skip
+            vjp=lambda ct, y, x, *, axes: (broadcast_to(ct, x.shape) * _others(x, axes),))  # fmt: skip
 
 
 def check_product(a: TensorType, b: TensorType) -> None:

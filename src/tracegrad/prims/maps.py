@@ -141,7 +141,8 @@ def composite(
     """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`.
 
     array: if NumPy has the op: ops on values compute it so, and the reference that kernels are checked against.
-    jvp, batch: only if those of the expansion would be worse, or would differ from `vjp` at a kink.
+    jvp: only if the transpose of `vjp`, which serves otherwise, costs more.
+    batch: only if that of the expansion would be worse.
     xla: if XLA compiles the whole op better than its expansion.
 
     As jax.custom_vjp on a jitted function.

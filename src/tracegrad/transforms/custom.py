@@ -17,10 +17,9 @@ from typing import Any, cast
 from tracegrad import ambient
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.ir import Tensor, bind, toposort
-from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import LEAF, as_tensor, const
 from tracegrad.prims.maps import composite
-from tracegrad.prims.rules import Tangents, spread, total, zeros_like
+from tracegrad.prims.rules import spread, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
 from tracegrad.transforms.trees import arrays_in, rebuilt, tree_leaves, tree_map, with_arrays
 from tracegrad.transforms.vmap import over
@@ -56,6 +55,7 @@ CHECKPOINT = composite(
     type=lambda value, *xs, rebuild: value,
     expand=lambda value, *xs, rebuild: value,
     vjp=_checkpoint_vjp,
+    jvp=lambda ts, y, value, *xs, rebuild: ts[0],
     batch=lambda n, y, value, *xs, rebuild: bind(
         CHECKPOINT,
         spread(n, value),
@@ -113,14 +113,6 @@ def _custom_vjp(ct: Tensor, y: Tensor, value: Tensor, *xs: Tensor, pull: Pull) -
     return (None, *pull(ct, *xs))
 
 
-def _custom_jvp(ts: Tangents, y: Tensor, value: Tensor, *xs: Tensor, pull: Pull) -> Tensor | None:
-    """Return the transpose of `pull`, which is linear in its cotangent: d<pull(z), t>/dz, for any z."""
-    z = bind(VARIABLE, zeros_like(y))
-    parts = [(g * t).sum() for g, t in zip(pull(z, *xs), ts[1:], strict=True) if g is not None and t is not None]
-    product = total(parts)
-    return None if product is None else cotangents([product], [const(1.0)], [z])[0]
-
-
 def _custom_batch(n: int, y: Tensor, value: Tensor, *xs: Tensor, pull: Pull) -> Tensor:
     def pull_many(ct: Tensor, *xs: Tensor) -> list[Tensor | None]:
         given: list[bool] = []
@@ -143,7 +135,6 @@ CUSTOM_VJP = composite(
     type=lambda value, *xs, pull: value,
     expand=lambda value, *xs, pull: value,
     vjp=_custom_vjp,
-    jvp=_custom_jvp,
     batch=_custom_batch,
 )
 

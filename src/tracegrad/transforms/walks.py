@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad import ambient
-from tracegrad.ir import Tensor, rebind, toposort
+from tracegrad.ir import Tensor, bind, rebind, toposort
+from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import const
 from tracegrad.prims.rules import spread, zeros_like
 from tracegrad.prims.views import broadcast_to, reshape
@@ -58,13 +59,23 @@ def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tenso
     ts = {x.serial: t for x, t in given.items()}
 
     def rule(t: Tensor) -> Tensor | None:
+        own = [ts.get(x.serial) for x in t.inputs]
         if not t.dtype.is_float or t.prim.jvp is None:
-            return None
-        return t.prim.jvp([ts.get(x.serial) for x in t.inputs], t, *t.inputs, **t.attrs)
+            return _transposed(own, t)
+        return t.prim.jvp(own, t, *t.inputs, **t.attrs)
 
-    _forwards(ys, ts, rule, lambda t: t.prim.jvp is None)
+    _forwards(ys, ts, rule, lambda t: t.prim.jvp is None and t.prim.vjp is None)
     with ambient.rewriting():
         return [ts[y.serial] if y.serial in ts else zeros_like(y) for y in ys]
+
+
+def _transposed(ts: Sequence[Tensor | None], y: Tensor) -> Tensor | None:
+    """Return the tangent of `y` by its VJP, which is linear in the cotangent: d<vjp(z), ts>/dz, for any z."""
+    if not y.dtype.is_float or y.prim.vjp is None:
+        return None
+    z = bind(VARIABLE, zeros_like(y))
+    pairs = [(g, t) for g, t in zip(y.prim.vjp(z, y, *y.inputs, **y.attrs), ts) if g is not None and t is not None]
+    return arriving([g for g, _ in pairs], [t for _, t in pairs], [z])[0] if pairs else None
 
 
 def batches(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor], n: int) -> list[Tensor | None]:
