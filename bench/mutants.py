@@ -57,17 +57,25 @@ def defects(text: str) -> Iterator[tuple[str, str]]:
                 yield kind, changed
 
 
+def changed_lines(old: str, new: str) -> str:
+    """The line that differs, before and after."""
+    return next(f"{a.strip()}\n  -> {b.strip()}" for a, b in zip(old.split("\n"), new.split("\n")) if a != b)
+
+
 class Tally:
     """Runs the checks of a device on kernels with defects, when they first run on kernels without."""
 
     def __init__(self) -> None:
         self.found, self.all = Counter[str](), Counter[str]()
+        self.missed: list[str] = []
         self.inside = False
 
-    def count(self, kind: str, how: bool | None) -> None:
-        """Count a kernel whose check said `how`; None if it does not compile."""
+    def count(self, kind: str, place: str, how: bool | None) -> None:
+        """Count a kernel whose check said `how`; None if it does not compile. Keep the place if nothing was found."""
         self.all[kind] += how is not None
         self.found[kind] += bool(how)
+        if how is False:
+            self.missed.append(f"{kind}: {place}")
 
     def on_c(self, session: Any, program: Any, libraries: Any) -> bool:
         """Stands for CpuSession._is_wrong."""
@@ -82,7 +90,8 @@ class Tally:
                 for kind, text in defects(function):
                     functions = (*source.functions[:n], text, *source.functions[n + 1 :])
                     mutant = replace(kernel, texts=Texts(c=source._replace(functions=functions)))
-                    self.count(kind, self.c_wrong(session, program, mutant, others))
+                    place = f"{kernel.label}: {changed_lines(function, text)}"
+                    self.count(kind, place, self.c_wrong(session, program, mutant, others))
         self.inside = False
         return False
 
@@ -103,11 +112,10 @@ class Tally:
                 changed = replace(shader, body=helpers + name + text)
                 mutant = {key: (replace(kernel, texts=Texts(wgsl=changed)), layout)}
                 try:
-                    found = CHECKED(mutant, trials_of(mutant), launches, session)
+                    how = bool(CHECKED(mutant, trials_of(mutant), launches, session).get(key))
                 except tg.CompileError:
-                    self.count(kind, None)
-                else:
-                    self.count(kind, bool(found.get(key)))
+                    how = None
+                self.count(kind, f"{kernel.label}: {changed_lines(body, text)}", how)
         return dict.fromkeys(kernels, "")
 
 
@@ -140,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", nargs="+", default=["cpu", "webgpu"])
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=["sine", "mlp", "cnn"])
+    parser.add_argument("--missed", action="store_true", help="print each defect that no check sees")
     args = parser.parse_args()
     os.environ[SWITCH] = "on"
     print(machine())
@@ -152,6 +161,8 @@ def main() -> None:
         every = sum([x.all for x in tallies], Counter[str]())
         print(f"\n{device}: {', '.join(args.models)}")
         print_table(HEAD, ["all"], lambda _, found=found, every=every: rows(found, every))
+        if args.missed:
+            print("", *[line for x in tallies for line in x.missed], sep="\n")
 
 
 if __name__ == "__main__":
