@@ -204,6 +204,32 @@ def test_choices_among_few_values_are_seen_from_both_sides(compiler: Callable[[s
         _ = f.run({name: np.ones(shape, np.float32) for name, shape in shapes.items()}).output
 
 
+ODD = {
+    "a sum one element short, seen where that one is infinite": (r"(j\d+) < 3;", r"\1 < 2;"),
+    "the number beside one that is infinite": (r"(v\d+ = p1\[)0\]", r"\g<1>1]"),
+    "finite for infinite": (r"bits_as_float \(inf_bits\)", "1.0f"),
+    "the last of all rows": (r"for \(long n0 = 0; n0 < 70; n0 \+= 1\)", "for (long n0 = 0; n0 < 69; n0 += 1)"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_single_numbers_that_decide_about_steps_are_seen(name: str, compiler: Callable[[str, str], Path]) -> None:
+    """Whether a sum is finite, a count is 0, or the last column of many was treated as the others."""
+
+    def of(m: Net, x: tg.Tensor, z: tg.Tensor, k: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
+        bad = tg.logical_or(tg.logical_not(tg.isfinite(tg.sum(x) + z)), k > 0)
+        return tg.where(bad, float("inf"), 2.0), tg.relu(y @ y.T)
+
+    compiler(*ODD[name])
+    given = {"x": np.ones(3, np.float32), "z": np.float32(1), "k": np.int32(0), "y": np.ones((70, 20), np.float32)}
+    shapes: Any = {"x": (3,), "z": (), "k": tg.i32[()], "y": (70, 20)}
+    with (
+        tg.compile_forward(model=Net(), forward=of, inputs=shapes, device="cpu") as f,
+        pytest.warns(RuntimeWarning, match="numbers are wrong"),
+    ):
+        _ = f.run(given).output
+
+
 @pytest.mark.parametrize("fault", [FAULTS["a guard that always holds"], OPERATIONS["a minimum that drops NaN"]])
 def test_a_verdict_is_kept(
     fault: tuple[str, str], compiler: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
@@ -320,6 +346,22 @@ def test_the_sign_of_a_zero_is_no_defect(
     f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (6, 7)}, device="webgpu")
     with f, pytest.raises(tg.CompileError, match="computes wrongly") if lie else nullcontext():
         _ = f.run(x=np.ones((6, 7), np.float32)).output
+
+
+@pytest.mark.parametrize("lie", [("1.5f", "1.25f"), ("1.75f", "1.25f")])
+def test_a_gpu_is_checked_on_both_sides_of_a_choice(
+    lie: tuple[str, str], webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the two products is not the result with the first numbers, whichever they are."""
+    translate(monkeypatch, lie)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def forward(m: Net, x: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
+        return tg.maximum(x, y * 1.5), tg.minimum(x, y * 1.75)
+
+    f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (), "y": ()}, device="webgpu")
+    with f, pytest.raises(tg.CompileError, match="computes wrongly"):
+        _ = f.run(x=np.float32(1), y=np.float32(2)).output
 
 
 def test_a_forward_is_checked_when_it_first_runs(webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,14 @@ sign. An NVIDIA H100 takes -0 for 0 in x * 0, and `atan2` of two such zeros is -
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
+from tracegrad.dtypes import f16
 from tracegrad.ir import Primitive
-from tracegrad.kernels.form import Kernel
-from tracegrad.runtime.points import Points, Read
+from tracegrad.kernels.form import Kernel, Slot
+from tracegrad.runtime.points import Name, Points, Read, Written
 
 MARGIN = 32.0
 ULPS = 64.0
@@ -31,6 +32,8 @@ TRIES = 4  # simulated devices
 MOVED = 2.0  # roundings by which a device can be off
 OWN = 4.0  # the largest error of these devices is allowed this many times
 NOTHING = 0.125  # of the largest element: a larger allowance proves nothing
+CANCELLED = 16.0  # roundings of the largest intermediate value
+UNSURE = "unsure"  # rounding alone can change these numbers to almost anything: other trials can tell more
 _ODD = 2654435761  # spreads the bits of operands, because a device gives equal results for equal operands
 
 
@@ -129,3 +132,63 @@ def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -
 def largest(exact: Array) -> float:
     """Return the largest magnitude among finite elements."""
     return float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
+
+
+class Again(NamedTuple):
+    """The result of one store, computed with less precision. Few checks need it."""
+
+    single: Array  # in f32
+    scale: float  # of sums in f64
+    others: Callable[[], list[Array]]  # on simulated devices that round differently
+
+
+class Check(NamedTuple):
+    """Elements of an array that one store writes, and their expected values."""
+
+    array: Name
+    slot: Slot
+    at: Array
+    exact: Written  # in f64
+    again: Callable[[], Again]
+    half: float  # the most that rounding to f16 can add to a value
+    strict: bool = False  # does the device keep what is not finite?
+
+    def difference(self, got: Array) -> str:
+        """Describe where the elements differ from their expected values; or return UNSURE."""
+        got = got.reshape(self.at.shape)
+        if self.slot.dtype.name == "bool":
+            got = got != 0
+        elif self.slot.dtype.name == "u32":
+            got = got.view(np.uint32)
+        elif self.slot.dtype is f16:
+            got = got.astype(np.float32)
+        exact, counts = self.storable(), self.exact.counts
+        lost = np.isfinite(got) & ~np.isfinite(exact) & counts & (self.strict and exact.dtype.kind == "f")
+        if not (wrong(got, self.exact.values, exact, self.more(0.0)) & counts | lost).any():  # saves the work below
+            return ""
+        again = self.again()
+        if lost.any():
+            lost &= np.all([~np.isfinite(x) for x in (again.single, *again.others())], axis=0)
+        bad = wrong(got, again.single, exact, self.more(again.scale)) & counts | lost
+        known = Decided(counts, rounding(again.single, exact) if exact.dtype.kind == "f" else 0.0)
+        if bad.any() or known.little(exact):
+            known = self.decided(again)
+            bad = known.differs(got, exact, self.more(0.0)) & counts | lost
+        if not bad.any():
+            return UNSURE if known.little(exact) else ""
+        at = tuple(np.argwhere(bad)[0])
+        where, want = self.exact.at[at], self.exact.values[at]
+        return f"element {where} is {got[at]}, not {want}; {bad.sum()} of {bad.size} are wrong"
+
+    def decided(self, again: Again) -> Decided:
+        """Return what every correct device must compute."""
+        return decided(self.storable(), again.single, again.others(), CANCELLED * EPS * again.scale)
+
+    def more(self, scale: float) -> Array:
+        """Return how far each element can be off because of cancellation and of its own rounding."""
+        return CANCELLED * EPS * scale + self.half * np.abs(self.exact.values if self.half else 0.0)
+
+    def storable(self) -> Array:
+        """Return the values in f64; infinite where a half cannot hold them."""
+        exact = self.exact.values
+        return cast("Array", np.where(np.abs(exact) < np.finfo(np.float16).max, exact, np.inf)) if self.half else exact

@@ -10,7 +10,7 @@ Points are columns, and the row that a point folds runs along axis 1, so every v
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
@@ -21,6 +21,7 @@ from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value,
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.runtime.draw import uniform
 
+Name = tuple[int, str]  # of an array: a number and the dtype of its elements
 Read = Callable[[int, Array], Array]  # returns elements of a slot, at these indices
 
 WORK = 2**13  # most points of a kernel to compute, including those of folded rows
@@ -28,6 +29,7 @@ MOST = 96  # points, however short the rows
 EDGE = 8  # the first and last points: vectors, tails and threads' shares end there
 CANDIDATES = 512  # candidates among which points on both sides of every guard are searched
 OF_EACH_SIDE = 3
+OF_EACH_END = 6  # points at the end of each axis
 OTHERS = 6  # workgroups beside those at ends and guards, where few are to run
 AROUND = 8  # how far from the first points the others in their workgroups lie
 FEW = 256  # values: a comparison of more values with one outcome always has that outcome, as x < 1e30
@@ -54,12 +56,23 @@ def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = N
     edge = min(EDGE, most // 4)
     ends = [*range(edge), *range(rows - edge, rows)]
     candidates = np.floor(rows * drawn(seed, CANDIDATES)).astype(np.int64)
+    if group is None:
+        candidates = np.concatenate([_last(kernel.outer, candidates), candidates])
     sides = _sides(kernel, candidates)
     different = sorted(set(sides.tolist()))  # np.unique imports numpy.ma, which takes 20 ms
     picked = [candidates[sides == side][:OF_EACH_SIDE] for side in different] if len(different) > 1 else []
     if group is not None:
         candidates = _together(kernel, group, np.concatenate([candidates[:OTHERS], ends, *picked]))
     return np.asarray(sorted(set(np.concatenate([ends, *picked, candidates])[:most].tolist())), np.int64)
+
+
+def _last(axes: Sequence[Axis], candidates: Array) -> Array:
+    """Return points at the last coordinate of each axis, where loops that are one turn short leave something out."""
+    first, stride, moved = candidates[:OF_EACH_END], 1, list[Array]()
+    for a, x in zip(reversed(axes), _coordinates(axes, first).values()):
+        moved.append(first + stride * (int(a.size) - 1 - x))
+        stride *= int(a.size)
+    return np.concatenate(moved)
 
 
 def _together(kernel: Kernel, group: Callable[[Array], Array], first: Array) -> Array:
@@ -139,9 +152,17 @@ class Points:
         return max([float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in found], default=0.0)
 
     def one_sided(self) -> bool:
-        """Return whether a comparison of few values has the same result for all of them."""
-        found = (x for v, x in self.known.items() if v.op == "map" and v.dtype.name == "bool" and x.size <= FEW)
-        return any(bool(x.all()) == bool(x.any()) for x in found)
+        """Return whether a choice among few values falls the same way for all of them.
+
+        A choice is a comparison, or a value of two operands that is always the first or always the second of them.
+        """
+        few = ((v, x) for v, x in self.known.items() if v.op == "map" and x.size <= FEW)
+        return any(self._is_one_sided(v, x) for v, x in few)
+
+    def _is_one_sided(self, v: Value, x: Array) -> bool:
+        if v.dtype.name == "bool":
+            return bool(x.all()) == bool(x.any())
+        return len(v.args) == 2 and any(a.dtype is v.dtype and bool((x == self.known[a]).all()) for a in v.args)
 
     def written(self) -> Iterator[Written]:
         """Yield the result of every store."""
@@ -195,7 +216,7 @@ class Points:
     def value(self, v: Value) -> Array:
         """Return a value at every point."""
         with np.errstate(all="ignore"):
-            for x in walk([v]):
+            for x in _order(v):
                 if x not in self.known:
                     self.known[x] = self.one(x)
         return self.known[v]
@@ -217,9 +238,7 @@ class Points:
             for g in v.arg[1:]:
                 held = held & self.holds(g)
             return cast("Array", np.where(held, x, x.dtype.type(0)))
-        name, attrs = v.arg
-        p = PRIMITIVES[name]
-        return self.mapped(p, function_of(p, len(v.args), dict(attrs), np), [self.known[a] for a in v.args])
+        return self.mapped(PRIMITIVES[v.arg[0]], _function(v.arg, len(v.args)), [self.known[a] for a in v.args])
 
     def mapped(self, p: Primitive, function: Callable[..., Array], operands: Sequence[Array]) -> Array:
         """Return a row's result, computed by `function`."""
@@ -250,6 +269,18 @@ class Points:
             return np.clip(self.known[a.value].astype(np.int64), 0, a.hi)
         inner = self.index(a.index)
         return inner % a.d if a.mod else inner // a.d
+
+
+@lru_cache(256)
+def _order(v: Value) -> tuple[Value, ...]:
+    """Return every value that `v` is computed from, operands first: trials of a kernel compute the same ones."""
+    return tuple(walk([v]))
+
+
+@lru_cache(256)
+def _function(row: tuple[str, Any], operands: int) -> Callable[..., Array]:
+    """Return the function of arrays of a row with its attributes."""
+    return function_of(PRIMITIVES[row[0]], operands, dict(row[1]), np)
 
 
 def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
@@ -324,7 +355,12 @@ class Patterns:
         """Return floats of both signs, mostly positive, so that most roots and logarithms exist."""
         magnitude = LOW + (HIGH - LOW) * first
         values = cast("Array", np.where(second < NEGATIVE, -magnitude, magnitude))
-        return cast("Array", np.round(values * STEPS) / STEPS) if self.strict else values
+        if not self.strict:
+            return values
+        steps = cast("Array", np.round(values * STEPS))
+        equal = np.abs(steps[1:]) == np.abs(steps[:-1])  # else loads of the wrong one of them are not found
+        steps[1:] += np.sign(steps[1:]) * equal
+        return steps / STEPS
 
     def read(self, slot: Slot, kind: Kind, at: Array) -> Array:
         """Return what a kernel finds in a slot whose array repeats its pattern from `at` on."""

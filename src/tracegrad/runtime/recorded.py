@@ -20,9 +20,9 @@ from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import group_of
 from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench, Launch
-from tracegrad.runtime.inexact import EPS
+from tracegrad.runtime.inexact import EPS, Check
 from tracegrad.runtime.points import STRIDE, Patterns, drawn, kind_of
-from tracegrad.runtime.verify import SEED, Check, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trial_of
+from tracegrad.runtime.verify import SEED, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trial_of
 
 MOST = 256  # elements of one store: they are most of the file
 MOST_GROUPS = 0.5  # share of a kernel's workgroups from which on all of them run

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
@@ -19,20 +20,17 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.kernels.tiling import group_of
-from tracegrad.runtime.inexact import EPS, TRIES, Decided, Inexact, decided, rounding, wrong
-from tracegrad.runtime.points import STRIDE, Kind, Patterns, Points, Read, Written, chosen, kind_of, left_out
-
-Name = tuple[int, str]  # of an array: a number and the dtype of its elements
+from tracegrad.runtime.inexact import TRIES, UNSURE, Again, Check, Inexact
+from tracegrad.runtime.points import FEW, STRIDE, Kind, Name, Patterns, Points, Read, Written, chosen, kind_of, left_out
 
 GAP = 64  # elements around a value that hold its pattern as well, so a load beyond the value does not return zero
 POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # initial contents of what the kernel writes
 INDICES = 7  # bound of integers that do not index anything
-CANCELLED = 16.0  # roundings of the largest intermediate value
 HALF = 2.0**-11  # of a value: the most that rounding to the nearest f16 can add
 FURTHER = tuple(range(9, 21))  # seeds for kernels whose choices all fell on one side
 OFTEN = 4  # this many of them are always tried
 SEED, AGAIN = 7, 8  # a second trial with other numbers, because a tie that rounding decides is not a defect
-UNSURE = "unsure"  # rounding alone can change these numbers to almost anything: other trials can tell more
+POINTS_ODD = 4  # points of a form that trials with infinite elements compare
 SWITCH = "TRACEGRAD_VERIFY"  # "off": return the device's results unchecked
 
 
@@ -112,60 +110,12 @@ class Put(NamedTuple):
     value: float | int
 
 
-class Again(NamedTuple):
-    """The result of one store, computed with less precision. Few checks need it."""
-
-    single: Array  # in f32
-    scale: float  # of sums in f64
-    others: Callable[[], list[Array]]  # on simulated devices that round differently
-
-
-class Check(NamedTuple):
-    """Elements of an array that one store writes, and their expected values."""
+class Odd(NamedTuple):
+    """An element with a number that flags and counts of programs are compared with, and patterns have too rarely."""
 
     array: Name
-    slot: Slot
-    at: Array
-    exact: Written  # in f64
-    again: Callable[[], Again]
-    half: float  # the most that rounding to f16 can add to a value
-
-    def difference(self, got: Array) -> str:
-        """Describe where the elements differ from their expected values; or return UNSURE."""
-        got = got.reshape(self.at.shape)
-        if self.slot.dtype.name == "bool":
-            got = got != 0
-        elif self.slot.dtype.name == "u32":
-            got = got.view(np.uint32)
-        elif self.slot.dtype is f16:
-            got = got.astype(np.float32)
-        exact, counts = self.storable(), self.exact.counts
-        if not (wrong(got, self.exact.values, exact, self.more(0.0)) & counts).any():  # saves the work below
-            return ""
-        again = self.again()
-        bad = wrong(got, again.single, exact, self.more(again.scale)) & counts
-        known = Decided(counts, rounding(again.single, exact) if exact.dtype.kind == "f" else 0.0)
-        if bad.any() or known.little(exact):
-            known = self.decided(again)
-            bad = known.differs(got, exact, self.more(0.0)) & counts
-        if not bad.any():
-            return UNSURE if known.little(exact) else ""
-        at = tuple(np.argwhere(bad)[0])
-        where, want = self.exact.at[at], self.exact.values[at]
-        return f"element {where} is {got[at]}, not {want}; {bad.sum()} of {bad.size} are wrong"
-
-    def decided(self, again: Again) -> Decided:
-        """Return what every correct device must compute."""
-        return decided(self.storable(), again.single, again.others(), CANCELLED * EPS * again.scale)
-
-    def more(self, scale: float) -> Array:
-        """Return how far each element can be off because of cancellation and of its own rounding."""
-        return CANCELLED * EPS * scale + self.half * np.abs(self.exact.values if self.half else 0.0)
-
-    def storable(self) -> Array:
-        """Return the values in f64; infinite where a half cannot hold them."""
-        exact = self.exact.values
-        return cast("Array", np.where(np.abs(exact) < np.finfo(np.float16).max, exact, np.inf)) if self.half else exact
+    at: int
+    value: float | int  # infinite, because steps that meet such a number must change nothing; or 0
 
 
 class Plan(NamedTuple):
@@ -176,6 +126,7 @@ class Plan(NamedTuple):
     below: int  # bound of integers
     outer: list[Array]  # for each form, the points that are compared
     zeros: dict[Name, Array]  # elements that products can skip
+    odd: Sequence[Odd] = ()
 
 
 class Trial(NamedTuple):
@@ -187,7 +138,7 @@ class Trial(NamedTuple):
     puts: list[Put]  # applied after the fills
     written: list[tuple[Name, int, int]]  # begin and end in each array
     checks: list[Check]
-    one_sided: bool = False  # did a choice among few values fall the same way for all of them?
+    one_sided: Sequence[bool] = ()  # for each form: did a choice among few values fall the same way for all of them?
 
 
 def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> Plan:
@@ -202,9 +153,10 @@ def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> P
 def trial_of(plan: Plan, patterns: Patterns) -> Trial:
     """Return a trial with these numbers."""
     out = Trial(plan, patterns, [], [], [], [])
-    (kernel, layout, below, outer, zeros), first = plan, 0
+    (kernel, layout, below, outer, zeros, odd), first = plan, 0
     out.puts.extend(Put(name, at, 0) for name, at in zeros.items())
-    one_sided = False
+    out.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in odd)
+    one_sided: list[bool] = []
     within: list[Fill] = []  # applied after all fills around values, whose type can differ
     for form, at_points in zip(kernel.forms, outer):
         end = first + len(form.slots)
@@ -213,21 +165,44 @@ def trial_of(plan: Plan, patterns: Patterns) -> Trial:
         for s, name, begin, kind in zip(form.slots, names, offsets, kinds):
             if s.written:
                 out.written.append((name, begin, begin + s.size))
-            else:
+            elif at_points.size:
                 out.fills.append(Fill(name, max(0, begin - GAP), begin + s.size + GAP, kind))
                 within.append(Fill(name, begin, begin + s.size, kind))
-        read = _reader(form.slots, kinds, list(zip(names, offsets)), zeros, patterns)
+        if not at_points.size:
+            continue
+        read = _reader(form.slots, kinds, list(zip(names, offsets)), plan, patterns)
         points = Points(form, read, at_points, np.float64)
         for exact, again in _expected(points, strict=patterns.strict):
             k = exact.slot
             at = offsets[k] + exact.at
             half = (HALF if patterns.strict else 2 * HALF) if form.slots[k].dtype is f16 else 0.0
-            out.checks.append(Check(names[k], form.slots[k], at, exact, again, half))
+            out.checks.append(Check(names[k], form.slots[k], at, exact, again, half, patterns.strict))
             if form.slots[k].replaces < 0:
                 out.puts.append(Put(names[k], at, POISON[names[k][1]]))
-        one_sided = one_sided or points.one_sided()
+        one_sided.append(points.one_sided())
     out.fills.extend(within)
     return out._replace(one_sided=one_sided)
+
+
+def _odd(trial: Trial, patterns: Sequence[Patterns]) -> Iterator[Trial]:
+    """Yield trials at few points where single integers are 0, and one number that each form reads is infinite.
+
+    It is the first or last element of a small slot, or the element behind the slot, which must change nothing. Single
+    numbers come first: they decide about whole steps.
+    """
+    plan, odds, first = trial.plan, list[list[list[Odd]]](), 0
+    few = [x[:: max(1, x.size // POINTS_ODD)] if one else x[:0] for x, one in zip(plan.outer, trial.one_sided)]
+    for form, one in zip(plan.kernel.forms, trial.one_sided):
+        places = zip(form.slots, plan.kernel.binding_of[first:], plan.layout.offsets[first:])
+        small = [(s, plan.layout.arrays[b], at) for s, b, at in places if one and 0 < s.size <= FEW and not s.written]
+        small.sort(key=lambda x: x[0].size)
+        zeros = [Odd(name, at, 0) for s, name, at in small if s.size == 1 and not s.dtype.is_float]
+        floats = [(name, at, s.size) for s, name, at in small if s.dtype.is_float]
+        ends = dict.fromkeys(Odd(name, at + k, np.inf) for name, at, n in floats for k in (0, n - 1, n))
+        odds.append([[*zeros, end] for end in ends] or [zeros])
+        first += len(form.slots)
+    for those, numbers in zip(zip_longest(*odds, fillvalue=[]), patterns):
+        yield trial_of(plan._replace(outer=few, odd=list(chain(*those))), numbers)
 
 
 def _left_out(kernel: KernelSource, layout: Layout, outer: Sequence[Array]) -> dict[Name, Array]:
@@ -249,14 +224,18 @@ def _reader(
     slots: Sequence[Slot],
     kinds: Sequence[Kind],
     places: Sequence[tuple[Name, int]],
-    zeros: Mapping[Name, Array],
+    plan: Plan,
     patterns: Patterns,
 ) -> Read:
     """Return a function that reads a trial's memory, by slot and element."""
+    zeros = plan.zeros
 
     def read(slot: int, at: Array) -> Array:
         name, offset = places[slot]
         x = patterns.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
+        for array, element, value in plan.odd:
+            if name == array:
+                x = cast("Array", np.where(at + offset == element, x.dtype.type(value), x))
         return np.where(_among(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
 
     return read
@@ -323,8 +302,10 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
     further: seeds of more trials. The first OFTEN are for kernels of few values that all fell on one side of a choice,
              the others for kernels that failed once. A kernel that fails twice is wrong.
     """
-    one_sided = [x for x in trials if x[1].one_sided]
+    one_sided = [x for x in trials if any(x[1].one_sided)]
     often = [_others(one_sided, seed) for seed in further[:OFTEN]]
+    numbers = [Patterns(seed, strict=True) for seed in further]
+    odd = [(key, list(_odd(trial, numbers))) for key, trial in one_sided if trial.patterns.strict]
     found = _failing(trials, run, unsure=True)
     found = _failing(_others([x for x in trials if x[0] in found], AGAIN), run)
     suspected: set[str] = set()
@@ -339,6 +320,10 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
         tried(those)
     for seed in further[OFTEN:]:
         tried(_others([x for x in one_sided if x[0] in suspected and x[0] not in found], seed))
+    for k in range(len(numbers)):
+        those = [(key, kinds[k]) for key, kinds in odd if k < len(kinds) and key not in found]
+        failing = _failing(those, run)
+        found |= _failing(_others([x for x in those if x[0] in failing], further[k - 1]), run)
     return {key: found.get(key, "") for key, _ in trials}
 
 

@@ -114,7 +114,8 @@ class Unchecked:
 def _checked(kernels: verify.Kernels, trials: verify.Trials, launches: Launches, session: Session) -> dict[str, str]:
     """Describe what each kernel computes wrongly. If memory does not suffice for all kernels, check them in halves."""
     try:
-        return verify.faults(trials, partial(_run, session, verify.sizes_of(x for _, x in kernels.values()), launches))
+        run = partial(_run, session, verify.sizes_of(x for _, x in kernels.values()), launches)
+        return verify.faults(trials, run, verify.FURTHER)
     except DeviceLostError:
         raise
     except DeviceError as e:  # too little memory beside the program's own
