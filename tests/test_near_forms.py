@@ -70,3 +70,14 @@ def test_a_far_argument_changes_no_other_result(name: str) -> None:
     assert np.array_equal(before[same], after[same])
     if "sum" not in name:  # a sum in f32 rounds large numbers
         assert np.allclose(after, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_each_result_of_a_product_is_checked_once() -> None:
+    """A loop over k around the check would look at each of them k times."""
+    inputs = {"x": (40, 30), "w": (30, 50)}
+    compiled = tg.compile_forward(
+        model=Nothing(), forward=lambda m, x, w: tg.sin(x @ w), inputs=inputs, device="cpu", seed=0
+    )
+    kernels = compiled.explain().program.kernels
+    (text,) = [f for k in kernels for f in k.texts["c"].functions if "near_sin_" in f]
+    assert text.count("for (") == 3 * 2  # the check and both forms, each of them over rows and columns

@@ -137,7 +137,8 @@ class Function:
             found = self.emit.values(args, loop=False)
             lines.append(f"far |= {condition.format(*found)};")
         lines = [*self.read(), *self.emit.flush(), *lines]
-        return self.split(self.outer, self.nest(self.inner, lines))
+        rows = any(isinstance(s, Fold) or s.inner for s in self.kernel.body)  # else k of a product, done before
+        return self.split(self.outer, self.nest(self.inner if rows else [], lines))
 
     def loops(self) -> list[Statement]:
         """Return the loops once."""
