@@ -208,17 +208,18 @@ ODD = {
     "a sum one element short, seen where that one is infinite": (r"(j\d+) < 3;", r"\1 < 2;"),
     "the number beside one that is infinite": (r"(v\d+ = p1\[)0\]", r"\g<1>1]"),
     "finite for infinite": (r"bits_as_float \(inf_bits\)", "1.0f"),
+    "a difference of logarithms for a sum": (r"\+ log_ \(", "- log_ ("),
     "the last of all rows": (r"for \(long n0 = 0; n0 < 70; n0 \+= 1\)", "for (long n0 = 0; n0 < 69; n0 += 1)"),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_single_numbers_that_decide_about_steps_are_seen(name: str, compiler: Callable[[str, str], Path]) -> None:
-    """Whether a sum is finite, a count is 0, or the last column of many was treated as the others."""
+    """Whether a sum is finite, a count is 0, the last column is as the others, or negative numbers make all NaN."""
 
     def of(m: Net, x: tg.Tensor, z: tg.Tensor, k: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
         bad = tg.logical_or(tg.logical_not(tg.isfinite(tg.sum(x) + z)), k > 0)
-        return tg.where(bad, float("inf"), 2.0), tg.relu(y @ y.T)
+        return tg.where(bad, float("inf"), 2.0), tg.relu(y @ y.T), tg.sum(tg.log(y))
 
     compiler(*ODD[name])
     given = {"x": np.ones(3, np.float32), "z": np.float32(1), "k": np.int32(0), "y": np.ones((70, 20), np.float32)}
@@ -348,16 +349,16 @@ def test_the_sign_of_a_zero_is_no_defect(
         _ = f.run(x=np.ones((6, 7), np.float32)).output
 
 
-@pytest.mark.parametrize("lie", [("1.5f", "1.25f"), ("1.75f", "1.25f")])
+@pytest.mark.parametrize("lie", [("1.5f", "1.25f"), ("1.75f", "1.25f"), ("= log_(", "= 1.01f * log_(")])
 def test_a_gpu_is_checked_on_both_sides_of_a_choice(
     lie: tuple[str, str], webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of the two products is not the result with the first numbers, whichever they are."""
+    """With the first numbers one of the two products is not the result, and the sum is NaN."""
     translate(monkeypatch, lie)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def forward(m: Net, x: tg.Tensor, y: tg.Tensor) -> tuple[tg.Tensor, ...]:
-        return tg.maximum(x, y * 1.5), tg.minimum(x, y * 1.75)
+        return tg.maximum(x, y * 1.5), tg.minimum(x, y * 1.75), tg.sum(tg.log(m.w))
 
     f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (), "y": ()}, device="webgpu")
     with f, pytest.raises(tg.CompileError, match="computes wrongly"):

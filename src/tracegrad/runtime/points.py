@@ -329,10 +329,13 @@ def kind_of(dtype: DType, below: int) -> Kind:
 
 
 class Patterns:
-    """The numbers that arrays repeat: PERIOD of each kind, the same for all kernels of a trial."""
+    """The numbers that arrays repeat: PERIOD of each kind, the same for all kernels of a trial.
 
-    def __init__(self, seed: int, strict: bool) -> None:
-        self.seed, self.strict = seed, strict
+    shares: floats lie between 0 and 1, because sums of logarithms are NaN if any number is negative.
+    """
+
+    def __init__(self, seed: int, strict: bool, shares: bool = False) -> None:
+        self.seed, self.strict, self.shares = seed, strict, shares
         self._made: dict[Kind, Array] = {}
         self._twice: dict[Kind, Array] = {}
 
@@ -353,6 +356,8 @@ class Patterns:
 
     def floats(self, first: Array, second: Array) -> Array:
         """Return floats of both signs, mostly positive, so that most roots and logarithms exist."""
+        if self.shares:
+            return LOW + (1 - 2 * LOW) * first
         magnitude = LOW + (HIGH - LOW) * first
         values = cast("Array", np.where(second < NEGATIVE, -magnitude, magnitude))
         if not self.strict:

@@ -138,7 +138,11 @@ class Trial(NamedTuple):
     puts: list[Put]  # applied after the fills
     written: list[tuple[Name, int, int]]  # begin and end in each array
     checks: list[Check]
+    undefined: bool = False  # are most results of a store not finite?
     one_sided: Sequence[bool] = ()  # for each form: did a choice among few values fall the same way for all of them?
+
+
+Trials = Sequence[tuple[str, Trial]]  # each with the key of its kernel
 
 
 def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> Plan:
@@ -181,7 +185,15 @@ def trial_of(plan: Plan, patterns: Patterns) -> Trial:
                 out.puts.append(Put(names[k], at, POISON[names[k][1]]))
         one_sided.append(points.one_sided())
     out.fills.extend(within)
-    return out._replace(one_sided=one_sided)
+    floats = [c.exact.values for c in out.checks if c.exact.values.dtype.kind == "f"]
+    undefined = any(2 * np.count_nonzero(np.isfinite(x)) < x.size for x in floats)
+    return out._replace(undefined=undefined, one_sided=one_sided)
+
+
+def _at_choices(trial: Trial) -> Trial:
+    """Return a trial whose further ones only evaluate forms with a choice that falls one way."""
+    outer = [x if one else x[:0] for x, one in zip(trial.plan.outer, trial.one_sided)]
+    return trial._replace(plan=trial.plan._replace(outer=outer))
 
 
 def _odd(trial: Trial, patterns: Sequence[Patterns]) -> Iterator[Trial]:
@@ -191,7 +203,7 @@ def _odd(trial: Trial, patterns: Sequence[Patterns]) -> Iterator[Trial]:
     numbers come first: they decide about whole steps.
     """
     plan, odds, first = trial.plan, list[list[list[Odd]]](), 0
-    few = [x[:: max(1, x.size // POINTS_ODD)] if one else x[:0] for x, one in zip(plan.outer, trial.one_sided)]
+    few = [x[:: max(1, x.size // POINTS_ODD)] for x in plan.outer]
     for form, one in zip(plan.kernel.forms, trial.one_sided):
         places = zip(form.slots, plan.kernel.binding_of[first:], plan.layout.offsets[first:])
         small = [(s, plan.layout.arrays[b], at) for s, b, at in places if one and 0 < s.size <= FEW and not s.written]
@@ -203,6 +215,12 @@ def _odd(trial: Trial, patterns: Sequence[Patterns]) -> Iterator[Trial]:
         first += len(form.slots)
     for those, numbers in zip(zip_longest(*odds, fillvalue=[]), patterns):
         yield trial_of(plan._replace(outer=few, odd=list(chain(*those))), numbers)
+
+
+def _with_odd(trials: Trials, seeds: Sequence[int], *, shares: bool) -> list[tuple[str, list[Trial]]]:
+    """Return odd trials of each kernel, if its device keeps what is not finite, and if it needs shares."""
+    numbers = [Patterns(seed, strict=True, shares=shares) for seed in seeds]
+    return [(key, list(_odd(x, numbers))) for key, x in trials if x.patterns.strict and x.undefined == shares]
 
 
 def _left_out(kernel: KernelSource, layout: Layout, outer: Sequence[Array]) -> dict[Name, Array]:
@@ -272,7 +290,6 @@ def _expected(exact: Points, *, strict: bool) -> Iterator[tuple[Written, Callabl
 
 
 Kernels = Mapping[str, tuple[KernelSource, Layout]]
-Trials = Sequence[tuple[str, Trial]]  # each with the key of its kernel
 Run = Callable[[Trials], Iterable[Sequence[Array]]]
 
 
@@ -286,9 +303,9 @@ def trials_of(kernels: Kernels, *, strict: bool = False) -> Trials:
     return [(key, trial_of(plan_of(*kernel), patterns)) for key, kernel in kernels.items()]
 
 
-def _others(trials: Trials, seed: int) -> Trials:
+def _others(trials: Trials, seed: int, *, shares: bool = False) -> Trials:
     """Return trials of the same kernels with other numbers."""
-    patterns = Patterns(seed, any(trial.patterns.strict for _, trial in trials))
+    patterns = Patterns(seed, any(trial.patterns.strict for _, trial in trials), shares)
     return [(key, trial_of(trial.plan, patterns)) for key, trial in trials]
 
 
@@ -302,10 +319,10 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
     further: seeds of more trials. The first OFTEN are for kernels of few values that all fell on one side of a choice,
              the others for kernels that failed once. A kernel that fails twice is wrong.
     """
-    one_sided = [x for x in trials if any(x[1].one_sided)]
+    one_sided = [(key, _at_choices(trial)) for key, trial in trials if any(trial.one_sided)]
     often = [_others(one_sided, seed) for seed in further[:OFTEN]]
-    numbers = [Patterns(seed, strict=True) for seed in further]
-    odd = [(key, list(_odd(trial, numbers))) for key, trial in one_sided if trial.patterns.strict]
+    odd = [_with_odd(one_sided, further, shares=shares) for shares in (False, True)]
+    undefined = _others([x for x in trials if x[1].undefined], SEED, shares=True)
     found = _failing(trials, run, unsure=True)
     found = _failing(_others([x for x in trials if x[0] in found], AGAIN), run)
     suspected: set[str] = set()
@@ -320,10 +337,13 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
         tried(those)
     for seed in further[OFTEN:]:
         tried(_others([x for x in one_sided if x[0] in suspected and x[0] not in found], seed))
-    for k in range(len(numbers)):
-        those = [(key, kinds[k]) for key, kinds in odd if k < len(kinds) and key not in found]
-        failing = _failing(those, run)
-        found |= _failing(_others([x for x in those if x[0] in failing], further[k - 1]), run)
+    failing = _failing(undefined, run)
+    found |= _failing(_others([x for x in undefined if x[0] in failing], AGAIN, shares=True), run)
+    for shares, kernels in enumerate(odd):
+        for k, seed in enumerate(further):
+            those = [(key, kinds[k]) for key, kinds in kernels if k < len(kinds) and key not in found]
+            failing = _failing(those, run)
+            found |= _failing(_others([x for x in those if x[0] in failing], seed + 1, shares=bool(shares)), run)
     return {key: found.get(key, "") for key, _ in trials}
 
 
