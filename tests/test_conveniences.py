@@ -82,7 +82,8 @@ NAMES = [
     (tg, "mean_squared_error", "tg.mse_loss"), (optim, "multi_transform", "groups="), (tg, "PRNGKey", "seed="),
     (lr, "piecewise_constant_schedule", "lr.multi_step"), (tg, "fft", "in NumPy"), (tg, "polygamma", "tg.digamma"),
     (tg, "inverse", "tg.linalg"), (tg.linalg, "norm", "tg.norm"), (tg.linalg, "slogdet", "tg.linalg.cholesky"),
-    (tg, "InputErrors", "tg.InputError"),
+    (tg, "InputErrors", "tg.InputError"), (optim, "adamax", "optim.custom"), (optim, "sam", "tg.grad"),
+    (tg, "focal_loss", "tg.cross_entropy"), (tg, "dropout2d", "tg.dropout"), (tg, "tril_indices", "np.tril_indices"),
 ]  # fmt: skip
 
 
@@ -91,6 +92,32 @@ def test_names_of_other_libraries_say_what_to_write(module: Any, name: str, reme
     with pytest.raises(AttributeError, match="has no") as e:
         getattr(module, name)
     assert remedy in str(e.value)
+
+
+VALUES = np.random.default_rng(7).normal(0, 3, 40).astype(np.float32)
+EDGES, SEGMENTS = np.array([-2.0, 0.0, 0.5], np.float32), np.random.default_rng(8).integers(0, 5, 40)
+HIGHEST = np.array([VALUES[k == SEGMENTS].max() for k in range(5)], np.float32)
+SHARES = np.exp(VALUES - HIGHEST[SEGMENTS]) / np.bincount(SEGMENTS, np.exp(VALUES - HIGHEST[SEGMENTS]))[SEGMENTS]
+WRITTEN: tuple[tuple[str, str, Any], ...] = (
+    ("segment_max", "tg.max(tg.where(segments[:, None] == tg.arange(n), x[:, None], -1e9), 0)", HIGHEST),
+    ("segment_softmax", "e / tg.take(tg.segment_sum(e, segments, n), segments, 0)", SHARES),
+    ("searchsorted", "tg.sum(tg.cast(tg.expand_dims(x, -1) > edges, tg.i32), -1)", np.searchsorted(EDGES, VALUES)),
+    ("relu6", "tg.clip(x, 0, 6)", np.clip(VALUES, 0, 6)),
+    ("hardsigmoid", "tg.clip(x / 6 + 0.5, 0, 1)", np.clip((VALUES + 3) / 6, 0, 1)),
+    ("hardswish", "x * tg.clip(x / 6 + 0.5, 0, 1)", VALUES * np.clip((VALUES + 3) / 6, 0, 1)),
+    ("softshrink", "x - tg.clip(x, -0.5, 0.5)", np.sign(VALUES) * np.maximum(np.abs(VALUES) - 0.5, 0)),
+)
+
+
+@pytest.mark.parametrize(("name", "code", "wanted"), WRITTEN, ids=[n for n, _, _ in WRITTEN])
+def test_what_an_error_says_to_write_computes_the_missing_function(name: str, code: str, wanted: Any) -> None:
+    with pytest.raises(AttributeError) as e:
+        getattr(tg, name)
+    assert f"write {code}" in str(e.value)
+    x, edges, segments = tg.tensor(VALUES), tg.tensor(EDGES), tg.tensor(SEGMENTS.astype(np.int32))
+    names = {"tg": tg, "x": x, "edges": edges, "segments": segments, "n": 5}
+    got = eval(code, names | {"e": tg.exp(x - tg.take(tg.tensor(HIGHEST), segments, 0))})
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_remat_is_the_name_and_checkpoint_still_works() -> None:
