@@ -16,8 +16,8 @@ import pytest
 import tracegrad as tg
 from models import build_forward
 from tracegrad.kernels.form import Axis
-from tracegrad.render.c_calls import CSource, GatheredStep, in_memory_order
-from tracegrad.render.gathered import Lay
+from tracegrad.render.c_calls import CSource, GatheredStep
+from tracegrad.render.gathered import Lay, in_memory_order
 from tracegrad.runtime.c_compiler import OTHER_FLAGS, compiler_named
 from tracegrad.runtime.calls import neighbours, places, runs_of
 from tracegrad.runtime.cpu import CpuSession
@@ -157,6 +157,26 @@ def test_bits_of_an_image_do_not_depend_on_how_many_there_are(shape: Any, sessio
         found.append(run(sessions[0], fn, w, {"x": images, "v": filters})[0])
     assert stacked == [True, False]
     np.testing.assert_array_equal(found[0][:1, : few * each], found[1])
+
+
+@every_width
+@pytest.mark.parametrize("sides", [(3, 3, 3), (1, 6, 2), (5, 2, 6), (6, 5, 1), (2, 1, 4)], ids=str)
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True)], ids=str)
+def test_bits_of_a_small_product_do_not_depend_on_the_stack(
+    sides: tuple[int, int, int], turned: tuple[bool, bool], sessions: tuple[CpuSession, ...]
+) -> None:
+    m, k, n = sides
+    x, y, _ = drawn((4, 10, *((k, m) if turned[0] else (m, k))), (4, 10, *((n, k) if turned[1] else (k, n))))
+
+    def product(_: Any, x: Any, y: Any) -> Any:
+        return (x.swapaxes(-1, -2) if turned[0] else x) @ (y.swapaxes(-1, -2) if turned[1] else y)
+
+    got, count = run(sessions[0], product, x[0, 0], {"x": x, "y": y})
+    np.testing.assert_allclose(got, product(None, x, y), rtol=1e-5, atol=1e-5)
+    assert count or min(m, n, k) == 1  # these may be folds
+    few, none = run(sessions[0], product, x[0, 0], {"x": x[:1, :3], "y": y[:1, :3]})
+    np.testing.assert_array_equal(got[:1, :3], few)
+    assert not none
 
 
 def test_k_and_columns_go_as_neighbours_meet() -> None:

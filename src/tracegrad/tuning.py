@@ -128,6 +128,7 @@ STACKED_TERMS = 512  # terms | of a sum up to which that is done: more are summe
 STACKED_COLUMNS = 64  # columns | for each term, likewise: turning more takes longer than it saves | 2 cores
 STACKED_ROWS = 3  # rows | of a product up to which that is done: four take 1.07 times as long | 2 cores
 STACKED_RUN = 4  # columns | that must be neighbours then: fewer sums wait for each addition | -
+STACKED_SIDE = 6  # rows, columns, terms | of products of a stack, likewise, where both operands lie in memory | 2 cores
 STACKED_FILL = 0.6  # share | of the lanes of all vectors that must have a product | -
 LYING = 0.7  # share | of their vectors that columns fill, from which a product reads them where they lie | 2 cores
 C_SOURCE = 12_000  # characters | of C that compile as fast as the engine | ?

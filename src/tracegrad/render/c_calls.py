@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32, strides_of
@@ -21,18 +20,18 @@ from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Sl
 from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.emit import Statement
-from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, neighbours_of
+from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, in_memory_order, neighbours_of, reach, span
 from tracegrad.tuning import (
     FEW_LANES,
     FEW_PRODUCTS,
     LANES,
-    LYING,
     SPANNED_ROWS,
     STACKED,
     STACKED_COLUMNS,
     STACKED_FILL,
     STACKED_ROWS,
     STACKED_RUN,
+    STACKED_SIDE,
     STACKED_TERMS,
 )
 
@@ -214,6 +213,11 @@ class _Writer:
         """Add a step of BLAS; return the slot of the result, and the index of a point there."""
         inner = self.kernel.inner
         left, right = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
+        small = self.small(p, left, right) if not p.limits and not p.part else None
+        if small is not None:
+            out = self.target(f.local)
+            self.steps.append(GatheredStep(*small, self.result(out, p), stacked=True))
+            return out, self.flat
         b = self.as_it_lies(right)
         spread = self.spread(right) if b is None and not p.limits and not p.part else None
         if spread is not None:
@@ -263,12 +267,21 @@ class _Writer:
 
         That pays for few rows: each vector of a right operand that overlaps itself crosses lines of the cache.
         """
-        m, n, k, stack = points(p.m), points(p.n), points(self.kernel.inner), math.prod(int(a.size) for a in p.batch)
-        reach = 1 + sum((x.size - 1) * x.by // x.of * x.step + (x.of - 1) * x.other for x in (*b.rows, *b.columns))
-        small = not isinstance(m, Extent) and m <= STACKED_ROWS and k <= STACKED_TERMS and max(n, reach) <= STACKED
-        lanes = -(-stack // LANES) * LANES
-        filled = STACKED_FILL * lanes <= stack and neighbours_of(b.columns) >= STACKED_RUN
-        return small and filled and n <= STACKED_COLUMNS * k
+        m, n, k = points(p.m), points(p.n), points(self.kernel.inner)
+        near = max(n, reach([*b.rows, *b.columns])) <= STACKED
+        small = not isinstance(m, Extent) and m <= STACKED_ROWS and k <= STACKED_TERMS and near
+        return small and fills(p) and neighbours_of(b.columns) >= STACKED_RUN and n <= STACKED_COLUMNS * k
+
+    def small(self, p: Product, left: Operand, right: Operand) -> tuple[Spread, Spread] | None:
+        """Return the operands of many small products that lie in memory: a call of tiles costs more than each."""
+        sides = [points(x) for x in (p.m, p.n, self.kernel.inner)]
+        if any(isinstance(x, Extent) or x > STACKED_SIDE for x in sides) or not fills(p):
+            return None
+        a, b = self.as_it_lies(left), self.as_it_lies(right)
+        if a is None or b is None or min(b.steps[-2:]) < 0:
+            return None
+        spread = spread_of(b)
+        return (spread_of(a), spread) if reach([*spread.rows, *spread.columns]) <= 2 * math.prod(sides[1:]) else None
 
     def spanned(self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int) -> tuple[int, Index]:
         """Add a step that computes whole vectors: its columns, and what lies between them, which nothing reads."""
@@ -307,8 +320,7 @@ class _Writer:
                 return spread
         if found is None or found.steps[-1] != 1:
             found = self.packed(left, by_rows=True)
-        (m, k), (step, along) = found.sizes[-2:], found.steps[-2:]
-        return Spread(found.place, found.first, found.steps[:-2], (Lay(m, step),), (Lay(k, along),))
+        return spread_of(found)
 
     def target(self, local: str, dtype: DType = f32) -> int:
         """Return the slot for a fold: an output of the same layout that a later step overwrites, else scratch."""
@@ -362,26 +374,16 @@ class _Writer:
         return self.view(slot, 0, sizes, steps)
 
 
-def span(lays: Sequence[Lay]) -> int | None:
-    """Return how far columns reach in memory, in reading order; None if they are read as fast by runs of neighbours."""
-    axes = [(x.size, x.by * x.step) for x in lays if x.size > 1]
-    nested = all(step >= n * below for (_, step), (n, below) in pairwise([*axes, (1, 1)]))
-    if not nested or any(x.of > 1 for x in lays):
-        return None
-    columns, reach, run = math.prod(n for n, _ in axes), 1 + sum((n - 1) * step for n, step in axes), 1
-    for n, step in reversed(axes):
-        run *= n if step == run else 1  # neighbours in memory
-    vectors = columns // run * -(-run // LANES)
-    return reach if reach <= LANES * vectors and columns < LYING * LANES * vectors else None
+def spread_of(v: View) -> Spread:
+    """Return a view as a spread operand."""
+    (m, n), (step, along) = v.sizes[-2:], v.steps[-2:]
+    return Spread(v.place, v.first, v.steps[:-2], (Lay(m, step),), (Lay(n, along),))
 
 
-def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:
-    """Return axes by falling step, so that neighbours in memory follow each other; None if they do, or never can."""
-    steps = {a.name: lay.step if lay.of == 1 else math.inf for a, lay in zip(axes, lays) if a.size > 1}
-    last = next((steps[a.name] for a in reversed(axes) if a.size > 1), 1)
-    if last == 1 or 1 not in steps.values():
-        return None
-    return tuple(sorted(axes, key=lambda a: -steps.get(a.name, math.inf)))
+def fills(p: Product) -> bool:
+    """Return whether products of a stack fill the lanes of vectors that have an element of each."""
+    stack = math.prod(int(a.size) for a in p.batch)
+    return STACKED_FILL * (-(-stack // LANES) * LANES) <= stack
 
 
 def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32, strides_of
 from tracegrad.kernels.axes import substituted
 from tracegrad.kernels.expr import Guard, Index, Value, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel
+from tracegrad.tuning import LANES, LYING
 
 
 class Lay(NamedTuple):
@@ -194,3 +196,30 @@ def neighbours_of(lays: Sequence[Lay]) -> int:
             break
         run *= x.size
     return run
+
+
+def reach(lays: Sequence[Lay]) -> int:
+    """Return how many elements some axes span in memory."""
+    return 1 + sum((x.size - 1) * x.by // x.of * x.step + (x.of - 1) * x.other for x in lays)
+
+
+def span(lays: Sequence[Lay]) -> int | None:
+    """Return how far columns reach in memory, in reading order; None if they are read as fast by runs of neighbours."""
+    axes = [(x.size, x.by * x.step) for x in lays if x.size > 1]
+    nested = all(step >= n * below for (_, step), (n, below) in pairwise([*axes, (1, 1)]))
+    if not nested or any(x.of > 1 for x in lays):
+        return None
+    columns, reach, run = math.prod(n for n, _ in axes), 1 + sum((n - 1) * step for n, step in axes), 1
+    for n, step in reversed(axes):
+        run *= n if step == run else 1  # neighbours in memory
+    vectors = columns // run * -(-run // LANES)
+    return reach if reach <= LANES * vectors and columns < LYING * LANES * vectors else None
+
+
+def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:
+    """Return axes by falling step, so that neighbours in memory follow each other; None if they do, or never can."""
+    steps = {a.name: lay.step if lay.of == 1 else math.inf for a, lay in zip(axes, lays) if a.size > 1}
+    last = next((steps[a.name] for a in reversed(axes) if a.size > 1), 1)
+    if last == 1 or 1 not in steps.values():
+        return None
+    return tuple(sorted(axes, key=lambda a: -steps.get(a.name, math.inf)))
