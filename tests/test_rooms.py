@@ -147,10 +147,10 @@ def _steps(loss: Callable[..., Any], device: str, sizes: Any) -> tuple[list[Any]
 
 
 def on_each() -> list[tuple[Callable[..., Any], str]]:
-    """All losses in C; some in NumPy and on WebGPU, where a software adapter takes a minute for each."""
+    """All losses in C; some in NumPy, under XLA and on WebGPU, where a software adapter takes a minute for each."""
     return [
         *((loss, "c") for loss in LOSSES), *((loss, "numpy") for loss in (causal, scanned, lstm, counted)),
-        *((loss, "webgpu") for loss in (by_hand, scanned)),
+        *((loss, "webgpu") for loss in (by_hand, scanned)), *((loss, "jax") for loss in (causal, dropped)),
     ]  # fmt: skip
 
 
@@ -161,13 +161,16 @@ def test_steps_are_those_of_programs_for_each_size(
     if runner == "numpy":
         monkeypatch.setenv("TRACEGRAD_CC", "off")
     monkeypatch.setattr(stepper, "OWN_SIZES_ON_GPU", 2)
-    device = "webgpu" if runner == "webgpu" else "cpu"
-    found, train = _steps(loss, device, BOTH)
+    if runner == "jax":
+        pytest.importorskip("jax")
+    device = runner if runner in ("webgpu", "jax") else "cpu"
+    sizes = BOTH[:6] if runner == "jax" else BOTH
+    found, train = _steps(loss, device, sizes)
     rooms = train.store.stepper.sized._rooms
-    refused = {k: v for k, v in rooms.refused.items() if v and len(v) >= ((len(k) > 1 and len(k) + 1) or 1)}
+    refused = {k: v for k, v in rooms.refused.items() if None in v}
     monkeypatch.setattr(programs.SizedPrograms, "_in_room", nothing)
     monkeypatch.setattr(programs.SizedPrograms, "_of_many", nothing)
-    expected, other = _steps(loss, device, BOTH)
+    expected, other = _steps(loss, device, sizes)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
     for name, x in train.download_params().items():
         np.testing.assert_allclose(x, other.download_params()[name], rtol=2e-5, atol=2e-6, err_msg=name)
@@ -211,3 +214,43 @@ def test_an_input_that_nothing_reads_has_the_sizes_of_a_call_too() -> None:
     with made:
         for n, t in BOTH:
             assert made.run(x=np.ones((n, t, D), np.float32), y=np.ones((n, t), np.float32)).output.shape == (n, t, t)
+
+
+def test_xla_compiles_few_programs_for_random_sizes() -> None:
+    """A room for each power of two, and one program for each of the first sizes."""
+    monitoring = pytest.importorskip("jax").monitoring
+    compiled: list[str] = []
+
+    def count(name: str, *_: Any, **more: Any) -> None:
+        if name.endswith("backend_compile_duration") and "_run_" in str(more.get("fun_name", "_run_")):
+            compiled.append(name)
+
+    given: Any = {"model": Model(), "loss": whole, "optimizer": optim.sgd(0.01), "seed": 0, "device": "jax"}
+    x = np.random.default_rng(0).standard_normal((64, 3, D), np.float32)
+    sizes = np.random.default_rng(1).integers(2, 65, 30)
+    monitoring.register_event_duration_secs_listener(count)
+    try:
+        train = tg.compile(**given, inputs={"x": (None, 3, D)})
+        losses = [train.step(x=x[:n]).loss for n in sizes]
+    finally:
+        monitoring.unregister_event_duration_listener(count)
+    assert len(set(sizes)) > 20 and 0 < len(compiled) <= 10, compiled
+    assert "of a program for sizes up to" in train.explain().title
+    given["device"] = "cpu"
+    alone = tg.compile(**given, inputs={"x": (None, 3, D)})
+    np.testing.assert_allclose(losses, [alone.step(x=x[:n]).loss for n in sizes], rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_that_often_run_get_a_program_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "ROOM_RUNS", 3)
+    monkeypatch.setattr(programs, "OWN_RUNS", 8)
+    made = tg.compile_forward(model=Model(), forward=forward, inputs={"x": ("B", "T", D)}, device="cpu", seed=1)
+    for n, t in BOTH:
+        made.run(x=np.ones((n, t, D), np.float32)).result()
+    x = np.random.default_rng(2).standard_normal((8, 13, D), np.float32)
+    outputs = [made.run(x=x).output["all"] for _ in range(3)]
+    assert "of a program for sizes up to" in made.explain().title
+    outputs += [made.run(x=x).output["all"] for _ in range(7)]
+    assert "of a program for sizes up to" not in made.explain().title
+    for y in outputs:
+        np.testing.assert_allclose(y, outputs[-1], rtol=1e-4, atol=1e-5)

@@ -180,6 +180,8 @@ TAB_RUNS = 64  # runs | of one batch in a browser's tab | ?
 TAB_SECONDS = 0.1  # s | that such a batch takes at most: browsers give up on devices that seem to hang | -
 TAB_BYTES = 1 << 26  # bytes | of inputs or outputs of such a batch | -
 OWN_SIZES = 2  # sizes | of a training with programs of their own: whole batches and a last one keep their bits | -
+ROOM_RUNS = 32  # runs | in the room up to a power of two before a smaller room is compiled | 2 cores
+OWN_RUNS = 256  # runs | of sizes in a larger room before they get a program of their own | 2 cores
 OWN_SIZES_ON_GPU = 8  # sizes | the same on a GPU: a shared step takes up to three times as long | H200
 
 # --- Ops at once, and ops made of others ---

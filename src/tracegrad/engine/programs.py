@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from tracegrad.engine.run_program import RunProgram
 from tracegrad.errors import call_site
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.runtime.base import DeviceInfo, Session
+from tracegrad.tuning import OWN_RUNS, ROOM_RUNS
 
 if TYPE_CHECKING:
     from tracegrad.compiler.sized import Family
@@ -62,6 +63,7 @@ class SizedPrograms:
         self.lock = threading.RLock()  # a signal handler may take a step while this thread holds it
         self.kept: OrderedDict[Sizes, RunProgram] = OrderedDict()
         self.seen: set[Sizes] = set()
+        self._runs: Counter[Sizes] = Counter()  # of sizes in larger rooms
         self._gone: set[Sizes] = set()  # sizes whose programs were dropped for others
         self._again = 0  # how many of these were built again
         self._shared: OrderedDict[tuple[str, Sizes], Shared] = OrderedDict()  # by the name, and all other sizes
@@ -91,20 +93,42 @@ class SizedPrograms:
         source, info: return what a new program is built from, and for which device.
         """
         dropped: list[RunProgram] = []
-        program = self.kept.get(sizes)
-        if program is None:
+        before = program = self.kept.get(sizes)
+        often = self._worth_another(sizes, before)
+        if program is None or often:
             self.seen.add(sizes)
             given = source()
-            shared = self._of_many(given, sizes, info, dropped) or self._in_room(given, sizes, info, dropped)
+            own = often and self._runs[sizes] >= OWN_RUNS
+            shared = None if own else self._of_many(given, sizes, info, dropped)
+            shared = None if own else shared or self._in_room(given, sizes, info, dropped)
             program = shared or self.built(given, sizes)
-            self._warn_if_dropped(sizes)
+            if not (shared or own):
+                self._warn_if_dropped(sizes)
+            dropped += [before] if before and self.kept.pop(sizes, None) else []
             while len(self.kept) >= self.capacity:
-                gone, other = self.kept.popitem(last=False)
-                self._gone |= {gone} if other.base is None else set()  # one of many sizes is cheap to make again
-                dropped.append(other)
+                dropped.append(self._least_used())
         self.kept.pop(sizes, None)  # not `move_to_end`: a signal handler may have dropped it
         self.kept[sizes] = program
         return program, dropped
+
+    def _worth_another(self, sizes: Sizes, program: RunProgram | None) -> bool:
+        """Count a run of sizes in a larger room. Return whether there are enough for a smaller room, or for none.
+
+        The runs double from one program of their own to the next, because it can be dropped for others.
+        """
+        if sizes not in self._runs or (program is not None and not program.room):
+            return False
+        self._runs[sizes] += 1
+        runs = self._runs[sizes]
+        return runs == ROOM_RUNS or (runs >= OWN_RUNS and not runs & (runs - 1))
+
+    def _least_used(self) -> RunProgram:
+        """Drop the program used least recently, and return it. One of many sizes is cheap to make again, so it goes."""
+        cheap = (sizes for sizes, p in self.kept.items() if p.base is not None)
+        sizes = next(cheap, next(iter(self.kept)))
+        gone = self.kept.pop(sizes)
+        self._gone |= {sizes} if gone.base is None else set()
+        return gone
 
     def _warn_if_dropped(self, sizes: Sizes) -> None:
         """Warn once if the same sizes are compiled again and again."""
@@ -163,15 +187,18 @@ class SizedPrograms:
         """Return a program that has room for larger sizes than these; None if these get a program of their own."""
         device = info()
         own = self.own_on_gpu if device.gpu and not device.software else self.own
-        if reference.enabled() or not device.resizes or len(self.seen) <= max(self.own, own) * len(sizes):
+        if reference.enabled() or not device.rooms or len(self.seen) <= max(self.own, own) * len(sizes):
             return None
         if self._rooms is None:
             from tracegrad.engine.rooms import RoomPrograms  # most processes see few sizes, and need no import
 
             self._rooms = RoomPrograms(2 * self.capacity, self.version)
-        found, gone = self._rooms.of(source, sizes, self.seen, device)
+        found, gone = self._rooms.of(source, sizes, self.seen, self._runs[sizes], device)
         dropped += [p for base in gone for p in self._emptied(base)]
-        return found and found.program(source, sizes, self.version)
+        program = found and found.program(source, sizes, self.version)
+        if program and program.room:
+            self._runs[sizes] = self._runs[sizes] or 1
+        return program
 
     def _emptied(self, base: RunProgram | None) -> list[RunProgram]:
         """Return the programs that go with a room."""
@@ -202,6 +229,7 @@ class SizedPrograms:
             dropped += [p for base in (self._rooms.drop() if self._rooms else ()) for p in self._emptied(base)]
             dropped += self.kept.values()
             self.kept.clear()
+            self._runs.clear()
             self._why.clear()
         return dropped
 

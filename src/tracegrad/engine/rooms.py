@@ -13,11 +13,11 @@ from tracegrad.compiler.rooms import Fitted, Rooms, build_rooms
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.runtime.base import DeviceInfo
+from tracegrad.tuning import ROOM_RUNS
 
-LEAST_ROOM = 2
-FEW_ROOMS, MANY_ROOMS = 2, 4  # rooms from one power of two to the next
+LEAST_ROOM = 8  # a smaller one saves less than compiling it takes
+FINE_ROOMS = 4  # rooms from one power of two to the next where there are many runs; else one
 MOST_WASTE = 2  # elements in a room at hand, where no more rooms are kept, for each in the room that would be compiled
-COARSE_RUNS = 64  # runs in a room before finer rooms are compiled
 
 
 class Found(NamedTuple):
@@ -50,62 +50,80 @@ class RoomPrograms:
     def __init__(self, capacity: int, version: object = None) -> None:
         """version: of the model, for a forward."""
         self.capacity, self.version = capacity, version
-        # names of the sizes that vary -> why no program is exact in the first, the second, ..., and why none has room
-        self.refused: dict[tuple[str, ...], list[str]] = {}
+        # names of the sizes that vary -> which one is exact -> why no program is; such a reason ends the trials
+        self.refused: dict[tuple[str, ...], dict[str | None, str]] = {}
+        self._works: set[tuple[tuple[str, ...], str | None]] = set()  # what was built, so that a refusal is of one room
+        self._failed: set[tuple[Key, Key]] = set()  # rooms that cannot be built for some sizes
         self._kept: OrderedDict[Key, Room] = OrderedDict()
         self._uses: Counter[Key] = Counter()
 
     def of(
-        self, source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], device: DeviceInfo
+        self, source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], runs: int, device: DeviceInfo
     ) -> tuple[Found | None, list[RunProgram]]:
         """Return the program for some sizes, built if needed, and the programs dropped for it.
 
         On a CPU, one of several sizes is exact in runs, if that can be proved; the others have room. On a GPU, launches
-        cost more than elements that do not count. A size of 1 is fixed, because one row can be broadcast. seen: all
-        sizes so far.
+        cost more than elements that do not count. A size of 1 is fixed, because one row can be broadcast.
+
+        seen: all sizes so far. runs: of these sizes so far.
         """
-        slow = device.software or not device.gpu
+        slow = device.resizes and (device.software or not device.gpu)
         dropped: list[RunProgram] = []
         varying = tuple([name for name, n in sizes if n != 1])
         at = [n for _, n in sizes if n != 1]
-        refused = self.refused.setdefault(varying, [])
-        for exact in (exact_first(varying) if slow else [None])[len(refused) :] if varying else ():
-            key = self._key(sizes, exact)
-            room = self._kept.pop(key, None)
-            fitted = room.rooms.at(at) if room else None
-            if room is None or not room.rooms.fits(at):
-                dropped += [room.base] if room else []
+        refused = self.refused.setdefault(varying, {})
+        for exact in (exact_first(varying) if slow else [None]) if varying else ():
+            if exact in refused:
+                continue
+            key = self._key(sizes, exact, runs)
+            others = tuple([n for name, n in sizes if name != exact])
+            room = self._kept.get(key)
+            if (room is None or not room.rooms.fits(at)) and (key, others) not in self._failed:
                 try:
                     made = _built(source, sizes, seen, key, room and room.rooms, device.gpu)
                 except UnsizedError as e:
-                    refused.append(str(e))
-                    continue
-                room, fitted = Room(made, RunProgram(made.built, version=self.version)), made.at(at)
-                dropped += self._beyond()
-            assert room is not None
-            self._kept[key] = room
-            return fitted and Found(fitted, room.base), dropped
+                    self._failed.add((key, others))
+                    if (varying, exact) not in self._works:
+                        refused[exact] = str(e)
+                        continue
+                else:
+                    self._works.add((varying, exact))
+                    dropped += [self._kept.pop(key).base] if room else []
+                    dropped += self._beyond()
+                    room = self._kept[key] = Room(made, RunProgram(made.built, version=self.version))
+            if room is None or not room.rooms.fits(at):
+                wide = MOST_WASTE * _elements(key)
+                larger = [k for k in self._larger(key) if _elements(k) <= wide and self._kept[k].rooms.fits(at)]
+                key = min(larger, key=_elements, default=None)
+            if key is not None:
+                room = self._kept[key] = self._kept.pop(key)
+                fitted = room.rooms.at(at)
+                return fitted and Found(fitted, room.base), dropped
         return None, dropped
+
+    def _larger(self, key: Key) -> list[Key]:
+        """Return the rooms kept with room for all that this one has room for."""
+        return [k for k in self._kept if all(m == n if min(m, n) < 2 else m >= n for m, n in zip(k, key))]
 
     @property
     def serves(self) -> bool:
         """Whether there is a program with room."""
         return bool(self._kept)
 
-    def _key(self, sizes: Sizes, exact: str | None) -> Key:
-        """Return the room to compute in: finer where there are many runs, and one at hand where many are kept."""
+    def _key(self, sizes: Sizes, exact: str | None, runs: int) -> Key:
+        """Return the room to compute in: fine where there are many runs, and one at hand where many are kept."""
 
         def key(steps: int) -> Key:
             return tuple([0 if name == exact else n if n == 1 else room_for(n, steps) for name, n in sizes])
 
-        coarse, fine = key(FEW_ROOMS), key(MANY_ROOMS)
-        self._uses[coarse] += 1
-        wanted = fine if fine in self._kept or self._uses[coarse] > COARSE_RUNS else coarse
-        if wanted in self._kept or len(self._kept) < self.capacity:
+        coarse, fine = key(1), key(FINE_ROOMS)
+        self._uses[fine] = max(self._uses[fine] + 1, runs)
+        wanted = fine if fine in self._kept or self._uses[fine] >= ROOM_RUNS else coarse
+        if wanted in self._kept:
             return wanted
-        larger = [k for k in self._kept if all(m == n if min(m, n) < 2 else m >= n for m, n in zip(k, wanted))]
-        at_hand = min(larger, key=_elements, default=wanted)
-        return at_hand if _elements(at_hand) <= MOST_WASTE * _elements(wanted) else wanted
+        at_hand = min(self._larger(fine), key=_elements, default=wanted)
+        waste = MOST_WASTE if len(self._kept) >= self.capacity else 1
+        return at_hand if _elements(at_hand) <= waste * _elements(wanted) else wanted
 
     def _beyond(self) -> list[RunProgram]:
         """Drop a program if there will be too many, and return it."""
@@ -116,6 +134,7 @@ class RoomPrograms:
         dropped = [room.base for room in self._kept.values()]
         self._kept.clear()
         self._uses.clear()
+        self._failed.clear()
         self.refused.clear()
         return dropped
 
@@ -131,18 +150,16 @@ def exact_first(varying: tuple[str, ...]) -> list[str | None]:
 
 def room_for(n: int, steps: int) -> int:
     """Return the least room for a size, of which there are `steps` from one power of two to the next."""
-    most = LEAST_ROOM
-    while 2 * most <= n:
-        most *= 2
-    return -(-n * steps // most) * most // steps if n > most else most
+    power = 1 << (n - 1).bit_length() - 1
+    return max(-(-n * steps // power) * power // steps, LEAST_ROOM)
 
 
 def _built(
     source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], key: Key, before: Rooms | None, gpu: bool
 ) -> Rooms:
-    """Build a program for the sizes that are not 1; the exact one has twice the room that it had `before`.
+    """Build a program for the sizes that are not 1; the exact one grows to twice the room that it had `before`.
 
-    If the user's functions refuse its room, it has the largest sizes so far.
+    If the user's functions refuse its room, it has a smaller one, and at last that of the largest sizes so far.
     """
     varying = [name for name, n in sizes if n != 1]
     exact = next((name for (name, _), n in zip(sizes, key) if not n), None)
@@ -154,11 +171,19 @@ def _built(
     found = [dict(s) for s in seen]
     room = {name: n for (name, _), n in zip(sizes, key) if n != 1}
     largest = {name: max(s[name] for s in found if s[name] <= n or name == exact) for name, n in room.items()}
+    fine = {name: min(room_for(n, FINE_ROOMS), room[name]) for name, n in largest.items()}
+    less = {name: n - 1 for name, n in room.items()}  # all of a table is no slice of it, and so is another graph
+    rooms = [room, less, fine, largest]
     if exact is not None:
-        room[exact] = largest[exact] = max(2 * before.room[exact] if before else 0, largest[exact])
-    try:
-        return build_rooms(at, room, exact, gpu)
-    except UnsizedError:
-        if largest == room:
-            raise
-        return build_rooms(at, largest, exact, gpu)
+        most = 5 * room_for(largest[exact], 1) // 4  # not a power of two, where plans change
+        if before is not None:
+            most = max(before.room[exact] * (2 if largest[exact] > before.room[exact] else 1), most)
+        rooms = [{**r, exact: most} for r in rooms]
+    now, why = dict(sizes), UnsizedError("no room was tried")
+    for k, r in enumerate(rooms):
+        if r not in rooms[:k] and all(now[name] <= n for name, n in r.items()):
+            try:
+                return build_rooms(at, r, exact, gpu)
+            except UnsizedError as e:
+                why = e
+    raise why

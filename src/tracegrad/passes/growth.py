@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from tracegrad.kernels.form import UnsizedError
@@ -86,15 +87,10 @@ class Sizes(NamedTuple):
         a, b = pair
         if a == b:
             return Length(a)
-        found = {Length(1, (Grown(k, a - n),)) for k, (n, m) in enumerate(zip(self.one, self.other)) if a - b == n - m}
-        for factors in _products(len(self.one)):
-            n, m = (math.prod([s[f.size] + f.more for f in factors]) for s in self)
-            if n > 0 and a % n == 0 and a // n * m == b:
-                found.add(Length(a // n, factors))
-        plain = {f for f in found if not any(g.more for g in f.factors)} or found
-        if len(plain) > 1:
-            raise AmbiguousError(f"lengths of {a} and {b} follow the sizes in {len(plain)} ways")
-        for length in plain:
+        found = _lengths(self, pair)
+        if len(found) > 1:
+            raise AmbiguousError(f"lengths of {a} and {b} follow the sizes in {len(found)} ways")
+        for length in found:
             return length
         raise UnsizedError(f"a length of {a} is {b} at other sizes")
 
@@ -139,6 +135,19 @@ def joined(parts: Sequence[Part]) -> Parts:
     return tuple(found)
 
 
+@lru_cache(1 << 10)
+def _lengths(sizes: Sizes, pair: Both) -> frozenset[Length]:
+    """Return the ways in which a length follows the sizes: the plainest ones."""
+    a, b = pair
+    found = {Length(1, (Grown(k, a - n),)) for k, (n, m) in enumerate(zip(sizes.one, sizes.other)) if a - b == n - m}
+    for factors in _products(len(sizes.one)):
+        n, m = (math.prod([s[f.size] + f.more for f in factors]) for s in sizes)
+        if n > 0 and a % n == 0 and a // n * m == b:
+            found.add(Length(a // n, factors))
+    return frozenset({f for f in found if not any(g.more for g in f.factors)} or found)
+
+
+@cache
 def _products(sizes: int) -> list[tuple[Grown, ...]]:
     """Return products of sizes, each plus a number, the plainest first."""
     found: list[tuple[Grown, ...]] = []

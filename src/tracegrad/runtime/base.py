@@ -28,6 +28,7 @@ class DeviceInfo:
     software: bool = False  # a CPU that acts as a GPU: correct, slow, never chosen by "auto"
     gpu: bool = True  # does the host see it as a GPU?
     resizes: bool = False  # can its sessions run a program at any size up to its capacity?
+    rooms: bool = True  # can they run one that computes in larger shapes than a call's?
     precisions: tuple[str, ...] = ("f32", "f16")  # valid values of `precision=`
     share: tuple[int, int] = (0, 1)  # of several processes: which of how many equal parts of each batch this one gives
     process: int = 0  # its number
