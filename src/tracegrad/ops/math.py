@@ -152,10 +152,11 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     a, b = _comparable(a, b)
     if a.dtype == u32:
         return remainder(a, b)
+    if a.dtype.is_float:  # a GPU that takes a subnormal number for 0 does not see that it is negative
+        size = remainder(rows.abs(a), rows.abs(b))
+        return where(rows.abs(a) < rows.abs(b), a, where(a < 0, -size, size))
     size = remainder(where(a < 0, -a, a), where(b < 0, -b, b))
-    found = where(a < 0, -size, size)
-    # a GPU that takes a subnormal number for 0 does not see that it is negative
-    return where(rows.abs(a) < rows.abs(b), a, found) if a.dtype.is_float else found
+    return where(a < 0, -size, size)
 
 
 @method
