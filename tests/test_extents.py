@@ -308,7 +308,7 @@ def test_a_forward_that_mixes_rows_runs_in_a_program_with_room() -> None:
     with tg.compile_forward(model=Weight(), forward=turned, inputs={"x": (None, 4)}, device="cpu", seed=0) as f:
         for n in (4, 3, 9):
             np.testing.assert_array_equal(f.run(x=X[:n]).output, X[:n][::-1])
-        assert "of a program for sizes up to 12, " in f.explain().title
+        assert "of a program for sizes up to 16, " in f.explain().title
 
 
 def mixed(m: Any, x: Any) -> Any:

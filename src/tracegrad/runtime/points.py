@@ -283,6 +283,12 @@ def _function(row: tuple[str, Any], operands: int) -> Callable[..., Array]:
     return function_of(PRIMITIVES[row[0]], operands, dict(row[1]), np)
 
 
+def forget() -> None:
+    """Drop what trials of the same kernels share: it would keep the kernels of closed models."""
+    _order.cache_clear()
+    _function.cache_clear()
+
+
 def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
     """Yield slots of a product's operands and the elements, all zeros, that limits exclude at these points."""
     p = form.product

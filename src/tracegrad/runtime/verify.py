@@ -21,7 +21,20 @@ from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.kernels.tiling import group_of
 from tracegrad.runtime.inexact import TRIES, UNSURE, Again, Check, Inexact
-from tracegrad.runtime.points import FEW, STRIDE, Kind, Name, Patterns, Points, Read, Written, chosen, kind_of, left_out
+from tracegrad.runtime.points import (
+    FEW,
+    STRIDE,
+    Kind,
+    Name,
+    Patterns,
+    Points,
+    Read,
+    Written,
+    chosen,
+    forget,
+    kind_of,
+    left_out,
+)
 
 GAP = 64  # elements around a value that hold its pattern as well, so a load beyond the value does not return zero
 POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # initial contents of what the kernel writes
@@ -345,6 +358,7 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
             those = [(key, kinds[k]) for key, kinds in kernels if k < len(kinds) and key not in found]
             failing = _failing(those, run)
             found |= _failing(_others([x for x in those if x[0] in failing], seed + 1, shares=bool(shares)), run)
+    forget()
     return {key: found.get(key, "") for key, _ in trials}
 
 
