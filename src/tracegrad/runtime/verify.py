@@ -337,8 +337,7 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
     often = [_others(one_sided, seed) for seed in further[:OFTEN]]
     odd = [_with_odd(one_sided, further[:ODD], shares=shares) for shares in (False, True)]
     undefined = _others([x for x in trials if x[1].undefined], SEED, shares=True)
-    found = _failing(trials, run, unsure=True)
-    found = _failing(_others([x for x in trials if x[0] in found], AGAIN), run)
+    found = _failing_twice(trials, run, AGAIN, unsure=True)
     suspected: set[str] = set()
 
     def tried(those: Trials) -> None:
@@ -351,15 +350,21 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
         tried(those)
     for seed in further[OFTEN:]:
         tried(_others([x for x in one_sided if x[0] in suspected and x[0] not in found], seed))
-    failing = _failing(undefined, run)
-    found |= _failing(_others([x for x in undefined if x[0] in failing], AGAIN, shares=True), run)
-    for shares, kernels in enumerate(odd):
-        for k, seed in enumerate(further):
+    found |= _failing_twice(undefined, run, AGAIN, shares=True)
+    for shares, kernels in zip((False, True), odd):
+        for k, seed in enumerate(further[:ODD]):
             those = [(key, kinds[k]) for key, kinds in kernels if k < len(kinds) and key not in found]
-            failing = _failing(those, run)
-            found |= _failing(_others([x for x in those if x[0] in failing], seed + 1, shares=bool(shares)), run)
+            found |= _failing_twice(those, run, seed + 1, shares=shares)
     forget()
     return {key: found.get(key, "") for key, _ in trials}
+
+
+def _failing_twice(
+    trials: Trials, run: Run, seed: int, *, shares: bool = False, unsure: bool = False
+) -> dict[str, str]:
+    """Return the kernels whose trial fails, and fails again with the numbers of `seed`."""
+    failing = _failing(trials, run, unsure=unsure)
+    return _failing(_others([x for x in trials if x[0] in failing], seed, shares=shares), run)
 
 
 def _failing(trials: Trials, run: Run, *, unsure: bool = False) -> dict[str, str]:
