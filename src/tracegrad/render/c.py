@@ -137,17 +137,19 @@ class Function:
             found = self.emit.values(args, loop=False)
             lines.append(f"far |= {condition.format(*found)};")
         lines = [*self.read(), *self.emit.flush(), *lines]
-        rows = any(isinstance(s, Fold) or s.inner for s in self.kernel.body)  # else k of a product, done before
-        return self.split(self.outer, self.nest(self.inner if rows else [], lines))
+        return self.split(self.outer, self.nest(self.inner if self.by_rows() else [], lines))
 
     def loops(self) -> list[Statement]:
         """Return the loops once."""
-        folds = [s for s in self.kernel.body if isinstance(s, Fold)]
-        if not folds and not any(s.inner for s in self.stores_of()):
+        if not self.by_rows():
             return self.split(self.outer, self.points(self.emit))
         if self.kernel.uniform:
             return [*self.folds_of_row(), *self.split(self.outer, self.points(self.emit))]
         return self.columns() if column_wise(self.kernel) else self.split(self.outer, self.row())
+
+    def by_rows(self) -> bool:
+        """Return whether this part folds or writes points of a row; else the inner axes are k of a product before."""
+        return any(isinstance(s, Fold) or s.inner for s in self.kernel.body)
 
     def stores_of(self) -> list[Store]:
         return [s for s in self.kernel.body if isinstance(s, Store)]

@@ -213,18 +213,17 @@ class _Writer:
         """Add a step of BLAS; return the slot of the result, and the index of a point there."""
         inner = self.kernel.inner
         left, right = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
-        small = self.small(p, left, right) if not p.limits and not p.part else None
+        a, b = self.as_it_lies(left), self.as_it_lies(right)  # views where strides allow them, else packed copies
+        small = self.small(p, a, b) if a and b and not p.limits and not p.part else None
         if small is not None:
             out = self.target(f.local)
             self.steps.append(GatheredStep(*small, self.result(out, p), stacked=True))
             return out, self.flat
-        b = self.as_it_lies(right)
         spread = self.spread(right) if b is None and not p.limits and not p.part else None
         if spread is not None:
             return self.gathered(f, p, spread)
         out = self.target(f.local)
-        a = self.as_it_lies(left) or self.packed(left)  # a view where strides allow it, else a packed copy
-        b = b or self.packed(right)
+        a, b = a or self.packed(left), b or self.packed(right)
         self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), p.part))
         return out, self.flat
 
@@ -272,13 +271,10 @@ class _Writer:
         small = not isinstance(m, Extent) and m <= STACKED_ROWS and k <= STACKED_TERMS and near
         return small and fills(p) and neighbours_of(b.columns) >= STACKED_RUN and n <= STACKED_COLUMNS * k
 
-    def small(self, p: Product, left: Operand, right: Operand) -> tuple[Spread, Spread] | None:
-        """Return the operands of many small products that lie in memory: a call of tiles costs more than each."""
+    def small(self, p: Product, a: View, b: View) -> tuple[Spread, Spread] | None:
+        """Return the operands of many small products as spread ones: a call of tiles costs more than each."""
         sides = [points(x) for x in (p.m, p.n, self.kernel.inner)]
-        if any(isinstance(x, Extent) or x > STACKED_SIDE for x in sides) or not fills(p):
-            return None
-        a, b = self.as_it_lies(left), self.as_it_lies(right)
-        if a is None or b is None or min(b.steps[-2:]) < 0:
+        if any(isinstance(x, Extent) or x > STACKED_SIDE for x in sides) or not fills(p) or min(b.steps[-2:]) < 0:
             return None
         spread = spread_of(b)
         return (spread_of(a), spread) if reach([*spread.rows, *spread.columns]) <= 2 * math.prod(sides[1:]) else None
