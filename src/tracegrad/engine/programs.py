@@ -99,8 +99,9 @@ class SizedPrograms:
             self.seen.add(sizes)
             given = source()
             own = often and self._runs[sizes] >= OWN_RUNS
-            shared = None if own else self._of_many(given, sizes, info, dropped)
-            shared = None if own else shared or self._in_room(given, sizes, info, dropped)
+            shared = None
+            if not own:
+                shared = self._of_many(given, sizes, info, dropped) or self._in_room(given, sizes, info, dropped)
             program = shared or self.built(given, sizes)
             if not (shared or own):
                 self._warn_if_dropped(sizes)

@@ -59,10 +59,10 @@ def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tenso
     ts = {x.serial: t for x, t in given.items()}
 
     def rule(t: Tensor) -> Tensor | None:
+        if not t.dtype.is_float:
+            return None
         own = [ts.get(x.serial) for x in t.inputs]
-        if not t.dtype.is_float or t.prim.jvp is None:
-            return _transposed(own, t)
-        return t.prim.jvp(own, t, *t.inputs, **t.attrs)
+        return t.prim.jvp(own, t, *t.inputs, **t.attrs) if t.prim.jvp is not None else _transposed(own, t)
 
     _forwards(ys, ts, rule, lambda t: t.prim.jvp is None and t.prim.vjp is None)
     with ambient.rewriting():
@@ -71,7 +71,7 @@ def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tenso
 
 def _transposed(ts: Sequence[Tensor | None], y: Tensor) -> Tensor | None:
     """Return the tangent of `y` by its VJP, which is linear in the cotangent: d<vjp(z), ts>/dz, for any z."""
-    if not y.dtype.is_float or y.prim.vjp is None:
+    if y.prim.vjp is None:
         return None
     z = bind(VARIABLE, zeros_like(y))
     pairs = [(g, t) for g, t in zip(y.prim.vjp(z, y, *y.inputs, **y.attrs), ts) if g is not None and t is not None]
