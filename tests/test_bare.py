@@ -73,6 +73,17 @@ def test_indexing_is_numpys(index: Any) -> None:
     assert got.shape == want.shape and got.tobytes() == want.tobytes()
 
 
+@pytest.mark.parametrize("index", [slice(1, 2), (slice(2), slice(1, 3), slice(4)), (slice(1), slice(3), slice(0, 2))])
+@pytest.mark.parametrize("whole", [True, False], ids=["number", "array"])
+def test_assigning_to_slices_is_numpys(index: Any, whole: bool) -> None:
+    x = np.arange(2 * 3 * 4, dtype=np.int32).reshape(2, 3, 4)
+    got = bare.array(x)
+    values = 9 if whole else -x[index].copy()
+    got[index] = values if isinstance(values, int) else bare.asarray(values)
+    x[index] = values
+    assert got.tobytes() == x.tobytes()
+
+
 def test_masks_broadcast_as_numpys() -> None:
     for shape in [(3,), (2, 1), (1, 3), (2, 3), ()]:
         x = np.arange(math.prod(shape)).reshape(shape) % 2 == 0

@@ -162,6 +162,44 @@ with tg.compile(**{**sine(batch=2, width=8).arguments(), "loss": worst}, seed=7)
     assert patched == [[9.0], True, [9.0]]
 
 
+def test_many_sizes_share_programs(python: Python) -> None:
+    code = """
+    from tracegrad import nn, optim
+    class Net(tg.Module):
+        def __init__(self):
+            self.q, self.k, self.v = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(3, 3)
+        def __call__(self, x):
+            return tg.softmax(self.q(x) @ tg.swapaxes(self.k(x), -1, -2), -1) @ self.v(x)
+    def compiled(**more):
+        return tg.compile(model=Net(), loss=lambda m, x, y: tg.mse_loss(m(x), y), seed=3, optimizer=optim.adam(0.01),
+                          inputs={"x": ("B", "T", 3), "y": ("B", "T", 3)}, **more)
+    """
+    train_there = """
+    from tracegrad.runtime import browser
+    loads, own = [], browser.BrowserSession.load
+    browser.BrowserSession.load = lambda self, program: loads.append(program) or own(self, program)
+    with compiled() as train:
+        infer = train.attach(forward=lambda m, x: m(x), inputs={"x": ("B", "T", 3)})
+        losses = [(await train.step(x)).loss for x in inputs]
+        train.freeze("q.*")
+        outputs = [(await infer.run(x=x["x"])).output.tolist() for x in inputs[-3:]]
+    browser.BrowserSession.load = own
+    answer = [losses, outputs, len(loads)]
+    """
+    rng = np.random.default_rng(0)
+    sizes = [(b, t) for b in (3, 5, 2, 7) for t in (4, 6, 3, 8)]
+    inputs = [{n: rng.standard_normal((*s, 3)).astype(np.float32) for n in "xy"} for s in sizes]
+    losses, outputs, loads = python.run(textwrap.dedent(code) + textwrap.dedent(train_there), inputs=listed(inputs))
+    assert loads <= 10, "of 19 choices of sizes"
+    scope: dict[str, Any] = {"tg": tg}
+    exec(textwrap.dedent(code), scope)
+    with scope["compiled"](device="cpu") as train:
+        np.testing.assert_allclose(losses, [train.step(x).loss for x in inputs], rtol=LOSS)
+        infer = train.attach(forward=lambda m, x: m(x), inputs={"x": ("B", "T", 3)})
+        for x, output in zip(inputs[-3:], outputs):
+            np.testing.assert_allclose(output, infer.run(x=x["x"]).output, rtol=1e-4, atol=1e-6)
+
+
 def test_checkpoints_go_both_ways(python: Python, tmp_path: Path) -> None:
     inputs = batches(SINE, 8)
     with compiled(SINE) as train, compiled(SINE) as other:

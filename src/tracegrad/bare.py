@@ -169,13 +169,23 @@ class Array:
         if len(axes) == 1 and chosen[0].step == 1:
             rows = chosen[0]
             return Array(self.flat[rows.start * row : rows.start * row + len(rows) * row], shape, self.dtype)
-        strides = [math.prod(self.shape[d + 1 :]) for d in range(self.ndim)]
-        steps = [[k * s for k in (c if isinstance(c, range) else (c,))] for c, s in zip(chosen, strides)]
-        values = [self.flat[sum(at)] for at in itertools.product(*steps)]
+        values = [self.flat[k] for k in self._places(chosen)]
         return _made(values, shape, self.dtype) if shape else values[0]
 
-    def __setitem__(self, index: slice, values: Array) -> None:
-        self.flat[index] = values.flat
+    def __setitem__(self, index: slice | tuple[slice, ...], values: Array | float) -> None:
+        """Overwrite the elements that slices without a step select, by those of an array or by a number."""
+        axes = index if isinstance(index, tuple) else (index,)
+        chosen = [range(n)[a] for n, a in zip(self.shape, (*axes, *[slice(None)] * (self.ndim - len(axes))))]
+        given = values if isinstance(values, Array) else full(math.prod(map(len, chosen)), values, self.dtype)
+        *outer, run = chosen
+        for n, k in enumerate(self._places([*outer, run.start])):
+            self.flat[k : k + len(run)] = given.flat[n * len(run) : (n + 1) * len(run)]
+
+    def _places(self, chosen: Sequence[int | range]) -> Iterator[int]:
+        """Yield where the elements at chosen coordinates of each axis are in `flat`."""
+        strides = [math.prod(self.shape[d + 1 :]) for d in range(self.ndim)]
+        steps = [[k * s for k in ((c,) if isinstance(c, int) else c)] for c, s in zip(chosen, strides)]
+        return map(sum, itertools.product(*steps))
 
     def _with(self, other: Any, op: Callable[[Any, Any], Any], kind: DType) -> Array:
         right = other.flat if isinstance(other, Array) else itertools.repeat(other)

@@ -77,7 +77,7 @@ class BrowserSession:
     def info(self) -> DeviceInfo:
         """The adapter's name is known once the device is open."""
         name = str(self._tab.adapter) or "the browser's"
-        return DeviceInfo("webgpu", f"{name} (browser)", "swiftshader" in name.lower(), rooms=False)
+        return DeviceInfo("webgpu", f"{name} (browser)", "swiftshader" in name.lower())
 
     def load(self, program: Program, like: int | None = None) -> int:
         """Hand the program over and return a handle. Kernels are compiled in parallel, and checked once."""
