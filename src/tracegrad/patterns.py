@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from tracegrad.errors import InputError
-from tracegrad.refusals import shown
+from tracegrad.refusals import NoNumber, shown
 
 Selection = str | Sequence[str] | Callable[[str], bool]
 NAMED = 12  # names listed in an error
@@ -17,7 +17,7 @@ def matcher(given: Selection, what: str) -> Callable[[str], bool]:
     """Return a function that tells whether a name matches: `*` matches any text, also dots, and `?` one character.
 
     js/checks.js has the same rule. Raises InputError for anything but a pattern, a list of them, or a function."""
-    if callable(given):
+    if callable(given) and not isinstance(given, NoNumber):  # a layer is callable, too
         return lambda name: bool(given(name))
     patterns: list[object] = [given] if isinstance(given, str) else list(cast("Iterable[object]", _listed(given, what)))
     for pattern in patterns:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from tracegrad import nn
 from tracegrad.arrays import Array, np
 from tracegrad.errors import InputError
-from tracegrad.nn.module import children, named_arrays
+from tracegrad.nn.module import at_path, children, named_arrays
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.nn.recurrent import Cell, Recurrent
 from tracegrad.refusals import shown
@@ -121,8 +121,8 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
     >>> train.params()["W"].shape
     (2, 1)
     """
-    given = _renamed(_named(state_dict), rename)
-    rows, arrays = list(_rows_of(target.store.model)), named_arrays(target.store.model)
+    given, model = _renamed(_named(state_dict), rename), _model_of(target, "from_torch")
+    rows, arrays = list(_rows_of(model)), named_arrays(model)
     values, matched = _values(rows, given, arrays)
     target.upload_params({n: x for n, x in values.items() if not isinstance(arrays[n], State)})
     if states := {n: x for n, x in values.items() if isinstance(arrays[n], State)}:
@@ -168,10 +168,11 @@ def to_torch(target: Any) -> dict[str, Any]:
         torch = importlib.import_module("torch")
     except ImportError:
         raise InputError.here("to_torch: torch is not installed; train.params() has the values as arrays") from None
+    model = _model_of(target, "to_torch")
     arrays = {**target.download_params(), **target.states()}
     out: dict[str, Any] = {}
     held: dict[str, str] = {}  # our name -> the PyTorch layer that has it
-    for row in _rows_of(target.store.model):
+    for row in _rows_of(model):
         layer = row.theirs.rpartition(".")[0]
         said = [held[n] for n in row.ours if n in held]
         if row.optional or any(layer.startswith(f"{other}.") or not other for other in said):
@@ -195,7 +196,7 @@ def _walk(node: Any, path: str, names: Mapping[int, str], above: tuple[int, ...]
     rows = next((rows for kind, rows in LAYOUTS.items() if isinstance(node, kind)), None)
     said: set[str] = set()
     for row in rows(node) if rows else ():
-        arrays = [_attribute(node, name) for name in row.ours]
+        arrays = [at_path(node, name) for name in row.ours]
         if all(isinstance(x, Parameter) for x in arrays):
             yield Row(_joined(path, row.theirs), tuple(names[id(x)] for x in arrays), row.transposed)
             said.update(row.ours)
@@ -211,12 +212,15 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _attribute(node: Any, path: str) -> Any:
-    """Return the attribute at a path such as `cells.0.W_ih`."""
-    for part in path.split("."):
-        parts = children(node) or {}
-        node = parts.get(part, parts.get(int(part)) if part.isdigit() else None)
-    return node
+def _model_of(target: Any, who: str) -> Any:
+    """Return the model of a training or forward. Raises InputError for anything else."""
+    store = getattr(target, "store", None)
+    if store is None:
+        raise InputError.here(
+            f"{who}: weights belong to a training or a forward, got {shown(target)}; compile the model, and pass what "
+            "tg.compile or tg.compile_forward returned"
+        )
+    return store.model
 
 
 def _named(state_dict: Any) -> dict[str, Any]:
@@ -247,6 +251,7 @@ def _new_name(name: str, rename: Rename) -> str | None:
         return rename(name)
     rename = cast("Mapping[str, str]", rename)
     for old, new in sorted(rename.items(), key=lambda pair: -len(pair[0])):
+        old, new = old.removesuffix("."), new.removesuffix(".")
         if name == old or name.startswith(f"{old}."):
             return (new + name[len(old) :]).removeprefix(".")
     return name
@@ -288,6 +293,11 @@ def _no_match(given: Mapping[str, Any], rows: list[Row]) -> str:
         elif shorter := [w for w in wanted if name.endswith(f".{w}")]:
             hint = f"; write rename={{{name.removesuffix(shorter[0])[:-1]!r}: ''}}"
         if hint:
+            break
+    for name in given if not hint else ():
+        layer, _, own = name.rpartition(".")
+        if layer and (fits := [w for w in wanted if w.endswith(f".{own}")]):
+            hint = f"; name the layers that correspond, as in rename={{{layer!r}: {fits[0].removesuffix(f'.{own}')!r}}}"
             break
     return f"no name fits. Given are {_listed(given)}; wanted are {_listed(wanted)}{hint}"
 

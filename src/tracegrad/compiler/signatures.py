@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 from tracegrad.dtypes import f32
@@ -26,8 +26,12 @@ def check_function(fn: object, what: str) -> None:
             )
 
 
-def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str) -> None:
-    """Raise InputError if the function cannot be called with the model and these names."""
+def check_signature(
+    fn: Callable[..., Any], inputs: Mapping[str, Any], what: str, declared: Iterable[str] | None = None
+) -> None:
+    """Raise InputError if the function cannot be called with the model and these names.
+
+    declared: all declared names, for the error."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -52,7 +56,7 @@ def check_signature(fn: Callable[..., Any], inputs: Mapping[str, Any], what: str
         call = f"{getattr(fn, '__name__', type(fn).__name__)}({', '.join([p.name for p in parameters])})"
         raise InputError.here(
             f"inputs do not match {what} {call}: {'; '.join(problems)}. Use the same names in both: "
-            f"inputs declares {', '.join(inputs) or 'nothing'}"
+            f"inputs declares {', '.join(declared or inputs) or 'nothing'}"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
 from tracegrad.compiler.layout import States
 from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import CompileError, TraceError
+from tracegrad.errors import CompileError, TraceError, call_site, located
 from tracegrad.ir import Tensor
-from tracegrad.nn.module import bound, named_arrays, no_parameters, state_specs
+from tracegrad.nn.module import at_path, bound, named_arrays, named_states, no_parameters, state_specs
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.patterns import Selection, chosen
 from tracegrad.prims.leaves import leaf
@@ -36,6 +36,17 @@ class Traced(NamedTuple):
 def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
     """Return the sites in the order of the user's function."""
     return tuple(t.trace.sites.values())
+
+
+def _check_kept(m: Any, states: Iterable[str]) -> None:
+    """Raise TraceError if the function replaced a state instead of assigning it, which no step would keep."""
+    kept = {x.name for x in named_states(m).values() if isinstance(x, StateTensor)}
+    for name in states:
+        if name not in kept:
+            said = f"the state {name!r} was replaced, which is lost after the trace; write m.{name}.assign(value)"
+            raise TraceError(
+                located(f"{said} instead of m.{name} = value", getattr(at_path(m, name), "site", call_site()))
+            )
 
 
 @contextmanager
@@ -72,4 +83,6 @@ def traced(
         m = bound(model, {**leaves, **{n: StateTensor(n, x) for n, x in held.items()}})
         leaves |= {STATE + n: x for n, x in held.items()}
         first = {STATE + n: (s.type, spec) for (n, s), spec in zip(states.items(), state_specs(model), strict=True)}
-        yield Traced(running, parameters, first, leaves, types, fn(m, **values))
+        result = fn(m, **values)
+        _check_kept(m, states)
+        yield Traced(running, parameters, first, leaves, types, result)

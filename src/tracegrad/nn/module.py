@@ -258,6 +258,14 @@ def children(node: Any) -> Mapping[Any, Any] | None:
     return dict(enumerate(cast("Sequence[Any]", node))) if isinstance(node, (list, tuple)) else None
 
 
+def at_path(node: Any, path: str) -> Any:
+    """Return the attribute at a path such as `cells.0.W_ih`, or None."""
+    for part in path.split("."):
+        parts = children(node) or {}
+        node = parts.get(part, parts.get(int(part)) if part.isdigit() else None)
+    return node
+
+
 def like(container: Any, items: Iterable[Any]) -> Any:
     """Make a list or tuple of the type of `container`. A named tuple takes its items one by one."""
     make = getattr(container, "_make", None) or cast("Any", type(cast("object", container)))

@@ -179,6 +179,9 @@ def _values(view: memoryview) -> list[Any]:
     return _flatten(nested)[0] if view.shape and nested else nested if view.shape else [nested]
 
 
+SEVERAL = "put tensors together with tg.stack([a, b]), and take one of several results, as in tg.sort(x)[0]"
+
+
 def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
     if dtype is None:
         kinds: set[type[Any]] = {type(v) for v in flat}
@@ -189,8 +192,7 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
     except DTypeError:
         raise
     except (TypeError, TraceError):
-        several = "put tensors together with tg.stack([a, b]), and take one of several results, as in tg.sort(x)[0]"
-        raise DTypeError(f"a list holds numbers only; {several}") from None
+        raise DTypeError(f"a list holds numbers only; {SEVERAL}") from None
     return bind(LITERAL, data=data, dtype=dtype, shape=shape)
 
 
@@ -205,15 +207,21 @@ def fitting(value: Any, dtype: DType) -> bool | int | float:
     raise DTypeError(f"the number {value!r} does not fit {dtype}: the value would change; use tg.cast(x, dtype)")
 
 
+def _ragged(values: Sequence[Any]) -> DTypeError:
+    if any(isinstance(v, TensorMethods) for v in values):
+        return DTypeError(f"tensors and lists in one list; {SEVERAL}")
+    return DTypeError("the nested list is ragged: its lists must have equal lengths")
+
+
 def _flatten(values: Sequence[Any]) -> tuple[list[Any], Shape]:
     """Return the values of a nested list in order, and its shape. Raises: DTypeError if it is ragged."""
     if not values or not isinstance(values[0], (list, tuple)):
         if any(isinstance(v, (list, tuple)) for v in values):
-            raise DTypeError("the nested list is ragged: its lists must have equal lengths")
+            raise _ragged(values)
         return list(values), (len(values),)
     parts: list[tuple[list[Any], Shape]] = [_flatten(v) if isinstance(v, (list, tuple)) else ([], ()) for v in values]
     if len({shape for _, shape in parts}) != 1:
-        raise DTypeError("the nested list is ragged: its lists must have equal lengths")
+        raise _ragged(values)
     return [v for flat, _ in parts for v in flat], (len(values), *parts[0][1])
 
 

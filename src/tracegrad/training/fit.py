@@ -144,6 +144,9 @@ def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[di
         raise InputError.here(f"fit: callbacks must be a list of callbacks, got {shown(callbacks)}; put it in a list")
     out: dict[str, list[Hook]] = {}
     several = list(cast("Iterable[Any]", callbacks))
+    for c in several:
+        if isinstance(c, type):
+            raise InputError.here(f"fit: callbacks has the class {c.__name__}; make one: {c.__name__}(...)")
     for name in EVENTS:
         hook = given.get(name)
         out[name] = [hook] if hook is not None else []
@@ -164,6 +167,15 @@ def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[di
 
 def _loss_of(name: str) -> str:
     return f"{name}/loss" if name else "loss"
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a result of `evaluate`. Raises InputError unless it is a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        said = f"of shape {tuple(value.shape)}" if hasattr(value, "shape") else shown(value)
+    raise InputError.here(f"fit: evaluate returned {name!r} {said}; return a number, such as the mean")
 
 
 def _exact(xs: Sequence[float]) -> list[float]:
@@ -350,7 +362,7 @@ class _Loop:
             metrics = self.options.evaluate(self.train)
             if not isinstance(metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InputError.here(f'fit: evaluate must return a dict such as {{"accuracy": 0.9}}, got {metrics!r}')
-            found |= {name: float(value) for name, value in metrics.items()}
+            found |= {name: _number(name, value) for name, value in metrics.items()}
         self.metrics = found
         step = self.history.step[-1] if self.history.step else 0
         record = {"step": step, **self.metrics}

@@ -125,7 +125,7 @@ class Validation:
 def _given(metric: Callable[..., Any], inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the inputs that the metric names. Raises InputError if it takes others, or no model."""
     own = named_by(metric, inputs)
-    check_signature(metric, own, f"the metric {name!r}")
+    check_signature(metric, own, f"the metric {name!r}", inputs)
     return own
 
 

@@ -1,0 +1,81 @@
+"""Mistakes with states, groups of parameters, callbacks, metrics of held-out data, and weights of PyTorch."""
+
+import numpy as np
+
+import tracegrad as tg
+from misuse.table import MLP, X, Y, compiled, program, shared
+from tracegrad import nn
+
+
+class Counting(tg.Module):
+    """A layer, and a state that counts steps."""
+
+    def __init__(self):
+        self.layer, self.seen = nn.Linear(3, 2), self.state((1,))
+
+
+@program("the state 'seen' was replaced", "write m.seen.assign(value)")
+def state_that_is_set_as_an_attribute():
+    def loss(m, x, y):
+        m.seen = m.seen + 1
+        return tg.mse_loss(m.layer(x), y)
+
+    compiled(model=Counting(), loss=loss)
+
+
+@program("the state 'seen' was replaced", "write m.seen.assign(value)")
+def state_that_is_added_to():
+    def loss(m, x, y):
+        m.seen += tg.mean(x)
+        return tg.mse_loss(m.layer(x), y)
+
+    compiled(model=Counting(), loss=loss)
+
+
+@program("freeze", "a pattern such as 'backbone.*'", "got <Linear")
+def freezing_a_layer():
+    shared().freeze(nn.Linear(3, 4))
+
+
+@program("callbacks", "the class EarlyStopping", "EarlyStopping(...)")
+def callback_that_is_a_class():
+    shared().fit(x=X, y=Y, batch_size=8, progress=False, callbacks=[tg.EarlyStopping])
+
+
+@program("evaluate returned 'error' of shape (3,)", "return a number")
+def evaluation_that_returns_an_array():
+    compiled().fit(x=X, y=Y, batch_size=8, progress=False, evaluate=lambda train: {"error": np.zeros(3)})
+
+
+@program("takes 'target', which is not declared", "inputs declares x, y")
+def metric_of_predictions_and_targets():
+    metrics = {"mae": lambda predicted, target: tg.mean(tg.abs(predicted - target))}
+    compiled().fit(x=X, y=Y, batch_size=8, progress=False, validation=(X, Y), metrics=metrics)
+
+
+def _weights():
+    return {f"{k}.{name}": np.ones(s) for k, name, s in ((0, "weight", (4, 3)), (0, "bias", 4), (2, "weight", (2, 4)))}
+
+
+@program("from_torch", "no name fits", "rename={'0': 'l1'}")
+def weights_of_numbered_layers():
+    tg.from_torch(_weights(), shared())
+
+
+@program("from_torch", "got <MLP", "tg.compile")
+def weights_for_a_model():
+    tg.from_torch(_weights(), MLP())
+
+
+@program("to_torch", "got <MLP", "tg.compile")
+def weights_of_a_model():
+    tg.to_torch(MLP())
+
+
+@program("tanh", "tensors and lists in one list", "take one of several results")
+def all_results_of_a_recurrence():
+    class Net(tg.Module):
+        def __init__(self):
+            self.cell = nn.LSTM(3, 4)
+
+    tg.trace_forward(model=Net(), forward=lambda m, x: tg.tanh(m.cell(x)), inputs={"x": (2, 5, 3)})
