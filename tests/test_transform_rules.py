@@ -13,10 +13,11 @@ import pytest
 import tracegrad  # noqa: F401 fills the table
 from all_cases import ALL_CASES
 from cases import Case
+from fuzzing.runners import QUICKLY
 from tracegrad import ambient, testing, transforms
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import PRIMITIVES, Tensor, bind, toposort
+from tracegrad.ir import PRIMITIVES, Tensor, bind
 from tracegrad.prims.folds import MATMUL_PARTS
 from tracegrad.prims.leaves import leaf
 
@@ -27,7 +28,6 @@ RANDOM = (  # other numbers in each element
     "dropout", "dropout_twice", "uniform", "randn", "bernoulli", "categorical", "uniform_between", "normal", "randint",
     "gumbel_softmax", "gumbel_softmax_hard",
 )  # fmt: skip
-SMALL = 17  # nodes of a row with what asks for its derivatives
 SMOOTH = [c for c in DIFFERENTIABLE if c.second and math.isfinite(c.tol)]
 DTYPES = {"f": f32, "i": i32, "b": bool_}  # by the kind of an array
 # Only passes make it, in parts as long as kernels take them: no row of the table
@@ -161,26 +161,28 @@ def test_modes_mix_and_third_derivatives_agree_with_finite_differences(case: Cas
     np.testing.assert_allclose(third[0], (high - low) / (2 * h), rtol=20 * case.tol, atol=20 * case.tol)
 
 
-@pytest.mark.slow  # JAX dispatches every op of every derivative
+def with_derivative(jax: Any, f: Callable[..., Any], s: Any) -> Any:
+    """The values of `f`, which are a function and its derivatives so far, and the derivative of the last."""
+    ys, slopes = jax.jvp(f, (s,), (jax.numpy.ones(()),))
+    return (*ys, slopes[-1])
+
+
 @pytest.mark.parametrize(**by_name, argvalues=SMOOTH)
 def test_derivatives_up_to_order_three_agree_with_jax(case: Case):
-    """JAX differentiates the rows' array rules by itself: it knows nothing of our rules.
-
-    Programs of many rows go to order two, since each order takes JAX three times as long. Their rows go to order three
-    each, and finite differences check the third derivative of the whole, above.
-    """
+    """JAX differentiates the rows' array rules by itself: it knows nothing of our rules."""
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     phi, given = third_order(case)
     with ambient.tracing():
         s = leaf("input", "s", TensorType(f32, ()))
         y = phi(s, *[leaf("input", k, TensorType(DTYPES[v.dtype.kind], v.shape)) for k, v in given.items()])
     with jax.enable_x64(True):
-        theirs = lambda s: evaluate([y], {"s": s, **given, **COUNTERS}, jax.numpy)[0]
-        ours = phi
-        for order in range(4 if len(toposort([y])) <= SMALL else 3):
-            expected = float(theirs(jax.numpy.zeros(())))
-            (found,) = values(ours, {"s": np.zeros(()), **given})
-            tol = case.close * 10**order
-            np.testing.assert_allclose(found, expected, rtol=tol, atol=tol, err_msg=f"order {order}")
-            theirs = lambda s, f=theirs: jax.jvp(f, (s,), (jax.numpy.ones(()),))[1]
-            ours = forwards(ours) if order % 2 else transforms.grad(ours)
+        theirs = lambda s: (evaluate([y], {"s": s, **given, **COUNTERS}, jax.numpy)[0],)
+        for _ in range(3):
+            theirs = lambda s, f=theirs: with_derivative(jax, f, s)
+        expected = [float(x) for x in jax.jit(theirs, compiler_options=QUICKLY)(jax.numpy.zeros(()))]
+    ours = phi
+    for order in range(4):
+        (found,) = values(ours, {"s": np.zeros(()), **given})
+        tol = case.close * 10**order
+        np.testing.assert_allclose(found, expected[order], rtol=tol, atol=tol, err_msg=f"order {order}")
+        ours = forwards(ours) if order % 2 else transforms.grad(ours)
