@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("c_compiler")
 
 COLUMNS = 28_571
 SIZE = 7 * COLUMNS  # several parts, and no whole vectors
-FAR = np.array([8193.0, -3e5, 1e10, -3e38, np.inf, -np.inf, np.nan, 8191.99], np.float32)
+FAR = np.array([8193.0, -3e5, 1e10, -1e38, np.inf, -np.inf, np.nan, 8191.99], np.float32)
 
 
 class Nothing(tg.Module):
@@ -28,6 +28,16 @@ def rows(x: Any) -> Any:
     return x.reshape((COLUMNS, 7))
 
 
+MANY = 12  # calls: compilers do not inline the long form of so many
+
+
+def many(xp: Any, x: Any) -> Any:
+    """Each argument is computed from the result before, and is x or its double."""
+    for k in range(MANY):
+        x = xp.where(xp.sin(x) < 2.0, x * (2.0 if k == MANY // 2 else 1.0), -x)
+    return xp.sin(x) + xp.cos(x)
+
+
 CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "sin": (tg.sin, np.sin),
     "cos": (tg.cos, np.cos),
@@ -38,6 +48,11 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "rows": (lambda x: tg.sin(rows(x)).sum(1), lambda x: np.sin(rows(x)).sum(1)),
     "columns": (lambda x: tg.sin(rows(x)).sum(0), lambda x: np.sin(rows(x)).sum(0)),
     "one of the other": (lambda x: tg.sin(tg.sin(x) * 3.0), lambda x: np.sin(np.sin(x) * 3)),
+    "of the result of one": (
+        lambda x: tg.sin(tg.where(tg.sin(x) < 2.0, 2.0 * x, x)),
+        lambda x: np.sin(np.where(np.sin(x) < 2.0, 2 * x, x)),
+    ),
+    "many": (lambda x: many(tg, x), lambda x: many(np, x)),
     "of a sum": (lambda x: tg.sin(rows(x).sum(1) * 2.0), lambda x: np.sin(rows(x).sum(1) * 2)),
     "padded": (
         lambda x: tg.cos(tg.pad(rows(x), ((1, 1), (2, 0)))),
@@ -81,3 +96,15 @@ def test_each_result_of_a_product_is_checked_once() -> None:
     kernels = compiled.explain().program.kernels
     (text,) = [f for k in kernels for f in k.texts["c"].functions if "near_sin_" in f]
     assert text.count("for (") == 3 * 2  # the check and both forms, each of them over rows and columns
+
+
+def test_the_long_forms_of_many_calls_are_not_inlined() -> None:
+    """GCC took 14 s for a hundred of them, instead of 2."""
+    for calls, inlined in ((3, True), (MANY, False)):
+
+        def forward(m: Nothing, x: tg.Tensor, n: int = calls) -> tg.Tensor:
+            return sum((tg.sin(x * float(k)) for k in range(1, n + 1)), x)
+
+        compiled = tg.compile_forward(model=Nothing(), forward=forward, inputs={"x": (SIZE,)}, device="cpu", seed=0)
+        (kernel,) = compiled.explain().program.kernels
+        assert ("called_sin_" not in "".join(kernel.texts["c"].functions)) == inlined

@@ -107,6 +107,7 @@ MOST_CUT = 12  # pieces | of all axes before the last, in all | -
 FEWEST_TURNS = 4  # turns | of a loop over neighbours with different remainders, for it to be worth its text | -
 MOST_WRITTEN = 15  # results | of a short last axis that are written out where remainders matter | -
 PIECE_GRAIN = 4096  # points | of one axis alone that a thread takes at a time, where it has pieces | -
+INLINED_CALLS = 8  # calls | of functions with short forms; of more, compilers do not inline the long forms | 2 cores
 CHUNK = 1024  # points | of short rows that are computed in one loop: they stay in the nearest cache | 2 cores
 LONG_CALL = 8  # cost | of a function from which that pays: of relu it does not | 2 cores
 COLUMNS = 1024  # elements | partial results of a block of columns: they stay in the nearest cache | 2 cores

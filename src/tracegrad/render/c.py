@@ -13,7 +13,7 @@ from tracegrad.dtypes import f16, strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Value, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
-from tracegrad.render.c_text import ALIGNED, C_TYPE, PRELUDE, beyond, helper, of_numbers
+from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
 from tracegrad.render.c_values import CEmitter, reorders
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 from tracegrad.tuning import (
@@ -23,6 +23,7 @@ from tracegrad.tuning import (
     COLUMNS_GRAIN,
     FEW_LANES,
     FEWEST_COLUMNS,
+    INLINED_CALLS,
     LANES,
     NEAR,
     SHORT_COLUMNS,
@@ -62,7 +63,7 @@ class Function:
     def __init__(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]]) -> None:
         self.kernel, self.loaded = kernel, loaded
         self.helpers: dict[str, None] = {}
-        self.near = False
+        self.form = ""  # of functions; see `in_form`
         self.parts = 1  # the most parts that the outermost loop can be split into, each for one thread
         self.outer = [a for a in kernel.outer if a.size > 1]
         self.inner = [a for a in kernel.inner if a.size > 1]
@@ -72,7 +73,7 @@ class Function:
         """Return an emitter that has written nothing yet."""
         last = (self.inner if inner else self.outer)[-1:]
         sizes = [s.size for s in self.kernel.slots]
-        emit = CEmitter(self.load, inner, sizes, last[0].name if last else "", self.near)
+        emit = CEmitter(self.load, inner, sizes, last[0].name if last else "", self.form)
         emit.helpers = self.helpers
         return emit
 
@@ -112,11 +113,17 @@ class Function:
         conditions = self.with_near_forms()
         if not conditions:
             return self.loops()
+        self.form = "near_"  # also in the check: a call with such an argument was already found then
         check = self.checks(conditions)
+        near = self.loops_again()
+        self.form = CALLED_FORM if len(conditions) > INLINED_CALLS else ""
+        far = self.loops_again()
+        return ["int far = 0;", Block("", check), when("far", far), Block("else", near)]
+
+    def loops_again(self) -> list[Statement]:
+        """Return the loops, with expressions that are written anew."""
         self.emit = self.expressions([a.name for a in self.inner])
-        far, self.near = self.loops(), True
-        self.emit = self.expressions([a.name for a in self.inner])
-        return ["int far = 0;", Block("", check), when("far", far), Block("else", self.loops())]
+        return self.loops()
 
     def with_near_forms(self) -> list[tuple[str, tuple[Value, ...]]]:
         """Return where short forms of functions fail, and their arguments; none if an argument depends on a fold."""
@@ -132,11 +139,9 @@ class Function:
     def checks(self, conditions: Sequence[tuple[str, tuple[Value, ...]]]) -> list[Statement]:
         """Return loops that set `far` if a short form does not compute some arguments of this part."""
         self.emit = self.expressions()
-        lines: list[Statement] = []
-        for condition, args in conditions:
-            found = self.emit.values(args, loop=False)
-            lines.append(f"far |= {condition.format(*found)};")
-        lines = [*self.read(), *self.emit.flush(), *lines]
+        found = iter(self.emit.values([v for _, args in conditions for v in args], loop=False))  # with shared parts
+        tests = [f"far |= {condition.format(*[next(found) for _ in args])};" for condition, args in conditions]
+        lines = [*self.read(), *self.emit.flush(), *tests]
         return self.split(self.outer, self.nest(self.inner if self.by_rows() else [], lines))
 
     def loops(self) -> list[Statement]:

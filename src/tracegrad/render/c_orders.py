@@ -188,7 +188,7 @@ class OrderedFunction(Function):
     def apart(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]], most: int) -> list[Statement]:
         """Return the loops of a part of this kernel, which can have so many pieces."""
         part = OrderedFunction(kernel, loaded)
-        part.helpers, part.near, part.most = self.helpers, self.near, most
+        part.helpers, part.form, part.most = self.helpers, self.form, most
         part.emit = part.expressions()
         lines = part.loops()
         self.parts = max(self.parts, part.parts)

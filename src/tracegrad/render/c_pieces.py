@@ -77,7 +77,7 @@ def with_axes(
 def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space) -> list[str]:
     """Return the lines of a point of the same kernel."""
     changed = Function(*with_axes(f, axes, places, space))
-    changed.helpers, changed.near = f.helpers, f.near
+    changed.helpers, changed.form = f.helpers, f.form
     return changed.points(changed.expressions())
 
 
@@ -213,7 +213,7 @@ def loops_by_pieces(f: Function, starts: list[int]) -> list[Statement]:
         space, piece = Space(), Axis(f"{last.name}p{k}", end - start)
         at = {last.name: space.var(piece.name, piece.size) + start}
         part = Function(*with_axes(f, [*others, piece], [at], space))
-        part.helpers, part.near = f.helpers, f.near
+        part.helpers, part.form = f.helpers, f.form
         d = _phase(part, piece) if others and piece.size > 1 else 1
         if d > 1:
             loops += _phased(part, d)

@@ -50,6 +50,7 @@ NATIVE = {
     "quotient_u32": UNSIGNED_IN_DOUBLES,
 }
 FAR = {**dict.fromkeys(OF_TURNS, FAR_TURN), "modulo_": FAR_MODULO}  # functions with a short form, and where it fails
+CALLED_FORM = "called_"
 OF_NUMBERS = {"max_f32": "max", "min_f32": "min"}  # functions that keep NaN, and those that compute the same of numbers
 AS_WRITTEN = {  # shorter than the rows' functions, where no driver rewrites arithmetic
     "exp_times_": EXP_AS_WRITTEN,
@@ -199,9 +200,21 @@ PRELUDE = "\n".join(
 )
 
 
-def near(text: str) -> str:
-    """Return the text with the short forms, `near_` and the name, of the functions that it calls or defines."""
-    return _pattern(rf"\b({'|'.join(FAR)})(?= ?\()").sub(r"near_\1", text)
+def in_form(text: str, form: str) -> str:
+    """Return the text with other forms of the functions in FAR that it calls or defines: `form` and the name.
+
+    "near_" are the short forms. "called_" compute the same as the functions, and compilers do not inline them.
+    """
+    return _pattern(rf"\b({'|'.join(FAR)})(?= ?\()").sub(rf"{form}\1", text) if form else text
+
+
+def helpers_in_form(helper: str, form: str) -> str:
+    """Return the functions that another form of a helper needs."""
+    if form != CALLED_FORM or not beyond(helper):
+        return in_form(helper, form)
+    signature = helper[helper.rindex("fn ") : helper.index("{", helper.rindex("fn "))]
+    name, *arguments = _pattern(r"\w+(?=\(|:)").findall(signature)
+    return f"{helper}\n\n{in_form(signature, form)}{{ return {name}({', '.join(arguments)}); }}"
 
 
 @cache
@@ -276,4 +289,6 @@ def helper(text: str) -> str:
     name = text[len("fn ") : text.index("(")]
     functions = {x[: x.index("(")]: f"fn {x}" for x in f"\n{text}".split("\nfn ")[1:]}
     done = [NATIVE[f] if f in NATIVE else as_c(AS_WRITTEN.get(f, x)) for f, x in functions.items()]
+    if name.startswith(CALLED_FORM):
+        done = [x.replace("HELPER", "static OPAQUE", 1) for x in done]
     return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *done, "#endif"])

@@ -8,22 +8,21 @@ from typing import cast
 from tracegrad.dtypes import bool_
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
 from tracegrad.program import MARGIN
-from tracegrad.render.c_text import as_c, near
+from tracegrad.render.c_text import as_c, helpers_in_form, in_form
 from tracegrad.render.emit import Emitter
 
 
 class CEmitter(Emitter):
     """Writes values in C, with wide indices. A guarded value is always loaded, then cleared by its bits.
 
-    sizes: the elements of each slot. last: the axis of the innermost loop. near: all arguments are in the range of the
-    short forms of functions.
+    sizes: the elements of each slot. last: the axis of the innermost loop. form: of functions; see `in_form`.
     """
 
     def __init__(
-        self, load: Callable[[int, str], str], inner: Sequence[str], sizes: Sequence[int], last: str, near: bool
+        self, load: Callable[[int, str], str], inner: Sequence[str], sizes: Sequence[int], last: str, form: str
     ) -> None:
         super().__init__(load, inner)
-        self.sizes, self.last, self.near = sizes, last, near
+        self.sizes, self.last, self.form = sizes, last, form
 
     def spelled(self, notation: str) -> str:
         return as_c(notation)
@@ -39,10 +38,10 @@ class CEmitter(Emitter):
         text = f"(int)({self.index(v.arg, loop)})" if coordinate else super()._text(v, loop)
         if v.op == "map" and v.dtype is bool_:  # comparisons are ints in C, and `select` chooses by the type
             text = f"(_Bool)({text})"
-        return near(text) if self.near else text
+        return in_form(text, self.form)
 
     def need(self, helper: str) -> None:
-        super().need(near(helper) if self.near else helper)
+        super().need(helpers_in_form(helper, self.form))
 
     def _term(self, atom: object, loop: bool, c: int) -> str:
         """Hide an index that a boolean decides: GCC treats it as a signed offset of one bit, so 1 becomes -1."""
