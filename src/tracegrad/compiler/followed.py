@@ -16,7 +16,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar, cast
 
-from tracegrad.compiler.uniform import roots_in
+from tracegrad.compiler.alike import Comparison
 from tracegrad.dtypes import DType, TensorType
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
@@ -322,9 +322,11 @@ def follow_sizes(
             graphs.append(_watched(on_plain)[0])
         graph, ran = _watched(lambda: graph_at(record.sizes()))
         plain, plain_ran = _watched(on_plain)
-    except UnsizedError:  # such as a function in C that takes nothing but an int
+        for g in (graph, *graphs):
+            _Repeated().check((g, plain))
+    except UnsizedError:  # such as a function in C that takes nothing but an int, or another graph
         return None
-    if record.escaped or ran != plain_ran or not all(_equal(g, plain) for g in (graph, *graphs)):
+    if record.escaped or ran != plain_ran:
         return None
     given: dict[At, list[int]] = {n.at: [] for n in numbers}
     later = record.at(sizes.other)
@@ -375,44 +377,17 @@ def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
         sys.settrace(before)
 
 
-def _equal(graph: Graph, plain: Graph) -> bool:
-    """Return whether two graphs are equal, node by node."""
-    numbers: list[dict[int, int]] = [{t.serial: k for k, t in enumerate(g.nodes)} for g in (graph, plain)]
-    return roots_in(graph, numbers[0]) == roots_in(plain, numbers[1]) and _equal_nodes(graph, plain, numbers)
+class _Repeated(Comparison):
+    """Compares a trace on numbers that are recorded with one on plain sizes."""
 
-
-def _equal_nodes(graph: Graph, plain: Graph, numbers: Sequence[Mapping[int, int]]) -> bool:
-    """numbers: of the nodes of both graphs, by serial. Negative ones are leaves of a body."""
-    nodes = [[t for t in g.nodes if seen[t.serial] >= 0] for g, seen in zip((graph, plain), numbers)]
-    return len(nodes[0]) == len(nodes[1]) and all(
-        x.prim is y.prim
-        and x.attrs.keys() == y.attrs.keys()
-        and [numbers[0][i.serial] for i in x.inputs] == [numbers[1][i.serial] for i in y.inputs]
-        and all(map(_same, (x.type, *x.attrs.values()), (y.type, *y.attrs.values())))
-        for x, y in zip(*nodes)
-    )
-
-
-def _equal_bodies(body: Body, plain: Body) -> bool:
-    graphs = graph_of(body), graph_of(plain)
-    numbers = [
-        {**{t.serial: k for k, t in enumerate(g.nodes)}, **{t.serial: -1 - k for k, t in enumerate(b.leaves)}}
-        for g, b in zip(graphs, (body, plain))
-    ]
-    return (
-        body.counts == plain.counts
-        and all(_same(x.type, y.type) for x, y in zip(body.leaves, plain.leaves))
-        and [numbers[0][t.serial] for t in body.roots] == [numbers[1][t.serial] for t in plain.roots]
-        and _equal_nodes(*graphs, numbers)
-    )
+    def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
+        """Return whether the values are equal. One of an unknown kind is not."""
+        return _same(*values)
 
 
 def _same(x: Any, y: Any) -> bool:
-    """Return whether an attribute is equal in the trace on plain sizes. One of an unknown kind is not."""
     if type(x) is Symbol:
         return repr(x.value) == repr(y)
-    if isinstance(x, Body):
-        return isinstance(y, Body) and _equal_bodies(x, y)
     if isinstance(x, tuple):
         xs, ys = cast("tuple[Any, ...]", x), cast("tuple[Any, ...]", y)
         return isinstance(y, tuple) and len(xs) == len(ys) and all(map(_same, xs, ys))

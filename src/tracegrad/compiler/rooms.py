@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
+from tracegrad.compiler.alike import Comparison
 from tracegrad.compiler.build import Built, ProgramSource, uncollected
 from tracegrad.compiler.followed import (
     At,
@@ -27,18 +28,18 @@ from tracegrad.compiler.followed import (
 )
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, whole_of
-from tracegrad.compiler.uniform import Pair, check_graphs, roots_in
+from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.dtypes import Shape, TensorType, i32
 from tracegrad.errors import CompileError, DTypeError, ShapeError
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
+from tracegrad.ir import Tensor
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.growth import AmbiguousError, Axis, Sizes
 from tracegrad.passes.room import replaced
 from tracegrad.passes.roomy import SIZE, Roomy, in_room
 from tracegrad.prims.leaves import CONST
 from tracegrad.program import Field
-from tracegrad.transforms.loops import Body, graph_of
 
 SourceAt = Callable[[Sequence[int]], ProgramSource]  # the source of a step or forward, at some sizes
 # How far each size of the second trace is from the room. If these traces do not tell how a length follows, the next do
@@ -130,12 +131,12 @@ class Rooms(NamedTuple):
         third = whole_of(self.source_at(sizes))
         self.wholes[0].check_form(third)
         first, second = self.wholes
-        _Then(self.sizes, sizes).check(first.graph, second.graph, third.graph)
+        _Then(self.sizes, sizes).check((first.graph, second.graph, third.graph))
         known = values_at(third.graph, self.constants)
         return {n.field: (n.dtype.numpy, known[n.at]) for n in self.numbers}
 
 
-class _Then:
+class _Then(Comparison):
     """What follows from two traces at other sizes."""
 
     def __init__(self, sizes: Sizes, at: Sequence[int]) -> None:
@@ -167,38 +168,10 @@ class _Then:
             raise UnsizedError(f"{a} is {b} at other sizes")
         return a
 
-    def check(self, one: Graph, other: Graph, third: Graph) -> None:
-        """Raise UnsizedError unless a third graph is what follows from two."""
-        numbers: list[dict[int, int]] = [{}, {}, {}]
-        self._nodes((one, other, third), numbers)
-        if roots_in(one, numbers[0]) != roots_in(third, numbers[2]):
-            raise UnsizedError("other values are results")
-
-    def _nodes(self, graphs: Sequence[Graph], numbers: Sequence[dict[int, int]]) -> None:
-        nodes = [[t for t in g.nodes if t.serial not in seen] for g, seen in zip(graphs, numbers)]
-        if len(nodes[0]) != len(nodes[2]):
-            raise UnsizedError("other nodes are computed")
-        for x, y, z in zip(*nodes):
-            wired = [[seen[i.serial] for i in t.inputs] for t, seen in zip((x, z), (numbers[0], numbers[2]))]
-            if x.prim is not z.prim or wired[0] != wired[1] or self.of(x.type, y.type) != z.type:
-                raise UnsizedError(f"{x.prim.name} is another node")
-            for name, value in x.attrs.items():
-                if isinstance(value, Body):
-                    self._bodies([t.attrs[name] for t in (x, y, z)], numbers)
-                elif not (x.prim is CONST and name == "value") and self.of(value, y.attrs[name]) != z.attrs[name]:
-                    raise UnsizedError(f"{name} of {x.prim.name} is {z.attrs[name]}")
-            n = len(numbers[0])
-            for t, seen in zip((x, y, z), numbers):
-                seen[t.serial] = n
-
-    def _bodies(self, bodies: Sequence[Body], numbers: Sequence[dict[int, int]]) -> None:
-        inner = [{**seen, **{t.serial: -1 - k for k, t in enumerate(b.leaves)}} for b, seen in zip(bodies, numbers)]
-        if bodies[0].counts != bodies[2].counts:
-            raise UnsizedError("a loop has another body")
-        self._nodes([graph_of(b) for b in bodies], inner)
-        roots = [[seen[t.serial] for t in b.roots] for b, seen in zip(bodies, inner)]
-        if roots[0] != roots[2]:
-            raise UnsizedError("a loop has other results")
+    def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
+        """Return whether a third trace has what follows from two. Numbers are compared elsewhere."""
+        one, other, third = values
+        return (node.prim is CONST and name == "value") or self.of(one, other) == third
 
 
 def _listed(names: Sequence[str], sizes: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from tracegrad.compiler.alike import Comparison, Numbers
 from tracegrad.compiler.plan import Plan, ScanPlan
 from tracegrad.dtypes import TensorType
 from tracegrad.graph import Graph
@@ -18,7 +19,7 @@ from tracegrad.kernels.form import Axis, Extent, Kernel, Store, UnsizedError, op
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.show import body_of
 from tracegrad.prims.leaves import CONST, LITERAL
-from tracegrad.transforms.loops import Body, graph_of
+from tracegrad.transforms.loops import Body
 
 
 class Pair(NamedTuple):
@@ -55,80 +56,48 @@ def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
 
     Constants can have different values.
     """
-    numbers: list[dict[int, int]] = [{}, {}]
-    _check_nodes(one, other, numbers, sizes)
-    if roots_in(one, numbers[0]) != roots_in(other, numbers[1]):
-        raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")
+    _Growth(sizes).check((one, other))
 
 
-def _check_nodes(one: Graph, other: Graph, numbers: Sequence[dict[int, int]], sizes: Pair) -> None:
-    """Check the nodes, and number them. numbers: by serial, in each graph."""
-    nodes = [_moving(g, seen, sizes, n) for g, seen, n in zip((one, other), numbers, sizes)]
-    for x, y in zip(*nodes):
-        where = f", {x.site.short}" if x.site else ""
-        if x.prim.family == y.prim.family == "scan" and _iterations_grow(x.attrs["body"], y.attrs["body"]):
-            raise UnsizedError(f"{x.prim.name}{where}, is a loop whose iterations grow with the size")
-        if not _alike(x, y, numbers, sizes):
-            raise UnsizedError(f"{x.prim.name}{where}, is {x.type} at a batch of {sizes.a} and {y.type} at {sizes.b}")
-    if len(nodes[0]) != len(nodes[1]):
-        raise UnsizedError(f"the forward has other nodes at a batch of {sizes.a} than at one of {sizes.b}")
+class _Growth(Comparison):
+    """Compares traces that differ in the size of the batch."""
 
+    def __init__(self, sizes: Pair) -> None:
+        self.sizes = sizes
 
-def _alike(x: Tensor, y: Tensor, numbers: Sequence[Mapping[int, int]], sizes: Pair) -> bool:
-    """Return whether two nodes differ in nothing but the size of the batch. numbers: of serials, in each graph."""
-    if x.prim is not y.prim or x.attrs.keys() != y.attrs.keys() or x.dtype is not y.dtype:
-        return False
-    if x.prim is CONST and x.dtype.name != "bool":
-        return True
-    if [numbers[0][i.serial] for i in x.inputs] != [numbers[1][i.serial] for i in y.inputs]:
-        return False
-    return sizes.agree(x.shape, y.shape) and all(_agree(v, y.attrs[k], sizes) for k, v in x.attrs.items())
+    def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
+        """Return whether the values are equal or grow with the batch. Numbers can follow it in other ways."""
+        if node.prim is CONST and name == "value" and node.dtype.name != "bool":
+            return True
+        return self.sizes.agree(*values)
 
+    def nodes_of(self, graph: Graph, numbers: Numbers, trace: int) -> list[Tensor]:
+        """Return the nodes that compute something at the second size, unlike a broadcast of one row to one row.
 
-def _agree(a: Any, b: Any, sizes: Pair) -> bool:
-    """Return whether attributes agree. Raises UnsizedError for a node of a body that differs."""
-    return _bodies_agree(a, b, sizes) if isinstance(a, Body) and isinstance(b, Body) else sizes.agree(a, b)
+        A node that only renames its input gets the input's number.
+        """
 
+        def then(t: Tensor) -> TensorType:
+            size = self.sizes[trace]
+            return t.type._replace(shape=tuple([n // size * self.sizes.b if n % size == 0 else n for n in t.shape]))
 
-def _iterations_grow(one: Body, other: Body) -> bool:
-    """Return whether a carry or an element is of another size in another trace."""
-    both = zip((*one.carries, *one.xs), (*other.carries, *other.xs))
-    return any(x.size != y.size for x, y in both)
+        found: list[Tensor] = []
+        for t in super().nodes_of(graph, numbers, trace):
+            repeats = t.prim.repeats
+            if repeats is not None and then(t) == then(t.inputs[0]) and repeats(then(t.inputs[0]), then(t)) == 1:
+                numbers[t.serial] = numbers[t.inputs[0].serial]
+            else:
+                numbers[t.serial] = len(found)
+                found.append(t)
+        return found
 
-
-def _bodies_agree(one: Body, other: Body, sizes: Pair) -> bool:
-    if one.counts != other.counts or not all(sizes.agree(x.type, y.type) for x, y in zip(one.leaves, other.leaves)):
-        return False
-    numbers = [{t.serial: -1 - k for k, t in enumerate(b.leaves)} for b in (one, other)]
-    _check_nodes(graph_of(one), graph_of(other), numbers, sizes)
-    return [numbers[0][t.serial] for t in one.roots] == [numbers[1][t.serial] for t in other.roots]
-
-
-def _moving(graph: Graph, numbers: dict[int, int], sizes: Pair, size: int) -> list[Tensor]:
-    """Return the nodes that compute something at size `sizes.b`, unlike a broadcast of one row to one row.
-
-    Numbers every node; a node that only renames its input gets the input's number. Leaves of a body have theirs.
-    """
-
-    def then(t: Tensor) -> TensorType:
-        return t.type._replace(shape=tuple([n // size * sizes.b if n % size == 0 else n for n in t.shape]))
-
-    found: list[Tensor] = []
-    for t in graph.nodes:
-        if t.serial in numbers:
-            continue
-        if t.prim.repeats is not None and then(t) == then(x := t.inputs[0]) and t.prim.repeats(then(x), then(t)) == 1:
-            numbers[t.serial] = numbers[x.serial]
-        else:
-            numbers[t.serial] = len(found)
-            found.append(t)
-    return found
-
-
-def roots_in(graph: Graph, numbers: Mapping[int, int]) -> list[tuple[str, str, int]]:
-    """Return kind, name and number of each root of a graph. numbers: of serials."""
-    parts = {"output": graph.outputs, "capture": graph.captures, "write": graph.writes}
-    return [(kind, name, numbers[t.serial]) for kind, part in parts.items() for name, t in part.items()]
+    def bodies(self, loop: Tensor, bodies: Sequence[Body]) -> None:
+        """Raise UnsizedError if a carry or an element is of another size in another trace, or the bodies differ."""
+        one, other = bodies
+        if any(x.size != y.size for x, y in zip((*one.carries, *one.xs), (*other.carries, *other.xs))):
+            where = f", {loop.site.short}" if loop.site else ""
+            raise UnsizedError(f"{loop.prim.name}{where}, is a loop whose iterations grow with the size")
+        super().bodies(loop, bodies)
 
 
 def decide_extents(one: Plan, other: Plan, sizes: Pair) -> None:
