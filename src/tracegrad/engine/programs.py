@@ -194,9 +194,8 @@ class SizedPrograms:
             from tracegrad.engine.rooms import RoomPrograms  # most processes see few sizes, and need no import
 
             self._rooms = RoomPrograms(2 * self.capacity, self.version)
-        found, gone = self._rooms.of(source, sizes, self.seen, self._runs[sizes], device)
+        program, gone = self._rooms.of(source, sizes, self.seen, self._runs[sizes], device)
         dropped += [p for base in gone for p in self._emptied(base)]
-        program = found and found.program(source, sizes, self.version)
         if program and program.room:
             self._runs[sizes] = self._runs[sizes] or 1
         return program

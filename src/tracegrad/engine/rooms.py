@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tracegrad.compiler.build import ProgramSource, at_sizes
 from tracegrad.compiler.inputtypes import Sizes
-from tracegrad.compiler.rooms import Fitted, Rooms, build_rooms
+from tracegrad.compiler.rooms import Rooms, build_rooms
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.runtime.base import DeviceInfo
@@ -20,25 +20,21 @@ FINE_ROOMS = 4  # rooms from one power of two to the next where there are many r
 MOST_WASTE = 2  # elements in a room at hand, where no more rooms are kept, for each in the room that would be compiled
 
 
-class Found(NamedTuple):
-    """A program with room for some sizes, at these."""
-
-    fitted: Fitted
-    base: RunProgram
-
-    def program(self, source: ProgramSource, sizes: Sizes, version: object) -> RunProgram:
-        """Return the program to run."""
-        made = RunProgram(self.fitted.built, source, sizes, self.base, version)
-        made.inputs = tuple([self.fitted.fields[f.name] for f in made.inputs])
-        made.room, made.results = self.fitted.inputs, self.fitted.results
-        return made
-
-
 class Room(NamedTuple):
     """A program with room for some sizes."""
 
     rooms: Rooms
     base: RunProgram
+
+    def at(self, given: Sequence[int], source: ProgramSource, sizes: Sizes) -> RunProgram | None:
+        """Return the program to run at some sizes; None if there is none. given: those that vary."""
+        fitted = self.rooms.at(given)
+        if fitted is None:
+            return None
+        made = RunProgram(fitted.built, source, sizes, self.base, self.base.version)
+        made.inputs = tuple([fitted.fields[f.name] for f in made.inputs])
+        made.room, made.results = fitted.inputs, fitted.results
+        return made
 
 
 Key = tuple[int, ...]  # the room of each size; 0: exact, 1: the size is 1
@@ -59,7 +55,7 @@ class RoomPrograms:
 
     def of(
         self, source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], runs: int, device: DeviceInfo
-    ) -> tuple[Found | None, list[RunProgram]]:
+    ) -> tuple[RunProgram | None, list[RunProgram]]:
         """Return the program for some sizes, built if needed, and the programs dropped for it.
 
         On a CPU, one of several sizes is exact in runs, if that can be proved; the others have room. On a GPU, launches
@@ -97,8 +93,7 @@ class RoomPrograms:
                 key = min(larger, key=_elements, default=None)
             if key is not None:
                 room = self._kept[key] = self._kept.pop(key)
-                fitted = room.rooms.at(at)
-                return fitted and Found(fitted, room.base), dropped
+                return room.at(at, source, sizes), dropped
         return None, dropped
 
     def _larger(self, key: Key) -> list[Key]:
