@@ -16,8 +16,8 @@ from models import build_forward
 from tracegrad import nn
 from tracegrad.compiler import sized
 from tracegrad.compiler.assemble import assemble
-from tracegrad.compiler.build import ForwardSource
-from tracegrad.compiler.sized import Family, build_family
+from tracegrad.compiler.build import Built, ForwardSource
+from tracegrad.compiler.rooms import Rooms, build_rooms
 from tracegrad.dtypes import InputType, bool_, f32, i32
 from tracegrad.engine.inputs import blank
 from tracegrad.engine.programs import SizedPrograms
@@ -39,8 +39,19 @@ class Weight(tg.Module):
         self.w = self.param((4,), init=tg.init.ones())
 
 
-def family(forward: Callable[..., Any], most: int = 16) -> Family:
-    return build_family(lambda n: ForwardSource(Weight(), forward, {"x": (n, 4)}), most)
+def many(source: Callable[[int], ForwardSource], most: int, gpu: bool = False) -> Rooms:
+    """The program for sizes up to `most`, or a few more."""
+    return build_rooms(lambda n: source(n[0]), {"n": most}, "n", gpu)
+
+
+def at_size(made: Rooms, n: int) -> Built | None:
+    """The program at a size."""
+    found = made.at([n])
+    return found.built if found else None
+
+
+def family(forward: Callable[..., Any], most: int = 16) -> Rooms:
+    return many(lambda n: ForwardSource(Weight(), forward, {"x": (n, 4)}), most)
 
 
 def batched(case: Case, gradient: bool) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -68,14 +79,14 @@ def differences(case: Case, gradient: bool, sizes: tuple[int, ...], session: Ses
         return {name: InputType(dtype, (n, *shape)) for name, (dtype, shape) in types.items()}
 
     try:
-        made = build_family(lambda n: ForwardSource(Weight(), forward, at(n)), 16, session.info.gpu)
+        made = many(lambda n: ForwardSource(Weight(), forward, at(n)), 16, session.info.gpu)
     except UnsizedError as e:
         return f"refused: {e}"
     base = session.load(made.built.program)
     for n in sizes:
         told = made.followed.at([n]) if made.followed else None
-        assert told is None or told == made._traced(n), n  # pyright: ignore[reportPrivateUsage]
-        now = made.at(n)
+        assert told is None or told == made._shown((n,)), n  # pyright: ignore[reportPrivateUsage]
+        now = at_size(made, n)
         if now is None:
             assert n == 1
             continue
@@ -174,12 +185,12 @@ def test_kernels_of_a_gpu_sum_over_the_true_size(
         return ForwardSource(Weight(), forward, {k: (n, *s) for k, s in zip("xy", shapes)})
 
     for most in (16, 150):
-        made = build_family(source, most, gpu=True)
+        made = many(source, most, gpu=True)
         base = device.load(made.built.program)
         device.write("params", np.ones(4, np.float32))
         assert any("extent_n" in k.wgsl for k in made.built.program.kernels)
         for n in (2, 3, 5, 8, 16, most - 1, made.built.program.capacity):
-            now, whole = made.at(n), made.at(made.built.program.capacity)
+            now, whole = at_size(made, n), at_size(made, made.built.program.capacity)
             assert now is not None and whole is not None
             lost = {k: np.full((made.built.program.capacity, *s), np.nan, np.float32) for k, s in zip("xy", shapes)}
             device.run(base, [{**lost, **numbers_of(whole)}]).outputs()
@@ -346,7 +357,7 @@ def test_rows_beyond_the_batch_are_never_read(device_name: str) -> None:
 def test_a_result_and_small_inputs_of_a_small_run_are_moved_alone(device: NativeSession) -> None:
     made = family(lambda m, x: tg.sum(x * m.w, axis=1), most=20000)
     base = device.load(made.built.program)
-    small, large = made.at(2), made.at(17000)
+    small, large = at_size(made, 2), at_size(made, 17000)
     assert small is not None and large is not None
     device.write("params", np.ones(4, np.float32))
     for built, n in ((large, 17000), (small, 2)):

@@ -74,8 +74,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.training", "tracegrad.checkpoints"),
     ("training.training", "tracegrad.safetensors"),
     ("runtime.tab", "tracegrad.runtime.javascript"),  # reads the files of tracegrad/js
-    ("engine.programs", "tracegrad.engine.rooms"),
-    ("engine.programs", "tracegrad.compiler.sized"),  # what most processes do without, as above
+    ("engine.programs", "tracegrad.engine.rooms"),  # what most processes do without, as above
     ("training.training", "tracegrad.sharded"),  # needs JAX and Orbax
     ("training.data", "tracegrad.sharded"),
     ("sharded", "tracegrad.runtime.jax_shards"),

@@ -12,7 +12,7 @@ import torch
 import tracegrad as tg
 from tracegrad import nn, optim
 from tracegrad.compiler.build import ForwardSource
-from tracegrad.compiler.sized import build_family
+from tracegrad.compiler.rooms import build_rooms
 from tracegrad.engine import programs, stepper
 from tracegrad.loops import BY_SIZE
 
@@ -282,8 +282,8 @@ def test_only_the_ends_of_a_loop_follow_the_length(reverse: bool) -> None:
     def forward(m: Any, x: Any) -> Any:
         return m.out(along(m, x, reverse)[0])
 
-    family = build_family(lambda n: ForwardSource(Cell(), forward, {"x": (n, B, 8)}), 16)
-    program = family.built.program
+    made = build_rooms(lambda n: ForwardSource(Cell(), forward, {"x": (n[0], B, 8)}), {"T": 16}, "T", gpu=False)
+    program = made.built.program
     (loop,) = program.loops
     inside = range(loop.begin, loop.end)
     follow = {k for k, d in enumerate(program.dispatches) for _, move in d.moves if move.depth == BY_SIZE}
@@ -299,7 +299,8 @@ def test_lengths_that_a_loop_computes_with() -> None:
     def scaled(m: Any, x: Any) -> Any:
         return tg.scan(lambda h, v: (h + v / x.shape[0], None), tg.zeros((B, 8)), x)[0]
 
-    assert build_family(lambda n: ForwardSource(Cell(), scaled, {"x": (n, B, 8)}), 16).numbers
+    made = build_rooms(lambda n: ForwardSource(Cell(), scaled, {"x": (n[0], B, 8)}), {"T": 16}, "T", gpu=False)
+    assert made.numbers
     for forward in (scaled, lambda m, x: along(m, x)[0]):
         made = tg.compile_forward(model=Cell(), forward=forward, inputs={"x": tg.f32["T", B, 8]}, device="cpu", seed=0)
         for n in (3, 4, 5, 6, 7):

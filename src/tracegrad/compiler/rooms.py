@@ -1,7 +1,8 @@
-"""Compile one program in the shapes of the largest sizes, for calls that choose all sizes up to these.
+"""Compile one program for all sizes up to the largest ones, which calls choose.
 
-Programs of `compiler/sized.py` compute no more than a run needs. But only one size can vary there, along one axis of
-each value. Here several can, and one can be the length of several axes, as in the scores of attention.
+A program of `compiler/sized.py` computes no more than a run needs. But only one size can vary there, along one axis of
+each value. The others, and one that is the length of several axes, as in the scores of attention, have room: the
+program computes in the shapes of the largest sizes.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ class Rooms(NamedTuple):
     sizes: Sizes  # of both traces; the first are the room
     source_at: SourceAt
     wholes: tuple[Whole, Whole]
-    roomy: Roomy
+    results: Mapping[str, tuple[Axis, ...]]  # that have room
     names: Sequence[str]
     constants: Sequence[At]  # of both traces
     numbers: Sequence[Number]
-    followed: Followed | None
+    followed: Followed | None  # how all follows from the sizes, if one trace tells
+    shown: dict[tuple[int, ...], Mapping[str, Any] | None]  # sizes -> their numbers, or None if their trace differed
     specs: tuple[Mapping[str, Any], Mapping[str, Any]]
     exact: int | None  # the number of a size that runs compute exactly
 
@@ -88,15 +90,18 @@ class Rooms(NamedTuple):
         return all(n <= m for n, m in zip(sizes, self.sizes.one))
 
     def at(self, sizes: Sequence[int]) -> Fitted | None:
-        """Return the program at some sizes; None if it does not serve them."""
+        """Return the program at some sizes; None if it does not serve them.
+
+        Unless `followed` knows the sizes, the user's functions are traced at them too. Python's own functions can read
+        a size, so only a trace shows that `if math.gcd(x.shape[0], 16) == 16` changes nothing here.
+        """
         if not self.fits(sizes):
             return None
         numbers = self.followed.at(sizes) if self.followed is not None else None
         if numbers is None:
-            try:
-                numbers = self._traced(sizes)
-            except UnsizedError:
-                return None
+            numbers = self._shown(tuple(sizes))
+        if numbers is None:
+            return None
         given = {PREFIX + SIZE.format(name): (i32.numpy, n) for name, n in zip(self.names, sizes)}
         then = _Then(self.sizes, sizes)
         types, others = (w.traced.inputs for w in self.wholes)
@@ -119,10 +124,17 @@ class Rooms(NamedTuple):
         serves = f"at {now}, of a program for sizes up to {most}"
         built = self.built._replace(program=program, sites=sites, numbers=given, serves=serves)
         larger = {f.name: f.shape for f in program.inputs if f.name in inputs and f.shape != inputs[f.name]}
-        results = {
-            name: _cut(axes, room, sizes) for name, axes in self.roomy.results.items() if any(a.grows for a in axes)
-        }
+        results = {name: _cut(axes, room, sizes) for name, axes in self.results.items() if any(a.grows for a in axes)}
         return Fitted(built, {f.name: f for f in fields}, larger, results)
+
+    def _shown(self, sizes: tuple[int, ...]) -> Mapping[str, Any] | None:
+        """Return what a trace at some sizes tells of their numbers; None if it differs."""
+        if sizes not in self.shown:
+            try:
+                self.shown[sizes] = self._traced(sizes)
+            except UnsizedError:
+                self.shown[sizes] = None
+        return self.shown[sizes]
 
     @uncollected
     @ambient.restored
@@ -131,7 +143,10 @@ class Rooms(NamedTuple):
         third = whole_of(self.source_at(sizes))
         self.wholes[0].check_form(third)
         first, second = self.wholes
-        _Then(self.sizes, sizes).check((first.graph, second.graph, third.graph))
+        if self.exact is not None and len(sizes) == 1:
+            check_graphs(first.graph, third.graph, Pair(self.sizes.one[0], sizes[0]))  # one row needs no broadcasts
+        else:
+            _Then(self.sizes, sizes).check((first.graph, second.graph, third.graph))
         known = values_at(third.graph, self.constants)
         return {n.field: (n.dtype.numpy, known[n.at]) for n in self.numbers}
 
@@ -217,12 +232,16 @@ def _built(
     sizes, wholes = traced.sizes, traced.wholes
     for whole in wholes[1:]:
         wholes[0].check_form(whole)
+    if exact is not None:  # the next traces take longer than this
+        check_graphs(wholes[0].graph, wholes[2].graph, traced.pair(exact))
     graphs = [w.graph for w in wholes]
     numbers, places = numbers_of(graphs[0], graphs[1])
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
     constants = pairs_of(graphs[0], graphs[1])
-    roomy = in_room(counted(graphs[0], places[0]), counted(graphs[1], places[1]), sizes, names)
     specs = input_ranges(graphs[0]), input_ranges(graphs[1])
+    roomy = Roomy(graphs[0], {})
+    if names != [exact_name]:
+        roomy = in_room(counted(graphs[0], places[0]), counted(graphs[1], places[1]), sizes, names)
     try:
         if exact is None:
             built = wholes[0].traced._replace(graph=roomy.graph).compiled()
@@ -230,9 +249,8 @@ def _built(
             built = _exactly(traced, places[0], names, exact, gpu)
     except (CompileError, ShapeError, DTypeError) as e:
         raise UnsizedError(str(e)) from e
-    return Rooms(
-        built, sizes, source_at, (wholes[0], wholes[1]), roomy, names, constants, numbers, followed, specs, exact
-    )
+    both, results = (wholes[0], wholes[1]), roomy.results
+    return Rooms(built, sizes, source_at, both, results, names, constants, numbers, followed, {}, specs, exact)
 
 
 class _Traces(NamedTuple):
@@ -241,22 +259,26 @@ class _Traces(NamedTuple):
     sizes: Sizes
     wholes: Sequence[Whole]
 
+    def pair(self, exact: int) -> Pair:
+        """Return the two sizes of this number."""
+        return Pair(self.sizes.one[exact], self.sizes.other[exact])
+
 
 def _traces(source_at: SourceAt, room: Sequence[int], exact: int | None, apart: Sequence[int]) -> _Traces:
-    up = any(n - d < 2 for k, (n, d) in enumerate(zip(room, apart)) if k != exact)
+    far = [n - d for k, (n, d) in enumerate(zip(room, apart)) if k != exact]
+    up = min(far, default=0) < 2
     other = [n + d if up else n - d for n, d in zip(room, apart)]  # all in one direction, so that products differ
     if exact is None:
         sizes = Sizes(tuple(room), tuple(other))
         return _Traces(sizes, [whole_of(source_at(n)) for n in sizes])
-    p = prime_from(max(room[exact], LEAST + 1))
+    p = prime_from(max(room[exact], LEAST + bool(far)))
     while True:
         q = prime_from(p + 1) if up else max(n for n in range(LEAST, p) if n == prime_from(n))
         at = [replaced(x, exact, n) for x, n in ((room, p), (other, q), (room, q), (other, p))]
-        wholes = [whole_of(source_at(n)) for n in at]
-        fixed = {n for t in wholes[0].graph.nodes for n in t.shape} & {
-            n for t in wholes[2].graph.nodes for n in t.shape
-        }
-        if not any(n and n % p == 0 for n in fixed):
+        found = {n: whole_of(source_at(n)) for n in dict.fromkeys(at)}
+        wholes = [found[n] for n in at]
+        one, other_size = ({n for t in wholes[k].graph.nodes for n in t.shape if n} for k in (0, 2))
+        if not any(n % m == 0 for n in one & other_size for m in (p, q)):
             return _Traces(Sizes(at[0], at[1]), wholes)
         p = prime_from(p + 1)
 
@@ -276,7 +298,7 @@ def _exactly(traces: _Traces, places: Mapping[int, int], names: Sequence[str], e
                 raise UnsizedError("a constant is decided by the sizes in a way of its own")
             at = {t.serial: places[first.serial] for first, t in found if first.serial in places}
             both.append(counted(whole.graph, at))
-        graphs.append(in_room(both[0], both[1], given, named).graph)
-    sizes = Pair(traces.sizes.one[exact], traces.sizes.other[exact])
+        graphs.append(in_room(both[0], both[1], given, named).graph if named else both[0])
+    sizes = traces.pair(exact)
     check_graphs(graphs[0], graphs[1], sizes)
     return shared_program((one.traced, other_size.traced), graphs, sizes, gpu)

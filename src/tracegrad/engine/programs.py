@@ -18,8 +18,7 @@ from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.tuning import OWN_RUNS, ROOM_RUNS
 
 if TYPE_CHECKING:
-    from tracegrad.compiler.sized import Family
-    from tracegrad.engine.rooms import RoomPrograms
+    from tracegrad.engine.rooms import Room, RoomPrograms
 
 TOO_OFTEN = 8  # dropped programs that are built again before a warning says so
 
@@ -27,24 +26,18 @@ TOO_OFTEN = 8  # dropped programs that are built again before a warning says so
 class Shared:
     """What calls share whose sizes differ in one name alone: a program for all of them, once there are many."""
 
-    __slots__ = ("base", "family", "name", "refused", "seen")
+    __slots__ = ("name", "refused", "room", "seen")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.seen: set[int] = set()  # sizes of the name
         self.refused = ""  # why there is no program for all of them
-        self.family: Family | None = None
-        self.base: RunProgram | None = None  # the family's program, at its capacity
+        self.room: Room | None = None
 
     @property
     def capacity(self) -> int:
         """The largest size that the program serves; 0 without one."""
-        return self.base.program.capacity if self.base else 0
-
-    def build(self, source: ProgramSource, sizes: Sizes, most: int, gpu: bool, version: object) -> None:
-        """Make the program for sizes up to `most`, or a few more. Raise UnsizedError if there is none."""
-        self.family = family_of(source, sizes, self.name, most, gpu)
-        self.base = RunProgram(self.family.built, version=version)
+        return self.room.base.program.capacity if self.room else 0
 
 
 class SizedPrograms:
@@ -158,7 +151,7 @@ class SizedPrograms:
             shared = self._shared.setdefault(key, Shared(name))
             shared.seen.add(size)
             others = len(
-                [s for s in self._shared.values() if s.name == name and s.base is not None and s is not shared]
+                [s for s in self._shared.values() if s.name == name and s.room is not None and s is not shared]
             )
             few = len(shared.seen) <= self.own * (1 + others)  # there can be room for these in another program
             if few or shared.refused or name in self._why or not (device := info()).resizes:
@@ -168,8 +161,10 @@ class SizedPrograms:
             if size > shared.capacity:
                 most = max(2 * shared.capacity, *shared.seen)
                 dropped += self._forgotten(shared)
+                from tracegrad.engine.rooms import exact_room  # most processes see few sizes, and need no import
+
                 try:
-                    shared.build(source, sizes, most, device.gpu, self.version)
+                    shared.room = exact_room(source, sizes, name, most, device.gpu, self.version)
                 except UnsizedError as e:
                     shared.refused = str(e)
                     if all(at > 1 for _, at in key[1]):  # one row can be broadcast, which tells nothing of others
@@ -177,9 +172,9 @@ class SizedPrograms:
                     continue
                 dropped += self._beyond(shared)
             self._shared[key] = self._shared.pop(key, shared)
-            built = shared.family.at(size) if shared.family else None
-            if built is not None:
-                return RunProgram(built, source, sizes, shared.base, self.version)
+            program = shared.room.at((size,), source, sizes) if shared.room else None
+            if program is not None:
+                return program
         return None
 
     def _in_room(
@@ -191,7 +186,7 @@ class SizedPrograms:
         if reference.enabled() or not device.rooms or len(self.seen) <= max(self.own, own) * len(sizes):
             return None
         if self._rooms is None:
-            from tracegrad.engine.rooms import RoomPrograms  # most processes see few sizes, and need no import
+            from tracegrad.engine.rooms import RoomPrograms  # as above
 
             self._rooms = RoomPrograms(2 * self.capacity, self.version)
         program, gone = self._rooms.of(source, sizes, self.seen, self._runs[sizes], device)
@@ -207,13 +202,13 @@ class SizedPrograms:
 
     def _beyond(self, new: Shared) -> list[RunProgram]:
         """Return the programs that go because there are too many for many sizes."""
-        made = [s for s in self._shared.values() if s.base is not None and s is not new]
+        made = [s for s in self._shared.values() if s.room is not None and s is not new]
         return [p for s in made[: max(0, len(made) + 1 - self.capacity)] for p in self._forgotten(s)]
 
     def _forgotten(self, shared: Shared) -> list[RunProgram]:
         """Return the programs that go with one for many sizes."""
-        base, shared.base, shared.family = shared.base, None, None
-        return self._emptied(base)
+        room, shared.room = shared.room, None
+        return self._emptied(room.base if room else None)
 
     def update(self, session: Session, program: RunProgram, source: ProgramSource) -> None:
         """Rebuild `program` from `source`, if it was built from another while the training changed its source."""
@@ -239,17 +234,3 @@ class SizedPrograms:
         first = isinstance(at, ForwardSource) and len(self.seen) == 1  # a step was traced when it was compiled
         traced = traced_first(at) if first else at.traced()
         return RunProgram(traced.compiled(), source, sizes, version=self.version)
-
-
-def family_of(source: ProgramSource, sizes: Sizes, name: str, most: int, gpu: bool = False) -> Family:
-    """Return the program for sizes of `name` up to `most`, or a few more, with all other `sizes` as they are.
-
-    gpu:    as for `build_family`.
-    Raises: UnsizedError if each size must have a program of its own.
-    """
-    from tracegrad.compiler.sized import build_family  # most processes see few sizes, and need no import
-
-    def at(size: int) -> ProgramSource:
-        return at_sizes(source, tuple([(n, size if n == name else fixed) for n, fixed in sizes]))
-
-    return build_family(at, most, gpu)

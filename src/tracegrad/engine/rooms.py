@@ -37,6 +37,20 @@ class Room(NamedTuple):
         return made
 
 
+def exact_room(source: ProgramSource, sizes: Sizes, name: str, most: int, gpu: bool, version: object) -> Room:
+    """Return the program for sizes of `name` up to `most`, or a few more, with all other `sizes` as they are.
+
+    It computes no more elements than a run has. gpu and version: as for `build_rooms` and `RunProgram`.
+    Raises: UnsizedError if each size must have a program of its own.
+    """
+
+    def at(given: Sequence[int]) -> ProgramSource:
+        return at_sizes(source, tuple([(n, given[0] if n == name else fixed) for n, fixed in sizes]))
+
+    made = build_rooms(at, {name: most}, name, gpu)
+    return Room(made, RunProgram(made.built, version=version))
+
+
 Key = tuple[int, ...]  # the room of each size; 0: exact, 1: the size is 1
 
 
