@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tracegrad.arrays import new_copy
+from tracegrad.arrays import Array, new_copy
 from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.signatures import check_function, check_signature
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from tracegrad.introspection.profile import Profile
     from tracegrad.introspection.why import Why
 
-Array = Any
 UNSET = (
     "the parameters of this forward were never set: they are random. Write infer.load(path), infer.set_params(record) "
     "or tg.load_forward(path, ...); seed= of tg.compile_forward says that random ones are wanted"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.compiler.build import Built, StepSource, TracedProgram
 from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import Sizes
@@ -272,9 +272,6 @@ def stream_of(seed: int, number: int) -> int:
 def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arrays under the names of the reference's environment."""
     return {f"{role}.{name}": x for name, x in arrays.items()}
-
-
-Array = Any
 
 
 class Snapshot(NamedTuple):

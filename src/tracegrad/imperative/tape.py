@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from tracegrad import ambient
+from tracegrad.arrays import Array
 from tracegrad.errors import TraceError, TracegradError
 
-Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 recording: ContextVar[bool] = ContextVar("tracegrad_recording", default=True)

@@ -6,12 +6,9 @@ import ctypes
 import functools
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
+from tracegrad.arrays import Array
 from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 FLAGS = ("-ffp-contract=off",)  # one rounding per operation
 SOURCE = """#include <math.h>
@@ -77,11 +74,11 @@ class Compiled:
         self._normal, self._uniform = library.normal, library.uniform
         self._normal.argtypes = self._uniform.argtypes = (*place, ctypes.c_double, ctypes.c_double)
 
-    def fill_normal(self, part: NDArray[Any], seed: int, at: int, mean: float, deviation: float) -> None:
+    def fill_normal(self, part: Array, seed: int, at: int, mean: float, deviation: float) -> None:
         """Fill with normal numbers times `deviation` plus `mean`, from the draws beginning at `at`."""
         self._normal(part.ctypes.data, part.size, seed, at, mean, deviation)
 
-    def fill_uniform(self, part: NDArray[Any], seed: int, at: int, low: float, high: float) -> None:
+    def fill_uniform(self, part: Array, seed: int, at: int, low: float, high: float) -> None:
         """Fill with numbers from `low` to `high`, from the draws beginning at `at`."""
         self._uniform(part.ctypes.data, part.size, seed, at, low, high)
 

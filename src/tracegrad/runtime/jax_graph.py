@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from tracegrad.arrays import Array
 from tracegrad.evaluate import array_rule
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, rebind, toposort
@@ -18,8 +19,6 @@ from tracegrad.runtime.jax_memory import jax, jnp
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.transforms.loops import Body
 from tracegrad.tuning import GATHERED_APART, GATHERED_TOGETHER, SHARED_BY
-
-Array = Any
 
 
 class Split:

@@ -16,15 +16,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.errors import DeviceError, DeviceLostError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
 
 
 class BoundDispatch(NamedTuple):
@@ -55,7 +50,7 @@ class Write:
     buffer: Any
     at: int
     size: int
-    values: NDArray[Any] | None
+    values: Array | None
 
 
 class Commands(NamedTuple):
@@ -65,7 +60,7 @@ class Commands(NamedTuple):
     runs: Sequence[Any]
     copies: Sequence[Copy]
 
-    def written(self, given: Sequence[NDArray[Any]]) -> Iterator[tuple[Write, NDArray[Any]]]:
+    def written(self, given: Sequence[Array]) -> Iterator[tuple[Write, Array]]:
         """Yield each write with its values."""
         rest = iter(given)
         return ((w, next(rest) if w.values is None else w.values) for w in self.writes)
@@ -162,7 +157,7 @@ class Calls:
         """Return commands in the form that `submit` takes. They can be submitted again after they were sent."""
         return commands
 
-    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
+    def submit(self, commands: Any, given: Sequence[Array] = ()) -> Any:
         """Queue commands and return a mark for later calls.
 
         given:  arrays for the writes without values, in their order.
@@ -205,7 +200,7 @@ class Calls:
     def sent(self, mark: Any) -> None:
         """Wait until the device has the submission of `mark`, which must be the last one."""
 
-    def write(self, buffer: Any, offset: int, values: NDArray[Any]) -> None:
+    def write(self, buffer: Any, offset: int, values: Array) -> None:
         """Queue a write of contiguous `values` at `offset` bytes; they can change as soon as this returns."""
         self._errors.capture("tracegrad")
         try:
@@ -216,7 +211,7 @@ class Calls:
         if error is not None:
             raise device_error(error[1])
 
-    def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
+    def fetch(self, buffer: Any, size: int, mark: Any) -> Array:
         """Wait for the submission of `mark`, which was sent, and copy the first `size` bytes of a mappable buffer."""
         lib, handle = self._lib, buffer._internal
         self._map_status = 0

@@ -10,16 +10,11 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tracegrad.arrays import np
+from tracegrad.arrays import Array, np
 from tracegrad.errors import DeviceError
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, changes, device_error
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from tracegrad.runtime.wgpu_calls import Bytes
 
 SOURCE = """#include <pthread.h>
 #include <stddef.h>
@@ -288,7 +283,7 @@ class CompiledCalls(Calls):
         made.open = [row for row, x in zip(written, places) if x is None]
         return made
 
-    def submit(self, commands: Any, given: Sequence[NDArray[Any]] = ()) -> Any:
+    def submit(self, commands: Any, given: Sequence[Array] = ()) -> Any:
         self._library.settle(self._sender)
         for row, values in zip(commands.open, given, strict=True):
             row.values = values.ctypes.data
@@ -309,7 +304,7 @@ class CompiledCalls(Calls):
     def close(self) -> None:
         self._end()
 
-    def fetch(self, buffer: Any, size: int, mark: Any) -> Bytes:
+    def fetch(self, buffer: Any, size: int, mark: Any) -> Array:
         result = np.empty(size, np.uint8)
         self._errors.capture("tracegrad")
         try:

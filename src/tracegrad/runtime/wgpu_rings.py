@@ -24,8 +24,6 @@ from tracegrad.tuning import FEW_ELEMENTS, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tracegrad.runtime.wgpu_calls import Bytes
-
     Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name, its shape, and its staging memory
 
 VECTOR = 16  # bytes: kernels can read memory by whole vectors
@@ -217,7 +215,7 @@ class Outputs:
         """Return the bytes of all deliveries."""
         return sum(d.bytes(runs) for d in self.deliveries)
 
-    def of_runs(self, raw: Bytes, runs: int) -> list[dict[str, Any]]:
+    def of_runs(self, raw: NDArray[np.uint8], runs: int) -> list[dict[str, Any]]:
         """Return the outputs of each run by name. A large output has its own memory, so keeping it keeps no other."""
         starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
         found: list[dict[str, Any]] = [{} for _ in range(runs)]

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tracegrad.introspection.why import Why
     from tracegrad.training.history import History
 
-Array = Any
-
 
 class CompiledTraining(Training):
     """A model, its loss and its optimizer, compiled for one device; made by `tg.compile`.
