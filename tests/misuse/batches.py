@@ -141,7 +141,7 @@ def number_of_steps_as_text(train):
     return train.run_steps("10", x=X, y=Y).loss
 
 
-@training("run_steps", "0", "at least 1")
+@training("run_steps", "0", "from 1 to")
 def no_steps(train):
     return train.run_steps(0, x=X, y=Y).loss
 

@@ -79,3 +79,8 @@ def all_results_of_a_recurrence():
             self.cell = nn.LSTM(3, 4)
 
     tg.trace_forward(model=Net(), forward=lambda m, x: tg.tanh(m.cell(x)), inputs={"x": (2, 5, 3)})
+
+
+@program("run_steps: n must be an integer from 1 to 1000000", "got 2147483648")
+def steps_without_an_end():
+    return shared().run_steps(2**31, x=X, y=Y).loss

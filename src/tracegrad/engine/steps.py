@@ -25,6 +25,7 @@ from tracegrad.runtime.base import Session
 from tracegrad.states import STATE
 
 NONE = Captures()
+MOST_STEPS = 1_000_000  # of one call, which takes some 400 bytes for each
 
 
 @dataclass(slots=True, eq=False)
@@ -208,9 +209,9 @@ def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) ->
 
 
 def number_of_steps(n: object) -> int:
-    """Return `n` of `run_steps`. Raise InputError unless it is an integer of at least 1."""
+    """Return `n` of `run_steps`. Raise InputError unless it is an integer from 1 to MOST_STEPS."""
     count = whole(n)
-    if count is None or count < 1:
+    if count is None or not 1 <= count <= MOST_STEPS:
         hint = "; the number of steps comes first, as in run_steps(10, batch)" if not isinstance(n, int) else ""
-        raise InputError.here(f"run_steps: n must be an integer of at least 1, got {shown(n)}{hint}")
+        raise InputError.here(f"run_steps: n must be an integer from 1 to {MOST_STEPS}, got {shown(n)}{hint}")
     return count

@@ -90,9 +90,10 @@ class Training(Parts):
     def run_steps(self, n: int | str, /, *batch: Any, **inputs: Any) -> Pending[StepResult]:
         """Queue `n` steps in one call. Inputs with a leading axis of length `n` are split, others serve every step.
 
-        n, batch: the number, then optionally a dict of inputs. With several losses, the name of one comes first. The
-        result is that of the last step, with `losses`, a float32 array of length `n`. If a step fails, the result is
-        `Failed`: earlier steps were applied, and later steps do not run.
+        n, batch: the number, at most a million, then optionally a dict of inputs. With several losses, the name of
+                  one comes first.
+        Returns:  the result of the last step, with `losses`, a float32 array of length `n`. If a step fails, the
+                  result is `Failed`: earlier steps were applied, and later steps do not run.
 
         >>> train.run_steps(3, x=x, y=y).result().losses.shape
         (3,)
