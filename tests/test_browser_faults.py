@@ -49,7 +49,24 @@ BAD_CALLS: list[tuple[str, Any, str]] = [
     ("set", {"lr": 1e39}, "finite in f32"),
     ("set", {"lr": None}, "got null"),
     ("set", 0.5, "by name"),
+    ("reset", {"param": False}, "reset: false is given as param; pass {params, optimizer, seed}"),
+    ("uploadParams", {"l9": 1}, "l9: unknown; known are l1.W f32[1,"),
+    ("uploadParams", None, "pass values by name"),
+    ("loadCheckpoint", None, "0 bytes are too short"),
 ]
+
+
+def test_calls_of_steps_that_cannot_be_meant_fail_at_once(tab: Tab) -> None:
+    """A call of 2 ** 31 steps took more than a minute to fail, and the worker answered nothing meanwhile."""
+    with compiled(SINE) as train:
+        tab.load(train, "many")
+        code = """const x = given(a[0]);
+          const wrong = [train.runSteps(2 ** 31, x), train.runSteps(1e6 + 1, x), train.step(null)];
+          return (await Promise.all(wrong)).map(told).map((r) => r.error);"""
+        many, one_more, nothing = tab.run(code, plain(batches(SINE, 1)[0]))
+        assert many == ["InputError", "runSteps: n must be an integer from 1 to 1000000, got 2147483648"]
+        assert one_more[0] == "InputError" and "got 1000001" in one_more[1]
+        assert nothing == ["InputError", "step: pass values by name, such as {x: [...]}; got null"]
 
 
 def test_rates_and_hyperparameters_out_of_range_change_nothing(tab: Tab) -> None:

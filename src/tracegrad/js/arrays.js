@@ -1,7 +1,7 @@
 // Values on the host: checked against a program's fields, cast without loss, and converted to the device's form.
 // An array is {dtype, shape, data}; inputs can also be typed arrays, nested lists and numbers.
 
-import { SHOWN, checkRange, inputError, prod } from "./checks.js";
+import { SHOWN, checkRange, inputError, isRecord, prod, shown } from "./checks.js";
 
 export const typed = (f) => `${f.dtype}[${f.shape.join(",")}]`;
 
@@ -13,13 +13,15 @@ const CASTS = {
 };
 const RANGES = { i32: [-(2 ** 31), 2 ** 31 - 1], u32: [0, 2 ** 32 - 1], bool: [0, 1] };
 
-/** Return every value of the call in its field's type. Throw InputError with all problems. */
-export function checkInputs(fields, given, what, lead) {
+/** Return every value of the call in its field's type; if `some`, without missing ones. Throw InputError with all problems. */
+export function checkInputs(fields, given, what, lead, some) {
+  if (!isRecord(given)) throw inputError(`${what}: pass values by name, such as {${fields[0]?.name ?? "x"}: [...]}; got ${shown(given)}`);
   const problems = [];
   const out = new Map();
   const unknown = Object.keys(given).filter((name) => !fields.some((f) => f.name === name));
   if (unknown.length) problems.push(`${unknown.slice(0, SHOWN).join(", ")}: unknown; known are ${fields.slice(0, SHOWN).map((f) => `${f.name} ${typed(f)}`).join(", ") || "none"}`);
   for (const f of fields) {
+    if (some && !Object.hasOwn(given, f.name)) continue;
     try {
       if (!Object.hasOwn(given, f.name)) throw inputError(`missing, expected ${typed(f)}`);
       out.set(f.name, fit(f, given[f.name], lead));
@@ -27,7 +29,7 @@ export function checkInputs(fields, given, what, lead) {
       problems.push(`${f.name}: ${e.message}`);
     }
   }
-  if (problems.length) throw inputError([`${what}: ${problems.length} values do not fit`, ...problems.slice(0, SHOWN)].join("\n  "));
+  if (problems.length) throw inputError([`${what}: ${problems.length > 1 ? `${problems.length} values do` : "a value does"} not fit`, ...problems.slice(0, SHOWN)].join("\n  "));
   return out;
 }
 
@@ -48,7 +50,7 @@ function flat(value) {
   if (typeof value === "number" || typeof value === "boolean") return { data: [value], shape: [] };
   if (ArrayBuffer.isView(value)) return { data: value };
   if (ArrayBuffer.isView(value?.data)) {
-    if (value.shape && prod(value.shape) !== value.data.length) throw inputError(`${value.data.length} values cannot have shape [${value.shape}]`);
+    if (value.shape && !(Array.isArray(value.shape) && prod(value.shape) === value.data.length)) throw inputError(`${value.data.length} values cannot have shape [${value.shape}]`);
     return { data: value.data, shape: value.shape };
   }
   if (!Array.isArray(value)) throw inputError("expected an array, typed array, number or {data, shape}");

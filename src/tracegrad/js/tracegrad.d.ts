@@ -100,7 +100,7 @@ export interface RemoteTraining {
   step(inputs?: Inputs): Promise<StepResult>;
   /** With several losses, the name of one comes first. */
   step(loss: string, inputs?: Inputs): Promise<StepResult>;
-  /** Inputs with a leading axis of length `n` are split. With none, every step draws its batch from the data. */
+  /** Inputs with a leading axis of length `n`, at most a million, are split. With none, every step draws its batch from the data. */
   runSteps(n: number, inputs?: Inputs): Promise<StepResult>;
   runSteps(loss: string, n: number, inputs?: Inputs): Promise<StepResult>;
   /**

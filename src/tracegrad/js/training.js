@@ -2,7 +2,7 @@
 // It runs in a worker (see tracegrad.js) or without one, for instance in Node. tracegrad/training is the Python version.
 
 import { checkInputs } from "./arrays.js";
-import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, fault, inputError, mapped, readHypers, shown, within } from "./checks.js";
+import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, fault, inputError, isRecord, mapped, readHypers, shown, within } from "./checks.js";
 import { examplesOf, metadataOf, readCheckpoint, withoutUnit, writeSafetensors } from "./checkpoint.js";
 import { Loss, isGiven, isHyper, named, unfinished, uploadHot } from "./loss.js";
 import { lossesOf, readManifest } from "./manifest.js";
@@ -15,6 +15,7 @@ import { UNIT, bound } from "./trial.js";
 import { loadVerified } from "./verify.js";
 
 const STATE = "state/"; // prefix of a state's path in the model
+const MOST_STEPS = 1_000_000; // of one call, which holds an object for each; as in Python
 
 const baseName = (f) => f.name.slice(HYPER.length).replace(/^1-/, "");
 
@@ -179,7 +180,10 @@ export class Training {
   }
 
   /** Start over from `seed`: draw the parameters again, clear the optimizer and the step counter. */
-  async reset({ params = true, optimizer = true, seed = this.seed } = {}) {
+  async reset(what = {}) {
+    const { params = true, optimizer = true, seed = this.seed, ...unknown } = isRecord(what) ? what : { what };
+    const [name] = Object.keys(unknown);
+    if (name) throw inputError(`reset: ${shown(unknown[name])} is given as ${name}; pass {params, optimizer, seed}`);
     checkType("reset: seed", seed, "count");
     await this.#queue.alone(async () => {
       this.seed = seed;
@@ -225,7 +229,7 @@ export class Training {
   /** Overwrite the fields in a record; `strict` demands all of them. `then` is work on the device afterwards. */
   async #overwrite(method, fields, record, { strict = false } = {}, then = () => {}) {
     const what = `${method}: nothing was written`;
-    const values = checkInputs(strict ? fields : fields.filter((f) => Object.hasOwn(record, f.name)), record, what);
+    const values = checkInputs(fields, record, what, 0, !strict);
     within(what, () => checkFinite(fields, values));
     await this.#queue.alone(async () => {
       this.session.upload(this.program, fields, values);
@@ -299,8 +303,8 @@ export class Training {
         const loss = this.#loss(this.losses[0].name || typeof args[0] === "string" ? args.shift() : "", what), { knobs } = loss;
         const n = what === "step" ? 1 : args.shift();
         const [inputs = {}] = args;
-        const data = Object.keys(inputs).length ? null : this.#data;
-        if (!(Number.isInteger(n) && n > 0)) throw inputError(`${what}: n must be an integer of at least 1, got ${n}`);
+        const data = isRecord(inputs) && !Object.keys(inputs).length ? this.#data : null;
+        if (!(Number.isInteger(n) && n > 0 && n <= MOST_STEPS)) throw inputError(`${what}: n must be an integer from 1 to ${MOST_STEPS}, got ${n}`);
         const given = data ? new Map() : checkInputs(loss.inputs, inputs, what, what === "runSteps" ? n : 0);
         const of = data ? loss.drawn : loss.given;
         const call = { what, n, knobs, data, given, losses: new Float32Array(n), done: false };
@@ -320,7 +324,8 @@ export class Training {
     const found = this.losses.find((x) => x.name === name);
     if (found) return found;
     const names = this.losses.map((x) => shown(x.name)).join(", ");
-    throw inputError(this.losses[0].name ? `${what}: there is no loss ${shown(name)}; the losses are ${names}` : `${what}: there is one loss, without a name`);
+    const said = typeof name === "string" && name ? `there is no loss ${shown(name)}` : "say which loss is meant";
+    throw inputError(this.losses[0].name ? `${what}: ${said}; the losses are ${names}` : `${what}: there is one loss, without a name`);
   }
 
   /** Load a program, and check that its kernels compute correctly. */
