@@ -14,7 +14,7 @@ from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Value, indices_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
-from tracegrad.render.c_values import CEmitter, reorders
+from tracegrad.render.c_values import CEmitter, overruns, reorders, rounded
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 from tracegrad.tuning import (
     C_GRAIN,
@@ -298,15 +298,19 @@ class Function:
     def columns(self) -> list[Statement]:
         *others, last = self.outer
         width = self.width(last, others)
+        folded = walk([s.value for s in self.kernel.body if isinstance(s, Fold)])
+        reads = [*(v.arg for v in folded if v.op == "load"), *self.loaded.values()]
+        whole = overruns(last, reads, [s.size for s in self.kernel.slots])
+        wide, room = (rounded("w"), rounded(width)) if whole else ("w", f"{width}")
         self.emit = self.expressions()
         done: list[Fold] = []
         body: list[Statement] = []
         for folds in fold_batches(self.kernel):
-            body += [f"{C_TYPE[f.value.dtype.name]} t{f.local}[{width}] {ALIGNED};" for f in folds]
-            body.append(self.column(last, [], [f"t{f.local}[l] = {self.emit.identity(f)};" for f in folds]))
+            body += [f"{C_TYPE[f.value.dtype.name]} t{f.local}[{room}] {ALIGNED};" for f in folds]
+            body.append(self.column(last, [], [f"t{f.local}[l] = {self.emit.identity(f)};" for f in folds], wide))
             values = self.emit.values([f.value for f in folds], loop=False)
             step = [f"t{f.local}[l] = {self.emit.combine(f, f't{f.local}[l]', v)};" for f, v in zip(folds, values)]
-            body += self.nest(self.inner, [self.column(last, done, [*self.read(), *self.emit.flush(), *step])])
+            body += self.nest(self.inner, [self.column(last, done, [*self.read(), *self.emit.flush(), *step], wide)])
             self.emit = self.expressions()
             done += folds
         for inside in (True, False):
@@ -335,11 +339,11 @@ class Function:
             return self.share("ib", last.size, width, body)
         return self.split(others, [Loop("ib", last.size, body, step=width)])
 
-    def column(self, axis: Axis, done: Sequence[Fold], lines: Sequence[str]) -> Loop:
+    def column(self, axis: Axis, done: Sequence[Fold], lines: Sequence[str], end: str = "w") -> Loop:
         """Return a loop with one step for each column of a block."""
         known = [self.emit.let(f.local, f"t{f.local}[l]") for f in done]
         at = f"const long {axis.name} = ib + l;"
-        return Loop("l", "w", [at, *known, *lines])
+        return Loop("l", end, [at, *known, *lines])
 
     # a scatter alone
     def scatter(self, f: Fold, out: int) -> list[Statement]:

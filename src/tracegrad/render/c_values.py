@@ -7,9 +7,13 @@ from typing import cast
 
 from tracegrad.dtypes import bool_
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
+from tracegrad.kernels.form import Axis, Extent
 from tracegrad.program import MARGIN
 from tracegrad.render.c_text import as_c, helpers_in_form, in_form
 from tracegrad.render.emit import Emitter
+from tracegrad.tuning import LANES
+
+VECTOR = LANES // 2  # columns of the vectors that every processor has
 
 
 class CEmitter(Emitter):
@@ -90,3 +94,23 @@ def reorders(v: Value, axis: str) -> bool:
     """Return whether a value can read memory in another order than its coordinate's, as a choice by it can."""
     moving = [(a, c) for x in indices_of(v) for a, c in x.terms if moves(a, axis)]
     return any(v.op != "load" or c < 0 or not isinstance(a, Var) for a, c in moving)
+
+
+def rounded(width: int | str) -> str:
+    """Return a number of columns that are whole vectors."""
+    return f"({width} + {VECTOR - 1}) / {VECTOR} * {VECTOR}"
+
+
+def overruns(last: Axis, reads: Sequence[tuple[int, Index]], sizes: Sequence[int]) -> bool:
+    """Return whether folds can go on beyond the last column, so that compilers make whole vectors of them.
+
+    Such folds read elements of no meaning, within the margin around every array, and no result of them is stored. One
+    column more than whole vectors takes less time on its own.
+    """
+    if isinstance(last.size, Extent) or last.size % VECTOR < 2:
+        return False
+    far = [VECTOR * abs(index.strides.get(last.name, 0)) for _, index in reads]
+    return all(
+        index.linear and index.lo - n >= -MARGIN and index.hi + n < sizes[slot] + MARGIN
+        for (slot, index), n in zip(reads, far)
+    )
