@@ -1,12 +1,13 @@
 """Sorting, made of ops that every runtime has.
 
-A few elements are selected one after another. In a row of up to `SORT_BLOCK` elements, the position of an element is
-the number of elements that come before it. Longer rows, and long axes before others, are sorted by a network of
-exchanges (`networks.py`).
+A few elements are selected one after another, more of them from the columns that lead. In a row of up to `SORT_BLOCK`
+elements, the position of an element is the number of elements that come before it. Longer rows, and long axes before
+others, are sorted by a network of exchanges (`networks.py`).
 """
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from typing import Any
@@ -37,12 +38,10 @@ def _order_type(x: TensorType, *, axis: int, k: int, descending: bool) -> Tensor
 def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
     """Return the indices in `x` of the first `k` elements of the sorted axis."""
     n, beside = x.shape[axis], math.prod(x.shape[axis + 1 :]) >= SORT_LANES
-    few = k <= SORT_SELECTED and 4 * k <= n
-    if (beside and n >= SORT_LONG) or (n > SORT_BLOCK and not few):
+    if beside and n >= SORT_LONG:
         return _position(network(_pairs(_stored(x), axis, descending), axis, k, _highest(x)), n)
     rows = _pairs(swapaxes(x, axis, -1), x.ndim - 1, descending)
-    at = _position(_selected(rows, k, _highest(x), lambda at: _position(at, n)), n) if few else _counted(rows, k)
-    return swapaxes(at, axis, -1)
+    return swapaxes(_position(_front(rows, k, _highest(x), lambda at: _position(at, n)), n), axis, -1)
 
 
 def _highest(x: Tensor) -> float:
@@ -76,11 +75,20 @@ def _stored(x: Tensor) -> Tensor:
     return max(broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2)), -1)
 
 
-def _selected(x: Pairs, k: int, highest: float, index: Index) -> Tensor:
+def _front(x: Pairs, k: int, highest: float, index: Index) -> Tensor:
+    """Return the positions of the first `k` pairs of each row in order."""
+    n = x.keys.shape[-1]
+    if k <= SORT_SELECTED and 4 * k <= n:
+        cut = k > 1 and n > SORT_DIRECT * k
+        return _selected(_candidates(x, k, highest, index, SORT_LINES) if cut else x, k, highest)
+    if 4 * k <= builtins.min(n, SORT_BLOCK):
+        return _counted(_candidates(x, k, highest, index, 4 if 16 * k <= n else 2), k)
+    return network(x, x.keys.ndim - 1, k, highest) if n > SORT_BLOCK else _counted(x, k)
+
+
+def _selected(x: Pairs, k: int, highest: float) -> Tensor:
     """Return the positions of the first `k` pairs of each row: the first one, then the first one after it."""
-    shape, n = x.keys.shape, x.keys.shape[-1]
-    if k > 1 and n > SORT_DIRECT * k:
-        return _selected(_candidates(x, k, highest, index), k, highest, index)
+    shape = x.keys.shape
     found: list[Tensor] = []
     left = broadcast_to(const(True, bool_), shape)
     for _ in range(k):
@@ -96,25 +104,26 @@ def _leading(x: Pairs, left: Tensor, axis: int, highest: float) -> Pairs:
     return Pairs(keys, min(where(left & (x.keys == keys), x.at, LAST), axis, keepdims=True))
 
 
-def _candidates(x: Pairs, k: int, highest: float, index: Index) -> Pairs:
+def _candidates(x: Pairs, k: int, highest: float, index: Index, count: int) -> Pairs:
     """Return fewer pairs of each row, with the first `k` among them: those of the `k` columns that lead.
 
-    A row is laid out as some lines; a column leads if its first pair is before those of other columns.
+    A row is laid out as `count` lines; a column leads if its first pair is before those of other columns.
     """
     *batch, n = x.keys.shape
-    width = -(-n // SORT_LINES)
-    lines = (*batch, SORT_LINES, width)
-    full = (*batch, SORT_LINES * width)
+    width = -(-n // count)
+    lines = (*batch, count, width)
+    full = (*batch, count * width)
     inside = iota(full, len(batch)) < n
+    behind = iota(full, len(batch)) + (LAST - full[-1])  # each place has its own, because counting tells pairs apart
     keys, at = (place(_stored(t), len(batch), 0, full[-1]) for t in x)
-    x = Pairs(where(inside, keys, const(highest, keys.dtype)), where(inside, at, LAST))
+    x = Pairs(where(inside, keys, const(highest, keys.dtype)), where(inside, at, behind))
     laid = Pairs(*[reshape(t, lines) for t in x])
     firsts = _leading(laid, broadcast_to(const(True, bool_), lines), -2, highest)
     column: Index = lambda at: index(at) % width
-    columns = column(_selected(Pairs(*[reshape(t, (*batch, width)) for t in firsts]), k, highest, column))
-    chosen = (*batch, SORT_LINES, k)
+    columns = column(_front(Pairs(*[reshape(t, (*batch, width)) for t in firsts]), k, highest, column))
+    chosen = (*batch, count, k)
     within = broadcast_to(reshape(columns, (*batch, 1, k)), chosen) + iota(chosen, len(batch)) * width
-    within = reshape(within, (*batch, SORT_LINES * k))
+    within = reshape(within, (*batch, count * k))
     return Pairs(*[_stored(bind(GATHER, t, within, axis=len(batch))) for t in x])
 
 
@@ -129,7 +138,7 @@ def _counted(x: Pairs, k: int) -> Tensor:
     square, x = (*batch, n, n), Pairs(*map(_stored, x))
     one, other = (Pairs(*[broadcast_to(reshape(t, (*batch, *s)), square) for t in x]) for s in ((n, 1), (1, n)))
     places = sum(cast(before(other, one), i32), -1)
-    return slice_(scatter_add(iota(places.shape, len(batch)), places, len(batch), n), len(batch), 0, k)
+    return slice_(scatter_add(x.at, places, len(batch), n), len(batch), 0, k)
 
 
 def _no_vjp(ct: Tensor, y: Tensor, x: Tensor, **_: Any) -> tuple[None]:
