@@ -169,6 +169,14 @@ def integer(value: object, what: str) -> int:
     raise ShapeError(f"{what} must be an integer, got {shown(value)}{hint}")
 
 
+def count(value: object, what: str) -> int:
+    """Return `value` as an int of at least 0. Raises ShapeError naming `what` otherwise."""
+    n = integer(value, what)
+    if n < 0:
+        raise ShapeError(f"{what} must not be negative, got {n}")
+    return n
+
+
 def check_integers(who: str, **values: object) -> None:
     """Raise ShapeError naming the caller's line for a value that is no integer."""
     for name, value in values.items():

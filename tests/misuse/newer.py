@@ -84,3 +84,21 @@ def all_results_of_a_recurrence():
 @program("run_steps: n must be an integer from 1 to 1000000", "got 2147483648")
 def steps_without_an_end():
     return shared().run_steps(2**31, x=X, y=Y).loss
+
+
+@program("one_hot: n must not be negative, got -1")
+def classes_to_be_inferred():
+    tg.trace_forward(model=MLP(), forward=lambda m, x: tg.one_hot(tg.argmax(m(x), 1), -1), inputs={"x": (8, 3)})
+
+
+@program("segment_sum: n must not be negative, got -1")
+def segments_to_be_inferred():
+    def forward(m, x):
+        return tg.segment_sum(x, tg.argmax(m(x), 1), -1)
+
+    tg.trace_forward(model=MLP(), forward=forward, inputs={"x": (8, 3)})
+
+
+@program("broadcast_to: a size must not be negative, got [-1,8,3]")
+def sizes_to_be_kept():
+    tg.trace_forward(model=MLP(), forward=lambda m, x: tg.broadcast_to(x, (-1, 8, 3)), inputs={"x": (8, 3)})

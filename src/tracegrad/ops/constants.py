@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import DType, as_dtype, f32, integer
+from tracegrad.dtypes import DType, as_dtype, count, f32, integer
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, TensorMethods, method, op
@@ -251,9 +251,7 @@ def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     >>> tg.linspace(0.0, 1.0, 3)
     tensor([0. , 0.5, 1. ])
     """
-    num = integer(num, "num")
-    if num < 0:
-        raise ShapeError(f"num must not be negative, got {num}")
+    num = count(num, "num")
     step = (stop - start) / max(num - 1, 1)
     values = [start + step * k for k in range(num)]
     if num > 1:

@@ -8,7 +8,7 @@ import warnings
 from typing import Any, cast
 
 from tracegrad import ambient
-from tracegrad.dtypes import DType, TensorType, as_dtype, f32, i32, integer, normalize_axis, whole
+from tracegrad.dtypes import DType, TensorType, as_dtype, count, f32, i32, integer, normalize_axis, whole
 from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError, call_site
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, entered, method, op
@@ -182,7 +182,7 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     tensor([[1., 0., 0.],
             [0., 0., 1.]])
     """
-    t, n = _integers(indices), integer(n, "n")
+    t, n = _integers(indices), count(n, "n")
     bad = [k for k in constant_integers(t) if not 0 <= k < n]
     if bad:
         raise ConstantIndexError(f"index {bad[0]} is out of range for {n} classes; valid are 0 to {n - 1}")
@@ -370,7 +370,7 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     >>> tg.segment_sum(tg.tensor([1.0, 2.0, 4.0]), [0, 1, 0], 2)
     tensor([5., 2.])
     """
-    x, n = as_tensor(x), integer(n, "n")
+    x, n = as_tensor(x), count(n, "n")
     at = indices_for(segments, n)
     if not x.ndim or at.shape != x.shape[:1]:
         raise ShapeError(f"segments must be one for each slice of x along axis 0: x is {x.type}, segments {at.type}")

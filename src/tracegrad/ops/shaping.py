@@ -10,6 +10,7 @@ from tracegrad.dtypes import (
     Axes,
     Shape,
     bool_,
+    count,
     integer,
     integers,
     normalize_axes,
@@ -146,7 +147,7 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
     tensor([[1., 2.],
             [1., 2.]])
     """
-    x, target = as_tensor(x), shape_of(shape)
+    x, target = as_tensor(x), sizes_of(shape)
     padded = (1,) * (len(target) - x.ndim) + x.shape
     if len(padded) != len(target) or any(n not in (1, m) for n, m in zip(padded, target)):
         raise ShapeError(
@@ -237,9 +238,7 @@ def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor:
 
     Any dtype, any shape. Gradient: the sum over the copies. Raises ShapeError for a negative `repeats`.
     """
-    x, repeats = as_tensor(x), integer(repeats, "repeats")
-    if repeats < 0:
-        raise ShapeError(f"repeats must not be negative, got {repeats}")
+    x, repeats = as_tensor(x), count(repeats, "repeats")
     x, axis = along(x, axis)
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     spread = views.broadcast_to(views.reshape(x, (*before, n, 1, *after)), (*before, n, repeats, *after))
