@@ -39,10 +39,11 @@ from tracegrad.runtime.storage import from_storage, to_storage
 
 VERSION = "1"
 ENTRIES = ("step", "seed", "lr", "lr_start", "hyper", "optimizer")  # entries of the metadata, JSON texts
-PARAMETERS_ALONE = (
-    "the parameters fit, the optimizer is another; for the parameters alone: upload_params({n[6:]: x for n, x in "
+ALONE = (
+    "for the parameters alone: upload_params({n[6:]: x for n, x in "
     "tracegrad.safetensors.read(path).tensors.items() if n.startswith('param/')})"
 )
+PARAMETERS_ALONE = f"the parameters fit, the optimizer is another; {ALONE}"
 
 
 def save(snapshots: Sequence[Snapshot], path: str | os.PathLike[str], more: Mapping[str, str] | None = None) -> None:
@@ -112,6 +113,9 @@ def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, nam
 
     Raises InputError if the file has other losses."""
     try:
+        if "losses" not in file.metadata:
+            said = f"losses: the file has one loss, this training has {shown([*names])}"
+            raise InputError(f"{said}; {ALONE}")
         losses = _object(_entry(file.metadata, "losses"), "losses")
         if losses.keys() != {*names}:
             raise InputError(f"losses: the file has {shown([*losses])}, this training has {shown([*names])}")
@@ -239,6 +243,8 @@ def refuse(path: str | os.PathLike[str], problems: Sequence[str]) -> None:
 def settings(path: str | os.PathLike[str], metadata: Mapping[str, str], program: Program, current: Knobs) -> Snapshot:
     """Return the snapshot of a checkpoint's metadata, without arrays. Raise InputError for an entry that is wrong."""
     try:
+        if "losses" in metadata:
+            raise InputError(f"losses: the file has several losses, this training has one; {ALONE}")
         m = {name: _entry(metadata, name) for name in ENTRIES}
         step, seed = _u32(m["step"], "step"), _u32(m["seed"], "seed")
         start = None if m["lr_start"] is None else _u32(m["lr_start"], "lr_start", 1)

@@ -1,10 +1,13 @@
 """Mistakes with states, groups of parameters, callbacks, metrics of held-out data, and weights of PyTorch."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 
 import tracegrad as tg
-from misuse.table import MLP, X, Y, compiled, program, shared
-from tracegrad import nn
+from misuse.table import MLP, SHAPES, X, Y, compiled, mse, program, shared
+from tracegrad import nn, optim
 
 
 class Counting(tg.Module):
@@ -102,3 +105,22 @@ def segments_to_be_inferred():
 @program("broadcast_to: a size must not be negative, got [-1,8,3]")
 def sizes_to_be_kept():
     tg.trace_forward(model=MLP(), forward=lambda m, x: tg.broadcast_to(x, (-1, 8, 3)), inputs={"x": (8, 3)})
+
+
+def _several():
+    rates = {"d": optim.sgd(lr=0.1), "g": optim.sgd(lr=0.1)}
+    return tg.compile(model=MLP(), losses={"d": mse, "g": mse}, inputs=SHAPES, optimizer=rates, device="cpu", seed=0)
+
+
+@program("the file has several losses", "this training has one")
+def load_of_several_losses_into_one():
+    with compiled(optimizer=optim.sgd(lr=0.1)) as train, _several() as other, tempfile.TemporaryDirectory() as folder:
+        other.save(Path(folder) / "other.safetensors")
+        train.load(Path(folder) / "other.safetensors")
+
+
+@program("the file has one loss", "this training has ['d', 'g']")
+def load_of_one_loss_into_several():
+    with _several() as train, compiled(optimizer=optim.sgd(lr=0.1)) as other, tempfile.TemporaryDirectory() as folder:
+        other.save(Path(folder) / "other.safetensors")
+        train.load(Path(folder) / "other.safetensors")
