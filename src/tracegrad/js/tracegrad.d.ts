@@ -113,10 +113,10 @@ export interface RemoteTraining {
   /** Tell the schedule plateau a metric, such as a held-out loss. */
   lrMetric(value: number, of?: OfLoss): Promise<void>;
   /**
+   * Set values by name; `groups: {"backbone.*": {lr: 0.1}}` sets those of groups.
    * InputError for unknown names and values out of range; nothing is changed then. The ranges are PyTorch's: betas in
    * [0, 1), eps, weight_decay and momentum at least 0, clip_grad_norm above 0; all finite in f32.
    */
-  /** Values by name; `groups: {"backbone.*": {lr: 0.1}}` sets those of groups. */
   set(hyper: Hypers, of?: OfLoss): Promise<void>;
   /** Leave parameters alone, or train them again: a pattern such as "backbone.*", or a list. */
   freeze(parameters: string | string[]): Promise<void>;
