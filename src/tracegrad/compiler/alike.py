@@ -67,8 +67,9 @@ class Comparison:
     def _differ(self, same: Sequence[Tensor]) -> UnsizedError:
         first, *others = same
         where = f", {first.site.short}" if first.site else ""
-        types = " and ".join([str(t.type) for t in others])
-        return UnsizedError(f"{first.prim.name}{where}, is {first.type}, and {types} at other sizes")
+        types = " and ".join([str(t.type) for t in others if t.type != first.type])
+        how = f"is {first.type}, and {types} at other sizes" if types else "computes otherwise at other sizes"
+        return UnsizedError(f"{first.prim.name}{where}, {how}")
 
 
 def _equal(values: Sequence[Any]) -> bool:

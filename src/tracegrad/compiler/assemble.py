@@ -180,10 +180,7 @@ def source_of(
         bindings=bindings,
         slots=sum(len(k.slots) for k in kernels),
         workgroup_memory=shared,
-        texts=Texts(
-            spell,
-            **({} if serial else {"serial_wgsl": None}),
-        ),
+        texts=Texts(spell, **({} if serial else {"serial_wgsl": None})),
         serial_grid=grid_of(sum(t.workgroups for t in serial)),
         own=True,
         forms=tuple(kernels),

@@ -120,12 +120,11 @@ class _Lowering:
     """One attempt at a kernel, over the axes of one domain."""
 
     def __init__(self, c: Cluster, externals: Sequence[Tensor], storage: Storage, domain: Domain) -> None:
-        self.c, self.halves, self.domain, self.space = c, storage.halves, domain, Space()
+        self.c, self.halves, self.space = c, storage.halves, Space()
         self.rounded = {t.serial for t in c.outs if t.serial in self.halves}  # for readers in this kernel, too
         self.replaces = replaced_slots(c, externals, storage.writes)
         self.slot = {t.serial: k for k, t in enumerate(externals)}
         self.slots = [Slot(self.stored(t), t.size, False) for t in externals]
-        self.mine = {t.serial for t in c.computes}
         self.memo: dict[tuple[int, tuple[Index, ...], tuple[Guard, ...]], Value] = {}
         self.guards: tuple[Guard, ...] = ()  # where the current value is needed: loads must stay in bounds
         self.locals: dict[int, Value] = {}

@@ -25,11 +25,7 @@ from tracegrad.passes.room import ONE, Room, Value, replaced
 from tracegrad.passes.room_views import VIEWS
 from tracegrad.prims.folds import GATHER, scatter_add
 from tracegrad.prims.leaves import CONST, HIGH, IOTA, LEAF, LITERAL, LOW, iota, leaf
-from tracegrad.prims.views import (
-    RESHAPE,
-    broadcast_to,
-    reshape,
-)
+from tracegrad.prims.views import RESHAPE, broadcast_to, reshape
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf, item
 
 SIZE = "size of {}"  # of the input that holds a size: no hyperparameter has a space in its name

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import importlib
 import importlib.util
 import json
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tracegrad.runtime import cffi_names
-from tracegrad.runtime.cache import cache_folder, is_own, put
+from tracegrad.runtime.cache import cache_folder, is_own, key_of, put
 
 VARIABLE = "TRACEGRAD_PROBE"  # "always": ask in every process
 NODES = ("/dev/dri/*", "/dev/nvidia*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/nvhost-gpu")
@@ -74,7 +73,7 @@ def _path() -> Path | None:
     """Return the file of the rows: one for each set of circumstances, so a machine with two environments keeps both."""
     if os.name != "posix" or sys.platform == "emscripten" or os.environ.get(VARIABLE, "") == "always":
         return None
-    digest = hashlib.sha256(json.dumps(circumstances()).encode()).hexdigest()[:40]
+    digest = key_of(json.dumps(circumstances()))
     try:
         return cache_folder() / f"adapters-{digest}.json"
     except OSError:
@@ -174,8 +173,7 @@ def _reader(parse: Callable[..., None], version: str, folder: Path) -> Callable[
         if len(source) < LONG or override or any(options.values()) or vars(self)["_declarations"]:
             parse(self, source, override=override, **options)
             return
-        key = "\0".join([source, version, sys.version, sys.prefix])
-        path = folder / f"header-{hashlib.sha256(key.encode()).hexdigest()[:40]}.json"
+        path = folder / f"header-{key_of(source, version, sys.version, sys.prefix)}.json"
         known = _kept(path)
         if known is not None:
             vars(self).update(known)
