@@ -322,7 +322,7 @@ def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
 
 @pytest.mark.parametrize(("software", "own"), [(True, stepper.OWN_SIZES), (False, stepper.OWN_SIZES_ON_GPU)])
 def test_more_sizes_have_programs_of_their_own_on_a_gpu(software: bool, own: int) -> None:
-    case, device = CASES["mlp"], DeviceInfo("webgpu", "some GPU", software, resizes=True)
+    case, device = CASES["mlp"], DeviceInfo("webgpu", "some GPU", software, sizes="exact")
     source = StepSource(case.model(), case.loss, case.inputs, optim.sgd(0.1))
     kept = programs.SizedPrograms(source.free, 20, stepper.OWN_SIZES, stepper.OWN_SIZES_ON_GPU)
     sizes = [((name, n),) for n in range(2, 4 + stepper.OWN_SIZES_ON_GPU) for name in source.free.axes]

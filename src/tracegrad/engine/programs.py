@@ -154,7 +154,7 @@ class SizedPrograms:
                 [s for s in self._shared.values() if s.name == name and s.room is not None and s is not shared]
             )
             few = len(shared.seen) <= self.own * (1 + others)  # there can be room for these in another program
-            if few or shared.refused or name in self._why or not (device := info()).resizes:
+            if few or shared.refused or name in self._why or (device := info()).sizes != "exact":
                 continue
             if device.gpu and not device.software and len(shared.seen) <= self.own_on_gpu:
                 continue
@@ -183,7 +183,7 @@ class SizedPrograms:
         """Return a program that has room for larger sizes than these; None if these get a program of their own."""
         device = info()
         own = self.own_on_gpu if device.gpu and not device.software else self.own
-        if reference.enabled() or not device.rooms or len(self.seen) <= max(self.own, own) * len(sizes):
+        if reference.enabled() or device.sizes == "one" or len(self.seen) <= max(self.own, own) * len(sizes):
             return None
         if self._rooms is None:
             from tracegrad.engine.rooms import RoomPrograms  # as above

@@ -77,7 +77,7 @@ class RoomPrograms:
 
         seen: all sizes so far. runs: of these sizes so far.
         """
-        slow = device.resizes and (device.software or not device.gpu)
+        slow = device.sizes == "exact" and (device.software or not device.gpu)
         dropped: list[RunProgram] = []
         varying = tuple([name for name, n in sizes if n != 1])
         at = [n for _, n in sizes if n != 1]

@@ -27,8 +27,7 @@ class DeviceInfo:
     description: str  # e.g. "NVIDIA H200 (Vulkan)"
     software: bool = False  # a CPU that acts as a GPU: correct, slow, never chosen by "auto"
     gpu: bool = True  # does the host see it as a GPU?
-    resizes: bool = False  # can its sessions run a program at any size up to its capacity?
-    rooms: bool = True  # can they run one that computes in larger shapes than a call's?
+    sizes: str = "room"  # of a program: "exact", any up to its capacity; "room", in larger shapes than a call's; "one"
     precisions: tuple[str, ...] = ("f32", "f16")  # valid values of `precision=`
     share: tuple[int, int] = (0, 1)  # of several processes: which of how many equal parts of each batch this one gives
     process: int = 0  # its number
@@ -127,7 +126,7 @@ class Session(Protocol):
         """Allocate, build each distinct kernel once, and return a handle. Raise DeviceError if the device is too small.
 
         like: handle of the same program at another size, whose memory and kernels to share. Only if the device's
-              `DeviceInfo.resizes` is true.
+              `DeviceInfo.sizes` is "exact".
         """
         ...
 

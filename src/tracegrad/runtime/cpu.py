@@ -69,7 +69,7 @@ def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
     how = f"C, compiled by {compiler.version}," if compiler else f"NumPy, {without},"
     if compiler and failed:
         how = f"NumPy, because {compiler.path} failed,"
-    return DeviceInfo("cpu", f"{how} on this machine's CPU", gpu=False, resizes=True)
+    return DeviceInfo("cpu", f"{how} on this machine's CPU", gpu=False, sizes="exact")
 
 
 def devices() -> list[DeviceInfo]:

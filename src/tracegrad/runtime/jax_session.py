@@ -84,7 +84,7 @@ class JaxSession:
             "jax",
             f"JAX {jax.__version__} on {kind}{mesh}{more}",
             gpu=platform != "cpu",
-            rooms=self._layout is None,  # each device of a mesh has an equal part of a batch, and of its padding
+            sizes="one" if self._layout else "room",  # each device of a mesh has a part of a batch and of its padding
             precisions=tuple(PRODUCTS),
             share=self._layout.share if self._layout else (0, 1),
             process=jax.process_index() if self._several else 0,

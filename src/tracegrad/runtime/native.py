@@ -81,7 +81,7 @@ class NativeSession:
     """
 
     def __init__(self, adapter: AdapterInfo, *, calls: str = "compiled") -> None:
-        self.info = DeviceInfo("webgpu", adapter.description, adapter.software, resizes=True)
+        self.info = DeviceInfo("webgpu", adapter.description, adapter.software, sizes="exact")
         self._closed = False
         self._lost = ""
         library = in_background(_library) if calls == "compiled" else None

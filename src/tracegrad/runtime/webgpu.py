@@ -13,7 +13,7 @@ from tracegrad.runtime.tab import IN_TAB
 
 def devices() -> list[DeviceInfo]:
     """Return one device for each adapter."""
-    return [DeviceInfo("webgpu", a.description, a.software, resizes=True) for a in adapters()]
+    return [DeviceInfo("webgpu", a.description, a.software, sizes="exact") for a in adapters()]
 
 
 def is_webgpu_available() -> bool:
