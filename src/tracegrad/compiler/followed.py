@@ -22,9 +22,7 @@ from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Tensor, bind, rewrite
 from tracegrad.kernels.form import UnsizedError
-from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.growth import Length, Sizes
-from tracegrad.passes.scans import everywhere
 from tracegrad.prims.leaves import CONST, leaf
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf
 
@@ -107,9 +105,21 @@ class Symbol:
         """Record that the number becomes a plain one."""
         self.record.escaped = True
 
+    def decided(self) -> Any:
+        """Return the value, and record that the trace depends on it."""
+        self.record.conditions[self.index] = self.value
+        return self.value
+
     def as_float(self) -> Any:
         """Return the number as a float."""
         return Symbol(self.record, self.record.number(float, self))
+
+    def __bool__(self) -> bool:
+        return Symbol(self.record, self.record.number(bool, self)).decided()
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        self.note()
+        return sys.modules["numpy"].asarray(self.value)  # NumPy is loaded, because it calls this
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -132,18 +142,9 @@ def _computed(compute: Callable[..., Any], turned: bool) -> Callable[..., Any]:
 def _compared(compute: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Symbol, *others: Any) -> Any:
         made = _computed(compute, False)(self, *others)
-        return made if made is NotImplemented else _decided(made)
+        return made if made is NotImplemented else made.decided()
 
     return method
-
-
-def _decided(made: Symbol) -> Any:
-    made.record.conditions[made.index] = made.value
-    return made.value
-
-
-def _bool(self: Symbol) -> bool:
-    return _decided(Symbol(self.record, self.record.number(bool, self)))
 
 
 def _escaping(name: str) -> Callable[..., Any]:
@@ -162,20 +163,11 @@ for _name in ("neg", "pos", "abs"):
     setattr(Symbol, f"__{_name}__", _computed(getattr(operator, _name), False))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Symbol, f"__{_name}__", _compared(getattr(operator, _name)))
-Symbol.__bool__ = _bool  # pyright: ignore[reportAttributeAccessIssue]
 # A set or dict would look for equal numbers only among those of equal hash, so a hash tells more than a comparison
 ESCAPES = """hash int float index str repr format divmod rdivmod and rand or ror xor rxor lshift rlshift rshift rrshift
              invert round ceil floor trunc reduce_ex"""  # a copy would record elsewhere
 for _name in ESCAPES.split():
     setattr(Symbol, f"__{_name}__", _escaping(f"__{_name}__"))
-
-
-def _array(self: Symbol, *_: Any, **__: Any) -> Any:
-    self.note()
-    return sys.modules["numpy"].asarray(self.value)  # NumPy is loaded, because it calls this
-
-
-Symbol.__array__ = _array  # pyright: ignore[reportAttributeAccessIssue]
 
 
 NAME = "size {}"  # of such an input: no hyperparameter has a space in its name
@@ -188,11 +180,6 @@ class Number(NamedTuple):
     field: str
     dtype: DType
     at: At
-
-
-def expanded(graph: Graph) -> Graph:
-    """Return the graph without composites, which can hide such numbers: a variance divides by the batch's size."""
-    return graph.with_roots(everywhere(graph.roots, expand_composites))
 
 
 def constants_of(graph: Graph) -> list[Tensor]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import Built, ProgramSource, TracedProgram
-from tracegrad.compiler.followed import expanded
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
@@ -20,7 +19,9 @@ from tracegrad.dtypes import TensorType, axis_first
 from tracegrad.errors import CompileError, ShapeError
 from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.leading import Led, lead_with_size
+from tracegrad.passes.scans import everywhere
 from tracegrad.program import Field, Program, with_rows
 from tracegrad.render.languages import LANGUAGES
 
@@ -68,6 +69,11 @@ def _led(graph: Graph, n: int) -> Led:
     """Return the graph with the size in front, which it is already unless an input has it along another axis."""
     given = [t.shape[1:] for t in graph.leaves("input")]
     return lead_with_size(graph, n) if any(size and size % n == 0 for s in given for size in s) else Led(graph, {}, {})
+
+
+def expanded(graph: Graph) -> Graph:
+    """Return the graph without composites, which can hide numbers: a variance divides by the batch's size."""
+    return graph.with_roots(everywhere(graph.roots, expand_composites))
 
 
 def whole_of(source: ProgramSource) -> Whole:
