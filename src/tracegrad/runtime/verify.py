@@ -211,10 +211,10 @@ def _at_choices(trial: Trial) -> Trial:
 
 
 def _odd(trial: Trial, patterns: Sequence[Patterns]) -> Iterator[Trial]:
-    """Yield trials at few points where single integers are 0, and one number that each form reads is infinite.
+    """Yield trials at few points where small slots of integers are 0, and some floats infinite.
 
-    It is the first or last element of a small slot, or the element behind the slot, which must change nothing. Single
-    numbers come first: they decide about whole steps.
+    In the first trial these are the elements behind all small slots of floats, which must change nothing. In each other
+    one it is the first or last element of one slot. Single numbers come first: they decide about whole steps.
     """
     plan, odds, first = trial.plan, list[list[list[Odd]]](), 0
     few = [x[:: max(1, x.size // POINTS_ODD)] for x in plan.outer]
@@ -222,10 +222,12 @@ def _odd(trial: Trial, patterns: Sequence[Patterns]) -> Iterator[Trial]:
         places = zip(form.slots, plan.kernel.binding_of[first:], plan.layout.offsets[first:])
         small = [(s, plan.layout.arrays[b], at) for s, b, at in places if one and 0 < s.size <= FEW and not s.written]
         small.sort(key=lambda x: x[0].size)
-        zeros = [Odd(name, at, 0) for s, name, at in small if s.size == 1 and not s.dtype.is_float]
+        flags = [(name, at, s.size) for s, name, at in small if not s.dtype.is_float]
+        zeros = [Odd(name, at + k, int(k == n)) for name, at, n in flags for k in range(n + 1)]
         floats = [(name, at, s.size) for s, name, at in small if s.dtype.is_float]
-        ends = dict.fromkeys(Odd(name, at + k, np.inf) for name, at, n in floats for k in (0, n - 1, n))
-        odds.append([[*zeros, end] for end in ends] or [zeros])
+        behind = [Odd(name, at + n, np.inf) for name, at, n in floats]
+        ends = dict.fromkeys(Odd(name, at + k, np.inf) for name, at, n in floats for k in (0, n - 1))
+        odds.append([[*zeros, *behind], *[[*zeros, end] for end in ends]])
         first += len(form.slots)
     for those, numbers in zip(zip_longest(*odds, fillvalue=[]), patterns):
         yield trial_of(plan._replace(outer=few, odd=list(chain(*those))), numbers)
@@ -406,9 +408,9 @@ class Contents:
 
 
 def sizes_of(layouts: Iterable[Layout]) -> dict[Name, int]:
-    """Return the size of each array: one array serves all trials."""
+    """Return the size of each array: one serves all trials, and has a gap behind every value."""
     out: dict[Name, int] = {}
     for layout in layouts:
         for name, end in zip(layout.arrays, layout.ends):
-            out[name] = max(out.get(name, 1), end)
+            out[name] = max(out.get(name, 1), end + GAP)
     return out
