@@ -124,3 +124,8 @@ def load_of_one_loss_into_several():
     with _several() as train, compiled(optimizer=optim.sgd(lr=0.1)) as other, tempfile.TemporaryDirectory() as folder:
         other.save(Path(folder) / "other.safetensors")
         train.load(Path(folder) / "other.safetensors")
+
+
+@program("Sequential: entry 0", "write nn.Sequential(*layers)")
+def layers_in_one_list():
+    nn.Sequential([nn.Linear(3, 4), tg.relu, nn.Linear(4, 2)])

@@ -154,6 +154,7 @@ class Sequential(Module):
         for k, layer in enumerate(layers):
             if not callable(layer) or isinstance(layer, type):
                 hint = ": make one of it, as in nn.Linear(3, 4)" if isinstance(layer, type) else ""
+                hint = "; write nn.Sequential(*layers)" if isinstance(layer, (list, tuple)) else hint
                 raise TraceError.here(f"Sequential: entry {k} must be a layer or a function, got {shown(layer)}{hint}")
         self.layers = list(layers)
 
