@@ -46,6 +46,9 @@ STACKED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((4, 10, 13, 21), (30, 1, 3, 3), {"stride": 2, "dilation": 2, "padding": 2, "groups": 10}),
 ]
 
+# so many terms that they are summed in parts
+LONG: tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]] = ((1, 43, 9, 11), (26, 43, 7, 7), {"padding": 3})
+
 # images, filters, geometry: long and short rows, many channels, steps, dilation, groups, sequences, volumes, small ones
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 3, 9, 40), (5, 3, 3, 3), {"padding": 1}),
@@ -61,6 +64,7 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 8, 5, 6), (16, 2, 3, 2), {"stride": (1, 2), "padding": 1, "groups": 4}),
     ((2, 5, 19, 20), (10, 1, 3, 3), {"stride": 2, "dilation": 2, "padding": 1, "groups": 5}),
     *STACKED,
+    LONG,
 ]
 
 
@@ -120,6 +124,11 @@ def test_convolutions_and_both_gradients(shape: Any, sessions: tuple[CpuSession,
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
         gathering += count
     assert gathering
+
+
+def test_every_part_of_a_long_sum_gathers(sessions: tuple[CpuSession, ...]) -> None:
+    x, w, _ = drawn(*LONG[:2])
+    assert run(sessions[0], lambda m, x: conv(x, m.w, **LONG[2]), w, {"x": x})[1] > 1
 
 
 @every_width

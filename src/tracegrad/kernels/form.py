@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from tracegrad.dtypes import DType
+from tracegrad.dtypes import DType, strides_of
 from tracegrad.errors import TracegradError
 from tracegrad.ir import Primitive
 from tracegrad.kernels.expr import Index, Value, walk
@@ -279,3 +279,13 @@ def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
         )
 
     return replace(kernel, outer=axes(kernel.outer), inner=axes(kernel.inner), body=tuple(map(statement, kernel.body)))
+
+
+def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:
+    """Return the row-major position of a point among those of some axes."""
+    space = next(s.index.space for s in kernel.body if isinstance(s, Store))
+    out = space.number(0)
+    sizes = [int(a.size) for a in axes]  # places are laid out for the capacity
+    for a, n, step in zip(axes, sizes, strides_of(sizes)):
+        out = out + space.var(a.name, n) * step
+    return out

@@ -16,7 +16,7 @@ from tracegrad.dtypes import DType, f32, strides_of
 from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
-from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, points
+from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, flat_index, points
 from tracegrad.render.c_orders import OrderedFunction
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.emit import Statement
@@ -105,6 +105,7 @@ class GatheredStep(NamedTuple):
     b: Spread
     out: View
     stacked: bool = False  # vectors have an element of each of several products
+    summed: slice = slice(None)  # the k that are summed
 
 
 Step = FunctionStep | ProductStep | GatheredStep
@@ -219,9 +220,10 @@ class _Writer:
             out = self.target(f.local)
             self.steps.append(GatheredStep(*small, self.result(out, p), stacked=True))
             return out, self.flat
-        spread = self.spread(right) if b is None and not p.limits and not p.part else None
+        whole = p.parts == 1 or p.batch[0].size == p.parts
+        spread = self.spread(right) if b is None and not p.limits and whole else None
         if spread is not None:
-            return self.gathered(f, p, spread)
+            return (self.in_parts if p.part else self.gathered)(f, p, spread)
         out = self.target(f.local)
         a, b = a or self.packed(left), b or self.packed(right)
         self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), p.part))
@@ -260,6 +262,16 @@ class _Writer:
             out, at = self.allocate(self.kernel.rows), flat_index(self.kernel, (*p.batch, *p.m, *n))
         self.steps.append(GatheredStep(a, b, self.result(out, p), side_by_side))
         return out, at
+
+    def in_parts(self, f: Fold, p: Product, b: Spread) -> tuple[int, Index]:
+        """Add a step for each part of k of a product whose right operand is spread."""
+        slot, a = self.target(f.local), self.rows_of(p)
+        _, _, sizes, steps = self.result(slot, p)
+        left, right = (x._replace(batch=x.batch[1:]) for x in (a, b))  # without the axis of the parts
+        for k in range(p.parts):
+            out = self.view(slot, k * steps[0], sizes[1:], steps[1:])
+            self.steps.append(GatheredStep(left, right, out, summed=slice(k * p.part, (k + 1) * p.part)))
+        return slot, self.flat
 
     def stacks(self, p: Product, b: Spread) -> bool:
         """Return whether vectors have an element of each of several products, instead of several of one.
@@ -380,13 +392,3 @@ def fills(p: Product) -> bool:
     """Return whether products of a stack fill the lanes of vectors that have an element of each."""
     stack = math.prod(int(a.size) for a in p.batch)
     return STACKED_FILL * (-(-stack // LANES) * LANES) <= stack
-
-
-def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:
-    """Return the row-major position of a point among those of some axes."""
-    space = next(s.index.space for s in kernel.body if isinstance(s, Store))
-    out = space.number(0)
-    sizes = [int(a.size) for a in axes]  # places are laid out for the capacity
-    for a, n, step in zip(axes, sizes, strides_of(sizes)):
-        out = out + space.var(a.name, n) * step
-    return out

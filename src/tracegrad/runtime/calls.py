@@ -220,16 +220,17 @@ class CallList:
         out: Array,
         sizes: Sequence[int],
         stacked: bool,
+        summed: slice,
     ) -> Call:
         """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous.
 
         sizes:   the axes of the stack, m and n; one of the stack or m can be an Extent.
-        stacked: as in `GatheredStep`.
+        stacked, summed: as in `GatheredStep`.
         """
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
         offsets = offsets_in(batch, (left.batch, right.batch, [s // 4 for s in out.strides[:-2]]))
-        tables = [places(left.columns), places(right.rows), places(right.columns)]
+        tables = [places(left.columns)[summed], places(right.rows)[summed], places(right.columns)]
         runs = [neighbours(t) for t in tables]
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
         lies = n > LANES and n >= LYING * LANES * vectors  # tiles read two vectors at a time

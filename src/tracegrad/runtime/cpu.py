@@ -230,7 +230,7 @@ class CpuSession:
                 return calls.call(s.name, s.parts, list(map(at, s.places)), follows)
             if isinstance(s, GatheredStep):
                 places = [(at(x.place, x.first), x) for x in (s.a, s.b)]
-                return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes, s.stacked)
+                return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes, s.stacked, s.summed)
             sizes = (*s.out.sizes, s.a.sizes[-1])
             return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part, sizes)
 
