@@ -254,3 +254,20 @@ def test_sizes_that_often_run_get_a_program_of_their_own(monkeypatch: pytest.Mon
     assert "of a program for sizes up to" not in made.explain().title
     for y in outputs:
         np.testing.assert_allclose(y, outputs[-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("named", [("B",), ("B", "T")], ids=["one name", "two names"])
+def test_labels_out_of_range_are_refused_at_each_size(named: tuple[str, ...]) -> None:
+    def loss(m: Any, x: Any, label: Any) -> Any:
+        if len(named) == 2:
+            x = tg.softmax(x @ tg.swapaxes(x, -1, -2), -1) @ x
+        return tg.cross_entropy(m(x).reshape(-1, 3), label.reshape(-1))
+
+    inputs = {"x": (*named, 2), "label": tg.i32[named]}
+    with tg.compile(model=nn.Linear(2, 3), loss=loss, inputs=inputs, optimizer=optim.sgd(0.1), device="cpu") as train:
+        for b, t in BOTH:
+            shape = (b, t)[: len(named)]
+            x = np.ones((*shape, 2), np.float32)
+            for label, error in ((2, ""), (3, "label: index 3 ")):
+                r = train.step(x=x, label=np.full(shape, label, np.int32)).result()
+                assert error in str(getattr(r, "error", "")) and bool(error) == hasattr(r, "error"), (shape, r)

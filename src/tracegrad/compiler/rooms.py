@@ -238,7 +238,7 @@ def _built(
     numbers, places = numbers_of(graphs[0], graphs[1])
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
     constants = pairs_of(graphs[0], graphs[1])
-    specs = input_ranges(graphs[0]), input_ranges(graphs[1])
+    specs = input_ranges(wholes[0].traced.graph), input_ranges(wholes[1].traced.graph)
     roomy = Roomy(graphs[0], {})
     if names != [exact_name]:
         roomy = in_room(counted(graphs[0], places[0]), counted(graphs[1], places[1]), sizes, names)

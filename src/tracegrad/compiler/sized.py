@@ -57,7 +57,7 @@ def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], siz
     """
     check_graphs(graphs[0], graphs[1], sizes)
     try:
-        specs = [input_ranges(g) for g in graphs]
+        specs = [input_ranges(t.graph) for t in traced]  # an expanded loss tells no range of its labels
         led = [_led(g, n) for g, n in zip(graphs, sizes)]
         program = _program(traced, led, specs, sizes, gpu)
     except (CompileError, ShapeError) as e:

@@ -33,6 +33,7 @@ class Room(NamedTuple):
             return None
         made = RunProgram(fitted.built, source, sizes, self.base, self.base.version)
         made.inputs = tuple([fitted.fields[f.name] for f in made.inputs])
+        made.indexed = any("range" in f.spec for f in made.inputs)
         made.room, made.results = fitted.inputs, fitted.results
         return made
 
