@@ -164,8 +164,8 @@ def test_the_policy_forbids_what_the_page_does_not_need(tmp_path: Path) -> None:
         assert not re.search(r"https?://", re.sub(r"//[^\n]*", "", index))
     assert {p.name for p in (tmp_path / "site").iterdir()} == {
         "index.html", "page.css", "page.js", "tracegrad.js", "checks.js", "arrays.js", "safetensors.js", "manifest.js",
-        "trial.js", "random.js", "verify.js", "tracegrad.d.ts", "worker.js", "program.json", "weights.safetensors",
-        "data.safetensors", "checks.safetensors",
+        "trial.js", "random.js", "rooms.js", "verify.js", "tracegrad.d.ts", "worker.js", "program.json",
+        "weights.safetensors", "data.safetensors", "checks.safetensors",
     }  # fmt: skip
     program = json.loads((tmp_path / "site" / "program.json").read_text())
     for part in ("train", "feed"):

@@ -30,7 +30,7 @@ LAYERS = {
     "runtime": 10,
     "introspection": 11,
     "engine": 12,
-    "checkpoints": 13, "sharded": 13, "export": 13, "contents": 13, "pytorch": 13,
+    "checkpoints": 13, "sharded": 13, "export": 13, "exported_sizes": 13, "contents": 13, "pytorch": 13,
     "training": 14,
     "imperative": 15, "functional": 15,
     "": 16, "entrypoints": 16, "extend": 16, "sweeps": 16, "sweep_plan": 16,

@@ -202,6 +202,6 @@ def test_a_damaged_manifest_of_several_losses_is_refused(tmp_path: Path) -> None
 
 @needs_node
 def test_random_streams_of_losses_are_pythons() -> None:
-    code = "const { streamOf } = await source('loss'); return a[0].map(([s, n]) => streamOf(s, n));"
+    code = "const { streamOf } = await source('random'); return a[0].map(([s, n]) => streamOf(s, n));"
     pairs = [[seed, n] for seed in (0, 1, 7, 2**31, 2**32 - 1) for n in range(4)]
     assert run_node(code, pairs) == [stream_of(seed, n) for seed, n in pairs]

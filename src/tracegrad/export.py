@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
 from tracegrad.arrays import HAVE_NUMPY, as_array, describe, np
-from tracegrad.compiler.build import Built, StepSource, at_sizes
+from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed
 from tracegrad.compiler.feed import make_feed
-from tracegrad.compiler.inputtypes import FreeSizes, input_types
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import fit_value
-from tracegrad.engine.stepper import Snapshot
+from tracegrad.engine.stepper import Snapshot, Stepper
 from tracegrad.errors import InputError
+from tracegrad.exported_sizes import exact, largest, missing, programs, unnamed
 from tracegrad.files import replace_file, replace_files
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
@@ -55,22 +55,26 @@ class Contents(NamedTuple):
     labels: Sequence[str] | None
     vocabulary: Sequence[str] | None
     schedule: Sequence[str] = ()  # with several losses, their turns
+    sizes: int | Mapping[str, int] | None = None
 
 
 def export(
-    snapshots: Sequence[Snapshot], graphs: Sequence[Graph], path: str | os.PathLike[str], contents: Contents, *,
+    snapshots: Sequence[Snapshot], steppers: Sequence[Stepper], path: str | os.PathLike[str], contents: Contents, *,
     single_file: bool,
 ) -> Path:  # fmt: skip
-    """Write the site of a training. Returns its HTML file. snapshots, graphs: one for each loss.
+    """Write the site of a training. Returns its HTML file. snapshots, steppers: one for each loss.
 
     Raises InputError for contents that do not fit.
     """
     check_contents(path, contents, single_file)
-    first = snapshots[0].program
-    fields = {f.name: f for s in snapshots for f in s.program.inputs if not f.name.startswith(PREFIX)}
+    layout, attached = snapshots[0].program, dict[str, Any](contents.forwards or {})
+    chosen = [x.source.free for x in (*steppers, *attached.values()) if isinstance(x, (Stepper, CompiledForward))]
+    sizes = {} if contents.sizes is None else largest(contents.sizes, chosen)
+    steps = [steps_of(stepper, sizes) for stepper in steppers]
+    fields = {f.name: f for first, *_ in steps for f in first.program.inputs if not f.name.startswith(PREFIX)}
     rows = checked_data(list(fields.values()), contents.data or {})
-    built = {name: built_of(name, f, first) for name, f in (contents.forwards or {}).items()}
-    demos = {name: demo_of(b, rows) for name, b in built.items()}
+    forwards = {name: forwards_of(name, f, layout, sizes) for name, f in attached.items()}
+    demos = {name: demo_of(b, rows) for name, b in forwards.items()}
     manifest: dict[str, Any] = {
         "version": VERSION,
         "title": contents.title,
@@ -79,9 +83,10 @@ def export(
     }
     manifest["labels"] = [str(x) for x in contents.labels or ()]
     manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
-    own, checked = losses_of(snapshots, graphs, rows)
+    own, checked = losses_of(snapshots, steps, rows)
     manifest |= {"losses": own[1:], "schedule": list(contents.schedule), **own[0]}
-    checked |= {f"forwards.{name}": check_of(b.program, b.graph) for name, b in built.items()}
+    for name, b in forwards.items():
+        checked |= checks_at("", f"forwards.{name}", b)
     weights, data = b"".join(checkpoints.parts(*snapshots)), b"".join(safetensors.parts(rows))
     checks = checks_of({name: check for name, check in checked.items() if check})
     manifest["checked"] = bool(checks)
@@ -108,15 +113,15 @@ def check_contents(path: str | os.PathLike[str], contents: Contents, single_file
 
 
 def losses_of(
-    snapshots: Sequence[Snapshot], graphs: Sequence[Graph], rows: Mapping[str, Any]
+    snapshots: Sequence[Snapshot], steps: Sequence[Sequence[Built]], rows: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Recorded | None]]:
     """Return the program of each loss as plain data, and the checks. The first loss is at the top of the manifest."""
     found: list[dict[str, Any]] = []
     checked: dict[str, Recorded | None] = {}
-    for k, (snapshot, graph) in enumerate(zip(snapshots, graphs, strict=True)):
-        program, own = snapshot.program, loss_of(snapshot)
+    for k, (snapshot, built) in enumerate(zip(snapshots, steps, strict=True)):
+        program, own = built[0].program, loss_of(snapshot, built)
         at = f"{program.part}." if k else ""
-        checked[f"{at}train"] = check_of(program, graph)
+        checked |= checks_at(at, "train", built)
         if rows:
             given = [f for f in program.inputs if f.name in rows]
             feed = make_feed(program, [f.name for f in given if rows[f.name].shape != f.shape])
@@ -175,31 +180,35 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
     return target
 
 
-def loss_of(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the program of a loss and its hot values as plain data, without weights."""
+def loss_of(snapshot: Snapshot, built: Sequence[Built]) -> dict[str, Any]:
+    """Return the programs of a loss and its hot values as plain data, without weights."""
     rate = snapshot.knobs.rate.schedule.spec()
     schedules.from_spec(rate)  # raises here for a user's own schedule, which has no counterpart in the browser
     return {
-        "train": snapshot.program.to_data(),
-        "checkpoint": [asdict(f) for f in checkpoints.fields_of(snapshot.program)],
+        "train": built[0].program.to_data(),
+        "rooms": [b.program.to_data() for b in built[1:]],
+        "checkpoint": [asdict(f) for f in checkpoints.fields_of(built[0].program)],
         "lr": dict(rate),
         "hyper": dict(snapshot.knobs.values),
     }
 
 
-def exportable(source: StepSource) -> None:
-    """Check that sizes are fixed, because a page has one program for each loss. Raises InputError otherwise."""
-    types = input_types(source.inputs)
-    if FreeSizes.of(types).axes:
-        free = ", ".join([f"{n}: {t}" for n, t in types.items() if not all(isinstance(d, int) for d in t.shape)])
-        raise InputError.here(
-            f"export: a page has one batch size, but here each call chooses {free}; compile again with numbers in "
-            "inputs=, load what train.save wrote, and export that"
-        )
+def steps_of(stepper: Stepper, sizes: Mapping[str, int]) -> list[Built]:
+    """Return the programs of a loss: one, or if calls choose sizes, those that serve all up to `sizes`."""
+    source = stepper.source
+    if not source.free.axes:
+        return [stepper.built]
+    what = f"the loss {stepper.program.part!r}" if stepper.program.part else "step"
+    if absent := unnamed(source.free, sizes):
+        raise missing(source.free, absent, what)
+    return programs(source, sizes, what)
 
 
-def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
-    """Build a forward for a page. Raises InputError unless it shares the parameters of `program`, the step's."""
+def forwards_of(name: str, forward: CompiledForward, program: Program, sizes: Mapping[str, int]) -> list[Built]:
+    """Build a forward for a page: first for its demo, then for the sizes that calls choose, if `sizes` has the largest.
+
+    Raises InputError unless it shares the parameters of `program`, the step's.
+    """
     store = getattr(forward, "store", None)
     if store is None or store.layout is not program:
         raise InputError.here(
@@ -209,15 +218,28 @@ def built_of(name: str, forward: CompiledForward, program: Program) -> Built:
     free = source.free  # built for one example; if an example is one number, for the points of a curve
     shapes = [t.shape for t in free.types.values()]
     curve = all(len(shape) == 2 and not isinstance(shape[0], int) and shape[1] == 1 for shape in shapes)
-    one = at_sizes(source._replace(model=store.model), free.all(CURVE_POINTS if curve else 1))
-    return one.traced().compiled()
+    source = source._replace(model=store.model)
+    demo = exact(source, free.all(CURVE_POINTS if curve else 1))
+    if not sizes or unnamed(free, sizes) == list(free.axes):
+        return [demo]
+    if absent := unnamed(free, sizes):
+        raise missing(free, absent, f"the forward {name!r}")
+    more = programs(source, sizes, f"the forward {name!r}")
+    return [demo, *[b for b in more if b.program.meta["room"] != demo.program.meta["room"]]]
 
 
-def demo_of(built: Built, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the program of a forward, and the demo that shows it, as plain data."""
+def demo_of(found: Sequence[Built], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the programs of a forward, and the demo that shows the first, as plain data."""
+    built = found[0]
     fields = [f for f in built.program.inputs if not f.name.startswith(PREFIX)]
     demo = demo_kind(fields, built, data)
-    return {"program": built.program.to_data(), "structure": built.structure, "demo": demo}
+    rooms = [b.program.to_data() for b in found[1:]]
+    return {"program": built.program.to_data(), "rooms": rooms, "structure": built.structure, "demo": demo}
+
+
+def checks_at(before: str, name: str, found: Sequence[Built]) -> dict[str, Recorded | None]:
+    """Return the checks of the programs of a step or forward, by the names that the page looks for."""
+    return {f"{before}{k or ''}{name}": check_of(b.program, b.graph) for k, b in enumerate(found)}
 
 
 def check_of(program: Program, graph: Graph | None = None) -> Recorded | None:

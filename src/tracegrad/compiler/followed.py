@@ -70,15 +70,24 @@ class Record:
             self.values.append(value)
         return found
 
-    def at(self, sizes: Sequence[int]) -> list[Any] | None:
-        """Return all values at other sizes; None if a trace at them would decide otherwise."""
+    def computed(self, sizes: Sequence[int]) -> list[Any] | None:
+        """Return all values at other sizes; None if they cannot be computed."""
         values: list[Any] = [*sizes]
         try:
             for compute, arguments in self.instructions:
                 values.append(compute(*[values[x] if type(x) is Reference else x for x in arguments]))
         except ArithmeticError:
             return None
-        return values if all(values[k] == known for k, known in self.conditions.items()) else None
+        return values
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        """Whether a trace at other sizes would decide as this one. values: at these."""
+        return all(values[k] == known for k, known in self.conditions.items())
+
+    def at(self, sizes: Sequence[int]) -> list[Any] | None:
+        """Return all values at other sizes; None if a trace at them would decide otherwise."""
+        values = self.computed(sizes)
+        return values if values is not None and self.holds(values) else None
 
 
 class Symbol:
@@ -280,44 +289,56 @@ class Followed(NamedTuple):
     def at(self, sizes: Sequence[int]) -> Mapping[str, Any] | None:
         """Return the numbers at some sizes; None if a trace at these could differ."""
         values = self.record.at(sizes)
-        if values is None:
-            return None
-        then = self.record.values
-        if any(repr(values[k]) != repr(then[k]) for k in self.fixed):
-            return None
-        if any(values[k] != length.at(sizes) for k, length in self.growing):
-            return None
-        if any(repr(values[k]) != repr(values[ks[0]]) for _, ks in self.numbers for k in ks):
+        if values is None or not self.agrees(values, sizes):
             return None
         return {number.field: (number.dtype.numpy, values[ks[0]]) for number, ks in self.numbers}
 
+    def agrees(self, values: Sequence[Any], sizes: Sequence[int]) -> bool:
+        """Whether the values at some sizes are what the program takes them for."""
+        then = self.record.values
+        return not (
+            any(repr(values[k]) != repr(then[k]) for k in self.fixed)
+            or any(values[k] != length.at(sizes) for k, length in self.growing)
+            or any(repr(values[k]) != repr(values[ks[0]]) for _, ks in self.numbers for k in ks)
+        )
 
-def follow_sizes(
-    graph_at: Callable[[Sequence[Any]], Graph], sizes: Sizes, numbers: Sequence[Number], constants: int
-) -> Followed | None:
+
+GraphAt = Callable[[Sequence[Any]], Graph]
+
+
+def recorded(graph_at: GraphAt, sizes: Sequence[int]) -> tuple[Record, Graph] | None:
     """Trace on numbers that record what becomes of them; None if the trace does not tell all.
 
     Then a size became a plain number, or Python ran other instructions than on plain sizes: only a type that is
     compared by `is` tells them apart.
-    numbers:   of the graphs at the two sizes.
-    constants: how many constants of each graph are one of the numbers.
     """
-    record, on_plain = Record(sizes.one), lambda: graph_at(sizes.one)
+    record, on_plain = Record(sizes), lambda: graph_at(sizes)
     graphs: list[Graph] = []
     try:
         if sys.version_info >= (3, 12):  # reports the instructions of a function from its second call on
             graphs.append(_watched(on_plain)[0])
         graph, ran = _watched(lambda: graph_at(record.sizes()))
         plain, plain_ran = _watched(on_plain)
-        for g in (graph, *graphs):
-            _Repeated().check((g, plain))
-    except UnsizedError:  # such as a function in C that takes nothing but an int, or another graph
+    except UnsizedError:  # such as a function in C that takes nothing but an int
         return None
-    if record.escaped or ran != plain_ran:
+    alike = all(_is(g, record.values, plain) for g in (graph, *graphs))
+    return (record, graph) if alike and not record.escaped and ran == plain_ran else None
+
+
+def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], constants: int) -> Followed | None:
+    """Return how all follows from the sizes; None if a trace does not tell.
+
+    numbers:   of the graphs at the two sizes.
+    constants: how many constants of each graph are one of the numbers.
+    """
+    found = recorded(graph_at, sizes.one)
+    if found is None:
         return None
+    record, graph = found
     given: dict[At, list[int]] = {n.at: [] for n in numbers}
-    later = record.at(sizes.other)
-    if later is None:
+    later = record.computed(sizes.other)
+    # Such a trace can decide otherwise, because a size equals another one there, and be the same graph nevertheless
+    if later is None or not (record.holds(later) or _is(graph, later, graph_at(sizes.other))):
         return None
     sized = set(_numbers_in(graph))
     for t in constants_of(graph):
@@ -336,8 +357,8 @@ def follow_sizes(
         growing = [(k, sizes.length((record.values[k], later[k]))) for k in sized if k not in fixed]
     except UnsizedError:
         return None
-    found = Followed(record, fixed, growing, [(n, list(dict.fromkeys(given[n.at]))) for n in numbers])
-    return found if found.at(sizes.other) is not None else None
+    made = Followed(record, fixed, growing, [(n, list(dict.fromkeys(given[n.at]))) for n in numbers])
+    return made if made.agrees(later, sizes.other) else None
 
 
 def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
@@ -364,21 +385,42 @@ def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
         sys.settrace(before)
 
 
-class _Repeated(Comparison):
-    """Compares a trace on numbers that are recorded with one on plain sizes."""
+class Numbers(Comparison):
+    """Compares two traces in all but their numbers, and collects these: those at the same place are a pair."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Any]] = []
 
     def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
-        """Return whether the values are equal. One of an unknown kind is not."""
-        return _same(*values)
+        """Return whether the values are equal but for their numbers. One of an unknown kind is not."""
+        return self._same(*values)
+
+    def _same(self, x: Any, y: Any) -> bool:
+        if type(x) in (Symbol, *NUMBERS) and type(y) in (Symbol, *NUMBERS):
+            self.pairs.append((x, y))
+            return True
+        if isinstance(x, tuple):
+            xs, ys = cast("tuple[Any, ...]", x), cast("tuple[Any, ...]", y)
+            return isinstance(y, tuple) and len(xs) == len(ys) and all(map(self._same, xs, ys))
+        return isinstance(x, PLAIN) and repr(x) == repr(y)
+
+    def equal(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
+        """Return whether all pairs are equal where the records of the traces have these values."""
+        return all(_value(x, one) == _value(y, other) for x, y in self.pairs)
 
 
-def _same(x: Any, y: Any) -> bool:
-    if type(x) is Symbol:
-        return repr(x.value) == repr(y)
-    if isinstance(x, tuple):
-        xs, ys = cast("tuple[Any, ...]", x), cast("tuple[Any, ...]", y)
-        return isinstance(y, tuple) and len(xs) == len(ys) and all(map(_same, xs, ys))
-    return isinstance(x, PLAIN) and repr(x) == repr(y)
+def _value(x: Any, values: Sequence[Any]) -> str:
+    return repr(values[x.index] if type(x) is Symbol else x)
+
+
+def _is(graph: Graph, values: Sequence[Any], plain: Graph) -> bool:
+    """Return whether a graph is that of a trace on plain sizes, where its record has these values."""
+    numbers = Numbers()
+    try:
+        numbers.check((graph, plain))
+    except UnsizedError:
+        return False
+    return numbers.equal(values, ())
 
 
 def _numbers_in(graph: Graph) -> Iterator[int]:

@@ -45,6 +45,7 @@ from tracegrad.program import Field
 SourceAt = Callable[[Sequence[int]], ProgramSource]  # the source of a step or forward, at some sizes
 # How far each size of the second trace is from the room. If these traces do not tell how a length follows, the next do
 APART = (5, 7, 11, 13, 17, 19), (7, 13, 5, 19, 11, 17), (11, 5, 17, 7, 19, 13)
+NEAR = (2, 3, 5, 7, 11, 13)  # for small rooms, since a second trace at larger sizes could be refused
 
 
 class Cut(NamedTuple):
@@ -136,6 +137,17 @@ class Rooms(NamedTuple):
                 self.shown[sizes] = None
         return self.shown[sizes]
 
+    def graph_at(self, sizes: Sequence[Any]) -> Graph:
+        """Return the graph of a trace at some sizes, without composites."""
+        return whole_of(self.source_at(sizes)).graph
+
+    def shapes_at(self, sizes: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Cut]]:
+        """Return the specs of inputs, and where results are, at some sizes."""
+        then, (one, other), room = _Then(self.sizes, sizes), self.specs, self.sizes.one
+        growing = {name: axes for name, axes in self.results.items() if any(a.grows for a in axes)}
+        specs = {name: then.of(spec, other[name]) for name, spec in one.items()}
+        return specs, {name: _cut(axes, room, sizes) for name, axes in growing.items()}
+
     @uncollected
     @ambient.restored
     def _traced(self, sizes: Sequence[int]) -> Mapping[str, Any]:
@@ -217,7 +229,9 @@ def build_rooms(source_at: SourceAt, room: Mapping[str, int], exact_name: str | 
     gpu:        it runs in the languages of GPUs.
     Raises: UnsizedError with the reason why one program cannot serve them.
     """
-    for apart in APART:
+    least, least_near = (min([n - d for n, d in zip(room.values(), apart)]) for apart in (APART[0], NEAR))
+    near = [NEAR] if least < 2 <= least_near else []
+    for apart in (*near, *APART):
         with suppress(AmbiguousError):
             return _built(source_at, room, exact_name, gpu, apart)
     raise UnsizedError("traces do not tell how a length follows the sizes")

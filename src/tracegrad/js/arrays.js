@@ -29,8 +29,13 @@ export function checkInputs(fields, given, what, lead, some) {
       problems.push(`${f.name}: ${e.message}`);
     }
   }
-  if (problems.length) throw inputError([`${what}: ${problems.length > 1 ? `${problems.length} values do` : "a value does"} not fit`, ...problems.slice(0, SHOWN)].join("\n  "));
+  refuse(what, problems);
   return out;
+}
+
+/** Throw InputError if there are problems. */
+export function refuse(what, problems) {
+  if (problems.length) throw inputError([`${what}: ${problems.length > 1 ? `${problems.length} values do` : "a value does"} not fit`, ...problems.slice(0, SHOWN)].join("\n  "));
 }
 
 /** Return a copy of `value` as the field's typed array. `lead`: allow one more axis in front, of this length. */
@@ -46,7 +51,8 @@ function fit(f, value, lead) {
   return out;
 }
 
-function flat(value) {
+/** Return the elements of a value, and its shape if it has one. */
+export function flat(value) {
   if (typeof value === "number" || typeof value === "boolean") return { data: [value], shape: [] };
   if (ArrayBuffer.isView(value)) return { data: value };
   if (ArrayBuffer.isView(value?.data)) {

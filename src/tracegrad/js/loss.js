@@ -3,6 +3,7 @@
 
 import { HYPER, asSchedule, checkRate, prod } from "./checks.js";
 import { trainedBy } from "./manifest.js";
+import { streamOf } from "./random.js";
 import { rateAt, restarted } from "./schedules.js";
 import { filled, toStorage } from "./session.js";
 import { DRAWN, bound, notFinite, tried } from "./trial.js";
@@ -19,15 +20,16 @@ export class Loss {
   frozen = []; // names of parameters that steps do not change
 
   /** training: has session, seed, losses and right. number: index among the losses. The rest is that of program.json. */
-  constructor(training, number, { train: program, feed, checkpoint, lr, hyper }) {
+  constructor(training, number, { train: program, rooms = [], feed, checkpoint, lr, hyper }) {
     const { part = {} } = program.meta;
     const { name = "", first = 0 } = part; // where its run of parameters begins
     Object.assign(this, { training, number, program, checkpoint, name, first });
     this.hypers = program.inputs.filter(isHyper);
     this.inputs = program.inputs.filter(isGiven);
     this.knobs = { rate: { spec: asSchedule(lr), start: null }, values: new Map(Object.entries(hyper)) };
-    this.given = this.#steps(program); // takes its batch from the host
-    this.drawn = this.#steps(feed); // draws it from the data
+    this.rooms = [program, ...rooms].map((p, k) => this.#steps(p, `${k || ""}train`)); // take their batch from the host
+    [this.given] = this.rooms;
+    this.drawn = this.#steps(feed, "feed"); // draws it from the data
     this.trained = trainedBy(program);
   }
 
@@ -42,9 +44,10 @@ export class Loss {
   }
 
   /** Return a program whose runs are steps, for the queue. A run's `step` is its number, once it has begun. */
-  #steps(program) {
+  #steps(program, name) {
     const on = {
       program,
+      name: (this.number ? `${this.name}.` : "") + name,
       load: (progress) => this.#load(on, progress),
       begin: (run) => {
         const { call, index } = run;
@@ -59,7 +62,7 @@ export class Loss {
         const [loss] = outputs.get("loss").data;
         losses[index] = loss;
         this.counter = step;
-        if (index === n - 1) call.answer({ kind: "completed", loss, losses, step, aux: named(outputs, "aux."), captures: named(outputs, "capture.") });
+        if (index === n - 1) call.answer({ kind: "completed", loss, losses, step, aux: named(call.cut(outputs), "aux."), captures: named(call.cut(outputs), "capture.") });
         return true;
       },
       recover: async (run, outputs) => {
@@ -86,9 +89,8 @@ export class Loss {
   async #load(on, progress) {
     const feeds = on === this.drawn;
     if (feeds) await this.#load(this.given, progress);
-    const name = (this.number ? `${this.name}.` : "") + (feeds ? "feed" : "train");
-    on.loaded ??= await this.training.right(name, on.program, feeds ? undefined : progress, feeds ? this.given.loaded : undefined);
-    on.hypers = feeds ? [...this.hypers, ...on.program.inputs] : this.hypers;
+    on.loaded ??= await this.training.right(on, feeds ? undefined : progress, feeds ? this.given.loaded : undefined);
+    on.hypers = feeds ? [...this.hypers, ...on.program.inputs] : on.program.inputs.filter(isHyper);
   }
 
   /** Begin a schedule at `step`, unless it has begun. Throw if it has no rate for the step. */
@@ -134,12 +136,12 @@ export class Loss {
 
   /** Return the inputs of step `step`, which has this index in `call`: the call's, split or whole, and hot values. */
   #inputs(on, call, index, step, set) {
-    for (const f of this.inputs) {
-      const x = call.given.get(f.name);
+    for (const f of on.program.inputs) {
+      const x = call.arrays.get(f.name);
       const size = prod(f.shape);
       if (x) set(f, toStorage(x.length > size ? x.subarray(index * size, (index + 1) * size) : x, f.dtype));
     }
-    uploadHot(on.hypers, call.knobs, step, streamOf(this.training.seed, this.number), set, call.data);
+    uploadHot(on.hypers, call.knobs, step, streamOf(this.training.seed, this.number), set, { ...call.numbers, [COUNT]: call.data?.count });
   }
 
   /** Reset every optimizer array to its first values, and the step to 0. */
@@ -171,22 +173,13 @@ export class Loss {
 }
 
 /** Set the hot values at `step`. */
-export function uploadHot(fields, { rate, values }, step, seed, set, data) {
-  const hot = { __proto__: null, step, seed, lr: rateAt(rate.spec, step, rate.start ?? step), [COUNT]: data?.count };
+export function uploadHot(fields, { rate, values }, step, seed, set, more) {
+  const hot = { __proto__: null, step, seed, lr: rateAt(rate.spec, step, rate.start ?? step), ...more };
   for (const f of fields) {
     const name = f.name.slice(HYPER.length);
     const value = hot[name] ?? (name.startsWith("1-") ? 1 - values.get(name.slice(2)) : values.get(name));
     set(f, [f.dtype === "f32" ? value : value | 0]);
   }
-}
-
-/** Return a seed for the loss of this number: the finalizer of MurmurHash3, in its 32-bit variant. */
-export function streamOf(seed, number) {
-  if (!number) return seed;
-  let x = (seed + Math.imul(0x9e3779b9, number)) >>> 0;
-  x = Math.imul(x ^ (x >>> 16), 0x85ebca6b) >>> 0;
-  x = Math.imul(x ^ (x >>> 13), 0xc2b2ae35) >>> 0;
-  return (x ^ (x >>> 16)) >>> 0;
 }
 
 /** Return the result of a call that ended with this error. */

@@ -1,6 +1,7 @@
 // Check program.json before use: the type of every part, and that every index, size and offset stays in bounds.
 // tracegrad/program.py is the Python version.
 
+import { checkRooms } from "./rooms.js";
 import { HYPER, PAIR, PERSISTENT, asSchedule, checkHypers, checkType, inputError, isRecord, mapped, need, parsed, prod, shown, within } from "./checks.js";
 
 const VERSION = 1; // of tracegrad/program.py
@@ -73,15 +74,17 @@ function checkManifest(manifest) {
 /** Check the program of a loss, and its first values. */
 function checkLoss(at, loss, shared) {
   checkType(at.slice(0, -1), loss, LOSS);
-  const { train, feed, hyper, checkpoint, lr } = loss;
+  const { train, rooms = [], feed, hyper, checkpoint, lr } = loss;
   checkType(`${at}train`, train, PROGRAM);
   const ranges = train.meta.ranges ?? {};
   checkType(`${at}train.meta.ranges`, ranges, "record");
   checkType(`${at}train.meta.ranges`, ranges, mapped(ranges, () => RANGE));
   asSchedule(lr);
   checkHypers(`${at}hyper`, hyper, ranges);
-  checkProgram(`${at}train`, train, shared, hyper);
-  checkTraining(`${at}train`, train, shared);
+  checkRooms(`${at}train`, [train, ...rooms], (where, p) => {
+    checkProgram(where, p, shared, hyper);
+    checkTraining(where, p, shared);
+  });
   checkFields(`${at}checkpoint`, checkpoint, train.buffers, true);
   if (feed !== undefined) checkFeed(`${at}feed`, feed, shared, hyper, train);
 }
@@ -131,10 +134,10 @@ function checkFeed(where, feed, shared, hyper, train) {
 
 function checkForward(where, forward, shared, hyper) {
   checkType(where, forward, { program: { meta: "record" }, demo: { kind: new Set(Object.keys(DEMOS)) } });
-  const { program, structure, demo } = forward;
+  const { program, rooms = [], structure, demo } = forward;
   checkType(`${where}.demo`, demo, DEMOS[demo.kind]);
   checkHypers(`${where}.program.meta.hyper`, program.meta.hyper ?? {});
-  checkProgram(`${where}.program`, program, shared, { ...hyper, ...program.meta.hyper });
+  checkRooms(`${where}.program`, [program, ...rooms], (at, p) => checkProgram(at, p, shared, { ...hyper, ...program.meta.hyper }));
   const names = isRecord(structure) ? Object.values(structure) : structure ?? ["output"];
   const known = Array.isArray(names) && names.every((name) => program.outputs.some((f) => f.name === name));
   need(known, `${where}.structure`, "names something that is not an output");
@@ -150,7 +153,7 @@ export function checkProgram(where, p, shared, hyper, step) {
   for (const part of ["inputs", "outputs", "params", "states"]) checkFields(`${where}.${part}`, p[part], buffers, part === "params" || part === "states");
   params.forEach((f, k) => checkParam(`${where}.params[${k}]`, f));
   states.forEach((f, k) => f.spec.init && checkParam(`${where}.states[${k}]`, f, params));
-  p.inputs.forEach(({ name }, k) => need(isKnown(name, hyper, step), `${where}.inputs[${k}].name`, `is ${shown(name)}, which has no value`));
+  p.inputs.forEach(({ name }, k) => need(isKnown(name, { ...hyper, ...p.meta.room?.numbers }, step), `${where}.inputs[${k}].name`, `is ${shown(name)}, which has no value`));
   p.kernels.forEach((kernel, k) => need(Math.max(...kernel.serial_grid) <= MOST_GROUPS, `${where}.kernels[${k}].serial_grid`, `is above ${MOST_GROUPS}`));
   p.copies.forEach(([a, b], k) => need(buffers[a]?.size <= buffers[b]?.size, `${where}.copies[${k}]`, "copies a buffer that does not exist, or is larger than its target"));
   checkLaunches(where, p);

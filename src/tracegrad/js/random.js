@@ -210,3 +210,12 @@ export function draw(fields, seed) {
   for (const f of fields) made.set(f.name, first(f));
   return made;
 }
+
+/** Return a seed for the loss of this number: the finalizer of MurmurHash3, in its 32-bit variant. */
+export function streamOf(seed, number) {
+  if (!number) return seed;
+  let x = (seed + Math.imul(0x9e3779b9, number)) >>> 0;
+  x = Math.imul(x ^ (x >>> 16), 0x85ebca6b) >>> 0;
+  x = Math.imul(x ^ (x >>> 13), 0xc2b2ae35) >>> 0;
+  return (x ^ (x >>> 16)) >>> 0;
+}

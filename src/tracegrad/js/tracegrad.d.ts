@@ -69,14 +69,18 @@ export interface Info {
   seed: number;
   /** Names of the losses; none if there is one loss, which has no name. */
   losses: string[];
+  /** In the largest shapes. `spec.sizes` has the name of each axis whose size calls choose, null for the others. */
   inputs: FieldInfo[];
   params: FieldInfo[];
-  forwards: Record<string, { inputs: FieldInfo[] }>;
+  /** The largest sizes that steps take, by name. */
+  sizes: Record<string, number>;
+  forwards: Record<string, { inputs: FieldInfo[]; sizes: Record<string, number> }>;
   hyper: Record<string, number>;
   kernels: number;
   dispatches: number;
 }
-export interface Forward { readonly inputs: FieldInfo[]; run(inputs: Inputs): Promise<RunResult> }
+/** `inputs` have the shapes of the demo, `sizes` the largest sizes of a run. */
+export interface Forward { readonly inputs: FieldInfo[]; readonly sizes: Record<string, number>; run(inputs: Inputs): Promise<RunResult> }
 
 /** With several losses, the name of one. */
 export interface OfLoss { loss?: string }

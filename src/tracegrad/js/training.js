@@ -3,6 +3,7 @@
 
 import { checkInputs } from "./arrays.js";
 import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, fault, inputError, isRecord, mapped, readHypers, shown, within } from "./checks.js";
+import { assembled, inRoom, mostOf, roomsOf } from "./rooms.js";
 import { examplesOf, metadataOf, readCheckpoint, withoutUnit, writeSafetensors } from "./checkpoint.js";
 import { Loss, isGiven, isHyper, named, unfinished, uploadHot } from "./loss.js";
 import { lossesOf, readManifest } from "./manifest.js";
@@ -53,12 +54,13 @@ export class Training {
     Object.assign(this, { manifest, gpu, program, seed });
     this.losses = lossesOf(manifest).map((each, k) => new Loss(this, k, each)); // they share parameters and states
     this.inputs = [...new Map(this.losses.flatMap((x) => x.inputs.map((f) => [f.name, f]))).values()];
-    this.forwards = mapped(manifest.forwards, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven) }));
+    this.rooms = mapped(manifest.forwards, (f, name) => roomsOf(f, `forwards.${name}`));
+    this.forwards = mapped(manifest.forwards, (f, name) => ({ run: (inputs) => this.run(name, inputs), inputs: f.program.inputs.filter(isGiven), sizes: mostOf(this.rooms[name]) }));
   }
 
   /** Open a device, and load the programs of the next steps and the last good state. */
   async #open(progress) {
-    const all = [...this.losses.flatMap((x) => [x.given, x.drawn]), ...Object.values(this.manifest.forwards)];
+    const all = [...this.losses.flatMap((x) => [...x.rooms, x.drawn]), ...Object.values(this.rooms).flat()];
     for (const each of all) each.loaded = null;
     this.session = await Session.open(all.map((x) => x.program).filter(Boolean), this.gpu);
     if (this.#data) this.#hold(this.#data);
@@ -92,7 +94,8 @@ export class Training {
       losses: this.losses.map((x) => x.name).filter(Boolean),
       inputs: describe(this.inputs),
       params: describe(this.program.params),
-      forwards: mapped(this.forwards, (f) => ({ inputs: describe(f.inputs) })),
+      sizes: mostOf(this.losses.flatMap((x) => x.rooms)),
+      forwards: mapped(this.forwards, (f) => ({ inputs: describe(f.inputs), sizes: f.sizes })),
       hyper: Object.fromEntries(this.losses[0].knobs.values),
       kernels: total((x) => x.program.kernels.length),
       dispatches: total((x) => (x.drawn.loaded ?? x.given.loaded).launches.length),
@@ -152,7 +155,7 @@ export class Training {
   /** Change hyperparameters from the next call on. Throw InputError, and change nothing, for a bad name or value. */
   set(hyper, { loss } = {}) {
     const own = this.#loss(loss, "set");
-    const names = [...new Set(own.hypers.map(baseName))].filter((n) => !["step", "seed", UNIT].includes(n));
+    const names = [...new Set(own.hypers.map(baseName))].filter((n) => !["step", "seed", UNIT].includes(n) && !n.includes(" "));
     const { ranges, optimizer } = own.program.meta;
     const { lr, values } = readHypers(hyper, names.filter((n) => !n.includes("@")), ranges, optimizer?.options?.groups);
     if (lr !== undefined) this.setLR(lr, { loss });
@@ -269,19 +272,19 @@ export class Training {
 
   /** Do one run of a forward; see `forwards.<name>.run`. */
   async run(name, inputs = {}) {
-    const forward = this.manifest.forwards[name];
-    const { program, structure } = forward;
+    const { program: { meta }, structure } = this.manifest.forwards[name];
     const run = ++this.#runs;
     const { rate, values } = this.losses[0].knobs;
-    const hot = { rate, values: new Map([...Object.entries(program.meta.hyper ?? {}), ...values]) };
+    const hot = { rate, values: new Map([...Object.entries(meta.hyper ?? {}), ...values]) };
     try {
-      const arrays = checkInputs(program.inputs.filter(isGiven), inputs, `${name}.run`);
+      const { on, arrays, numbers, cut } = inRoom(this.rooms[name], inputs, `${name}.run`), fields = on.program.inputs;
       return await this.#queue.alone(async () => {
-        forward.loaded ??= await this.right(`forwards.${name}`, program);
-        const [outputs] = await this.session.run(forward.loaded, [(set) => {
-          for (const f of program.inputs) if (arrays.has(f.name)) set(f, arrays.get(f.name));
-          uploadHot(program.inputs.filter(isHyper), hot, run, this.seed, set);
+        on.loaded ??= await this.right(on);
+        const [found] = await this.session.run(on.loaded, [(set) => {
+          for (const f of fields) if (arrays.has(f.name)) set(f, arrays.get(f.name));
+          uploadHot(fields.filter(isHyper), hot, run, this.seed, set, numbers);
         }]);
+        const outputs = cut(found);
         return { kind: "completed", output: assembled(outputs, structure), captures: named(outputs, "capture.") };
       });
     } catch (e) {
@@ -305,9 +308,9 @@ export class Training {
         const [inputs = {}] = args;
         const data = isRecord(inputs) && !Object.keys(inputs).length ? this.#data : null;
         if (!(Number.isInteger(n) && n > 0 && n <= MOST_STEPS)) throw inputError(`${what}: n must be an integer from 1 to ${MOST_STEPS}, got ${n}`);
-        const given = data ? new Map() : checkInputs(loss.inputs, inputs, what, what === "runSteps" ? n : 0);
-        const of = data ? loss.drawn : loss.given;
-        const call = { what, n, knobs, data, given, losses: new Float32Array(n), done: false };
+        const { on, ...room } = inRoom(loss.rooms, data ? undefined : inputs, what, what === "runSteps" ? n : 0);
+        const of = data ? loss.drawn : on;
+        const call = { what, n, knobs, data, ...room, losses: new Float32Array(n), done: false };
         call.answer = (result) => {
           call.done = true;
           resolve(result);
@@ -329,7 +332,7 @@ export class Training {
   }
 
   /** Load a program, and check that its kernels compute correctly. */
-  async right(name, program, progress, step) {
+  async right({ name, program }, progress, step) {
     const load = () => this.session.load(program, progress, step);
     return this.#checks ? loadVerified(this.session, program, name, () => (this.#checks = contents(this.#checks)), load) : load();
   }
@@ -402,11 +405,4 @@ async function contents(checks) {
   if (checks instanceof Promise) return checks;
   const bytes = typeof checks === "string" ? await fetched(checks, "arrayBuffer") : checks;
   return within("checks", () => readSafetensors(bytes));
-}
-
-/** Return an array, or a list or record of arrays, in the forward's form. */
-function assembled(outputs, structure) {
-  if (!structure) return outputs.get("output");
-  if (Array.isArray(structure)) return structure.map((name) => outputs.get(name));
-  return mapped(structure, (name) => outputs.get(name));
 }

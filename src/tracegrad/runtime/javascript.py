@@ -8,17 +8,18 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "js"  # importlib.resources would take a tenth of the time to import tracegrad
 # separate files in a site: they validate files, values, steps and kernels, and draw numbers
-CHECKS = ("checks", "arrays", "safetensors", "manifest", "trial", "random", "verify")
+CHECKS = ("checks", "arrays", "rooms", "safetensors", "manifest", "trial", "random", "verify")
 CORE = ("schedules", "session", "queue", "checkpoint", "loss", "training", "serve")  # in order of dependence
 
 
 def runtime() -> str:
     """Return the runtime's modules as one, unchanged but for imports between them. It imports those of `CHECKS`."""
-    imports = ""
+    imports, text = "", f"{joined(CORE)}{without_imports('tracegrad.js')}"
+    used = set(re.findall(r"\w+", text))
     for name in CHECKS:
         names = re.findall(r"^export (?:const|(?:async )?function) (\w+)", source(f"{name}.js"), flags=re.MULTILINE)
-        imports += f'import {{ {", ".join(names)} }} from "./{name}.js";\n'
-    return f"{imports}{joined(CORE)}{without_imports('tracegrad.js')}"
+        imports += f'import {{ {", ".join(n for n in names if n in used)} }} from "./{name}.js";\n'
+    return imports + text
 
 
 def core() -> str:

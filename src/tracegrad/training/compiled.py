@@ -121,6 +121,7 @@ class CompiledTraining(Training):
         labels: Sequence[str] | None = None,
         vocabulary: Sequence[str] | None = None,
         schedule: Sequence[str] | None = None,
+        sizes: int | Mapping[str, int] | None = None,
     ) -> Path:
         """Write a static site that continues this training in a browser, without Python. Returns its HTML file.
 
@@ -131,20 +132,23 @@ class CompiledTraining(Training):
         labels:       names of the classes of an image forward.
         vocabulary:   the text of each token, for a forward that continues texts.
         schedule:     with several losses, their turns in the page, such as ("d", "d", "g"). Default: each once.
-        Raises:       InputError for data that do not fit, and for a schedule that is not one of `tracegrad.lr`.
+        sizes:        the largest of the sizes that calls choose, such as {"B": 64}, or one number for all. The page
+                      takes all sizes up to it; steps that draw from the data take the largest. A forward needs none
+                      of its sizes here: then the page runs it at the sizes of its demo.
+        Raises:       InputError for data that do not fit, for a schedule that is not one of `tracegrad.lr`, and if no
+                      program can serve all sizes.
 
         >>> train.export("site", forwards={"predict": infer}).name
         'index.html'
         """
-        from tracegrad.export import Contents, export, exportable
+        from tracegrad.export import Contents, export
 
-        title, losses = title or f"{type(self.model).__name__} training", self.store.stepper.together
+        title = title or f"{type(self.model).__name__} training"
         names = [name for name in self.store.steppers if name]
-        shown = Contents(title, forwards, data, labels, vocabulary, turns(names, schedule or names or None, "export"))
-        for stepper in losses:
-            exportable(stepper.source)
-        graphs = [stepper.built.graph for stepper in losses]
-        return export(self.store.call(take_all), graphs, path, shown, single_file=single_file)
+        turned = turns(names, schedule or names or None, "export")
+        shown = Contents(title, forwards, data, labels, vocabulary, turned, sizes)
+        steppers = self.store.stepper.together
+        return export(self.store.call(take_all), steppers, path, shown, single_file=single_file)
 
     def explain(self, verbose: bool = False, *, loss: str | None = None) -> Explanation:
         """Explain what a step consists of: dispatches with bytes, FLOPs and your source lines, memory, kernels, graph.

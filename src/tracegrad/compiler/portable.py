@@ -1,0 +1,104 @@
+"""What follows from sizes, as plain data, for a runtime that cannot trace: a page computes it at the sizes of a call.
+
+Elsewhere a trace at each new size shows whether a program with room serves it. Here all sizes are shown beforehand:
+those that decide in the model as the room does need no trace, and one trace serves all others that decide as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, cast
+
+from tracegrad import ambient
+from tracegrad.compiler.build import uncollected
+from tracegrad.compiler.followed import Followed, GraphAt, Numbers, Record, Reference, Symbol, recorded
+from tracegrad.compiler.rooms import Rooms
+from tracegrad.hypers import PREFIX
+from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.roomy import SIZE
+
+LEAST = 2  # one row can be broadcast
+
+
+@uncollected
+@ambient.restored
+def portable(rooms: Rooms) -> dict[str, Any]:
+    """Return how inputs and results of a program with room follow the sizes, from 2 to its room.
+
+    {"at": k} is the k-th of these numbers: first the sizes in the order of "names", then a result of each instruction.
+    Raises: UnsizedError if the program does not serve all sizes, or if only Python can tell.
+    """
+    followed = rooms.followed
+    if followed is None:
+        raise UnsizedError("the model makes a plain number of a size, so only Python can tell what follows")
+    sizes = product(*[range(LEAST, n + 1) for n in rooms.sizes.one])
+    refused = _refused(followed, rooms.graph_at, rooms.sizes.one, sizes)
+    if refused is not None:
+        at = ", ".join([f"{name}={n}" for name, n in zip(rooms.names, refused)])
+        raise UnsizedError(f"at {at} the model computes otherwise")
+    record = followed.record
+    given = {SIZE.format(name): n for name, n in zip(rooms.names, record.sizes())}
+    numbers = {n.field.removeprefix(PREFIX): Symbol(record, ks[0]) for n, ks in followed.numbers} | given
+    specs, results = rooms.shapes_at(record.sizes())  # adds instructions
+    told = {"names": rooms.names, "numbers": numbers, "specs": specs}
+    told["results"] = {name: cut._asdict() for name, cut in results.items()}
+    plain = _Plain(record)
+    return {**plain.of(told), "instructions": plain.instructions}
+
+
+class _Plain:
+    """Values as plain data, and the instructions that they need."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.instructions: list[list[Any]] = []
+        self.places = {k: k for k in range(record.count)}  # number of the record -> number of these instructions
+
+    def of(self, x: Any) -> Any:
+        """Return a value, in which a number of the record is {"at": k}."""
+        if type(x) in (Symbol, Reference):
+            return {"at": self._place(x.index if type(x) is Symbol else int(x))}
+        if isinstance(x, Mapping):
+            return {name: self.of(value) for name, value in cast("Mapping[str, Any]", x).items()}
+        return [self.of(value) for value in cast("Sequence[Any]", x)] if isinstance(x, (list, tuple)) else x
+
+    def _place(self, k: int) -> int:
+        if k not in self.places:
+            compute, arguments = self.record.instructions[k - self.record.count]
+            self.instructions.append([compute.__name__, *map(self.of, arguments)])
+            self.places[k] = self.record.count + len(self.instructions) - 1
+        return self.places[k]
+
+
+def _refused(
+    followed: Followed, graph_at: GraphAt, room: Sequence[int], sizes: Iterable[Sequence[int]]
+) -> Sequence[int] | None:
+    """Return the first sizes at which a trace is not what follows from the room; None if there are none."""
+    left: list[Sequence[int]] = []  # where the model decides otherwise
+    for n in sizes:
+        values = followed.record.computed(n)
+        if values is None or not followed.agrees(values, n):
+            return n
+        if not followed.record.holds(values):
+            left.append(n)
+    base = recorded(graph_at, room) if left else None
+    while base and left:
+        other, numbers = recorded(graph_at, left[0]), Numbers()
+        if other is None:
+            return left[0]
+        try:
+            numbers.check((base[1], other[1]))
+        except UnsizedError:
+            return left[0]
+        behind: list[Sequence[int]] = []
+        for n in left:
+            here, there = base[0].computed(n), other[0].at(n)
+            if there is None:
+                behind.append(n)
+            elif here is None or not numbers.equal(here, there):
+                return n
+        if len(behind) == len(left):
+            break
+        left = behind
+    return left[0] if left else None
