@@ -222,8 +222,10 @@ class _Writer:
             return out, self.flat
         whole = p.parts == 1 or p.batch[0].size == p.parts
         spread = self.spread(right) if b is None and not p.limits and whole else None
-        if spread is not None:
-            return (self.in_parts if p.part else self.gathered)(f, p, spread)
+        if spread is not None and not p.part:
+            return self.gathered(f, p, spread)
+        if spread is not None and reach([*spread.rows, *spread.columns]) < points(self.kernel.inner) * points(p.n):
+            return self.in_parts(f, p, spread)
         out = self.target(f.local)
         a, b = a or self.packed(left), b or self.packed(right)
         self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), p.part))
@@ -264,7 +266,7 @@ class _Writer:
         return out, at
 
     def in_parts(self, f: Fold, p: Product, b: Spread) -> tuple[int, Index]:
-        """Add a step for each part of k of a product whose right operand is spread."""
+        """Add a step for each part of k of a product whose right operand overlaps itself in memory."""
         slot, a = self.target(f.local), self.rows_of(p)
         _, _, sizes, steps = self.result(slot, p)
         left, right = (x._replace(batch=x.batch[1:]) for x in (a, b))  # without the axis of the parts
