@@ -140,7 +140,7 @@ def test_no_address_strays(seed: int, last: str, monkeypatch: pytest.MonkeyPatch
             moving = x - fixed
             tight = space.guard(fixed, -moving.lo, size - moving.hi, 1)
             guards = [tight] if isinstance(tight, Guard) else guards
-        writer = c_values.CEmitter(lambda slot, at: at, (), [size], last, near=False)
+        writer = c_values.CEmitter(lambda slot, at: at, (), [size], last, form="")
         text = writer.address(guards, "held", space.load(0, x, f32), False)
         code = compiled(text)
         for point, value in zip(points(), values, strict=True):
@@ -158,7 +158,7 @@ def test_addresses_are_chosen_outside_the_innermost_loop() -> None:
 
     def text(size: int, guard: Guard | bool) -> str:
         assert isinstance(guard, Guard)
-        return c_values.CEmitter(lambda slot, at: at, (), [size], "k", near=False).address(
+        return c_values.CEmitter(lambda slot, at: at, (), [size], "k", form="").address(
             [guard], "held", space.load(0, x, f32), False
         )
 
@@ -167,7 +167,7 @@ def test_addresses_are_chosen_outside_the_innermost_loop() -> None:
     assert text(5, space.guard(x, 0, 5, 1)).startswith("min(")
     assert "held" not in text(404 + 4096, space.guard(x, 0, 5, 1))
     near = i - 4096
-    writer = c_values.CEmitter(lambda slot, at: at, (), [9000 - 2 * 4096], "k", near=False)
+    writer = c_values.CEmitter(lambda slot, at: at, (), [9000 - 2 * 4096], "k", form="")
     assert writer.address([], "held", space.load(0, near, f32), False) == writer.index(near, False)
 
 
@@ -184,7 +184,7 @@ def test_what_is_divided_is_moved_up_no_further_than_needed() -> None:
 def test_comparisons_are_of_32_bits_where_these_are_enough() -> None:
     space = Space()
     i = space.var("i", 9)
-    writer = c_values.CEmitter(lambda slot, at: at, (), [], "i", near=False)
+    writer = c_values.CEmitter(lambda slot, at: at, (), [], "i", form="")
     for edge, x in ((2**31 - 9, i + (2**31 - 9)), (-(2**31), i - 2**31)):
         assert writer.compared(x, False) == f"(int)({writer.index(x, False)})", edge
     for edge, x in ((2**31 - 8, i + (2**31 - 8)), (-(2**31) - 1, i - (2**31 + 1))):
