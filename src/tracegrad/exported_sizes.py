@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tracegrad.compiler.build import Built, ProgramSource, at_sizes
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes, name_of
-from tracegrad.compiler.portable import portable
+from tracegrad.compiler.portable import FEWEST, portable
 from tracegrad.compiler.rooms import build_rooms
 from tracegrad.dtypes import whole
 from tracegrad.errors import InputError
@@ -63,7 +63,7 @@ def programs(source: ProgramSource, most: Most, what: str) -> list[Built]:
 def _with_room(source: ProgramSource, ones: Mapping[str, bool], most: Most, what: str) -> Built:
     """Return a program for sizes of 1, and for all sizes from 2 to `most` of the other names."""
     room = {name: most[name] for name, one in ones.items() if not one}
-    limits = {name: [1, 1] if one else [2, most[name]] for name, one in ones.items()}
+    limits = {name: [1, 1] if one else [FEWEST, most[name]] for name, one in ones.items()}
     if not room:
         return exact(source, source.free.all(1))
     try:

@@ -385,7 +385,7 @@ def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
         sys.settrace(before)
 
 
-class Numbers(Comparison):
+class ButNumbers(Comparison):
     """Compares two traces in all but their numbers, and collects these: those at the same place are a pair."""
 
     def __init__(self) -> None:
@@ -415,7 +415,7 @@ def _value(x: Any, values: Sequence[Any]) -> str:
 
 def _is(graph: Graph, values: Sequence[Any], plain: Graph) -> bool:
     """Return whether a graph is that of a trace on plain sizes, where its record has these values."""
-    numbers = Numbers()
+    numbers = ButNumbers()
     try:
         numbers.check((graph, plain))
     except UnsizedError:

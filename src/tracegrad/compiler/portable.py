@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from tracegrad import ambient
 from tracegrad.compiler.build import uncollected
-from tracegrad.compiler.followed import Followed, GraphAt, Numbers, Record, Reference, Symbol, recorded
+from tracegrad.compiler.followed import ButNumbers, Followed, GraphAt, Record, Reference, Symbol, recorded
 from tracegrad.compiler.rooms import Rooms
 from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.roomy import SIZE
 
-LEAST = 2  # one row can be broadcast
+FEWEST = 2  # one row can be broadcast
 
 
 @uncollected
@@ -32,7 +32,7 @@ def portable(rooms: Rooms) -> dict[str, Any]:
     followed = rooms.followed
     if followed is None:
         raise UnsizedError("the model makes a plain number of a size, so only Python can tell what follows")
-    sizes = product(*[range(LEAST, n + 1) for n in rooms.sizes.one])
+    sizes = product(*[range(FEWEST, n + 1) for n in rooms.sizes.one])
     refused = _refused(followed, rooms.graph_at, rooms.sizes.one, sizes)
     if refused is not None:
         at = ", ".join([f"{name}={n}" for name, n in zip(rooms.names, refused)])
@@ -84,7 +84,7 @@ def _refused(
             left.append(n)
     base = recorded(graph_at, room) if left else None
     while base and left:
-        other, numbers = recorded(graph_at, left[0]), Numbers()
+        other, numbers = recorded(graph_at, left[0]), ButNumbers()
         if other is None:
             return left[0]
         try:

@@ -105,16 +105,12 @@ class Rooms(NamedTuple):
             return None
         given = {PREFIX + SIZE.format(name): (i32.numpy, n) for name, n in zip(self.names, sizes)}
         then = _Then(self.sizes, sizes)
+        specs, results = self.shapes_at(sizes)
         types, others = (w.traced.inputs for w in self.wholes)
         inputs: dict[str, Shape] = {name: then.of(t.shape, others[name].shape) for name, t in types.items()}
-        program, room = self.built.program, self.sizes.one
-        if self.exact is not None:
-            program, room = program.at(sizes[self.exact]), replaced(room, self.exact, sizes[self.exact])
-        one, other = self.specs
+        program = self.built.program if self.exact is None else self.built.program.at(sizes[self.exact])
         fields = [
-            replace(f, shape=inputs[f.name], spec={**f.spec, **then.of(one.get(f.name, {}), other.get(f.name, {}))})
-            if f.name in inputs
-            else f
+            replace(f, shape=inputs[f.name], spec={**f.spec, **specs.get(f.name, {})}) if f.name in inputs else f
             for f in program.inputs
         ]
         first, second = (w.traced.sites for w in self.wholes)
@@ -125,7 +121,6 @@ class Rooms(NamedTuple):
         serves = f"at {now}, of a program for sizes up to {most}"
         built = self.built._replace(program=program, sites=sites, numbers=given, serves=serves)
         larger = {f.name: f.shape for f in program.inputs if f.name in inputs and f.shape != inputs[f.name]}
-        results = {name: _cut(axes, room, sizes) for name, axes in self.results.items() if any(a.grows for a in axes)}
         return Fitted(built, {f.name: f for f in fields}, larger, results)
 
     def _shown(self, sizes: tuple[int, ...]) -> Mapping[str, Any] | None:
@@ -143,10 +138,10 @@ class Rooms(NamedTuple):
 
     def shapes_at(self, sizes: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Cut]]:
         """Return the specs of inputs, and where results are, at some sizes."""
-        then, (one, other), room = _Then(self.sizes, sizes), self.specs, self.sizes.one
+        room = self.sizes.one if self.exact is None else replaced(self.sizes.one, self.exact, sizes[self.exact])
         growing = {name: axes for name, axes in self.results.items() if any(a.grows for a in axes)}
-        specs = {name: then.of(spec, other[name]) for name, spec in one.items()}
-        return specs, {name: _cut(axes, room, sizes) for name, axes in growing.items()}
+        cuts = {name: _cut(axes, room, sizes) for name, axes in growing.items()}
+        return _Then(self.sizes, sizes).of(*self.specs), cuts
 
     @uncollected
     @ambient.restored
@@ -313,6 +308,4 @@ def _exactly(traces: _Traces, places: Mapping[int, int], names: Sequence[str], e
             at = {t.serial: places[first.serial] for first, t in found if first.serial in places}
             both.append(counted(whole.graph, at))
         graphs.append(in_room(both[0], both[1], given, named).graph if named else both[0])
-    sizes = traces.pair(exact)
-    check_graphs(graphs[0], graphs[1], sizes)
-    return shared_program((one.traced, other_size.traced), graphs, sizes, gpu)
+    return shared_program((one.traced, other_size.traced), graphs, traces.pair(exact), gpu)
