@@ -11,6 +11,8 @@ export const inputError = (message) => fault("InputError", message);
 
 export const SHOWN = 12; // names in an error
 export const HYPER = "hyper."; // prefix of hot values among the inputs of a program
+export const isHyper = (f) => f.name.startsWith(HYPER);
+export const isGiven = (f) => !isHyper(f);
 export const PERSISTENT = ["param", "grad", "state", "data"]; // roles whose buffers outlive a step
 const LONGEST = 60; // characters of a value in an error
 

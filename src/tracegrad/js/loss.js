@@ -1,7 +1,7 @@
 // The steps of one loss: its program, hot values and progress. Losses of a training share parameters and states.
 // tracegrad/engine/stepper.py and steps.py are the Python versions.
 
-import { HYPER, asSchedule, checkRate, prod } from "./checks.js";
+import { HYPER, asSchedule, checkRate, isGiven, isHyper, prod } from "./checks.js";
 import { trainedBy } from "./manifest.js";
 import { streamOf } from "./random.js";
 import { rateAt, restarted } from "./schedules.js";
@@ -10,9 +10,6 @@ import { DRAWN, bound, notFinite, tried } from "./trial.js";
 
 const COUNT = "data.count"; // the hot value that counts the examples, for a program that draws its batch
 const HALTED = "halted"; // lets the device skip steps queued after one that was not applied; all losses share it
-
-export const isHyper = (f) => f.name.startsWith(HYPER);
-export const isGiven = (f) => !isHyper(f);
 
 export class Loss {
   counter = 0; // steps applied
@@ -62,7 +59,9 @@ export class Loss {
         const [loss] = outputs.get("loss").data;
         losses[index] = loss;
         this.counter = step;
-        if (index === n - 1) call.answer({ kind: "completed", loss, losses, step, aux: named(call.cut(outputs), "aux."), captures: named(call.cut(outputs), "capture.") });
+        if (index < n - 1) return true;
+        const found = call.cut(outputs);
+        call.answer({ kind: "completed", loss, losses, step, aux: named(found, "aux."), captures: named(found, "capture.") });
         return true;
       },
       recover: async (run, outputs) => {

@@ -3,7 +3,7 @@
 // exported_sizes.py.
 
 import { checkInputs, flat, refuse, typed } from "./arrays.js";
-import { HYPER, checkType, inputError, isRecord, mapped, need, prod, shown, within } from "./checks.js";
+import { checkType, inputError, isGiven, isRecord, mapped, need, prod, shown, within } from "./checks.js";
 
 const OPS = {
   add: (a, b) => a + b, sub: (a, b) => a - b, mul: (a, b) => a * b, truediv: (a, b) => a / b, pow: (a, b) => a ** b,
@@ -32,7 +32,7 @@ export function mostOf(programs) {
  * InputError with all problems.
  */
 export function inRoom(programs, given, what, n = 0) {
-  const [{ program: first }] = programs, fieldsOf = (p) => p.inputs.filter((f) => !f.name.startsWith(HYPER));
+  const [{ program: first }] = programs, fieldsOf = (p) => p.inputs.filter(isGiven);
   const { room } = first.meta;
   if (!room) return { on: programs[0], arrays: given !== undefined ? checkInputs(fieldsOf(first), given, what, n) : new Map(), numbers: {}, cut: (outputs) => outputs };
   const most = mostOf(programs);
@@ -149,10 +149,10 @@ export function checkRooms(where, programs, check) {
     const isKnown = (x, last) => Number.isFinite(x) || (isRecord(x) && Object.hasOwn(x, "at") && Number.isInteger(x.at) && x.at >= 0 && x.at < last);
     need(Array.isArray(instructions), `${at}.instructions`, "are no list");
     instructions.forEach((x, i) => need(Array.isArray(x) && Object.hasOwn(OPS, x[0]) && x.slice(1).every((y) => isKnown(y, names.length + i)), `${at}.instructions[${i}]`, `is ${shown(x)}`));
-    const last = names.length + instructions.length, all = (x, n) => Array.isArray(x) && x.every((y) => isKnown(y, last));
+    const last = names.length + instructions.length, all = (x) => Array.isArray(x) && x.every((y) => isKnown(y, last));
     need(isRecord(numbers) && Object.values(numbers).every((x) => isKnown(x, last)), `${at}.numbers`, "are none");
     need(isRecord(results) && Object.values(results).every((x) => isRecord(x) && all(x.room) && all(x.counts) && all(x.shape) && x.room.length === x.counts.length), `${at}.results`, "are no shapes");
-    for (const f of inputs.filter((x) => !x.name.startsWith(HYPER))) {
+    for (const f of inputs.filter(isGiven)) {
       const fits = Array.isArray(f.spec.sizes) && f.spec.sizes.length === f.shape.length && f.spec.sizes.every((name, d) => name === null || (Object.hasOwn(sizes, name) && sizes[name][1] === f.shape[d]));
       need(fits, `${at}.sizes`, `are not those of the input ${shown(f.name)}`);
     }

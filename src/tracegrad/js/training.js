@@ -2,10 +2,10 @@
 // It runs in a worker (see tracegrad.js) or without one, for instance in Node. tracegrad/training is the Python version.
 
 import { checkInputs } from "./arrays.js";
-import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, fault, inputError, isRecord, mapped, readHypers, shown, within } from "./checks.js";
+import { HYPER, asSchedule, checkFinite, checkNumber, checkType, chosen, fault, inputError, isGiven, isHyper, isRecord, mapped, readHypers, shown, within } from "./checks.js";
 import { assembled, inRoom, mostOf, roomsOf } from "./rooms.js";
 import { examplesOf, metadataOf, readCheckpoint, withoutUnit, writeSafetensors } from "./checkpoint.js";
-import { Loss, isGiven, isHyper, named, unfinished, uploadHot } from "./loss.js";
+import { Loss, named, unfinished, uploadHot } from "./loss.js";
 import { lossesOf, readManifest } from "./manifest.js";
 import { draw } from "./random.js";
 import { Queue } from "./queue.js";
