@@ -16,8 +16,10 @@ import pytest
 
 import tracegrad as tg
 from tracegrad.compiler.build import ForwardSource, uncollected
-from tracegrad.compiler.followed import Followed, Record, follow_sizes, numbers_of, pairs_of, values_at
+from tracegrad.compiler.followed import Followed, follow_sizes
+from tracegrad.compiler.numbers import numbers_of, pairs_of, values_at
 from tracegrad.compiler.sized import expanded
+from tracegrad.compiler.symbols import Record
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.graph import Graph
 from tracegrad.kernels.form import UnsizedError

@@ -15,19 +15,9 @@ from typing import Any, NamedTuple, cast
 from tracegrad import ambient
 from tracegrad.compiler.alike import Comparison
 from tracegrad.compiler.build import Built, ProgramSource, uncollected
-from tracegrad.compiler.followed import (
-    At,
-    Followed,
-    Number,
-    constants_of,
-    counted,
-    follow_sizes,
-    numbers_of,
-    paired,
-    pairs_of,
-    values_at,
-)
+from tracegrad.compiler.followed import Followed, follow_sizes
 from tracegrad.compiler.inputtypes import input_ranges
+from tracegrad.compiler.numbers import At, Number, constants_of, counted, numbers_of, paired, pairs_of, values_at
 from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, whole_of
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.dtypes import Shape, TensorType, i32
