@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
-from tracegrad.compiler.alike import Comparison
 from tracegrad.compiler.numbers import At, Number, constants_of
 from tracegrad.compiler.symbols import NUMBERS, Record, Symbol
 from tracegrad.dtypes import DType
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
 from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.alike import Comparison
 from tracegrad.passes.growth import Length, Sizes
 from tracegrad.prims.leaves import CONST
 from tracegrad.transforms.loops import Body, graph_of

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from tracegrad import ambient
-from tracegrad.compiler.alike import Comparison
 from tracegrad.compiler.build import Built, ProgramSource, uncollected
 from tracegrad.compiler.followed import Followed, follow_sizes
 from tracegrad.compiler.inputtypes import input_ranges
@@ -26,6 +25,7 @@ from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import Tensor
 from tracegrad.kernels.form import UnsizedError
+from tracegrad.passes.alike import Comparison
 from tracegrad.passes.growth import AmbiguousError, Axis, Sizes
 from tracegrad.passes.room import replaced
 from tracegrad.passes.roomy import SIZE, Roomy, in_room

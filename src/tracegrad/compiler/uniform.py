@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from tracegrad.compiler.alike import Comparison, Numbers
 from tracegrad.compiler.plan import Plan, ScanPlan
 from tracegrad.dtypes import TensorType
 from tracegrad.graph import Graph
@@ -18,6 +17,7 @@ from tracegrad.kernels.expr import Dynamic, Index, Quotient, Var, names_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel, Store, UnsizedError, operands_of, sized
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.show import body_of
+from tracegrad.passes.alike import Comparison, Numbers
 from tracegrad.prims.leaves import CONST, LITERAL
 from tracegrad.transforms.loops import Body
 

@@ -11,7 +11,7 @@ attribute, is known as a number or as a size plus a number. All else is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad import ambient
@@ -20,11 +20,12 @@ from tracegrad.graph import Graph
 from tracegrad.ir import Tensor, bind, rebind
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.methods import METHODS
+from tracegrad.passes.alike import Numbers, aligned, numbered, unnumbered
 from tracegrad.passes.growth import Axis, Sizes
 from tracegrad.passes.room import ONE, Room, Value, replaced
 from tracegrad.passes.room_views import VIEWS
 from tracegrad.prims.folds import GATHER, scatter_add
-from tracegrad.prims.leaves import CONST, HIGH, IOTA, LEAF, LITERAL, LOW, iota, leaf
+from tracegrad.prims.leaves import CONST, HIGH, IOTA, LITERAL, LOW, iota, leaf
 from tracegrad.prims.views import RESHAPE, broadcast_to, reshape
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf, item
 
@@ -56,13 +57,7 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str]) -> Ro
     with ambient.rewriting() as here:
         lengths = [leaf("hyper", SIZE.format(name), TensorType(i32, ())) for name in names]
         walk = _Walk(sizes, lengths, here)
-        walk.nodes(room.nodes, other.nodes)
-        if any(
-            [(name, walk.number[t.serial]) for name, t in x.items()]
-            != [(name, walk.other[t.serial]) for name, t in y.items()]
-            for x, y in ((room.outputs, other.outputs), (room.captures, other.captures), (room.writes, other.writes))
-        ):
-            raise UnsizedError("other values are results at other sizes")
+        walk.nodes(room, other, ({}, {}))
     found = {name: walk.of[t.serial].axes for name, t in room.results.items()}
     graph = room.with_roots([walk.of[t.serial].tensor for t in room.roots])
     return Roomy(graph, found)
@@ -74,72 +69,61 @@ class _Walk(Room):
     def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], here: Any) -> None:
         super().__init__(sizes, lengths)
         self.here = here
-        self.number: dict[int, int] = {}  # by serial of a node at the room
-        self.other: dict[int, int] = {}  # the same of the other graph
         self.loops: dict[int, Looped] = {}  # by serial of a new loop
 
-    def nodes(self, room: Sequence[Tensor], other: Sequence[Tensor]) -> None:
-        """Take all nodes in order."""
-        room, other = (
-            [t for t in nodes if t.serial not in known] for nodes, known in ((room, self.number), (other, self.other))
-        )
-        if len(room) != len(other):
-            raise UnsizedError("other nodes are computed at other sizes")
-        for t, u in zip(room, other):
-            where = f"{t.prim.name}{f', {t.site.short}' if t.site else ''}"
-            self.here.site = t.site
-            try:
-                alike = (
-                    t.prim is u.prim and t.dtype is u.dtype and t.ndim == u.ndim and t.attrs.keys() == u.attrs.keys()
-                )
-                if not alike or [self.number[x.serial] for x in t.inputs] != [self.other[x.serial] for x in u.inputs]:
-                    raise UnsizedError(f"{t.type} is {u.type} at other sizes")
-                value = self.value(t, u, [self.of[x.serial] for x in t.inputs])
-            except UnsizedError as e:
-                raise UnsizedError(f"{where}: {e}") from None
-            if t.prim.family != "scan":
-                assert value.tensor.type == t.type, (value.tensor.type, t)
-                for n, m, axis in zip(t.shape, u.shape, value.axes):
-                    if (n, m) != (axis.length.at(self.sizes.one), axis.length.at(self.sizes.other)):
-                        raise UnsizedError(f"{where}: {t.type} is {u.type} at other sizes")
-            self.of[t.serial] = value
-            self.number[t.serial] = self.other[u.serial] = len(self.number)
+    def nodes(self, room: Graph, other: Graph, numbers: Sequence[Numbers]) -> None:
+        """Take all nodes in order. numbers: as for `aligned`."""
+        graphs = room, other
+        for t, u in aligned(graphs, [unnumbered(g, seen) for g, seen in zip(graphs, numbers)], numbers):
+            if t.serial not in self.of:
+                self.here.site = t.site
+                try:
+                    self.of[t.serial] = self.checked(t, u)
+                except UnsizedError as e:
+                    raise UnsizedError(f"{t.prim.name}{f', {t.site.short}' if t.site else ''}: {e}") from None
+
+    def checked(self, t: Tensor, u: Tensor) -> Value:
+        """Return the next value, whose axes follow from the sizes as those of both traces do."""
+        differ = UnsizedError(f"{t.type} is {u.type} at other sizes")
+        if t.dtype is not u.dtype or t.ndim != u.ndim:
+            raise differ
+        value = self.value(t, u, [self.of[x.serial] for x in t.inputs])
+        if t.prim.family != "scan":
+            assert value.tensor.type == t.type, (value.tensor.type, t)
+            lengths = [[axis.length.at(n) for axis in value.axes] for n in self.sizes]
+            if lengths != [[*t.shape], [*u.shape]]:
+                raise differ
+        return value
 
     def value(self, t: Tensor, u: Tensor, inputs: Sequence[Value]) -> Value:
         """Return the next value."""
-        family = t.prim.family
         if any(axis.counts for x in inputs for axis in x.axes) and t.prim is not RESHAPE:
-            if family != "map" or t.ndim != 1:
+            if t.prim.family != "map" or t.ndim != 1:
                 raise UnsizedError("counts along an axis that is later taken apart")
-            self.same(t, u)
-            return Value(
-                rebind(t, [x.tensor for x in inputs]), (self.sizes.axis((t.size, u.size))._replace(counts=True),)
-            )
-        if t.prim is LEAF or t.prim is LITERAL or family == "formula":
-            return self.source(t, u)
+            axes = (self.sizes.axis((t.size, u.size))._replace(counts=True),)
+            return self.alike(t, u, inputs, axes)
         if t.prim in VIEWS:
             return VIEWS[t.prim](self, t, u, inputs[0])
-        if family in ("map", "view"):
-            self.same(t, u)
-            axes = self.agreed([x.axes for x in inputs if x.tensor.ndim == t.ndim])
-            return Value(rebind(t, [x.tensor for x in inputs]), axes)
-        if family == "fold":
-            self.same(t, u)
-            x = self.masked(inputs[0], t.axes, _identity(t))
-            axes = tuple([ONE if d in t.axes else a for d, a in enumerate(inputs[0].axes)])
-            return Value(rebind(t, [x]), axes)
-        if family == "product":
-            return self.product(t, u, *inputs)
-        if family in ("gather", "scatter"):
-            return self.lookup(t, u, *inputs)
-        if family == "scan":
-            return self.scan(t, u, inputs)
-        if family == "item":
-            return self.item(t, u, inputs[0])
+        rule = FAMILIES.get(t.prim.family)
+        if rule is not None:
+            return rule(self, t, u, *inputs)
         if any(axis.grows for x in inputs for axis in x.axes):
             raise UnsizedError("puts parts together")
+        return self.alike(t, u, inputs, tuple([self.sizes.axis((n, n)) for n in t.shape]))
+
+    def alike(self, t: Tensor, u: Tensor, inputs: Sequence[Value], axes: tuple[Axis, ...]) -> Value:
+        """Return the value of the same node, whose attributes do not follow the sizes."""
         self.same(t, u)
-        return Value(rebind(t, [x.tensor for x in inputs]), tuple([self.sizes.axis((n, n)) for n in t.shape]))
+        return Value(rebind(t, [x.tensor for x in inputs]), axes)
+
+    def map(self, t: Tensor, u: Tensor, *inputs: Value) -> Value:
+        """Return a value that is computed element by element."""
+        return self.alike(t, u, inputs, self.agreed([x.axes for x in inputs if x.tensor.ndim == t.ndim]))
+
+    def fold(self, t: Tensor, u: Tensor, x: Value) -> Value:
+        """Return a fold, which reads what changes no result where elements do not count."""
+        axes = tuple([ONE if d in t.axes else a for d, a in enumerate(x.axes)])
+        return self.alike(t, u, [x._replace(tensor=self.masked(x, t.axes, _identity(t)))], axes)
 
     def source(self, t: Tensor, u: Tensor) -> Value:
         """Return a leaf or a formula."""
@@ -184,7 +168,7 @@ class _Walk(Room):
         at = self.placed(indices.tensor, target)
         return Value(scatter_add(updates, at, d, t.shape[d]), (*others[:d], target, *others[d:]))
 
-    def scan(self, t: Tensor, u: Tensor, inputs: Sequence[Value]) -> Value:
+    def scan(self, t: Tensor, u: Tensor, *inputs: Value) -> Value:
         """Return a loop. Iterations beyond a run's size change no carry."""
         self.same(t, u, "body", "length")
         body: Body = t.attrs["body"]
@@ -216,20 +200,14 @@ class _Walk(Room):
 
     def iteration(self, body: Body, other: Body, given: list[tuple[Axis, ...]]) -> list[Value]:
         """Return the roots of one iteration. given: the axes of its leaves."""
-        known, seen, there = dict(self.of), dict(self.number), dict(self.other)
+        known = dict(self.of)
         for _ in range(2 + len(body.carries)):
-            self.of, self.number, self.other = dict(known), dict(seen), dict(there)
-            for k, (x, y) in enumerate(zip(body.leaves, other.leaves)):
-                self.of[x.serial] = Value(x, given[k])
-                self.number[x.serial] = self.other[y.serial] = -1 - len(self.number)
-            self.nodes(graph_of(body).nodes, graph_of(other).nodes)
-            pairs = list(zip(body.roots, other.roots))
-            if any(self.number[x.serial] != self.other[y.serial] for x, y in pairs):
-                raise UnsizedError("has other results at other sizes")
-            roots = [self.of[x.serial] for x, _ in pairs]
+            self.of = known | {x.serial: Value(x, axes) for x, axes in zip(body.leaves, given)}
+            self.nodes(graph_of(body), graph_of(other), [numbered(body), numbered(other)])
+            roots = [self.of[x.serial] for x in body.roots]
             carried = [self.agreed([given[k], roots[k].axes]) for k in range(len(body.carries))]
             if carried == given[: len(carried)]:
-                self.of, self.number, self.other = known, seen, there
+                self.of = known
                 return roots
             given = [*carried, *given[len(carried) :]]
         raise UnsizedError("has a carry that grows otherwise in each iteration")
@@ -242,6 +220,21 @@ class _Walk(Room):
         index: int = t.attrs["index"]
         axes = looped.roots[index]
         return Value(made, axes if made.ndim == len(axes) else (looped.length, *axes))
+
+
+# Lists and packs have no rule: they put parts together. Views that are not here need none either
+FAMILIES: Mapping[str, Callable[..., Value]] = {
+    "leaf": _Walk.source,
+    "formula": _Walk.source,
+    "map": _Walk.map,
+    "view": _Walk.map,
+    "fold": _Walk.fold,
+    "product": _Walk.product,
+    "gather": _Walk.lookup,
+    "scatter": _Walk.lookup,
+    "scan": _Walk.scan,
+    "item": _Walk.item,
+}
 
 
 def _identity(t: Tensor) -> float | int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tracegrad.graph import Graph
@@ -25,32 +25,22 @@ class Comparison:
 
     def nodes_of(self, graph: Graph, numbers: Numbers, trace: int) -> list[Tensor]:
         """Return the nodes of the graph of a trace that are compared. Leaves of a body have their numbers already."""
-        return [t for t in graph.nodes if t.serial not in numbers]
+        return unnumbered(graph, numbers)
 
     def check(self, graphs: Sequence[Graph]) -> None:
         """Raise UnsizedError, with the line, for the first difference between traces."""
-        numbers: list[Numbers] = [{} for _ in graphs]
-        self._nodes(graphs, numbers)
-        if not _equal([_roots(g, seen) for g, seen in zip(graphs, numbers)]):
-            raise UnsizedError("other values are results at other sizes")
+        self._check(graphs, [{} for _ in graphs])
 
-    def _nodes(self, graphs: Sequence[Graph], numbers: Sequence[Numbers]) -> None:
+    def _check(self, graphs: Sequence[Graph], numbers: Sequence[Numbers]) -> None:
         nodes = [self.nodes_of(g, seen, k) for k, (g, seen) in enumerate(zip(graphs, numbers))]
-        for count, same in enumerate(zip(*nodes)):
-            for t, seen in zip(same, numbers):
-                seen[t.serial] = count
+        for same in aligned(graphs, nodes, numbers):
             node = same[0]
-            alike = _equal([(t.prim, t.attrs.keys()) for t in same])
-            if not alike or not _equal([[seen[x.serial] for x in t.inputs] for t, seen in zip(same, numbers)]):
-                raise self._differ(same)
             bodies = [name for name, value in node.attrs.items() if isinstance(value, Body)]
             for name in bodies:
                 self.bodies(node, [t.attrs[name] for t in same])
             plain = [(name, [t.attrs[name] for t in same]) for name in node.attrs if name not in bodies]
             if not all(self.same(node, name, values) for name, values in (*plain, ("type", [t.type for t in same]))):
-                raise self._differ(same)
-        if not _equal([len(n) for n in nodes]):
-            raise UnsizedError("other nodes are computed at other sizes")
+                raise _differ(same)
 
     def bodies(self, loop: Tensor, bodies: Sequence[Body]) -> None:
         """Raise UnsizedError for the first difference between the bodies of a loop."""
@@ -59,17 +49,47 @@ class Comparison:
             self.same(same[0], "type", [t.type for t in same]) for same in leaves
         ):
             raise UnsizedError("a loop has another body at other sizes")
-        numbers = [{t.serial: -1 - k for k, t in enumerate(b.leaves)} for b in bodies]
-        self._nodes([graph_of(b) for b in bodies], numbers)
-        if not _equal([[seen[t.serial] for t in b.roots] for b, seen in zip(bodies, numbers)]):
-            raise UnsizedError("a loop has other results at other sizes")
+        self._check([graph_of(b) for b in bodies], [numbered(b) for b in bodies])
 
-    def _differ(self, same: Sequence[Tensor]) -> UnsizedError:
-        first, *others = same
-        where = f", {first.site.short}" if first.site else ""
-        types = " and ".join([str(t.type) for t in others if t.type != first.type])
-        how = f"is {first.type}, and {types} at other sizes" if types else "computes otherwise at other sizes"
-        return UnsizedError(f"{first.prim.name}{where}, {how}")
+
+def aligned(
+    graphs: Sequence[Graph], nodes: Sequence[Sequence[Tensor]], numbers: Sequence[Numbers]
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the nodes at the same place in all traces, and number them.
+
+    nodes:   of each graph, those that are compared.
+    numbers: of each graph, the nodes that have a number already, such as `numbered` leaves.
+    Raises:  UnsizedError, with the line, for the first node that another trace computes otherwise, and for results that
+             are other nodes.
+    """
+    for count, same in enumerate(zip(*nodes)):
+        for t, seen in zip(same, numbers):
+            seen[t.serial] = count
+        if not _equal([(t.prim, t.attrs.keys(), [seen[x.serial] for x in t.inputs]) for t, seen in zip(same, numbers)]):
+            raise _differ(same)
+        yield same
+    if not _equal([len(n) for n in nodes]):
+        raise UnsizedError("other nodes are computed at other sizes")
+    if not _equal([_roots(g, seen) for g, seen in zip(graphs, numbers)]):
+        raise UnsizedError("other values are results at other sizes")
+
+
+def unnumbered(graph: Graph, numbers: Numbers) -> list[Tensor]:
+    """Return the nodes of a graph that have no number yet."""
+    return [t for t in graph.nodes if t.serial not in numbers]
+
+
+def numbered(body: Body) -> Numbers:
+    """Return the numbers of a body's leaves, which no other node has."""
+    return {t.serial: -1 - k for k, t in enumerate(body.leaves)}
+
+
+def _differ(same: Sequence[Tensor]) -> UnsizedError:
+    first, *others = same
+    where = f", {first.site.short}" if first.site else ""
+    types = " and ".join([str(t.type) for t in others if t.type != first.type])
+    how = f"is {first.type}, and {types} at other sizes" if types else "computes otherwise at other sizes"
+    return UnsizedError(f"{first.prim.name}{where}, {how}")
 
 
 def _equal(values: Sequence[Any]) -> bool:
