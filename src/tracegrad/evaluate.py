@@ -48,10 +48,10 @@ def run(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> Iterator[tu
 def iterations(t: Tensor, inputs: Sequence[Any], xp: Any) -> Iterator[tuple[dict[str, Any], dict[int, Any]]]:
     """Yield, for each iteration of a scan, the arrays of the body's leaves by name, and of all nodes by serial."""
     body: Body = t.attrs["body"]
-    n, m, length = len(body.carries), len(body.carries) + len(body.xs), t.attrs["length"]
-    carry = inputs[:n]
+    carry, xs, consts = body.split(inputs)
+    length = t.attrs["length"]
     for k in reversed(range(length)) if t.attrs["reverse"] else range(length):
-        given = zip(body.leaves, (*carry, *(x[k] for x in inputs[n:m]), *inputs[m:]))
+        given = zip(body.leaves, (*carry, *(x[k] for x in xs), *consts))
         env = {leaf.name: x for leaf, x in given}
         values = {node.serial: x for node, x in run(body.roots, env, xp)}
         carry = [values[node.serial] for node in body.new]

@@ -30,7 +30,7 @@ from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.refusals import check_call, check_function, helpful, shown, wrapped
 from tracegrad.transforms.recurrence import new_carry
-from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
+from tracegrad.transforms.trees import is_pair, rebuilt, tree_leaves, tree_map
 
 __all__ = [
     "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "remat", "repeat", "scan", "tree_leaves",
@@ -196,7 +196,7 @@ def scan(
     carry, ys = init, list[Any]()  # on values, a scan is a Python loop
     for k in reversed(range(n)) if reverse else range(n):
         result = fn(carry, rebuilt(xs, [x[k] for x in elements]))
-        if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+        if not is_pair(result):
             got = type(cast("object", result)).__name__
             raise TraceError.here(f"scan: fn must return a pair (carry, y), got a {got}; y may be None")
         before, (carry, y) = carry, result

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from tracegrad.dtypes import bool_
-from tracegrad.ir import Tensor, reached, toposort
+from tracegrad.ir import Tensor, reached, toposort, unmoved
 
 INLINED = ("map", "view", "gather")  # families that readers compute unless the value is stored
 
@@ -27,7 +27,7 @@ def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> 
             for x in inlined(t.inputs):
                 if x.prim.family == "map" and x.dtype.is_float:
                     chosen.setdefault(x.serial, set()).add(t.serial)
-    found = {t.serial for t in map(_moved, delivered) if t.serial in chosen}
+    found = {t.serial for t in map(unmoved, delivered) if t.serial in chosen}
     for t in order if chosen else ():
         if t.prim.family == "map" and t.dtype is bool_ and any(x.serial in chosen for x in inlined(t.inputs)):
             behind = {x.serial for x in toposort([t])}
@@ -43,10 +43,3 @@ def inlined(roots: Sequence[Tensor], until: Set[int] = frozenset()) -> Iterator[
         return [x for x in values if x.prim.family in INLINED]
 
     return reached(inside(roots), lambda x: () if x.serial in until else inside(x.operands))
-
-
-def _moved(t: Tensor) -> Tensor:
-    """Return the tensor behind views and copies."""
-    while t.prim.family == "view" or t.prim.passes:
-        t = t.inputs[0]
-    return t

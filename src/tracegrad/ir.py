@@ -303,6 +303,25 @@ def reached(roots: Iterable[Tensor], beyond: Callable[[Tensor], Iterable[Tensor]
             stack.extend(beyond(t))
 
 
+def depending(order: Iterable[Tensor], on: Iterable[Tensor], floats: bool = False) -> set[int]:
+    """Return the serials of the nodes `on`, and of those that depend on them. order: inputs before their readers.
+
+    floats: through float nodes only.
+    """
+    found = {t.serial for t in on}
+    for t in order:
+        if (t.dtype.is_float or not floats) and any(x.serial in found for x in t.inputs):
+            found.add(t.serial)
+    return found
+
+
+def unmoved(t: Tensor) -> Tensor:
+    """Return the tensor behind views and copies."""
+    while t.prim.family == "view" or t.prim.passes:
+        t = t.inputs[0]
+    return t
+
+
 Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 
 

@@ -25,7 +25,7 @@ from tracegrad.imperative import streams, tape
 from tracegrad.imperative.spell import Writer, is_fixed, reach
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
-from tracegrad.ir import PRIMITIVES, Tensor, bind, reached, rebind, toposort
+from tracegrad.ir import PRIMITIVES, Tensor, bind, reached, rebind, toposort, unmoved
 from tracegrad.passes.expand import with_array_rules
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import WHERE
@@ -140,7 +140,7 @@ class Plan:
         writer.write([*roots, *(t for ts in saved for t in ts)])
         pullbacks = [self._pullback(gs, ts, ct) if gs else None for gs, ts, ct in zip(grads, saved, cts)]
         values = [writer.names[t.serial] for t in roots]
-        fresh = not any(map(_passed_on, roots))
+        fresh = all(unmoved(t).prim.family not in ("leaf", "scan", "item") for t in roots)  # else inputs share memory
         return writer, list(map(Recorded, values, map(writer.tuple, saved), pullbacks, sources)), fresh
 
     def _pullback(self, grads: Sequence[Tensor], saved: Sequence[Tensor], ct: Tensor) -> Callable[..., Any]:
@@ -174,13 +174,6 @@ class Plan:
     def _simplified(self, roots: Sequence[Tensor]) -> list[Tensor]:
         expanded = with_array_rules(roots)
         return shorten(expanded if self.double else simplify(expanded))  # simplifying folds constants in f32
-
-
-def _passed_on(t: Tensor) -> bool:
-    """Return whether the value of `t` can share an input's memory."""
-    while t.prim.family == "view" or t.prim.passes:
-        t = t.inputs[0]
-    return t.prim.family in ("leaf", "scan", "item")
 
 
 def _saved(grads: Sequence[Tensor], forward: set[int], ct: Tensor) -> list[Tensor]:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from tracegrad import ambient
 from tracegrad.inlining import computed_once
-from tracegrad.ir import Tensor, bind, graft, rewrite, toposort
-from tracegrad.passes.scans import any_scan, everywhere, in_bodies, only_asked
+from tracegrad.ir import Tensor, bind, depending, graft, rewrite, toposort
+from tracegrad.passes.scans import any_scan, everywhere, in_bodies, items_read, only_asked
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import MATMUL, SUM, scatter_add
@@ -113,10 +113,7 @@ def out_of_loops(roots: Sequence[Tensor], open_size: int = 0) -> list[Tensor]:
     if not any_scan(roots):
         return list(roots)
     roots = in_bodies(roots, lambda inner: out_of_loops(inner, open_size))
-    asked: dict[int, set[int]] = {}
-    for t in toposort(roots):
-        if t.prim.family == "item":
-            asked.setdefault(id(t.inputs[0].attrs["body"]), set()).add(t.attrs["index"])
+    asked = items_read(roots)
     results: dict[int, dict[int, Tensor]] = {}  # serial of a scan -> the new values of its items
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -149,10 +146,9 @@ class _Loop:
 
     def __post_init__(self) -> None:
         body: Body = self.scan.attrs["body"]
-        n, m = len(body.new), len(body.new) + len(body.xs)
+        _, xs, consts = body.split(self.scan.inputs)
         self.roots = list(body.roots)
-        self.xs = dict(zip(body.xs, self.scan.inputs[n:m]))
-        self.consts = dict(zip(body.consts, self.scan.inputs[m:]))
+        self.xs, self.consts = dict(zip(body.xs, xs)), dict(zip(body.consts, consts))
 
     @property
     def carries(self) -> tuple[Tensor, ...]:
@@ -173,11 +169,7 @@ class _Loop:
 
     def behind(self, leaves: Iterable[Tensor]) -> set[int]:
         """Return the serials of all nodes of the body that depend on `leaves`."""
-        found = {t.serial for t in leaves}
-        for t in toposort(self.roots):
-            if any(x.serial in found for x in t.inputs):
-                found.add(t.serial)
-        return found
+        return depending(toposort(self.roots), leaves)
 
     def inside(self) -> list[Tensor]:
         """Return the loops in the body."""

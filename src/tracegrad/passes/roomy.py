@@ -177,8 +177,9 @@ class _Walk(Room):
             raise UnsizedError("has another body at other sizes")
         length = self.sizes.axis((t.attrs["length"], u.attrs["length"]))
         self.single(length)
-        n, m = len(body.carries), len(body.carries) + len(body.xs)
-        given = [x.axes[1:] if n <= k < m else x.axes for k, x in enumerate(inputs)]
+        carries, xs, consts = body.split([x.tensor for x in inputs])
+        n = len(carries)
+        given = [x.axes[1:] if n <= k < n + len(xs) else x.axes for k, x in enumerate(inputs)]
         outer, inner = self.lengths, [inner_leaf("const", x.type) for x in self.lengths]
         self.lengths = inner
         try:
@@ -192,9 +193,8 @@ class _Walk(Room):
         finally:
             self.lengths = outer
         made = Body(body.carries, (*body.xs, at), (*body.consts, *inner), tuple(new[:n]), tuple(new[n:]))
-        xs = [*[x.tensor for x in inputs[n:m]], iota((t.attrs["length"],), 0)]
-        consts = [*[x.tensor for x in inputs[m:]], *outer]
-        scan = bind(t.prim, *[x.tensor for x in inputs[:n]], *xs, *consts, **{**t.attrs, "body": made})
+        places = iota((t.attrs["length"],), 0)
+        scan = bind(t.prim, *carries, *xs, places, *consts, *outer, **{**t.attrs, "body": made})
         self.loops[scan.serial] = Looped(length, [x.axes for x in roots])
         return Value(scan, ())
 

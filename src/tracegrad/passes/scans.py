@@ -37,10 +37,7 @@ def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
         return roots
     # first, because empty values would count as reads
     roots = everywhere(roots, lambda inner: rewrite(inner, of_nothing))
-    asked: dict[int, set[int]] = {}
-    for t in toposort(roots):
-        if t.prim.family == "item":
-            asked.setdefault(id(t.inputs[0].attrs["body"]), set()).add(t.attrs["index"])
+    asked = items_read(roots)
     places: dict[int, dict[int, int]] = {}  # serial of a new scan -> old item -> new item
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -54,6 +51,15 @@ def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
         return None
 
     return rewrite(roots, rule)
+
+
+def items_read(roots: Sequence[Tensor]) -> dict[int, set[int]]:
+    """Return the indices of the results of each scan that are read, by `id` of its body."""
+    found: dict[int, set[int]] = {}
+    for t in toposort(roots):
+        if t.prim.family == "item":
+            found.setdefault(id(t.inputs[0].attrs["body"]), set()).add(t.attrs["index"])
+    return found
 
 
 def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], list[int]]:

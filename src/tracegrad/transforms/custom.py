@@ -21,7 +21,7 @@ from tracegrad.prims.leaves import LEAF, as_tensor, const
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import spread, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
-from tracegrad.transforms.trees import arrays_in, rebuilt, tree_leaves, tree_map, with_arrays
+from tracegrad.transforms.trees import arrays_in, is_pair, rebuilt, tree_leaves, tree_map, with_arrays
 from tracegrad.transforms.vmap import over
 from tracegrad.transforms.walks import cotangents, repeated, replayed
 
@@ -167,9 +167,9 @@ class CustomVJP:
         fwd, bwd = self.rules
         args = tree_map(as_tensor, args)
         result = fwd(*args)
-        if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
+        if not is_pair(result):
             raise TraceError.here(f"custom_vjp: fwd of {name} must return (result, residuals)")
-        out, residuals = cast("tuple[Any, Any]", result)
+        out, residuals = result
         out = tree_map(as_tensor, out)
         xs = tree_leaves(args)
         kept = [as_tensor(r) for r in arrays_in(residuals)]

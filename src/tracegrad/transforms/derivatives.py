@@ -24,7 +24,7 @@ from tracegrad.prims.leaves import as_tensor, const, iota, placeholder
 from tracegrad.prims.views import permute, reshape
 from tracegrad.refusals import article
 from tracegrad.states import StateTensor
-from tracegrad.transforms.trees import tree_leaves, tree_map
+from tracegrad.transforms.trees import is_pair, tree_leaves, tree_map
 from tracegrad.transforms.walks import batches, cotangents, repeated, tangents
 
 Function = Callable[..., Any]
@@ -265,10 +265,9 @@ def _called(fn: Function, trees: Sequence[Any], has_aux: bool) -> tuple[Any, lis
     out = fn(*trees)
     if not has_aux:
         return out, []
-    if not isinstance(out, tuple) or len(cast("tuple[Any, ...]", out)) != 2:
+    if not is_pair(out):
         raise TraceError.here(f"has_aux: {_name(fn)} must return (result, aux), got {article(type(out).__name__)}")
-    result, aux = cast("tuple[Any, Any]", out)
-    return result, [aux]
+    return out[0], [out[1]]
 
 
 def _pairs(who: str, what: str, tree: Any, given: Any) -> list[tuple[Tensor, Tensor]]:

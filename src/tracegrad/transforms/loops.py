@@ -14,18 +14,20 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.graph import Graph
 from tracegrad.inlining import computed_once
-from tracegrad.ir import Primitive, Tensor, bind, graft, reached, register, toposort
+from tracegrad.ir import Primitive, Tensor, bind, depending, graft, reached, register, toposort
 from tracegrad.prims.leaves import LEAF, const
 from tracegrad.prims.rules import spread
 from tracegrad.prims.views import broadcast_to, reshape
 from tracegrad.transforms.walks import arriving, batches, repeated, tangents
 
 _number = itertools.count()
+
+T = TypeVar("T")
 
 # Families that cost nothing inside a kernel: repeat them in every iteration instead of storing them before the first.
 FREE = ("formula", "map", "view")
@@ -63,6 +65,11 @@ class Body:
     def counts(self) -> tuple[int, ...]:
         """How many carries, elements, constants and further values there are."""
         return len(self.carries), len(self.xs), len(self.consts), len(self.each)
+
+    def split(self, values: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+        """Return those of the carries, elements and constants among the values of all leaves."""
+        n, m = len(self.carries), len(self.carries) + len(self.xs)
+        return values[:n], values[n:m], values[m:]
 
     def with_roots(self, roots: Sequence[Tensor]) -> Body:
         """Return a body with the same leaves and other roots, in the order of `roots`."""
@@ -121,7 +128,7 @@ def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reve
     elements += [(leaf, ct) for _, leaf, ct in ct_each]
     starts = [_or_zeros(given.get(k), t.type) for k, t in zip(back.carries, carries)]
     starts += [_or_zeros(None, t.type) for t, _ in sums]
-    consts = list(zip(body.consts, inputs[n + len(body.xs) :]))
+    consts = list(zip(body.consts, body.split(inputs)[2]))
     leaves = [*back.leaves, *(leaf for _, leaf in sums)]
     made = scanned(leaves, elements, consts, starts, roots, length, not reverse)
     owners = [*carries, *(t for t, _ in sums), *parts]
@@ -173,18 +180,16 @@ def _nonzero(cts: Mapping[int, tuple[Tensor, Tensor | None]], given: set[int], x
         live = more
 
 
-def _moved(body: Body, moving: set[int]) -> list[int]:
-    """Return the carries that depend on the leaves `moving`, given by serial, through floats and in any iteration."""
-    moving, order = set(moving), toposort(body.roots)
+def _moved(body: Body, moving: Sequence[Tensor]) -> list[int]:
+    """Return the carries that depend on the leaves `moving`, through floats and in any iteration."""
+    order = toposort(body.roots)
     while True:
-        for t in order:
-            if t.dtype.is_float and any(x.serial in moving for x in t.inputs):
-                moving.add(t.serial)
-        carries = [k for k, t in enumerate(body.new) if not moving.isdisjoint((t.serial, body.carries[k].serial))]
+        found = depending(order, moving, floats=True)
+        carries = [k for k, t in enumerate(body.new) if not found.isdisjoint((t.serial, body.carries[k].serial))]
         floats = [k for k in carries if body.carries[k].dtype.is_float]
-        if all(body.carries[k].serial in moving for k in floats):
+        if all(body.carries[k].serial in found for k in floats):
             return floats
-        moving |= {body.carries[k].serial for k in floats}
+        moving = [*moving, *[body.carries[k] for k in floats]]
 
 
 def _scan_jvp(
@@ -192,7 +197,7 @@ def _scan_jvp(
 ) -> Results:
     """Compute tangents by a second scan, whose carries are the tangents of the carries."""
     n, m = len(body.new), len(body.new) + len(body.xs)
-    floats = _moved(body, {body.leaves[k].serial for k, t in enumerate(ts) if t is not None})
+    floats = _moved(body, [body.leaves[k] for k, t in enumerate(ts) if t is not None])
     given = [(k, inner_leaf("carry", body.carries[k].type)) for k in floats]
     given += [
         (k, inner_leaf("x" if k < m else "const", body.leaves[k].type)) for k in range(n, len(ts)) if ts[k] is not None

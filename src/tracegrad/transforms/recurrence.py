@@ -15,7 +15,7 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.views import broadcast_to
 from tracegrad.refusals import article
 from tracegrad.transforms.loops import inner_leaf, scanned
-from tracegrad.transforms.trees import rebuilt, tree_leaves, tree_map
+from tracegrad.transforms.trees import is_pair, rebuilt, tree_leaves, tree_map
 
 __all__ = ["scan"]
 
@@ -114,10 +114,10 @@ def _results(
     result: Any, init: Any, leaves: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], Callable[[Sequence[Any]], Any]]:
     """Return new carries and ys. Raises an error if the carry changes its form or a type."""
-    if not isinstance(result, tuple) or len(cast("tuple[Any, ...]", result)) != 2:
-        shown = getattr(cast("Any", result), "type", None) or article(type(cast("Any", result)).__name__)
+    if not is_pair(result):
+        shown = getattr(result, "type", None) or article(type(result).__name__)
         raise TraceError.here(f"scan: fn must return a pair (carry, y), got {shown}; y may be None")
-    carry, y = cast("tuple[Any, Any]", result)
+    carry, y = result
     new = new_carry(init, carry)
     try:
         made = [as_tensor(x, like=leaf.dtype) for x, leaf in zip(new, leaves, strict=True)]

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 from tracegrad.errors import TraceError
 from tracegrad.ir import Tensor
@@ -125,6 +125,11 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
 def is_array(x: object) -> bool:
     """Return whether `x` is a tensor, or an object with shape and dtype."""
     return isinstance(x, Tensor) or (hasattr(x, "shape") and hasattr(x, "dtype"))
+
+
+def is_pair(x: object) -> TypeGuard[tuple[Any, Any]]:
+    """Return whether `x` is a tuple of two values."""
+    return isinstance(x, tuple) and len(cast("tuple[Any, ...]", x)) == 2
 
 
 def _check_leaves(trees: Sequence[Any], path: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad import ambient
-from tracegrad.ir import Tensor, bind, rebind, toposort
+from tracegrad.ir import Tensor, bind, depending, rebind, toposort
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import const
 from tracegrad.prims.rules import spread, zeros_like
@@ -29,7 +29,7 @@ def cotangents(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tens
 def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the same as `cotangents`, with None in place of zeros."""
     order = toposort(ys, min((x.serial for x in wrt), default=0))  # nodes that depend on x are newer
-    needed = _on_path(order, wrt)
+    needed = depending(order, wrt, floats=True)  # only nodes between `wrt` and the end
     cts: dict[int, Tensor] = {}
     with ambient.rewriting() as here:
         for y, seed in zip(ys, seeds, strict=True):
@@ -43,15 +43,6 @@ def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor
                 if g is not None and x.serial in needed:
                     cts[x.serial] = cts[x.serial] + g if x.serial in cts else g
         return [cts.get(x.serial) for x in wrt]
-
-
-def _on_path(order: Sequence[Tensor], wrt: Sequence[Tensor]) -> set[int]:
-    """Return the serials of the float nodes between `wrt` and the end: only they need a cotangent."""
-    found = {x.serial for x in wrt}
-    for t in order:
-        if t.dtype.is_float and any(x.serial in found for x in t.inputs):
-            found.add(t.serial)
-    return found
 
 
 def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tensor]:
