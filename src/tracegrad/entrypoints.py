@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -256,11 +257,18 @@ def mesh_factory(device: str, mesh: Any, layout: Mapping[str, Any] | str | None)
     from tracegrad.runtime.jax import begin_on_mesh
 
     site = call_site()
-    try:
+    with errors_at(site):
         begun = begin_on_mesh(mesh, layout)
+    return lambda: partial(open_session, begun, (), site)
+
+
+@contextmanager
+def errors_at(site: Site | None) -> Generator[None]:
+    """Add the user's line to an error of a device."""
+    try:
+        yield
     except (DeviceError, InputError) as e:
         raise type(e)(located(str(e), site)) from e
-    return lambda: partial(open_session, begun, (), site)
 
 
 def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
@@ -268,21 +276,17 @@ def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
 
     Raises DeviceError with the line `site`."""
     first, *others = RUNTIMES if wanted == "auto" else (wanted,)
-    try:
+    with errors_at(site):
         begun = runtime(first).begin(wanted)
-    except DeviceError as e:
-        raise type(e)(located(str(e), site)) from e
     return partial(open_session, begun, others, site)
 
 
 def open_session(first: Callable[[], Session | None], others: Sequence[str], site: Site | None) -> Session:
     """Open the first available device, and return its session. Raises DeviceError with the line `site`."""
-    try:
+    with errors_at(site):
         session = first()
         for name in others:
             session = runtime(name).begin("auto")() if session is None else session
-    except DeviceError as e:
-        raise type(e)(located(str(e), site)) from e
     assert session is not None
     return session
 

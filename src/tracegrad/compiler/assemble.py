@@ -110,7 +110,7 @@ class Rendered:
             self.launches(scan.plan)
             self.loops.insert(
                 place,
-                Loop(begin, len(self.dispatches), scan.length, scan.per, scan.per > 0 and scan.scan.attrs["reverse"]),
+                Loop(begin, len(self.dispatches), scan.length, scan.per, scan.per > 0 and scan.reverse),
             )
 
     def launch(self, plan: Plan, launch: Launch) -> None:

@@ -104,6 +104,11 @@ class ScanPlan:
         return self.scan.attrs["length"]
 
     @property
+    def reverse(self) -> bool:
+        """Whether the last element comes first."""
+        return self.scan.attrs["reverse"]
+
+    @property
     def results(self) -> set[int]:
         """Serials of the body's values that are in the scan's memory, not in that of one iteration."""
         return {base(t).serial for t in self.roots.values()}
@@ -128,33 +133,33 @@ class ScanPlan:
         if item in self.same:
             carry, new = self.same[item]
             # forwards, all values of a carry begin with the first, and the new values one later; backwards, the reverse
-            return self.blocks[carry].place.at((new != self.scan.attrs["reverse"]) * self.leaves[carry].size)
+            return self.blocks[carry].place.at((new != self.reverse) * self.leaves[carry].size)
         return self.blocks[item].place if item >= n else self.end(item)
 
     def start(self, carry: int) -> Place:
         """Return the place of a carry before the first iteration. It follows the size of a run in a reversed loop."""
-        place, size, ring = self.blocks[carry].place, self.leaves[carry].size, self.rings[carry]
-        if not self.per or not self.scan.attrs["reverse"] or ring == 1:
-            return place.at(self.slot(carry, 0) * size)
-        if ring != 2:
-            return place.at(0, Move(BY_SIZE, self.per * size, self.length + 1))
-        if self.per % 2 == 0:
-            return place
-        odd = self.length % 2  # iterations end with that of the capacity, so an odd number less begins at the other
-        return place.at(odd * size, Move(BY_SIZE, size - 2 * odd * size, 2))
+        # iterations end with that of the capacity, so an odd number less begins at the other of two places
+        return self.edge(carry, 0, self.reverse, self.length % 2)
 
     def end(self, carry: int) -> Place:
         """Return the place of a carry after the last iteration. It follows the size of a run unless reversed."""
+        return self.edge(carry, self.length, not self.reverse, 0)
+
+    def edge(self, carry: int, iteration: int, follows: bool, odd: int) -> Place:
+        """Return the place of a carry before an iteration. follows: its number follows the size of a run.
+
+        odd: the number, of two places, from which the runs of all sizes count.
+        """
         place, size, ring = self.blocks[carry].place, self.leaves[carry].size, self.rings[carry]
-        if not self.per or self.scan.attrs["reverse"] or ring == 1:
-            return place.at(self.slot(carry, self.length) * size)
+        if not self.per or not follows or ring == 1:
+            return place.at(self.slot(carry, iteration) * size)
         if ring != 2:
             return place.at(0, Move(BY_SIZE, self.per * size, self.length + 1))
-        return place.at(0, Move(BY_SIZE, size, 2)) if self.per % 2 else place
+        return place.at(odd * size, Move(BY_SIZE, size - 2 * odd * size, 2)) if self.per % 2 else place
 
     def slot(self, carry: int, iteration: int) -> int:
         """Return the number of the place in the ring from which an iteration reads a carry; the first is 0."""
-        if self.rings[carry] == self.length + 1 and self.scan.attrs["reverse"]:
+        if self.rings[carry] == self.length + 1 and self.reverse:
             return self.length - iteration
         return iteration % self.rings[carry]
 
@@ -191,12 +196,12 @@ class ScanPlan:
         if ring == 1:
             return place
         if ring == self.length + 1:
-            return place.at(first * size, Move(depth, -size if self.scan.attrs["reverse"] else size, self.length))
+            return place.at(first * size, Move(depth, -size if self.reverse else size, self.length))
         return place.at(first * size, Move(depth, size - 2 * first * size, ring))
 
     def along(self, place: Place, size: int, depth: int) -> Place:
         """Return the place of an array's elements, one for each iteration."""
-        if self.scan.attrs["reverse"]:
+        if self.reverse:
             return place.at((self.length - 1) * size, Move(depth, -size, self.length))
         return place.at(0, Move(depth, size, self.length))
 
@@ -217,12 +222,12 @@ def iteration(scan: Tensor, arrays: Sequence[str], precision: str) -> tuple[Scan
     """
     body: Body = scan.attrs["body"]
     n, length = len(body.new), scan.attrs["length"]
-    same: dict[int, tuple[int, bool]] = {}
-    for k, t in enumerate(body.each):
-        for new, values in ((False, body.carries), (True, body.new)):
-            carry = next((c for c, x in enumerate(values) if x is t), None)
-            if carry is not None and n + k not in same:
-                same[n + k] = (carry, new)
+    carried = {
+        t.serial: (carry, new)
+        for new, values in ((True, body.new), (False, body.carries))
+        for carry, t in reversed([*enumerate(values)])  # of equal values, the first counts
+    }
+    same = {n + k: carried[t.serial] for k, t in enumerate(body.each) if t.serial in carried}
     all_wanted = {carry for carry, _ in same.values()}
     rings = [length + 1 if k in all_wanted else 1 if in_place(body, k) else 2 for k in range(n)]
     names = [f"carry.{k}" if k < n and rings[k] == 1 else array for k, array in enumerate(arrays)]

@@ -149,8 +149,8 @@ class _Decision:
         """Compare two loops. The places in them follow from what is compared here."""
         per = self.sizes.per(x.length, y.length)
         rings = [[0 if ring == scan.length + 1 else ring for ring in scan.rings] for scan in (x, y)]
-        same = (rings[0], x.same, list(x.roots), x.scan.attrs["reverse"], per) == (
-            rings[1], y.same, list(y.roots), y.scan.attrs["reverse"], x.per)  # fmt: skip
+        same = (rings[0], x.same, list(x.roots), x.reverse, per) == (
+            rings[1], y.same, list(y.roots), y.reverse, x.per)  # fmt: skip
         own = len(x.leaves) - len(x.body.consts)  # the others are read whole in each iteration
         if not same or len(x.leaves) != len(y.leaves):
             raise UnsizedError(f"a loop is planned otherwise at a batch of {self.sizes.b}")
