@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from tracegrad.dtypes import f16, nearest_f32
+from tracegrad.dtypes import f16, f32, nearest_f32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.storage import postorder
@@ -49,7 +49,7 @@ class Values:
                 self.arrays.give_back(name)
 
     def value(self, v: Value, out: str | None = None) -> str:
-        """Write lines that compute `v`; return the result's name or literal. `out` is an array to compute it into."""
+        """Write lines that compute `v`; return the result's name or literal. `out` is as for `compute`."""
         if v.op == "const":
             return constant(v)
         if v.op == "local":
@@ -76,7 +76,7 @@ class Values:
         return constant(v) if v.op == "const" else self.names[str(v.arg) if v.op == "local" else v]
 
     def compute(self, v: Value, out: str | None) -> str:
-        """Write lines for one value whose operands are computed."""
+        """Write lines for one value whose operands are computed. out: an array for a value of the op "map"."""
         if v.op == "index" and _depends(v.arg):
             name = self.arrays.fresh("d")
             now = self.index_now(v.arg)
@@ -85,56 +85,47 @@ class Values:
         if v.op == "index":
             return self.arrays.table(v.arg, "int32")
         if v.op == "load":
-            return self.load(v, out)
+            return self.load(v)
         if v.op == "inside":
-            return self.inside(v, out)
+            return self.inside(v)
         return self.map(v, out)
 
-    def load(self, v: Value, out: str | None) -> str:
+    def load(self, v: Value) -> str:
         """Return a value from memory."""
         slot, index = v.arg
-        if not _depends(index):
-            if index.linear:
-                name = self.arrays.view(slot, index)
-                return self.as_computed(v, name)
-            array, offset = self.arrays.memory(slot)
-            name = self.arrays.fresh("x")
-            self.arrays.setup.append(f"{name} = {self.arrays.table(index)} + {offset}")
-            return self.take(v, array, name, self.shape_of_index(index), out)
-        return self.gather(v, slot, index, out)
+        if _depends(index):
+            return self.gather(v, slot, index)
+        if index.linear:
+            return self.as_computed(v, self.arrays.view(slot, index))
+        array, offset = self.arrays.memory(slot)
+        name = self.arrays.fresh("x")
+        self.arrays.setup.append(f"{name} = {self.arrays.table(index)} + {offset}")
+        return self.take(v, array, name, self.shape_of_index(index))
 
     def as_computed(self, v: Value, name: str) -> str:
         """Convert a value from memory: booleans are stored as integers, and some f32 in half precision."""
-        if self.arrays.kernel.loaded(v) is f16:
-            out = self.arrays.allocate(self.arrays.shapes[name], "float32")
-            self.arrays.lines.append(f"np.copyto({out}, {name})")
-            return out
-        if v.dtype.name != "bool":
+        halves = self.arrays.kernel.loaded(v) is f16
+        if not halves and v.dtype.name != "bool":
             return name
-        out = self.arrays.allocate(self.arrays.shapes[name], "bool")
-        self.arrays.lines.append(f"np.not_equal({name}, 0, out={out})")
+        out = self.arrays.allocate(self.arrays.shapes[name], v.dtype.numpy)
+        self.arrays.lines.append(f"np.copyto({out}, {name})" if halves else f"np.not_equal({name}, 0, out={out})")
+        if name in self.arrays.scratch_of:
+            self.arrays.give_back(name)
         return out
 
-    def take(self, v: Value, array: str, indices: str, shape: tuple[int, ...], out: str | None) -> str:
+    def take(self, v: Value, array: str, indices: str, shape: tuple[int, ...]) -> str:
         """Return elements of an array at computed offsets."""
         stored = self.arrays.kernel.loaded(v)
-        if stored is f16:
-            taken = self.arrays.allocate(shape, stored.numpy)
-            self.arrays.lines.append(f"np.take({array}, {indices}, out={taken}, mode='wrap')")
-            out = out or self.arrays.allocate(shape, "float32")
-            self.arrays.lines.append(f"np.copyto({out}, {taken})")
-            self.arrays.give_back(taken)
-            return out
-        out = out or self.arrays.allocate(shape, "float32" if stored.is_float else "int32")
+        out = self.arrays.allocate(shape, stored.numpy if stored in (f16, f32) else "int32")
         self.arrays.lines.append(f"np.take({array}, {indices}, out={out}, mode='wrap')")
-        self.arrays.shapes.setdefault(out, shape)
+        self.arrays.shapes[out] = shape
         if v.dtype.name == "u32":
             name = self.arrays.fresh("u")
             self.arrays.setup.append(f"{name} = {out}.view('uint32')")
             return name
         return self.as_computed(v, out)
 
-    def gather(self, v: Value, slot: int, index: Index, out: str | None) -> str:
+    def gather(self, v: Value, slot: int, index: Index) -> str:
         """Return a load at an index that is computed at run time."""
         array, offset = self.arrays.memory(slot)
         static = [(a, c) for a, c in index.terms if not _varies(a)]
@@ -147,7 +138,7 @@ class Values:
         for a, _ in index.terms:
             if isinstance(a, Dynamic):
                 self.release(a.value)
-        return self.take(v, array, name, self.shape_of_index(index), out)
+        return self.take(v, array, name, self.shape_of_index(index))
 
     def index_now(self, index: Index) -> str:
         """Return an expression for an index that depends on values."""
@@ -175,7 +166,7 @@ class Values:
         lines.append(f"{name} = {' & '.join(parts)}")
         return name
 
-    def inside(self, v: Value, out: str | None) -> str:
+    def inside(self, v: Value) -> str:
         """Return a value where guards hold, else 0."""
         (x,) = v.args
         mask = self.mask(v.arg)
@@ -188,10 +179,8 @@ class Values:
             self.arrays.setup.append(
                 f"{name} = np.where({mask}, {self.arrays.table(index)} + {offset}, {array}.size - 1)"
             )
-            return self.take(x, array, name, shape, out)
-        source = self.name_of(x)
-        if out is None or out == source:
-            out = self.arrays.allocate(shape, v.dtype.numpy)
+            return self.take(x, array, name, shape)
+        source, out = self.name_of(x), self.arrays.allocate(shape, v.dtype.numpy)
         self.arrays.lines += [f"{out}[...] = 0", f"np.copyto({out}, {source}, where={mask})"]
         self.release(x)
         return out
@@ -203,17 +192,11 @@ class Values:
         args = [self.name_of(a) for a in v.args]
         shape, dtype = self.shape(v), v.dtype.numpy
         assert isinstance(rule, str), f"{name} needs a textual array rule"
-        if name == "where":
-            out = out or self.arrays.allocate(
-                shape, dtype
-            )  # before the operands are freed, because the text uses them several times
-            self.arrays.lines += self.choice(v, args, out)
-            self.release(*v.args)
-            return out
-        if "{0}" in rule:
-            text = rule.format(*args, **dict(attrs)).replace("xp.", "np.")
+        if name == "where" or "{0}" in rule:
+            # before the operands are freed, because the text uses them several times
             out = out or self.arrays.allocate(shape, dtype)
-            self.arrays.lines.append(f"np.copyto({out}, {text})")
+            text = rule.format(*args, **dict(attrs)).replace("xp.", "np.")
+            self.arrays.lines += self.choice(v, args, out) if name == "where" else [f"np.copyto({out}, {text})"]
             self.release(*v.args)
             return out
         self.release(*v.args)  # first, because an elementwise ufunc can overwrite its own operand
