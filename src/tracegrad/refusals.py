@@ -260,36 +260,59 @@ def check_call(
     Raises CallError for unknown keywords, arguments missing or given twice, and too many positional arguments;
     InputError for a switch or path of the package's own functions that is none.
     """
-    code = getattr(function, "__code__", None)
-    if code is None:
+    if not hasattr(function, "__code__"):
         return
-    n, both = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    takes = code.co_varnames[bound:both]
-    unknown = {} if code.co_flags & CO_VARKEYWORDS else {k: v for k, v in given.items() if k not in takes}
-    if unknown:
+    called = _Called(who, function, args, given, bound)
+    if called.unknown:
         its = getattr(other[1], "__code__", None)
         theirs = its.co_varnames[1 : its.co_argcount + its.co_kwonlyargcount] if its else ()
-        raise placed(unexpected(takes, unknown, other[0], theirs), who, call_site())
-    extra = len(args) + bound - n
-    needed = code.co_varnames[bound + len(args) : n - len(function.__defaults__ or ())]
-    needed += tuple([x for x in code.co_varnames[n:both] if x not in (function.__kwdefaults__ or {})])
-    unnamed = code.co_varnames[: code.co_posonlyargcount]  # a keyword of the same name is another argument
-    twice = [x for x in code.co_varnames[bound : min(bound + len(args), n)] if x in given and x not in unnamed]
-    if twice:
-        raise CallError.here(f"{who}: {twice[0]} is given twice, by position and by name; write {twice[0]}=... only")
-    missing = [x if x in unnamed else f"{x}=" for x in needed if x not in given or x in unnamed]
-    if missing and extra <= 0:
-        more = [f"*{x}" for x in code.co_varnames[both : both + 1] if code.co_flags & CO_VARARGS]
-        raise CallError.here(f"{who}: missing {', '.join(missing)}; it takes {', '.join([*takes, *more])}")
-    if extra > 0 and not code.co_flags & CO_VARARGS:
-        named = "".join([f"{x}=..., " for x in code.co_varnames[n:both][:3]])
-        instead = f"write {who}({named}...)" if named else f"it takes {', '.join(takes) or 'none'}"
-        if takes[:1] == ("shape",):
+        raise placed(unexpected(called.takes, called.unknown, other[0], theirs), who, call_site())
+    problem = called.twice() or called.missing() or called.too_many()
+    if problem:
+        raise CallError.here(f"{who}: {problem}")
+    named = dict[str, Any](zip(called.takes[: called.most], args))
+    check_values(who, function, {**named, **given})
+
+
+class _Called:
+    """The arguments of a call beside the parameters of its function. Each method returns a problem, or ""."""
+
+    def __init__(self, who: str, function: Any, args: Sequence[Any], given: Mapping[str, Any], bound: int) -> None:
+        code = function.__code__
+        self.who, self.function, self.args, self.given, self.code = who, function, args, given, code
+        end = code.co_argcount + code.co_kwonlyargcount
+        self.takes = code.co_varnames[bound:end]
+        self.most = code.co_argcount - bound  # arguments by position
+        self.many = code.co_varnames[end : end + 1] if code.co_flags & CO_VARARGS else ()
+        self.unnamed = code.co_varnames[: code.co_posonlyargcount]  # a keyword of that name is another argument
+        known = given if code.co_flags & CO_VARKEYWORDS else self.takes
+        self.unknown = {name: value for name, value in given.items() if name not in known}
+
+    def twice(self) -> str:
+        """Tell of an argument given by position and by name."""
+        both = [x for x in self.takes[: min(len(self.args), self.most)] if x in self.given and x not in self.unnamed]
+        return f"{both[0]} is given twice, by position and by name; write {both[0]}=... only" if both else ""
+
+    def missing(self) -> str:
+        """Tell of arguments that are left out."""
+        needed = self.takes[len(self.args) : max(0, self.most - len(self.function.__defaults__ or ()))]
+        needed += tuple([x for x in self.takes[self.most :] if x not in (self.function.__kwdefaults__ or {})])
+        left = [x if x in self.unnamed else f"{x}=" for x in needed if x not in self.given or x in self.unnamed]
+        if not left or len(self.args) > self.most:
+            return ""
+        return f"missing {', '.join(left)}; it takes {', '.join([*self.takes, *[f'*{x}' for x in self.many]])}"
+
+    def too_many(self) -> str:
+        """Tell of too many arguments by position."""
+        if len(self.args) <= self.most or self.many:
+            return ""
+        named = "".join([f"{x}=..., " for x in self.takes[self.most :][:3]])
+        instead = f"write {self.who}({named}...)" if named else f"it takes {', '.join(self.takes) or 'none'}"
+        if self.takes[:1] == ("shape",):
             instead = "a shape goes in one tuple, as (2, 3)"
-        count = f"{n - bound} argument{'s' if n - bound != 1 else ''} by position"
-        most = f"takes {count}" if n > bound else "takes its arguments by name"
-        raise CallError.here(f"{who}: {most}, got {len(args)} by position; {instead}")
-    check_values(who, function, {**dict[str, Any](zip(takes[: n - bound], args)), **given})
+        count = f"{self.most} argument{'s' if self.most != 1 else ''} by position"
+        most = f"takes {count}" if self.most > 0 else "takes its arguments by name"
+        return f"{most}, got {len(self.args)} by position; {instead}"
 
 
 def check_function(who: str, fn: object) -> None:
