@@ -15,13 +15,13 @@ from tracegrad.compiler.layout import HALTED, Persistent, arena_of, persistent_o
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.signatures import checked_loss, checked_outputs
 from tracegrad.compiler.step_graph import training_graph
-from tracegrad.compiler.tracing import sites_of, traced
+from tracegrad.compiler.tracing import sites_of, states_of, traced
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError, TraceError, TracegradError, located
 from tracegrad.graph import Graph
 from tracegrad.hypers import NORMAL, PREFIX, UNIT
 from tracegrad.ir import Tensor, toposort
-from tracegrad.nn.module import named_parameters, named_states, state_specs
+from tracegrad.nn.module import named_parameters
 from tracegrad.optim import freezing
 from tracegrad.optim.arena import Part
 from tracegrad.optim.guard import PARAMS, bounded_arrays
@@ -217,9 +217,8 @@ AnySource = TypeVar("AnySource", bound=ProgramSource)
 
 def arrays_of(model: Any) -> Program:
     """Return a program that computes nothing, with the arrays of a model's parameters and states."""
-    parameters, states = named_parameters(model), named_states(model)
-    first = {STATE + n: (s.type, spec) for (n, s), spec in zip(states.items(), state_specs(model), strict=True)}
-    persistent = persistent_of(parameters, Part.alone(arena_of(parameters)), states=first)
+    parameters = named_parameters(model)
+    persistent = persistent_of(parameters, Part.alone(arena_of(parameters)), states=states_of(model))
     return make_program(Graph({}), persistent, {}, {"kind": "forward"})
 
 

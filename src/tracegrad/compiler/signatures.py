@@ -12,6 +12,7 @@ from tracegrad.ir import Tensor
 from tracegrad.nn.module import like
 from tracegrad.refusals import article, nearest, shown
 from tracegrad.states import StateTensor
+from tracegrad.transforms.trees import is_pair
 
 
 def check_function(fn: object, what: str) -> None:
@@ -69,39 +70,29 @@ def _defined(fn: Callable[..., Any]) -> Site | None:
 def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the rank-0 loss and the aux tensors. Raises CompileError if there is no scalar f32 loss."""
     name = getattr(loss, "__name__", "loss")
+
+    def wrong(text: str, site: Site | None = None) -> CompileError:
+        return CompileError(located(f"{name}{text}", site or _defined(loss)))
+
     aux: Any = {}
     result = _read(result)
-    if isinstance(result, tuple) and len(cast("tuple[Any, ...]", result)) == 2:
-        result, aux = cast("tuple[Any, Any]", result)
+    if is_pair(result):
+        result, aux = result
         if isinstance(result, dict) and isinstance(aux, Tensor):
-            raise CompileError(
-                located(
-                    f"{name}: the loss, {aux.type}, must come first, then the dict of aux; swap them", _defined(loss)
-                )
-            )
+            raise wrong(f": the loss, {aux.type}, must come first, then the dict of aux; swap them")
     items = cast("dict[str, Any]", aux).items() if isinstance(aux, dict) else ()
-    wrong = {n: x for n, x in items if not isinstance(x, Tensor)}
-    if not isinstance(aux, dict) or wrong:
-        got = shown(aux) if not wrong else ", ".join([f"{n!r} is {article(_kind(x))}" for n, x in wrong.items()])
-        raise CompileError(
-            located(
-                f'{name}: aux must be a dict of tensors, as in (loss, {{"name": tensor}}), got {got}', _defined(loss)
-            )
-        )
+    odd = {n: x for n, x in items if not isinstance(x, Tensor)}
+    if not isinstance(aux, dict) or odd:
+        got = shown(aux) if not odd else ", ".join([f"{n!r} is {article(_kind(x))}" for n, x in odd.items()])
+        raise wrong(f': aux must be a dict of tensors, as in (loss, {{"name": tensor}}), got {got}')
     if not isinstance(result, Tensor):
         hint = 'return a scalar such as tg.mean(...), or (scalar, {"name": tensor})'
-        raise CompileError(
-            located(f"{name} must return a tensor, got {_kind(cast('object', result))}; {hint}", _defined(loss))
-        )
-    if result.shape != () or result.dtype != f32:
-        hint = (
-            "reduce it with tg.mean or tg.sum"
-            if result.shape
-            else "tg.mean gives f32; tg.cast(x, tg.f32) has no gradient"
-        )
-        raise CompileError(
-            located(f"{name} must return a scalar, f32[], got {result.type}; {hint}", result.site or call_site())
-        )
+        raise wrong(f" must return a tensor, got {_kind(cast('object', result))}; {hint}")
+    if result.shape != ():
+        raise wrong(f" must return a scalar, f32[], got {result.type}; reduce it with tg.mean or tg.sum", result.site)
+    if result.dtype != f32:
+        hint = "tg.mean gives f32; tg.cast(x, tg.f32) has no gradient"
+        raise wrong(f" must return a scalar, f32[], got {result.type}; {hint}", result.site)
     return result, cast("dict[str, Tensor]", aux)
 
 

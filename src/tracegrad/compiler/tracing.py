@@ -33,6 +33,12 @@ class Traced(NamedTuple):
     result: Any
 
 
+def states_of(model: Any) -> States:
+    """Return the types of a model's states, and how they begin."""
+    states = named_states(model)
+    return {STATE + n: (s.type, spec) for (n, s), spec in zip(states.items(), state_specs(model), strict=True)}
+
+
 def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
     """Return the sites in the order of the user's function."""
     return tuple(t.trace.sites.values())
@@ -82,7 +88,6 @@ def traced(
         values = {n: leaf("input", n, type_) for n, type_ in types.items()}
         m = bound(model, {**leaves, **{n: StateTensor(n, x) for n, x in held.items()}})
         leaves |= {STATE + n: x for n, x in held.items()}
-        first = {STATE + n: (s.type, spec) for (n, s), spec in zip(states.items(), state_specs(model), strict=True)}
         result = fn(m, **values)
         _check_kept(m, states)
-        yield Traced(running, parameters, first, leaves, types, result)
+        yield Traced(running, parameters, states_of(model), leaves, types, result)

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracegrad.compiler.build import ForwardSource, ProgramSource, at_sizes, traced_first
@@ -23,16 +24,14 @@ if TYPE_CHECKING:
 TOO_OFTEN = 8  # dropped programs that are built again before a warning says so
 
 
+@dataclass(slots=True)
 class Shared:
     """What calls share whose sizes differ in one name alone: a program for all of them, once there are many."""
 
-    __slots__ = ("name", "refused", "room", "seen")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.seen: set[int] = set()  # sizes of the name
-        self.refused = ""  # why there is no program for all of them
-        self.room: Room | None = None
+    name: str
+    seen: set[int] = field(default_factory=set[int])  # sizes of the name
+    refused: str = ""  # why there is no program for all of them
+    room: Room | None = None
 
     @property
     def capacity(self) -> int:
