@@ -44,7 +44,8 @@ def computes_wrongly(
     if not verify.enabled():
         return False
     verdicts = Verdicts(("cpu", *compiler.state, ENGINE))
-    arithmetic = Arithmetic(verdicts, begin)
+    in_half = any("half_" in f or "f16" in f for k in kernels for f in k.texts["c"].functions)
+    arithmetic = [Arithmetic(verdicts, begin, rows) for rows in ((ROWS, IN_HALF) if in_half else (ROWS,))]
     keyed = {key_of(repr(k.texts["c"]), repr(k.binding_of)): k for k in kernels}
     placed = {key: (k, verify.layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
     sizes = verify.sizes_of(layout for _, layout in placed.values())
@@ -59,13 +60,11 @@ def computes_wrongly(
 
     found = verify.faults(verify.trials_of(placed, strict=True), run, verify.FURTHER)
     verdicts.add(found)
-    wrong = [(keyed[key].label, how) for key, how in found.items() if how]
-    fault = arithmetic.fault()
-    if fault:
-        wrong.append(("arithmetic", fault))
+    wrong = [("arithmetic", how) for how in [x.fault() for x in arithmetic] if how]  # first, as the cause of the others
+    wrong += [(keyed[key].label, how) for key, how in found.items() if how]
     if wrong:
         warn_wrong(compiler.path, wrong)
-    return any(verdicts.known(key) == WRONG for key in (arithmetic.key, *keyed))
+    return any(verdicts.known(key) == WRONG for key in (*[x.key for x in arithmetic], *keyed))
 
 
 def _prepare(trial: verify.Trial, contents: verify.Contents, arrays: Mapping[verify.Name, Array]) -> None:
@@ -99,8 +98,9 @@ Begin = Callable[[str], "Future[ctypes.CDLL | None]"]
 ROWS = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "abs": 1, "sign": 1, "square": 1, "sqrt": 1, "rsqrt": 1,
     "floor": 1, "ceil": 1, "round": 1, "minimum": 2, "maximum": 2, "less": 2, "less_equal": 2, "equal": 2,
-    "not_equal": 2, "nonfinite": 1, "isnan": 1, "half": 1,
+    "not_equal": 2, "nonfinite": 1, "isnan": 1,
 }  # fmt: skip
+IN_HALF = {"half": 1}  # a quarter of what compilers take for all rows, so only programs that round to f16 wait for it
 GROUPED = 4  # rows a loop: a loop for each takes the compiler longer, and with 7 GCC chooses shorter vectors
 # Zeros, denormals of both precisions, ties, values that overflow; each with both signs
 SPECIAL = (
@@ -117,15 +117,15 @@ def operands() -> tuple[Array, Array]:
 
 
 @cache
-def source() -> str:
+def source(rows: tuple[str, ...]) -> str:
     """Return a C function for each GROUPED rows, written as in kernels: a loop over operands."""
     helpers: dict[str, None] = {}
     loops: list[str] = []
-    names, count = list(ROWS), operands()[0].size  # a multiple of all vector lengths: less for the compiler to write
-    for first in range(0, len(names), GROUPED):
-        rows = [PRIMITIVES[name] for name in names[first : first + GROUPED]]
-        helpers |= dict.fromkeys([p.helper for p in rows if p.helper])
-        values = [as_c(f"f32({p.wgsl.format('x', 'y', t='f32', of='f32')})") for p in rows]
+    count = operands()[0].size  # a multiple of all vector lengths: less for the compiler to write
+    for first in range(0, len(rows), GROUPED):
+        group = [PRIMITIVES[name] for name in rows[first : first + GROUPED]]
+        helpers |= dict.fromkeys([p.helper for p in group if p.helper])
+        values = [as_c(f"f32({p.wgsl.format('x', 'y', t='f32', of='f32')})") for p in group]
         stores = " ".join(f"out[{k * count} + i] = {value};" for k, value in enumerate(values))
         loops.append(
             f"void check_{first}(const float *restrict a, const float *restrict b, float *restrict out) {{\n"
@@ -135,35 +135,37 @@ def source() -> str:
 
 
 class Arithmetic:
-    """The check of one compiler. The compilation runs in the background."""
+    """The check of some rows of one compiler. The compilation runs in the background."""
 
-    def __init__(self, verdicts: Verdicts, begin: Begin) -> None:
+    def __init__(self, verdicts: Verdicts, begin: Begin, rows: Mapping[str, int]) -> None:
         flushes = not np.float32(1e-40) * np.float32(0.5)  # denormals to 0: such verdicts do not hold for others
-        self._verdicts, self.key = verdicts, key_of("arithmetic", source(), str(flushes))
-        self._library = begin(source()) if verdicts.known(self.key) is None else None
+        text = source((*rows,))
+        self._verdicts, self._rows, self.key = verdicts, rows, key_of("arithmetic", text, str(flushes))
+        self._library = begin(text) if verdicts.known(self.key) is None else None
 
     def fault(self) -> str:
         """Describe an operation that the compiler gets wrong; "" if there is none, or if the verdict was known."""
         library = self._library and self._library.result()
         if library is None:
             return ""
-        groups = range(0, len(ROWS), GROUPED)
-        how = next(filter(None, (_difference(name, x) for k in groups for name, x in _computed(library, k))), "")
+        how = next(filter(None, (_difference(*x) for x in _computed(library, self._rows))), "")
         self._verdicts.add({self.key: how})
         return how
 
 
-def _computed(library: ctypes.CDLL, first: int) -> Iterator[tuple[str, Array]]:
-    """Yield the results of a group of rows."""
-    names, given = [*ROWS][first : first + GROUPED], operands()
-    out = np.empty((len(names), given[0].size), np.float32)
-    library[f"check_{first}"](*[ctypes.c_void_p(x.ctypes.data) for x in (*given, out)])
-    yield from zip(names, out)
+def _computed(library: ctypes.CDLL, rows: Mapping[str, int]) -> Iterator[tuple[str, int, Array]]:
+    """Yield each row with its number of operands and its results."""
+    given, ones = operands(), list(rows.items())
+    for first in range(0, len(ones), GROUPED):
+        group = ones[first : first + GROUPED]
+        out = np.empty((len(group), given[0].size), np.float32)
+        library[f"check_{first}"](*[ctypes.c_void_p(x.ctypes.data) for x in (*given, out)])
+        yield from ((*row, x) for row, x in zip(group, out))
 
 
-def _difference(name: str, out: Array) -> str:
-    """Describe the first operands for which a row's result differs."""
-    used = operands()[: ROWS[name]]
+def _difference(name: str, count: int, out: Array) -> str:
+    """Describe the first of `count` operands for which a row's result differs."""
+    used = operands()[:count]
     with np.errstate(all="ignore"):
         want = np.asarray(function_of(PRIMITIVES[name], len(used), {}, np)(*used)).astype(np.float32)
     wrong = np.flatnonzero((out != want) & ~(np.isnan(out) & np.isnan(want)))
