@@ -183,7 +183,10 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
         little = x.astype(x.dtype.newbyteorder("<"), order="C")
         total.update(dumped([name, x.dtype.name, list(x.shape)]).encode() + little.tobytes())
 
-    add("losses", np.asarray(losses, "float32"))
+    try:
+        add("losses", np.asarray(losses, "float32"))
+    except (TypeError, ValueError):
+        raise InputError.here(f"digest: losses must be numbers, got {shown(losses)}; pass history.loss") from None
     states = {name: x for snapshot in snapshots for name, x in snapshot.states.items()}
     for role, arrays in (("param", snapshots[0].params), ("opt", states)):
         for name in sorted(arrays):

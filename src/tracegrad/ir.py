@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import CallError, DTypeError, ShapeError, Site, TraceError, placed
+from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, Site, TraceError, placed
 from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
 from tracegrad.refusals import branching
 from tracegrad.sites import current_site, restored, rewriting
@@ -94,14 +94,14 @@ PRIMITIVES: dict[str, Primitive] = {}
 def register(p: Primitive) -> Primitive:
     """Add a row to the table of primitives, and return it. Names are unique.
 
-    Raises ValueError for a name that is taken, and for an unknown family.
+    Raises InputError for a name that is taken, and for an unknown family.
 
     As a primitive of JAX with its rules.
     """
     if p.name in PRIMITIVES:
-        raise ValueError(f"primitive {p.name!r} is registered already")
+        raise InputError.here(f"primitive {p.name!r} exists; choose another name")
     if p.family not in FAMILIES:
-        raise ValueError(f"primitive {p.name!r}: family {p.family!r} is not one of {', '.join(FAMILIES)}")
+        raise InputError.here(f"primitive {p.name!r}: family must be one of {', '.join(FAMILIES)}; got {p.family!r}")
     PRIMITIVES[p.name] = p
     return p
 

@@ -79,13 +79,18 @@ def write(
 ) -> None:
     """Write float32 and int32 arrays in the given order. The file is written completely or not at all.
 
-    Raises: DTypeError for other dtypes; InputError for metadata that is not text; OSError, with the old file unchanged.
+    Raises: DTypeError for other dtypes; InputError for metadata that is not text, and for tensors that are not a dict;
+            OSError, with the old file unchanged.
     """
     replace_file(path, parts(tensors, metadata))
 
 
 def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[bytes]:
     """Return the bytes that `write` writes, in order. Raises DTypeError and InputError as `write`."""
+    if not isinstance(tensors, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError.here(
+            f"safetensors.write: tensors must be a dict of arrays by name, got {type(tensors).__name__}"
+        )
     header: dict[str, Any] = {}
     if metadata:
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in metadata.items()):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -10,10 +10,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from tracegrad.engine.results import Aborted, Captures, CompletedStep, Failed
-from tracegrad.errors import AbortedError, MissingNameError
+from tracegrad.errors import AbortedError, InputError, MissingNameError
 from tracegrad.refusals import NoArray, absent
 from tracegrad.runtime import tab
 from tracegrad.runtime.process import Generation, forked_error
@@ -103,11 +104,13 @@ class Pending(NoArray, Generic[T]):
     def result(self, timeout: float | None = None) -> T:
         """Wait, and return Completed, Aborted or Failed.
 
-        Raises: TimeoutError if `timeout` seconds pass first.
+        Raises: TimeoutError if `timeout` seconds pass first; InputError if `timeout` is not a number.
 
         >>> train.step(x=x, y=y).result().step
         1
         """
+        if timeout is not None and not (isinstance(timeout, Real) and timeout == timeout):
+            raise InputError.here(f"result: timeout must be a number of seconds or None, got {timeout!r}")
         if not self.done():
             if threading.get_ident() == self._worker:
                 raise RuntimeError(

@@ -1,0 +1,90 @@
+"""Mistakes with functions that are passed to `fit`, with limits of time, and with names of new ops."""
+
+import numpy as np
+
+from misuse.table import X, Y, program, shared
+from tracegrad import extend, safetensors
+
+
+@program("on_step must be a function of the state", "are ()", "write def on_step(state)")
+def hook_without_a_state():
+    shared().fit(x=X, y=Y, batch_size=8, progress=False, on_step=lambda: None)
+
+
+@program("on_epoch must be a function of the state", "(epoch, loss)", "write def on_epoch(state)")
+def hook_of_two_arguments():
+    shared().fit(x=X, y=Y, batch_size=8, progress=False, on_epoch=lambda epoch, loss: print(epoch, loss))
+
+
+@program("on_evaluate must be a function of the state", "are ()")
+def hook_that_would_never_run():
+    shared().fit(x=X, y=Y, batch_size=8, progress=False, on_evaluate=lambda: None)
+
+
+class WithoutState:
+    """A callback as other libraries have it."""
+
+    def on_epoch(self):
+        """Return nothing."""
+
+
+@program("on_epoch must be a function of the state", "are ()", "write def on_epoch(state)")
+def callback_without_a_state():
+    shared().fit(x=X, y=Y, batch_size=8, progress=False, callbacks=[WithoutState()])
+
+
+class WithArguments:
+    """A callback as other libraries have it."""
+
+    def on_begin(self, logs):
+        """Return nothing."""
+
+
+@program("on_begin must be a function without arguments", "(logs)", "write def on_begin()")
+def callback_whose_beginning_takes_something():
+    shared().fit(x=X, y=Y, batch_size=8, progress=False, callbacks=[WithArguments()])
+
+
+@program("evaluate must be a function of the training", "(model, x, y)", "write def evaluate(training)")
+def evaluation_of_a_model():
+    shared().fit(x=X, y=Y, batch_size=8, progress=False, evaluate=lambda model, x, y: {"error": 0.0})
+
+
+@program("log must be a function of the record", "(step, loss)", "write def log(record)")
+def log_of_two_arguments():
+    shared().fit(x=X, y=Y, batch_size=8, progress=False, log=lambda step, loss: print(step, loss))
+
+
+@program("digest: losses must be numbers, got ['a']", "pass history.loss")
+def digest_of_text():
+    shared().digest(["a"])
+
+
+@program("tensors must be a dict of arrays by name, got list")
+def file_of_a_list():
+    safetensors.write("weights.safetensors", [np.zeros(3, np.float32)])
+
+
+@program("timeout must be a number of seconds or None, got '1'")
+def limit_of_time_as_text():
+    shared().step(x=X, y=Y).result("1")
+
+
+@program("timeout must be a number of seconds or None, got nan")
+def limit_of_time_that_is_nan():
+    shared().step(x=X, y=Y).result(float("nan"))
+
+
+@program("primitive 'exp' exists", "choose another name")
+def op_with_a_name_that_exists():
+    extend.register(extend.Primitive("exp", "map", lambda x: x, np.exp))
+
+
+@program("family must be one of", "map", "got 'elementwise'")
+def op_of_an_unknown_family():
+    extend.register(extend.Primitive("exponential", "elementwise", lambda x: x, np.exp))
+
+
+@program("primitive 'add' exists", "choose another name")
+def row_with_a_name_that_exists():
+    extend.elementwise("add", array="add", wgsl="({0} + {1})")
