@@ -267,6 +267,10 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
             train.export(tmp_path / "no", data={"x": x, "z": x})
         with pytest.raises(InputError, match="numbers of examples differ"):
             train.export(tmp_path / "no", data={"x": x, "y": x[:5]})
+        batch = train.input_types["x"].shape[0]
+        for data in ({"x": x, "y": x[:batch]}, {"x": x[:batch], "y": x}):  # a batch alone would be drawn whole
+            with pytest.raises(InputError, match="numbers of examples differ"):
+                train.export(tmp_path / "no", data=data)
         with pytest.raises(InputError, match=r"y: expected examples of f32\[1\]"):
             train.export(tmp_path / "no", data={"x": x, "y": np.zeros((20, 2), np.float32)})
         with pytest.raises(InputError, match="not attached to this training"):

@@ -129,6 +129,8 @@ def test_labels_and_flat_arrays_of_one_open_size(tab: Tab) -> None:
         for x, label in (([1, 2, 3, 4, 5, 6], [0, 2, 1]), ([1, -1], [2])):
             close(tab.run(code, x, label), [train.step(x=np.reshape(x, (-1, 2)), label=label).loss])
         assert "index 3 at position 1 is out of range" in tab.run(code, [1, 2, 3, 4], [0, 3])
+        problem = "\n  axis 0 must be one size in a call: x axis 0 is 2, label axis 0 is 3"
+        assert problem in tab.run(code, [1, 2, 3, 4], [0, 1, 2])
         output = from_bits(
             tab.run("return bits({ y: (await train.forwards.infer.run({ x: [[1, 2], [3, 4]] })).output });")
         )

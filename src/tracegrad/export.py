@@ -303,6 +303,9 @@ def checked_data(inputs: Sequence[Field], data: Mapping[str, Any]) -> dict[str, 
         except InputError as e:
             problems.append(f"{name}: {e}")
     lengths = {n: len(x) for n, x in out.items() if x.shape != fields[n].shape}
+    batches = {fields[n].shape[0] for n in lengths}
+    # as many rows as a batch beside more rows of another input: the page would pair these with others at each step
+    lengths |= {n: len(x) for n, x in out.items() if fields[n].shape[:1] and fields[n].shape[0] in batches}
     if len(set(lengths.values())) > 1:
         problems.append(f"numbers of examples differ: {lengths}")
     if problems:

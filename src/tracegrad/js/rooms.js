@@ -77,9 +77,10 @@ function sizesIn(fields, most, given, what, n) {
     }
     for (const d of open) {
       const name = names[d], size = shape[d + more], before = found[name] ??= { size, where: `${f.name} axis ${d}` };
-      if (before.size !== size) problems.push(`${name} must be one size in a call: ${before.where} is ${before.size}, ${f.name} axis ${d} is ${size}`);
-      else if (size < 1) problems.push(`${f.name}: it is empty; ${name} must be at least 1`);
-      else if (size > most[name]) problems.push(`${f.name}: its shape is [${shape.slice(more)}], but the largest here is ${typed({ ...f, shape: shapeAt(f, most) })}. ${name} is at most ${most[name]}: pass less, or export again in Python with a larger one in sizes=${JSON.stringify(most)}`);
+      const label = name.replace("None at ", ""); // of a size that has no name in Python
+      if (before.size !== size) problems.push(`${label} must be one size in a call: ${before.where} is ${before.size}, ${f.name} axis ${d} is ${size}`);
+      else if (size < 1) problems.push(`${f.name}: it is empty; ${label} must be at least 1`);
+      else if (size > most[name]) problems.push(`${f.name}: its shape is [${shape.slice(more)}], but the largest here is ${typed({ ...f, shape: shapeAt(f, most) })}. ${label} is at most ${most[name]}: pass less, or export again in Python with a larger one in sizes=${JSON.stringify(most)}`);
     }
   }
   refuse(what, problems);
