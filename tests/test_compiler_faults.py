@@ -52,10 +52,10 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
     return made
 
 
-def compiled(width: int = 8, **more: Any) -> tg.CompiledTraining:
+def compiled(width: int = 8, device: str = "cpu", **more: Any) -> tg.CompiledTraining:
     return tg.compile(
         model=SineMLP(width), loss=sine_loss, inputs={"x": (32, 1), "y": (32, 1)}, optimizer=optim.adam(1e-3), seed=0,
-        device="cpu", **more,
+        device=device, **more,
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_a_compiler_that_hangs_is_given_up_and_numpy_trains(
 def test_a_compiler_that_does_not_say_its_version_costs_seconds(
     fake: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An interrupt waits for the answer, so the limit is not that of compiling."""
+    """The limit is not that of compiling."""
     fake(HANGS_AT_ONCE)
     monkeypatch.setenv(LIMIT, "600")
     monkeypatch.setattr(module, "ANSWERS", 0.2)
@@ -178,6 +178,34 @@ def test_an_interrupt_ends_the_wait_for_a_compiler_and_so_does_the_end_of_python
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["interrupted", *(["Aborted(reason='closed')"] if closes else [])]
     assert log.read_text() and eventually(lambda: not alive(log))
+
+
+INTERRUPTED_AT_ONCE = """
+import os, signal, threading
+from test_compiler_faults import *
+module.ANSWERS = 1e6
+def interrupt():
+    while not os.path.getsize({log!r}):  # until the compiler is asked for its version
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    compiled(device={device!r})
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_an_interrupt_ends_the_wait_for_the_version_of_a_compiler(device: str, fake: Callable[[str], Path]) -> None:
+    log = fake(HANGS_AT_ONCE)
+    environment = {**os.environ, LIMIT: "1e6", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    code = INTERRUPTED_AT_ONCE.format(log=str(log), device=device)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=250, env=environment, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+    assert eventually(lambda: not alive(log))
 
 
 def mapped() -> set[str]:

@@ -60,7 +60,7 @@ OTHERWISE = {"-O3": "-O1"}
 SECONDS = 30.0  # a compiler that takes longer than this, or than LIMIT, has failed; long texts get more time
 CHARACTERS = 1000  # each as many characters of text add a second: more than ten times what compilers take
 LIMIT = "TRACEGRAD_CC_SECONDS"
-ANSWERS = 10.0  # seconds for `--version`, which takes milliseconds; an interrupt (Ctrl-C) has to wait for its end
+ANSWERS = 10.0  # seconds for `--version`, which takes milliseconds
 FORGOTTEN_AFTER = 60 * 86400  # seconds without use
 MOST_BYTES = 256 << 20  # of all libraries together: twelve thousand of the usual size
 

@@ -78,9 +78,9 @@ def devices() -> list[DeviceInfo]:
 
 
 def begin(device: str) -> Callable[[], CpuSession]:
-    """Return the session class: there is no device to look for."""
+    """Return what makes a session. The compiler is asked here: an interrupt ends only this thread's wait for it."""
     need_numpy(device)
-    return lambda: CpuSession(compiler())
+    return partial(CpuSession, compiler())
 
 
 class CpuSession:

@@ -8,6 +8,7 @@ from tracegrad.arrays import need_numpy
 from tracegrad.runtime.adapters import AdapterInfo, adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
+from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.tab import IN_TAB
 
 
@@ -31,6 +32,7 @@ def begin(device: str) -> Callable[[], Session | None]:
         return BrowserSession
     need_numpy(device)
     found = search(device)
+    compiler()  # tells its version here, because the session's thread would not end the wait at an interrupt
     if found.loaded:
         native_runtime()
     return lambda: opened(found, lambda adapter: native_runtime()(adapter))
