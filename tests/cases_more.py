@@ -194,6 +194,10 @@ IMAGE_CASES: list[Case] = [
             ("bilinear", (1, 2, 5, 4), {"size": (3, 9)}, False),
             ("bilinear", (1, 2, 5, 4), {"size": (7, 1)}, True),
             ("bilinear", (1, 2, 3, 4), {"scale_factor": (1.7, 2)}, False),
+            ("trilinear", (1, 1, 2, 3, 4), {"size": (3, 2, 5)}, False),
+            ("bicubic", (1, 2, 5, 4), {"size": (3, 9)}, False),
+            ("bicubic", (1, 2, 5, 1), {"size": (7, 2)}, True),
+            ("bicubic", (1, 2, 3, 4), {"scale_factor": (1.7, 2)}, False),
         )
     ],
     Case("adaptive_avg_pool1d", lambda x: tg.adaptive_avg_pool1d(x, 3), ((2, 3, 7),),

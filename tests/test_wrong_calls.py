@@ -56,7 +56,7 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
     "einsum: output": (lambda: tg.einsum("ij->ii", f(2, 2)), "the output of 'ij->ii' names an axis twice"),
     "interpolate: corners": (
         lambda: tg.interpolate(f(1, 1, 4, 4), size=8, mode="nearest", align_corners=True),
-        "align_corners needs mode",
+        "align_corners cannot go with mode",
     ),
     "interpolate: size": (
         lambda: tg.interpolate(f(1, 1, 4, 4), size=(2,)),

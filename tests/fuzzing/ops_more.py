@@ -131,8 +131,8 @@ def _divergence_torch(torch: Any, x: Any, t: Any, reduction: str, log_target: bo
 
 
 def _resampled(pool: Pool) -> Drawn:
-    mode = pool.one(("nearest", "linear", "bilinear"))
-    spatial = {"linear": 1, "bilinear": 2}.get(mode, 1 + pool.below(2))
+    mode = pool.one(("nearest", "linear", "bilinear", "trilinear", "bicubic"))
+    spatial = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}.get(mode, 1 + pool.below(2))
     sizes = (1, 2, 3, 5, 6, 7, 9)
     x = pool.shaped((pool.one((1, 2)), pool.one((1, 2, 3)), *(pool.one(sizes) for _ in range(spatial))))
     attrs = {"size": tuple(pool.one(sizes) for _ in range(spatial)), "mode": mode}

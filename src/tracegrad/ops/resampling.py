@@ -21,7 +21,9 @@ from tracegrad.prims.views import permute, reshape
 __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "interpolate", "max_pool1d", "pixel_shuffle",
            "pixel_unshuffle", "unfold"]  # fmt: skip
 
-SPATIAL = {"nearest": (1, 2, 3), "linear": (1,), "bilinear": (2,)}  # numbers of axes after the channels, by mode
+# Numbers of axes after the channels, by mode
+SPATIAL = {"nearest": (1, 2, 3), "linear": (1,), "bilinear": (2,), "trilinear": (3,), "bicubic": (2,)}
+SLOPE = -0.75  # of the cubic at its zeros, as in PyTorch; Keys 1981 has -0.5
 
 
 @op
@@ -36,12 +38,14 @@ def interpolate(
 
     nearest:  out[i] = x[floor(i / s)], s = out / in
     linear:   out[i] = x interpolated at (i + 0.5) / s - 0.5; with align_corners at i (in - 1) / (out - 1)
-    bilinear: linear along height and width
+    bilinear: linear along height and width; trilinear: along depth, too
+    bicubic:  along height and width, cubic convolution of four neighbours (Keys 1981, a = -0.75); edges are repeated
 
-    x:             f32, [B, C, L] or [B, C, H, W]; for "nearest" [B, C, D, H, W] too.
+    x:             f32, [B, C, L], [B, C, H, W] or [B, C, D, H, W].
     size:          size of the result, one integer for all axes or one for each.
     scale_factor:  instead of `size`: out = floor(in * scale_factor).
-    mode:          "nearest", "linear" (for sequences) or "bilinear" (for images).
+    mode:          "nearest", for all shapes; "linear" for sequences, "bilinear" and "bicubic" for images, "trilinear"
+                   for volumes.
     align_corners: whether the first and last elements keep their positions; not for "nearest".
     Returns:       f32, with the axes after the channels at the new size.
     Gradient:      each cotangent, weighted as in the forward, to the elements read.
@@ -60,12 +64,16 @@ def interpolate(
         raise InputError(f"mode must be one of {', '.join(map(repr, SPATIAL))}, got {mode!r}")
     axes = range(2, x.ndim)
     if len(axes) not in SPATIAL[mode]:
-        hint = "; images take mode='bilinear'" if mode == "linear" and x.ndim == 4 else ""
-        raise ShapeError(f"mode {mode!r} takes {SPATIAL[mode]} axes behind batch and channels, got {x.type}{hint}")
+        fitting = " or ".join([f"mode={m!r}" for m, spatial in SPATIAL.items() if len(axes) in spatial])
+        remedy = f"write {fitting}" if fitting else "x must be [B,C,L], [B,C,H,W] or [B,C,D,H,W]"
+        raise ShapeError(f"mode {mode!r} does not resize {x.type}; {remedy}")
     if align_corners and mode == "nearest":
-        raise InputError("align_corners needs mode 'linear' or 'bilinear'")
+        raise InputError("align_corners cannot go with mode 'nearest', which has no positions between elements")
     for d, (n, step) in zip(axes, _sizes(x.shape[2:], size, scale_factor)):
-        x = _nearest(x, d, n, step) if mode == "nearest" else _linear(x, d, n, step, align_corners)
+        if mode == "nearest":
+            x = _nearest(x, d, n, step)
+        else:
+            x = (_cubic if mode == "bicubic" else _linear)(x, d, _places(x.shape[d], n, step, align_corners))
     return x
 
 
@@ -93,17 +101,42 @@ def _nearest(x: Tensor, axis: int, n: int, step: float) -> Tensor:
     return take(x, literal([min(math.floor(nearest_f32(k * step)), last) for k in range(n)], i32), axis)
 
 
-def _linear(x: Tensor, axis: int, n: int, step: float, align_corners: bool) -> Tensor:
+def _places(m: int, n: int, step: float, align_corners: bool) -> list[float]:
+    """Return where in an axis of `m` elements each of the `n` new elements is."""
+    return [k * (m - 1) / max(n - 1, 1) if align_corners else (k + 0.5) * step - 0.5 for k in range(n)]
+
+
+def _linear(x: Tensor, axis: int, places: Sequence[float]) -> Tensor:
     last = x.shape[axis] - 1
-    if align_corners:
-        places = [k * last / max(n - 1, 1) for k in range(n)]
-    else:
-        places = [max((k + 0.5) * step - 0.5, 0.0) for k in range(n)]
+    places = [max(p, 0.0) for p in places]
     left = [min(math.floor(p), last) for p in places]
-    weight = reshape(literal([p - k for p, k in zip(places, left)], f32), (n, *[1] * (x.ndim - axis - 1)))
+    weight = _along([p - k for p, k in zip(places, left)], x, axis)
     a = take(x, literal(left, i32), axis)
     b = take(x, literal([min(k + 1, last) for k in left], i32), axis)
     return a * (1.0 - weight) + b * weight
+
+
+def _cubic(x: Tensor, axis: int, places: Sequence[float]) -> Tensor:
+    last = x.shape[axis] - 1
+    parts: list[Tensor] = []
+    for k in (-1, 0, 1, 2):
+        near = [min(max(math.floor(p) + k, 0), last) for p in places]
+        weights = [_keys(p - math.floor(p) - k) for p in places]
+        parts.append(take(x, literal(near, i32), axis) * _along(weights, x, axis))
+    return parts[0] + parts[1] + parts[2] + parts[3]
+
+
+def _keys(d: float) -> float:
+    """Return the weight of a neighbour at distance `d`, below 2, in a cubic convolution."""
+    d = abs(d)
+    if d <= 1:
+        return ((SLOPE + 2) * d - (SLOPE + 3)) * d * d + 1
+    return SLOPE * (((d - 5) * d + 8) * d - 4)
+
+
+def _along(values: list[float], x: Tensor, axis: int) -> Tensor:
+    """Return constants that broadcast along an axis of `x`."""
+    return reshape(literal(values, f32), (len(values), *[1] * (x.ndim - axis - 1)))
 
 
 def _pooled(x: Tensor, axis: int, n: int) -> Tensor:
