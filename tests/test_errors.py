@@ -294,6 +294,9 @@ def test_a_model_without_parameters() -> None:
     with pytest.raises(tg.CompileError, match="Empty has no parameters") as e:
         tg.compile(model=Empty(), loss=sine_loss, inputs=INPUTS, optimizer=optim.adam(), device="cpu")  # HERE empty
     assert_names_line(str(e.value), "empty")
+    with pytest.raises(tg.CompileError, match="Empty has no parameters") as e:
+        tg.compile_forward(model=Empty(), forward=lambda m, x: x, inputs={"x": (None, 2)})  # HERE empty forward
+    assert_names_line(str(e.value), "empty forward")
 
 
 def test_a_model_with_nothing_to_train() -> None:

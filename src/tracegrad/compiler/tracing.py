@@ -12,7 +12,7 @@ from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
 from tracegrad.compiler.layout import States
 from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import CompileError, TraceError, call_site, located
+from tracegrad.errors import TraceError, call_site, located
 from tracegrad.ir import Tensor
 from tracegrad.nn.module import at_path, bound, named_arrays, named_states, no_parameters, state_specs
 from tracegrad.nn.parameters import Parameter, State
@@ -74,7 +74,7 @@ def traced(
     states = {n: p for n, p in arrays.items() if isinstance(p, State)}
     parameters = {n: p for n, p in arrays.items() if n not in states}
     if not arrays:
-        raise CompileError.here(f"the model {type(model).__name__} has no parameters: {no_parameters(model)}")
+        raise no_parameters(model)
     if frozen is not None:
         named = chosen(parameters, frozen, "frozen")
         parameters |= {n: replace(parameters[n], trainable=False) for n in named}

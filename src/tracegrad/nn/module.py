@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from tracegrad import init as inits
 from tracegrad.dtypes import DType, f32
-from tracegrad.errors import DTypeError, InputError, TraceError, call_site
+from tracegrad.errors import CompileError, DTypeError, InputError, TraceError, call_site
 from tracegrad.initializer import Initializer
 from tracegrad.ir import Tensor
 from tracegrad.methods import TensorMethods
@@ -231,8 +231,12 @@ def named_arrays(model: Any) -> dict[str, Parameter]:
     return out
 
 
-def no_parameters(model: Any) -> str:
-    """Return advice for the error about a model without parameters."""
+def no_parameters(model: Any) -> CompileError:
+    """Return the error about a model without parameters and states, with advice."""
+    return CompileError.here(f"the model {type(model).__name__} has no parameters: {_without(model)}")
+
+
+def _without(model: Any) -> str:
     advice = "make some with self.param or layers in __init__, and assign them to attributes"
     for name, value in getattr(model, "__dict__", {}).items():
         if isinstance(value, (set, frozenset, Iterator)):
