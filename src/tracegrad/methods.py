@@ -137,13 +137,13 @@ class Op:
         star, stars = [f"*{x}" for x in rest[:many]], [f"**{x}" for x in rest[many:]]
         more, other = [] if many else ["*_more"], [] if others else ["**_other"]
         checked = {x: f"_switch('{x}', {x})" for x in self.switches}
-        passed = [f"{x}={checked.get(x, x)}" for x in keywords] + stars
+        raw, passed = [f"{x}={x}" for x in keywords], [f"{x}={checked.get(x, x)}" for x in keywords] + stars
         needed = [f"{x} is _missing" for x in (*positional, *keywords) if self.defaults[x] is MISSING]
         engine = AT_ONCE[0] if AT_ONCE else NO_ENGINE
         source = ENTRY.format(
             signature=", ".join([*positional, *star, *more, *keywords, *stars, *other]),
             wrong=" or ".join([*[x.lstrip("*") for x in more + other], *needed]) or "False",
-            everything=f"{_tuple([*positional, *star, *more])}, dict({', '.join(passed + other)})",
+            everything=f"{_tuple([*positional, *star, *more])}, dict({', '.join([*raw, *stars, *other])})",
             key=engine.key(self),
             parameters=_tuple(parameters),
             given=", ".join(parameters),
