@@ -180,6 +180,17 @@ LOSS_CASES: list[Case] = [
          torch=lambda a, b: F.cosine_similarity(a, b[None], 1)),
 ]  # fmt: skip
 
+
+def _segment_max_torch(torch: Any, x: Any, i: Any, n: int) -> Any:
+    """The maximum of each segment, one segment after the other."""
+    return torch.stack([x[i == k].amax(0) for k in range(n)])
+
+
+def _segment_softmax_torch(torch: Any, x: Any, i: Any, n: int) -> Any:
+    e = torch.exp(x)
+    return e / torch.zeros(n, *x.shape[1:]).to(x).index_add(0, i.long(), e)[i.long()]
+
+
 IMAGE_CASES: list[Case] = [
     *[
         Case(f"interpolate_{mode}_{how}_{align}".replace(" ", ""),
@@ -229,6 +240,10 @@ IMAGE_CASES: list[Case] = [
     ],
     Case("segment_sum", lambda x, i: tg.segment_sum(x, i, 4), ((6, 2),), ints=(((6,), 4),),
          torch=lambda x, i: torch.zeros(4, 2).double().index_add(0, i.long(), x)),
+    Case("segment_max", lambda x, i: tg.segment_max(x, tg.concat([i, tg.arange(4)], 0), 4), ((10, 2),),
+         ints=(((6,), 4),), torch=lambda x, i: _segment_max_torch(torch, x, torch.cat([i, torch.arange(4)]), 4)),
+    Case("segment_softmax", lambda x, i: tg.segment_softmax(x, i, 4), ((6, 2),), ints=(((6,), 4),), low=-3, high=3,
+         torch=lambda x, i: _segment_softmax_torch(torch, x, i, 4)),
 ]  # fmt: skip
 
 T_LENGTHS, S_LENGTHS = np.array([6, 5, 6], np.int32), np.array([3, 1, 2], np.int32)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tracegrad as tg
+from tracegrad.errors import CallError
 from tracegrad.ops import sorting
 
 NAN, INF = float("nan"), float("inf")
@@ -189,8 +190,12 @@ def test_the_loss_of_unaligned_labels_is_pytorch_s(device_name: str, lengths: An
         (lambda x: tg.interpolate(x[None], size=3, mode="cubic"), tg.InputError, "mode must be"),
         (lambda x: tg.pixel_shuffle(x[None], 2), tg.ShapeError, "cannot be divided"),
         (lambda x: tg.segment_sum(x, [0, 1, 2], 3), tg.ShapeError, "one for each slice"),
+        (lambda x: tg.segment_softmax(x, [0, 1, 2], 3), tg.ShapeError, "one for each slice"),
+        (lambda x: tg.segment_max(tg.cast(x, tg.i32), [0, 1], 3), tg.DTypeError, "f32"),
         (lambda x: tg.linalg.cholesky(x), tg.ShapeError, r"square matrix .* got f32\[2,3\]"),
         (lambda x: tg.linalg.solve_triangular(x[:, :2], x[0], upper=True), tg.ShapeError, "matrix of one column"),
+        (lambda x: tg.linalg.solve_triangular(x[:, :2], x, lower=True), CallError, "write upper=False for a lower"),
+        (lambda x: tg.linalg.solve_triangular(x[:, :2], x), CallError, "missing upper="),
         (lambda x: tg.linalg.solve(x[:, :2], np.ones((3, 1))), tg.ShapeError, r"B must be \[..., 2, k\]"),
         (lambda x: tg.grid_sample(x, x), tg.ShapeError, "B,H',W',2"),
         (lambda x: tg.grid_sample(x, x, "bicubic"), tg.InputError, "'bilinear' or 'nearest'"),

@@ -21,8 +21,7 @@ def graph() -> Program:
     def attend(h: Any, a: Any, b: Any, edges: Any) -> Any:
         h, (source, target) = h.reshape(-1, heads, width), edges
         score = tg.leaky_relu((h * a).sum(-1)[source] + (h * b).sum(-1)[target], 0.2)
-        weight = tg.exp(score - score.max())
-        share = weight / tg.segment_sum(weight, target, h.shape[0])[target]
+        share = tg.segment_softmax(score, target, h.shape[0])
         return tg.segment_sum(share[:, :, None] * h[source], target, h.shape[0]).reshape(-1, heads * width)
 
     class Model(tg.Module):

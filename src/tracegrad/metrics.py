@@ -15,9 +15,10 @@ from tracegrad.dtypes import f32, i32, integer
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir import Tensor
 from tracegrad.methods import op
-from tracegrad.ops.indexing import indices_for, segment_sum
+from tracegrad.ops.indexing import indices_for
 from tracegrad.ops.losses import cross_entropy, pair
 from tracegrad.ops.reduction import argmax, mean, sum
+from tracegrad.ops.segments import segment_sum
 from tracegrad.prims.elementwise import cast, exp, square, where
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import float_type

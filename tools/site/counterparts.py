@@ -43,6 +43,8 @@ COUNTERPARTS = {
     "tg.transpose": "torch.permute",
     "tg.one_hot": "torch.nn.functional.one_hot",
     "tg.scatter_add": "torch.scatter_add",
+    "tg.segment_max": "torch.scatter_reduce",
+    "tg.segment_softmax": "",
     "tg.segment_sum": "torch.index_add",
     "tg.einsum": "torch.einsum",
     "tg.matmul": "torch.matmul",

@@ -18,6 +18,7 @@ from tracegrad.ops import (
     reduction,
     resampling,
     sampling,
+    segments,
     shaping,
     sorting,
     trigonometry,
@@ -44,6 +45,7 @@ from tracegrad.ops.random import *
 from tracegrad.ops.reduction import *
 from tracegrad.ops.resampling import *
 from tracegrad.ops.sampling import *
+from tracegrad.ops.segments import *
 from tracegrad.ops.shaping import *
 from tracegrad.ops.sorting import *
 from tracegrad.ops.trigonometry import *
@@ -72,6 +74,7 @@ __all__ += random.__all__
 __all__ += reduction.__all__
 __all__ += resampling.__all__
 __all__ += sampling.__all__
+__all__ += segments.__all__
 __all__ += shaping.__all__
 __all__ += sorting.__all__
 __all__ += trigonometry.__all__

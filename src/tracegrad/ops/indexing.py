@@ -16,11 +16,11 @@ from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
-from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, const, fitting, iota, literal, unboxed
+from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, fitting, iota, literal, unboxed
 from tracegrad.prims.maps import broadcast, composite
 from tracegrad.prims.rules import alike
 
-__all__ = ["arange", "embedding", "one_hot", "scatter_add", "segment_sum", "take", "take_along_axis"]
+__all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_axis"]
 
 
 @entered
@@ -349,30 +349,3 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
         raise ShapeError(f"indices are {at.type}; they do not broadcast to the updates, {updates.type}")
     added = bind(SCATTER_ADD, updates, views.broadcast_to(at, updates.shape), axis=axis, length=x.shape[axis])
     return x + added
-
-
-@op
-def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
-    """Sum the slices of `x` along axis 0 that belong to the same segment.
-
-    out[s] = sum of x[k] over the k with segments[k] = s, in the order of k; 0 for an empty segment
-
-    x:        f32 or i32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order; an input is checked against [0, n).
-    n:        the number of segments.
-    Returns:  the dtype of `x`, [n, *x.shape[1:]].
-    Gradient: to each slice the cotangent of its segment; none to `segments`.
-    Raises:   ShapeError unless there is one segment for each slice; DTypeError if `segments` is not i32.
-
-    As jax.ops.segment_sum, and torch's zeros(n).index_add(0, segments, x).
-
-    >>> import tracegrad as tg
-    >>> tg.segment_sum(tg.tensor([1.0, 2.0, 4.0]), [0, 1, 0], 2)
-    tensor([5., 2.])
-    """
-    x, n = as_tensor(x), count(n, "n")
-    at = indices_for(segments, n)
-    if not x.ndim or at.shape != x.shape[:1]:
-        raise ShapeError(f"segments must be one for each slice of x along axis 0: x is {x.type}, segments {at.type}")
-    zeros = views.broadcast_to(const(0, x.dtype), (n, *x.shape[1:]))
-    return scatter_add(zeros, at, x)
