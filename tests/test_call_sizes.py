@@ -145,6 +145,16 @@ def test_a_forward_has_names_too_and_all_are_checked() -> None:
         assert train.explain().program.dispatches and train.profile(1).table() and train.profile(1, batch(2)).table()
     with pytest.raises(tg.InputError, match="the name of a size is made of letters"):
         compiled({"x": ("B 1", 5, 3), "y": ("B", 2)})
+    with pytest.raises(tg.InputError, match=r"one axis of any size is \(None,\)"):
+        compiled({"x": (9, 5, 3), "y": None})
+
+
+def test_a_name_alone_is_the_shape_of_one_axis() -> None:
+    declared = {"x": ("B", 3), "weight": "B"}
+    forward = lambda m, x, weight: weight[:, None] * m(x)
+    with tg.compile_forward(model=nn.Linear(3, 2), forward=forward, inputs=declared, device="cpu", seed=0) as f:
+        for n in (4, 7):
+            assert f.run(x=np.ones((n, 3)), weight=np.ones(n)).output.shape == (n, 2)
 
 
 def test_a_loss_is_traced_at_compile_with_sizes_that_it_takes() -> None:

@@ -157,7 +157,7 @@ def input_type(name: str, spec: Any) -> InputType:
             f"input {name!r}: declare a shape or a type, not {article(type(spec).__name__)} of shape {spec.shape}; "
             "pass values to step and run"
         )
-    dtype, dims = f32, (spec,) if whole(spec) is not None else spec
+    dtype, dims = f32, (spec,) if whole(spec) is not None or _is_name(spec) else spec
     if isinstance(spec, (InputType, TensorType)):
         dtype, dims = spec
     sizes = list(cast("Sequence[Any]", dims)) if isinstance(dims, (tuple, list)) else None
@@ -175,6 +175,8 @@ def _is_name(d: Any) -> bool:
 
 def _hint(spec: Any, sizes: Sequence[Any]) -> str:
     """Suggest how to write what was probably meant."""
+    if spec is None:
+        return "; the shape of one axis of any size is (None,)"
     if isinstance(spec, DType):
         return f"; a dtype alone has no shape, write tg.{spec}[...]"
     if any(isinstance(d, DType) for d in sizes):
