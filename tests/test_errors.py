@@ -325,7 +325,7 @@ def test_inputs_that_the_loss_does_not_take(name: str) -> None:
     assert_names_line(str(e.value), "names")
 
 
-@pytest.mark.parametrize("spec", [(0, 1), (-2,), "x", (1.5,), {"a": 1}, True])
+@pytest.mark.parametrize("spec", [(0, 1), (-2,), "no name", (1.5,), {"a": 1}, True])
 def test_input_types_that_are_none(spec: Any) -> None:
     with pytest.raises(tg.InputError, match="'x'") as e:
         inputs = {"x": spec, "y": (16, 1)}
