@@ -199,8 +199,8 @@ def _cut(axes: Sequence[Axis], room: Sequence[int], sizes: Sequence[int]) -> Cut
             whole.append(a.length.at(room))
             counts.append(a.length.at(sizes))
             continue
-        whole += [p if isinstance(p, int) else room[p.size] + p.more for p in a.parts]
-        counts += [p if isinstance(p, int) else sizes[p.size] + p.more for p in a.parts]
+        whole += [p if isinstance(p, int) else p.at(room) for p in a.parts]
+        counts += [p if isinstance(p, int) else p.at(sizes) for p in a.parts]
     return Cut(tuple(whole), tuple(counts), tuple([a.length.at(sizes) for a in axes]))
 
 

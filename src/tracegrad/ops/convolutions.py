@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tracegrad.dtypes import TensorType, show
@@ -180,10 +181,7 @@ def _convolved(x: Any, t: Tensor, image: Any, w: Any) -> Any:
 
 
 def _conv_xla(x: Any, t: Tensor, image: Any, w: Any) -> Any:
-    def compute(image: Any, w: Any) -> Any:
-        return _convolved(x, t, image, w)
-
-    return _by_images(x, t, compute, [image], [w])
+    return _by_images(x, t, partial(_convolved, x, t), [image], [w])
 
 
 def _transpose_xla(x: Any, t: Tensor, ct: Any, w: Any) -> Any:

@@ -29,6 +29,10 @@ class Grown(NamedTuple):
     size: int  # which size
     more: int = 0
 
+    def at(self, sizes: Sequence[int]) -> int:
+        """Return the length at some sizes."""
+        return sizes[self.size] + self.more
+
 
 Part = int | Grown
 Parts = tuple[Part, ...]  # outermost first; none is 1, and no two numbers are neighbours
@@ -42,7 +46,7 @@ class Length(NamedTuple):
 
     def at(self, sizes: Sequence[int]) -> int:
         """Return the length at some sizes."""
-        return self.times * math.prod([sizes[f.size] + f.more for f in self.factors])
+        return self.times * math.prod([f.at(sizes) for f in self.factors])
 
 
 class Axis(NamedTuple):
@@ -73,11 +77,7 @@ class Sizes(NamedTuple):
 
     def of(self, part: Part) -> Both:
         """Return the length of a part in both traces."""
-        return (
-            (part, part)
-            if isinstance(part, int)
-            else (self.one[part.size] + part.more, self.other[part.size] + part.more)
-        )
+        return (part, part) if isinstance(part, int) else (part.at(self.one), part.at(self.other))
 
     def length(self, pair: Both) -> Length:
         """Return how a length follows the sizes.
@@ -141,7 +141,7 @@ def _lengths(sizes: Sizes, pair: Both) -> frozenset[Length]:
     a, b = pair
     found = {Length(1, (Grown(k, a - n),)) for k, (n, m) in enumerate(zip(sizes.one, sizes.other)) if a - b == n - m}
     for factors in _products(len(sizes.one)):
-        n, m = (math.prod([s[f.size] + f.more for f in factors]) for s in sizes)
+        n, m = (math.prod([f.at(s) for f in factors]) for s in sizes)
         if n > 0 and a % n == 0 and a // n * m == b:
             found.add(Length(a // n, factors))
     return frozenset({f for f in found if not any(g.more for g in f.factors)} or found)
