@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +33,7 @@ from tracegrad.hypers import PREFIX
 from tracegrad.introspection.tables import escape
 from tracegrad.jsontext import dumped
 from tracegrad.program import VERSION, Field, Program
+from tracegrad.refusals import shown
 from tracegrad.runtime.javascript import CHECKS, core, runtime, source, without_imports
 
 if TYPE_CHECKING:
@@ -104,8 +105,13 @@ def check_contents(path: str | os.PathLike[str], contents: Contents, single_file
         raise InputError.here(
             f"export: {os.fspath(path)} names a file, but export writes a folder; for one file pass single_file=True"
         )
+    given: object
+    for name, example in (("labels", '["cat", "dog"]'), ("vocabulary", '["a", "b"]')):
+        given = getattr(contents, name)
+        if not isinstance(given, Iterable | None):
+            raise InputError.here(f"export: pass {name} as a list of texts, such as {example}; got {shown(given)}")
     for name, example in (("forwards", '{"predict": infer}'), ("data", '{"x": xs, "y": ys}')):
-        given: object = getattr(contents, name)
+        given = getattr(contents, name)
         if not isinstance(given, Mapping | None):
             raise InputError.here(
                 f"export: pass {name} as a dict by name, such as {example}; got {type(given).__name__}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from tracegrad.errors import InputError
-from tracegrad.refusals import NoNumber, shown
+from tracegrad.refusals import NoNumber, check_takes, shown
 
 Selection = str | Sequence[str] | Callable[[str], bool]
 NAMED = 12  # names listed in an error
@@ -18,6 +18,7 @@ def matcher(given: Selection, what: str) -> Callable[[str], bool]:
 
     js/checks.js has the same rule. Raises InputError for anything but a pattern, a list of them, or a function."""
     if callable(given) and not isinstance(given, NoNumber):  # a layer is callable, too
+        check_takes(what, "parameters", given, ("name",))
         return lambda name: bool(given(name))
     patterns: list[object] = [given] if isinstance(given, str) else list(cast("Iterable[object]", _listed(given, what)))
     for pattern in patterns:

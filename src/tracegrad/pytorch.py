@@ -231,11 +231,22 @@ def _named(state_dict: Any) -> dict[str, Any]:
         raise InputError.here(
             f"from_torch: the weights are a dict of arrays by name, got {shown(state_dict)}; write net.state_dict()"
         )
+    for name in cast("Mapping[object, Any]", state_dict):
+        if not isinstance(name, str):
+            raise InputError.here(f"from_torch: the names of weights are text, got {name!r}; write net.state_dict()")
     return dict(cast("Mapping[str, Any]", state_dict))
 
 
 def _renamed(given: dict[str, Any], rename: Rename | None) -> dict[str, Any]:
     """Rename the arrays, and leave out those renamed to None. Raises InputError if two get the same name."""
+    wanted = cast("object", rename)
+    values = cast("Mapping[str, object]", wanted).values() if isinstance(wanted, Mapping) else ()
+    known = wanted is None or isinstance(wanted, Mapping) or callable(wanted)
+    if not known or not all(isinstance(new, str) for new in values):
+        raise InputError.here(
+            f"from_torch: rename must be a dict of prefixes, such as {{'head': 'out'}}, or a function of a name; "
+            f"got {shown(wanted)}"
+        )
     out: dict[str, Any] = {}
     for name, value in given.items():
         new = _new_name(name, rename) if rename is not None else name

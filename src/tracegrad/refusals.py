@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from inspect import CO_VARARGS, CO_VARKEYWORDS
+from inspect import CO_VARARGS, CO_VARKEYWORDS, signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tracegrad.errors import CallError, InputError, MissingNameError, TraceError, call_site, located, placed
@@ -319,6 +319,24 @@ def check_function(who: str, fn: object) -> None:
     """Raise TraceError unless the first argument of `tg.<who>` is a function."""
     if not callable(fn):
         raise TraceError.here(f"{who}: the first argument must be a function, as in tg.{who}(f, ...); got {shown(fn)}")
+
+
+def check_takes(who: str, name: str, given: Any, takes: Sequence[str]) -> None:
+    """Raise InputError unless `given` can be called with arguments that this many names describe."""
+    how = f"a function of the {takes[0]}" if takes else "a function without arguments"
+    if not callable(given):
+        raise InputError.here(f"{who}: {name} must be {how}, got {shown(given)}; define one")
+    try:
+        found = signature(given)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return
+    try:
+        found.bind(*takes)
+    except TypeError:
+        raise InputError.here(
+            f"{who}: {name} must be {how}, but the arguments of the one given are {found}; "
+            f"write def {name}({', '.join(takes)})"
+        ) from None
 
 
 def helpful(f: F) -> F:

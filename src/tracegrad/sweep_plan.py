@@ -65,8 +65,8 @@ class SweepPlan(NamedTuple):
         if not lists or min(lengths.values()) < 1 or len({*lengths.values()}) > 1:
             found = ", ".join(f"{name} {n}" for name, n in lengths.items()) or "no list"
             raise InputError.here(
-                "tg.sweep: seeds and values are lists with one entry for each member, all of the same length; "
-                f"got {found}"
+                "tg.sweep: seeds and values are lists with one entry for each member, all of the same length, "
+                f"such as seeds=[0, 1, 2]; got {found}"
             )
         count = next(iter(lengths.values()))
         full = {name: lists.get(name, [x] * count) for name, x in given.items()}

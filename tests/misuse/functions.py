@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from misuse.table import X, Y, program, shared
-from tracegrad import extend, safetensors
+import tracegrad as tg
+from misuse.table import MLP, SHAPES, X, Y, mse, program, shared
+from tracegrad import extend, optim, safetensors
 
 
 @program("on_step must be a function of the state", "are ()", "write def on_step(state)")
@@ -88,3 +89,58 @@ def op_of_an_unknown_family():
 @program("primitive 'add' exists", "choose another name")
 def row_with_a_name_that_exists():
     extend.elementwise("add", array="add", wgsl="({0} + {1})")
+
+
+@program("freeze: parameters must be a function of the name", "are ()", "write def parameters(name)")
+def selection_without_a_name():
+    shared().freeze(lambda: True)
+
+
+@program("export: pass labels as a list of texts", "got 10")
+def number_of_labels():
+    shared().export("site", labels=10)
+
+
+@program("export: pass vocabulary as a list of texts", "got 27")
+def number_of_tokens():
+    shared().export("site", vocabulary=27)
+
+
+@program("from_torch: the names of weights are text, got 0", "write net.state_dict()")
+def weights_by_number():
+    tg.from_torch({0: np.zeros((4, 3), np.float32)}, shared())
+
+
+@program("rename must be a dict of prefixes", "a function of a name", "got 'l1'")
+def renaming_as_text():
+    tg.from_torch({"a.weight": np.zeros((4, 3), np.float32)}, shared(), rename="l1")
+
+
+@program("rename must be a dict of prefixes", "got {'a': 1}")
+def renaming_to_numbers():
+    tg.from_torch({"a.weight": np.zeros((4, 3), np.float32)}, shared(), rename={"a": 1})
+
+
+@program("metric must be the name of a metric", "got 5")
+def patience_in_place_of_a_metric():
+    tg.EarlyStopping(5)
+
+
+@program("single_flight: fn must be a function of the argument", "got 'step'")
+def single_flight_of_a_name():
+    tg.single_flight("step")
+
+
+@program("single_flight: fn must be a function of the argument", "are (x, y)")
+def single_flight_of_two_arguments():
+    tg.single_flight(lambda x, y: shared().step(x=x, y=y))
+
+
+@program("all of the same length, such as seeds=[0, 1, 2]", "got no list")
+def sweep_of_a_number_of_members():
+    tg.sweep(model=MLP(), loss=mse, inputs=SHAPES, optimizer=optim.sgd(0.1), seeds=3, device="cpu")
+
+
+@program("tracegrad.optim has no 'groups'", "groups={'pattern.*': {...}}")
+def groups_as_a_function():
+    optim.groups({"l1.*": {"lr": 0.1}})

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import Aborted, Failed
+from tracegrad.refusals import check_takes
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
     >>> newest([[1.0, 2.0]]).result().output.shape
     (1, 1)
     """
+    check_takes("single_flight", "fn", fn, ("argument",))
     flight = _Flight()
     name = getattr(fn, "__name__", "call")
 

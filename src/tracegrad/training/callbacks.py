@@ -37,6 +37,8 @@ class _Best:
     """The best value so far. mode: "min", "max", or "auto", which maximizes names such as val_accuracy."""
 
     def __init__(self, metric: str, min_delta: float = 0.0, mode: str = "auto"):
+        if not isinstance(metric, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError.here(f"metric must be the name of a metric, such as 'val_loss', got {shown(metric)}")
         if mode not in ("auto", "min", "max"):
             raise InputError.here(f"mode must be 'auto', 'min' or 'max', got {shown(mode)}")
         self.metric, self.min_delta, self.mode, self.value = metric, min_delta, mode, math.inf

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from inspect import signature
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from tracegrad.engine.results import CompletedStep, StepResult
 from tracegrad.errors import InputError
 from tracegrad.hypers import whole
 from tracegrad.lr import plateau_of
-from tracegrad.refusals import shown
+from tracegrad.refusals import check_takes, shown
 from tracegrad.training.between import lr_metric, turns
 from tracegrad.training.callbacks import EVENTS
 from tracegrad.training.data import Position, Rows, as_inputs, size_of, sources
@@ -62,7 +61,7 @@ def fit(
     Raises InputError for arguments that do not fit, and whatever the loop raises."""
     _check(train, batch_size, validation, metrics, callbacks, options)
     if callable(log):
-        _check_function("log", log, ("record",))
+        check_takes("fit", "log", log, ("record",))
     where = Position.read(resume) if resume is not None else Position(1, 0, (train.seed, _steps(train)))
     source, held = sources(train.input_types, data, x, y, batch_size, where.key if shuffle else None, validation)
     size = size_of(source)
@@ -118,7 +117,7 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
     options.hooks, options.watched = _hooks(options.hooks, callbacks, measured)
     options.schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")
     if options.evaluate is not None:
-        _check_function("evaluate", options.evaluate, ("training",))
+        check_takes("fit", "evaluate", options.evaluate, ("training",))
     plateaus = [plateau_of(s.knobs.rate.schedule) for s in train.store.steppers.values()]
     told = options.evaluate is not None or metrics or any(options.hooks.values())
     if not told and any(p is not None and p.mode == "max" for p in plateaus):
@@ -163,26 +162,8 @@ def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[di
             )
     for name, hooks in out.items():
         for hook in hooks:
-            _check_function(name, hook, HOOKS.get(name, ("state",)))
+            check_takes("fit", name, hook, HOOKS.get(name, ("state",)))
     return out, bool(watched)
-
-
-def _check_function(name: str, given: Any, takes: Sequence[str]) -> None:
-    """Raise InputError unless `given` can be called with arguments that this many names describe."""
-    how = f"a function of the {takes[0]}" if takes else "a function without arguments"
-    if not callable(given):
-        raise InputError.here(f"fit: {name} must be {how}, got {shown(given)}; define one")
-    try:
-        found = signature(given)
-    except (TypeError, ValueError):  # some builtins have no signature
-        return
-    try:
-        found.bind(*takes)
-    except TypeError:
-        raise InputError.here(
-            f"fit: {name} must be {how}, but the arguments of the one given are {found}; "
-            f"write def {name}({', '.join(takes)})"
-        ) from None
 
 
 def _loss_of(name: str) -> str:
