@@ -126,16 +126,17 @@ def compile_forward(
     """Compile a forward with parameters of its own, drawn from `seed`. `upload_params` sets them.
 
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
-    inputs:   as for `compile`. Each call chooses the sizes that are None or a name. From the second size of one name
-              on, one program serves all sizes if possible; `explain` of the result tells. Otherwise each choice has its
-              own.
-    max_cached_shapes: number of programs to keep. A further size drops the least recently used.
+    inputs:   as for `compile`. Each call chooses the sizes that are None or a name. The first sizes get a program of
+              their own. The second sizes get one program that serves all further sizes, where that is possible:
+              `infer.explain(x=x)` says whether it is. Elsewhere each choice of sizes gets its own program.
+    max_cached_shapes: number of programs to keep. A further program replaces the least recently used one.
     seed, device: as for `compile`.
     precision: "f32" or "f16": with "f16", kernels store intermediate values in half precision. "bf16" and "tf32" need
               device="jax", as in `compile`.
     writes:   the forward can write states of the model; `states` and `set_states` of the result read and write them.
-    Raises:   InputError for inputs that are not types, or that `forward` does not take; DeviceError. Errors inside
-              `forward` fail its first run.
+    Raises:   InputError for inputs that are neither shapes nor types, or that `forward` does not take; CompileError
+              for a model without parameters and states; DeviceError. Errors inside `forward` are raised here, but if
+              calls choose sizes, by the first run.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (None, 2)}, seed=0)
     >>> infer.run(x=np.zeros((3, 2))).output.shape

@@ -327,8 +327,9 @@ Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]
 
 @restored
 def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
-    """Rebuild the graph of `roots`. `rule(t, new_inputs)` returns a replacement, or None to keep `t`.
+    """Rebuild the graph of `roots`, and return the new roots.
 
+    `rule(t, inputs)` gets each tensor `t` and its rebuilt inputs. It returns a replacement, or None to keep `t`.
     As a transformation of torch.fx.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})

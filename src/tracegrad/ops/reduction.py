@@ -335,9 +335,11 @@ def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the position of the smallest element over `axis` (None: in the flattened `x`); otherwise as `argmax`.
+    """Return the position of the smallest element over `axis` (None: in the flattened `x`).
 
-    i32. No gradient. Raises ShapeError if axis is out of range or x has no elements. As numpy.argmin and torch.argmin.
+    x: f32, i32, u32. Returns i32: the first position of tied elements, or of a NaN, as in NumPy. No gradient.
+    For a tuple of axes, the position is the row-major index over these axes.
+    Raises:   ShapeError if axis is out of range or x has no elements. As numpy.argmin and torch.argmin.
 
     >>> tg.argmin([[1.0, 3.0, 2.0]], axis=-1)
     tensor([0], dtype=i32)

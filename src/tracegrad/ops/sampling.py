@@ -25,7 +25,7 @@ __all__ = ["affine_grid", "grid_sample"]
 
 @op
 def affine_grid(theta: Any, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Map the centres of the pixels of an image by an affine map: the positions at which `grid_sample` reads.
+    """Return the positions at which `grid_sample` reads an image, so that it applies an affine map.
 
     out[b, i, j] = theta[b] @ (x[j], y[i], 1), where (x[j], y[i]) is the centre of a pixel, from -1 to 1
 

@@ -35,8 +35,9 @@ def scale_by_adafactor(
 ) -> Transform:
     """Give u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v), for each parameter.
 
-    For a vector, v is a running mean of g^2, in which this step has the share step^beta2_decay. For a matrix, v is
-    r c / mean(r), with such means r over rows and c over columns. As torch.optim.Adafactor (Shazeer & Stern 2018).
+    v estimates the mean of g^2 over the steps. Each step has the share step^beta2_decay in it. For a vector, v has one
+    value for each element. For a matrix, only the means r of each row and c of each column are kept, and v[i, j] is
+    r[i] c[j] / mean(r). As torch.optim.Adafactor (Shazeer & Stern 2018).
 
     >>> optimizer = optim.custom(optim.scale_by_adafactor(), lr=1e-2)
     """

@@ -56,9 +56,9 @@ def _units(host: Host) -> tuple[Tensor, Tensor]:
 
 
 def clip_by_global_norm(max_norm: float) -> Transform:
-    """Scale the gradient down to `max_norm` if it is longer: g * min(1, c / (norm(g) + 1e-6)).
+    """Scale the gradient down to `max_norm` if it is longer: g * min(1, max_norm / (norm(g) + 1e-6)).
 
-    The norm is over all parameters. c is the hyperparameter "clip_grad_norm".
+    The norm is over all parameters. `train.set(clip_grad_norm=...)` replaces `max_norm`.
     As torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
 
     >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum()))
