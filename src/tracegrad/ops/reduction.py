@@ -136,9 +136,10 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
 @method
 def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
-    """Return the sample variance over `axis` (None: over all axes): `var` with `ddof=correction`.
+    """Return the variance over `axis` (None: over all axes), with the divisor n - correction.
 
-    f32. Gradient and errors: as `var`; raises ShapeError if axis is out of range. As torch.var.
+    f32. The default correction, 1, is that of a sample. Gradient and errors: as `var`; raises ShapeError if axis is out
+    of range. As torch.var.
 
     >>> tg.variance([1.0, 3.0])
     tensor(2.)

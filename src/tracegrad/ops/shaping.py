@@ -60,7 +60,7 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
     """Give `x` another shape, with the same elements in row-major order.
 
     x: any dtype. shape: integers. One of them can be -1, and is then inferred.
-    Raises ShapeError if the sizes differ.
+    Raises ShapeError if the numbers of elements differ.
     Gradient: reshaped back. As numpy.reshape and torch.reshape.
 
     >>> tg.reshape([1.0, 2.0, 3.0, 4.0], (2, -1))
