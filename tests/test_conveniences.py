@@ -69,6 +69,9 @@ def test_completion_lists_what_is_public() -> None:
 
 
 NAMES = [
+    (tg, "pi", "math.pi"),
+    (tg, "pairwise_distance", "tg.norm(a - b, axis=-1)"),
+    (tg, "sparse", "tg.segment_sum(values[:, None] * x[columns], rows, n)"),
     (lr, "cosine", "lr.cosine_annealing"), (lr, "StepLR", "lr.staircase"), (lr, "ReduceLROnPlateau", "lr.plateau"),
     (lr, "LambdaLR", "derive tg.lr.Schedule"), (lr, "get_cosine_schedule_with_warmup", "lr.warmup(peak, 100, after="),
     (init, "he", "init.kaiming()"), (init, "constant", "init.literal"), (init, "kaiming_normal_", "init.kaiming()"),
