@@ -194,8 +194,9 @@ class JaxSession:
             self._memory.forget(names)
 
     def capacity(self, handle: int) -> int:
-        """Return the runs that JAX does in one call; for steps longer than a call, the number worth one wait."""
-        return 1 if self._several else max(self._loaded[handle].calls.most, MOST_RUNS)
+        """Return the number of runs that is worth one wait: full calls of JAX."""
+        most = self._loaded[handle].calls.most
+        return 1 if self._several else MOST_RUNS // most * most
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> JaxBatch:
         """Begin the runs. Raises DeviceError if JAX failed."""
