@@ -16,7 +16,7 @@ from tracegrad.ir import Tensor
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.form import Kernel
 from tracegrad.prims.leaves import leaf
-from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
+from tracegrad.tuning import C_UNROLLED_ROWS, SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
 LONG = WHOLE_FOLD + 1  # too long a row to unroll as a whole
 ENOUGH = UNROLLED_ROWS * WHOLE_FOLD  # rows of that length
@@ -51,6 +51,18 @@ def test_rows_that_are_unrolled(fn: Callable[[Tensor], Tensor], shape: tuple[int
     kernel = kernel_of(fn, *shape)
     assert kernel.work >= WORTH_UNROLLING
     assert left(kernel)[1] == inner
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "inner"),
+    [(C_UNROLLED_ROWS, 5, []), (C_UNROLLED_ROWS - 1, 5, [5]), (C_UNROLLED_ROWS, LONG, [LONG])],
+    ids=["short rows", "too few rows", "long rows"],
+)
+def test_short_folds_of_small_kernels_that_c_writes_out(rows: int, length: int, inner: list[int]) -> None:
+    kernel = kernel_of(lambda x: tg.sum(x, -1), rows, length)
+    assert kernel.work < WORTH_UNROLLING
+    assert [a.size for a in unroll(kernel, C_UNROLLED_ROWS).inner] == inner
+    assert [a.size for a in unroll(kernel).inner] == [length]
 
 
 def test_small_kernels_and_products_keep_their_loops() -> None:

@@ -142,6 +142,7 @@ WHOLE_FOLD = 16  # points | of a fold that is written out whole | 2 cores
 UNROLLED = 16  # expressions | for each one before | 2 cores
 WORTH_UNROLLING = 4096  # points | of a kernel from which calls cost less than short rows | 2 cores
 UNROLLED_ROWS = 64  # results | for each point of a fold that is written out | 2 cores
+C_UNROLLED_ROWS = 32  # results | of a fold that is written out in C, where vectors hold elements of many rows | 2 cores
 
 # --- Memory and host ---
 

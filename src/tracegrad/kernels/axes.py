@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tracegrad.dtypes import DType
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
+from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
@@ -111,9 +111,12 @@ def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
     return tuple(groups) if changed else None
 
 
-def unroll(kernel: Kernel) -> Kernel:
-    """Return the same kernel with its short axes unrolled, or the kernel itself if there are none."""
-    axes = short_axes(kernel)
+def unroll(kernel: Kernel, rows: int = 0) -> Kernel:
+    """Return the same kernel with its short axes unrolled, or the kernel itself if there are none.
+
+    rows: results from which a short fold is written out whole, in languages without a call per operation.
+    """
+    axes = short_axes(kernel, rows)
     if not axes:
         return kernel
     space = Space()
@@ -130,14 +133,19 @@ def unroll(kernel: Kernel) -> Kernel:
     return Kernel(left[0], left[1], kernel.slots, tuple(body), kernel.label, kernel.uniform)
 
 
-def short_axes(kernel: Kernel) -> list[Axis]:
+def short_axes(kernel: Kernel, rows: int = 0) -> list[Axis]:
     """Return the axes to unroll."""
     folds = [s for s in kernel.body if isinstance(s, Fold)]
-    if kernel.work < WORTH_UNROLLING or any(f.product or f.scatter for f in folds):
+    worth = kernel.work >= WORTH_UNROLLING
+    if any(f.product or f.scatter for f in folds):
         return []
     inner = [a for a in kernel.inner if a.size > 1]
-    if folds and kernel.length <= WHOLE_FOLD and kernel.rows >= UNROLLED_ROWS * kernel.length:
+    many = kernel.rows >= rows if rows else worth and kernel.rows >= UNROLLED_ROWS * kernel.length
+    fixed = not any(isinstance(a.size, Extent) for a in inner)
+    if folds and kernel.length <= WHOLE_FOLD and many and fixed:
         return inner
+    if not worth:
+        return []
     candidates = inner if folds else [*kernel.outer, *inner]
     chosen = [a for a in candidates if 1 < a.size <= SHORT_AXIS]
     while points(chosen) > UNROLLED:

@@ -22,6 +22,7 @@ from tracegrad.render.c_product import limit_bits
 from tracegrad.render.emit import Statement
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, in_memory_order, neighbours_of, reach, span
 from tracegrad.tuning import (
+    C_UNROLLED_ROWS,
     FEW_LANES,
     FEW_PRODUCTS,
     LANES,
@@ -124,7 +125,7 @@ def render_c(launch: BoundLaunch) -> CSource:
     functions: dict[str, str] = {}
     first = 0
     for kernel in launch.kernels:
-        writer = _Writer(unroll(kernel), first)
+        writer = _Writer(unroll(kernel, C_UNROLLED_ROWS), first)
         writer.write()
         steps += writer.steps
         functions |= writer.functions
