@@ -43,6 +43,24 @@ def test_joined_rows_are_exact(rank: int) -> None:
         np.testing.assert_array_equal(computed(join, *arrays), np.concatenate(arrays, -1) * 2 + 1)
 
 
+@pytest.mark.parametrize("count", (4, 7, 26, MOST_PIECES, MOST_PIECES + 1))
+def test_many_narrow_rows_are_exact(count: int) -> None:
+    """Such as the embeddings of a table's columns, side by side."""
+    rng = np.random.default_rng(count)
+    widths = [int(n) for n in rng.integers(1, 9, count)]
+    arrays = [drawn(rng, 7, w) for w in widths]
+    at = rng.integers(0, 7, 19).astype(np.int32)
+    rows = lambda at, *xs: tg.concat([tg.take(x, tg.cast(at, tg.i32), 0) for x in xs], 1)
+    want = np.concatenate(arrays, 1)
+    np.testing.assert_array_equal(computed(rows, at, *arrays), want[at])
+    slopes = computed(lambda at, *xs: tg.vjp(lambda *xs: rows(at, *xs), *xs)[1](rows(at, *xs))[-1], at, *arrays)
+    np.testing.assert_array_equal(slopes, np.bincount(at, minlength=7)[:, None] * arrays[-1])
+    same = [drawn(rng, 5, 3) for _ in range(count)]
+    for axis in (0, 1, 2):
+        got = computed(lambda *xs, axis=axis: tg.stack([2.0 * x for x in xs], axis), *same)
+        np.testing.assert_array_equal(got, 2 * np.stack(same, axis))
+
+
 @pytest.mark.parametrize("n", (47, 48, PIECE_GRAIN, 2 * PIECE_GRAIN + 1))
 def test_padded_rows_are_exact(n: int) -> None:
     rng = np.random.default_rng(n)
@@ -67,6 +85,7 @@ def test_a_piece_has_no_guards_and_short_rows_keep_them() -> None:
     for shapes in (((5, 40), (5, 30)), ((4000,), (3000,))):
         assert not GUARD.search(text(join, *shapes))
     assert GUARD.search(text(join, (5, 8), (5, 9)))
+    assert not GUARD.search(text(join, *[(5, 1)] * 4))  # each point would compute all four
     assert not GUARD.search(text(join, *[(3, 40)] * MOST_PIECES))
     assert GUARD.search(text(join, *[(3, 40)] * (MOST_PIECES + 1)))
 

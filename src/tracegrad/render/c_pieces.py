@@ -21,7 +21,7 @@ from tracegrad.kernels.form import Axis, Extent, Kernel
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function
 from tracegrad.render.emit import Loop, Statement
-from tracegrad.tuning import FEWEST_TURNS, LANES, MOST_PIECES, MOST_WRITTEN, PIECE_GRAIN
+from tracegrad.tuning import FEW_CHOICES, FEWEST_TURNS, LANES, MOST_PIECES, MOST_WRITTEN, PIECE_GRAIN
 
 Loaded = Mapping[str, tuple[int, Index]]  # as in `Function`
 
@@ -81,15 +81,19 @@ def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, I
     return changed.points(changed.expressions())
 
 
-def _starts(f: Function, axis: Axis) -> list[int]:
-    """Return where the pieces of an axis of a pointwise kernel begin, and its end."""
+def _stretches(f: Function, axis: Axis) -> set[tuple[int, ...]]:
+    """Return the stretches of an axis of a pointwise kernel in which its guards hold."""
     guards = [g for v in walk([s.value for s in f.stores_of()]) if v.op == "inside" for g in v.arg]
-    cuts = {x for g in guards for x in _ends(g, axis.name) if 0 < x < axis.size}
-    return [0, *sorted(cuts), int(axis.size)]
+    return {_ends(g, axis.name) for g in guards}
+
+
+def _starts(stretches: set[tuple[int, ...]], axis: Axis) -> list[int]:
+    """Return where the pieces of an axis begin, and its end."""
+    return [0, *sorted({x for ends in stretches for x in ends if 0 < x < axis.size}), int(axis.size)]
 
 
 def _ends(g: Guard, axis: str) -> tuple[int, ...]:
-    """Return where a guard begins and ceases to hold along an axis, if nothing else decides it."""
+    """Return where a guard begins and ceases to hold along an axis, or nothing if other axes decide it, too."""
     ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
     if not isinstance(atom, Var) or atom.name != axis or c != 1:
         return ()
@@ -119,7 +123,7 @@ def _steps(f: Function, axis: Axis) -> list[tuple[int, int, int]]:
     """Return the pieces of an axis, or its phases if it has no pieces: where each begins and ends, and its step."""
     if isinstance(axis.size, Extent):
         return []
-    starts = _starts(f, axis)
+    starts = _starts(_stretches(f, axis), axis)
     if len(starts) > 2:
         return [(start, end, 1) for start, end in pairwise(starts)] if len(starts) <= MOST_PIECES + 1 else []
     d = _phase(f, axis)
@@ -199,8 +203,11 @@ def pieces(f: Function) -> list[int] | None:
     last = f.outer[-1] if f.outer else None
     if last is None or isinstance(last.size, Extent):
         return None
-    starts = _starts(f, last)
-    if 2 < len(starts) <= MOST_PIECES + 1 and last.size >= LANES * (len(starts) - 1):
+    stretches = _stretches(f, last)
+    starts = _starts(stretches, last)
+    wasted = int(last.size) * max(1, len(stretches) - 1)  # values that are not chosen, if there are no pieces
+    pay = len(stretches) > FEW_CHOICES or wasted >= LANES * (len(starts) - 1)
+    if pay and 2 < len(starts) <= MOST_PIECES + 1:
         return starts
     return [0, int(last.size)] if len(f.outer) > 1 and _phase(f, last) > 1 else None
 
