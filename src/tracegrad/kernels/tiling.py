@@ -15,7 +15,6 @@ from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fitting, tile
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
 BITS = 32  # of a word
-TOGETHER = 1024  # updates of a scatter that a workgroup looks at: the bits of its rows fit its memory
 SAMPLED_FROM = 12  # workgroups of a launch of which a check on a software adapter runs some
 MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe leaves a loop early and reports nothing
 
@@ -26,11 +25,17 @@ class ScatterShape(NamedTuple):
     rows: int
     columns: int
     wide: int
+    together: int  # updates that the workgroup looks at together
+
+    @property
+    def line(self) -> int:
+        """Words of workgroup memory for each row: a bit for each update that is looked at."""
+        return self.together // BITS
 
     @property
     def words(self) -> int:
-        """Words of workgroup memory: a bit for each row and each of the updates that are looked at together."""
-        return self.rows * TOGETHER // BITS
+        """Words of workgroup memory."""
+        return self.rows * self.line
 
 
 class BlockShape(NamedTuple):
@@ -166,7 +171,10 @@ def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
     across = 2  # at least, for the bits of fewer rows fit workgroup memory
     while across * wide < n and across < tuning.SCATTER_ACROSS:
         across *= 2
-    shape = ScatterShape(tuning.WORKGROUP // across, across * wide, wide)
+    rows, together = tuning.WORKGROUP // across, tuning.SCATTER_TOGETHER
+    while 2 * rows * together > 8 * WORKGROUP_BYTES or together >= 2 * max(int(points(kernel.inner)), tuning.WORKGROUP):
+        together //= 2
+    shape = ScatterShape(rows, across * wide, wide, together)
     workgroups = int(points(s.batch)) * -(-m // shape.rows) * -(-n // shape.columns)
     return Tiling("scatter", workgroups, scatter=shape)
 

@@ -1,6 +1,6 @@
 """Scatters without atomic sums: every result looks for its own updates, and adds them in their order.
 
-A workgroup looks at `TOGETHER` updates at a time. A thread that finds one of the workgroup's rows among their targets
+A workgroup looks at some updates at a time. A thread that finds one of the workgroup's rows among their targets
 sets a bit for that update, in workgroup memory. Then each thread adds the updates of its row, bit by bit. So targets
 are compared once for all columns, and the order of sums is the order of the updates.
 
@@ -12,12 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracegrad.kernels.form import Fold, Kernel, divides, plus, points
-from tracegrad.kernels.tiling import BITS, TOGETHER, Tiling
+from tracegrad.kernels.tiling import BITS, Tiling
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, when
 from tracegrad.render.wgsl_tile import Result
-from tracegrad.tuning import SCATTER_READS, WORKGROUP
-
-WORDS = TOGETHER // BITS  # for each row
+from tracegrad.tuning import SCATTER_BITS, SCATTER_READS, WORKGROUP
 
 
 class Scattering:
@@ -75,7 +73,7 @@ class Scattering:
         """
         before, reads, marks = list[str](), list[str](), list[Statement]()
         names = [a.name for a in self.kernel.inner]
-        for u in range(TOGETHER // WORKGROUP):
+        for u in range(self.shape.together // WORKGROUP):
             at, copy = f"(lid + {u * WORKGROUP})", f"t{u}"
             emit = Emitter(self.element, names, names, copy)
             (value,) = emit.values([self.scatter.target], loop=True)
@@ -85,7 +83,7 @@ class Scattering:
             row = f"let into{u} = clamp({value}, 0, {plus(self.rows, -1)}) - first_row;"
             reads += [*decode(update, copied(self.kernel.inner, copy)), *emit.inner, row]
             own = f"(into{u} >= 0) & (into{u} < {self.shape.rows}) & (chunk + {at} < {self.updates})"
-            bit = f"atomicOr(&sa[into{u} * {WORDS} + {at} / {BITS}], 1u << u32({at} % {BITS}));"
+            bit = f"atomicOr(&sa[into{u} * {self.shape.line} + {at} / {BITS}], 1u << u32({at} % {BITS}));"
             marks.append(when(own, [bit]))
         return [*reads, *marks], before
 
@@ -96,7 +94,8 @@ class Scattering:
         update is read again, and not added.
         """
         before, reads, adds = list[str](), list[str](), list[str]()
-        for u in range(SCATTER_READS // self.shape.wide):
+        turns = SCATTER_READS // self.shape.wide
+        for u in range(turns):
             k = f"chunk + word * {BITS} + i32(firstTrailingBit(bits))"
             reads += (
                 [f"let more{u} = bits != 0u;", f"let k{u} = select(k{u - 1}, {k}, more{u});"]
@@ -104,6 +103,8 @@ class Scattering:
                 else [f"let k0 = {k};"]
             )
             reads.append("bits &= bits - 1u;")  # 0 remains 0
+            if (u + 1) % SCATTER_BITS == 0 or u + 1 == turns:
+                reads.append(self.next_bits())
             for j, result in enumerate(self.copies):
                 value, outer = self.update(f"k{u}", j, f"{result}k{u}", reads)
                 before += outer
@@ -124,15 +125,25 @@ class Scattering:
         reads += [*decode(k, copied(inner, copy)), *emit.inner, f"let x{copy} = {value};"]
         return f"x{copy}", [*decode(column, copied(columns, copy)), *emit.outer]
 
+    def next_bits(self) -> str:
+        """Return the statement that goes on to the next word of the row with a bit, if there is one."""
+        more = f"bits == 0u && word < {self.shape.line - 1}"
+        return f"while ({more}) {{ word += 1; bits = atomicLoad(&sa[{self.first_word()} + word]); }}"
+
+    def first_word(self) -> str:
+        """Return where the bits of the thread's row begin."""
+        return f"lid / {self.shape.columns // self.shape.wide} * {self.shape.line}"
+
     def found(self, mark: list[Statement], added: list[str]) -> Statement:
         """Return the loop over all updates."""
-        word = f"lid / {self.shape.columns // self.shape.wide} * {WORDS} + word"
         each = [
             Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
             "workgroupBarrier();",
             *mark,
             "workgroupBarrier();",
-            Loop("word", WORDS, [f"var bits = atomicLoad(&sa[{word}]);", Block("while (bits != 0u)", added)]),
+            f"var word = 0; var bits = atomicLoad(&sa[{self.first_word()}]);",
+            self.next_bits(),
+            Block("while (bits != 0u)", added),
             "workgroupBarrier();",
         ]
-        return Loop("chunk", self.updates, each, step=TOGETHER)
+        return Loop("chunk", self.updates, each, step=self.shape.together)
