@@ -299,6 +299,19 @@ def test_a_model_without_parameters() -> None:
     assert_names_line(str(e.value), "empty forward")
 
 
+def test_errors_of_python_in_a_trace_for_new_sizes_arrive_as_they_are() -> None:
+    tables = {6: 1.0}
+
+    def forward(m: Any, x: Any) -> Any:
+        return m(x) * tables[x.shape[0]]
+
+    inputs = {"x": (None, 3)}
+    with tg.compile_forward(model=nn.Linear(3, 2), forward=forward, inputs=inputs, device="cpu", seed=0) as infer:
+        with pytest.raises(KeyError, match="4"):
+            _ = infer.run(x=np.ones((4, 3))).output
+        assert infer.run(x=np.ones((6, 3))).output.shape == (6, 2)
+
+
 def test_a_model_with_nothing_to_train() -> None:
     class Frozen(tg.Module):
         def __init__(self) -> None:

@@ -27,7 +27,7 @@ from tracegrad.engine.inputs import (
     unchanged,
 )
 from tracegrad.engine.pending import Demand, Pending, resolved
-from tracegrad.engine.results import Aborted, RunResult, failure
+from tracegrad.engine.results import Aborted, Failed, RunResult
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
@@ -137,7 +137,7 @@ class CompiledForward(HasStates):
                     arrays |= {name: patched.get(name, x) for name, x in program.unpatched.items()}
                 arrays |= programs.hyper(program)
         except Exception as e:
-            pending.resolve(failure(e, "run"))
+            pending.resolve(Failed(e))  # of Python's own, too: `forward` is traced here for new sizes
             return pending
         pending.owner = self
         if isinstance(self.store, OwnParameters) and self.store.unset:

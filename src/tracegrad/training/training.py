@@ -14,7 +14,7 @@ from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, Owned, check_inputs, merge, own_rows, unchanged
 from tracegrad.engine.pending import Pending, resolved
-from tracegrad.engine.results import StepResult, failure
+from tracegrad.engine.results import Failed, StepResult
 from tracegrad.engine.stepper import Stepper, take_all
 from tracegrad.engine.steps import StepCall, number_of_steps, split_steps
 from tracegrad.engine.stores import TrainedParameters
@@ -123,7 +123,7 @@ class Training(Parts):
             call = StepCall(stepper, stepper.knobs, pending, n, what, program)
             runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, program.inputs, n))
         except Exception as e:
-            pending.resolve(failure(e, what))
+            pending.resolve(Failed(e))  # of Python's own, too: the loss is traced here for new sizes
             return pending
         pending.owner = self
         self.worker.enqueue(runs, pending)
