@@ -51,7 +51,7 @@ def natural_domain(c: Cluster) -> Domain:
 
 def all_indices(kernel: Kernel) -> list[Index]:
     """Return every index that the kernel uses."""
-    stored = [s.index for s in kernel.body if isinstance(s, Store)]
+    stored = [s.index for s in kernel.stores]
     return [*stored, *(index for v in walk([s.value for s in kernel.body]) for index in indices_of(v))]
 
 
@@ -135,7 +135,7 @@ def unroll(kernel: Kernel, rows: int = 0) -> Kernel:
 
 def short_axes(kernel: Kernel, rows: int = 0) -> list[Axis]:
     """Return the axes to unroll."""
-    folds = [s for s in kernel.body if isinstance(s, Fold)]
+    folds = kernel.folds
     worth = kernel.work >= WORTH_UNROLLING
     if any(f.product or f.scatter for f in folds):
         return []

@@ -221,14 +221,14 @@ def _stays(index: Index, guards: Sequence[Guard], step: int, count: int) -> bool
 def in_workgroup(kernel: Kernel) -> Tiling:
     """Return the tiling of a kernel all of whose points one workgroup computes."""
     rows, threads = int(kernel.rows), tuning.LOOP_THREADS
-    folds = [s for s in kernel.body if isinstance(s, Fold)]
+    folds = kernel.folds
     if not folds:
         return Tiling("points", -(-rows // threads), threads=threads)
     lanes = 1
     while rows * lanes < threads and lanes * tuning.SHORTEST_LANE <= kernel.length:
         lanes *= 2
     by_rows = Tiling("rows", -(-rows * lanes // threads), lanes, columns(kernel) and lanes > 1, lanes, threads)
-    inner = any(isinstance(s, Store) and s.inner for s in kernel.body)
+    inner = any(s.inner for s in kernel.stores)
     if len(folds) > 1 or kernel.length < tuning.COOPERATE_FROM or inner:
         return by_rows
     chunk = -(-int(kernel.length) // lanes)
@@ -252,7 +252,7 @@ def kept(kernel: Kernel, fixed: Set[int]) -> list[Value]:
 
 def _folded_loads(kernel: Kernel) -> list[Value]:
     """Return the numbers that folds load without guards."""
-    roots = [s.value for s in kernel.body if isinstance(s, Fold)]
+    roots = [s.value for s in kernel.folds]
     values = list(walk(roots))
     bare = {x for v in values for x in v.args if v.op == "map"}.union(roots)
     return [v for v in values if v.op == "load" and v in bare and v.dtype is f32]

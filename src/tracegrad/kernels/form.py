@@ -228,6 +228,16 @@ class Kernel:
         rows, length = int(self.rows), int(self.length)  # at the capacity, if the size of a run decides
         return rows + length if self.uniform else rows * length
 
+    @property
+    def folds(self) -> list[Fold]:
+        """The folds in order."""
+        return [s for s in self.body if isinstance(s, Fold)]
+
+    @property
+    def stores(self) -> list[Store]:
+        """The stores in order."""
+        return [s for s in self.body if isinstance(s, Store)]
+
     def loaded(self, v: Value) -> DType:
         """Return the type in memory of a loaded value: an f32 can be stored in half precision."""
         slot: int = v.arg[0]
@@ -236,24 +246,23 @@ class Kernel:
     @property
     def product(self) -> Product | None:
         """The kernel's product, if it has one."""
-        return next((s.product for s in self.body if isinstance(s, Fold) and s.product is not None), None)
+        return next((f.product for f in self.folds if f.product is not None), None)
 
     @property
     def scatter(self) -> Scatter | None:
         """The kernel's scatter, if it has one."""
-        return next((s.scatter for s in self.body if isinstance(s, Fold) and s.scatter is not None), None)
+        return next((f.scatter for f in self.folds if f.scatter is not None), None)
 
 
 def fold_batches(kernel: Kernel) -> list[list[Fold]]:
     """Group the folds in order; neighbours that do not need each other's results share a loop."""
     out: list[list[Fold]] = []
-    for s in kernel.body:
-        if isinstance(s, Fold):
-            before = {f.local for f in out[-1]} if out else set[str]()
-            if before and not any(x.op == "local" and x.arg in before for x in walk([s.value])):
-                out[-1].append(s)
-            else:
-                out.append([s])
+    for s in kernel.folds:
+        before = {f.local for f in out[-1]} if out else set[str]()
+        if before and not any(x.op == "local" and x.arg in before for x in walk([s.value])):
+            out[-1].append(s)
+        else:
+            out.append([s])
     return out
 
 
@@ -283,7 +292,7 @@ def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
 
 def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:
     """Return the row-major position of a point among those of some axes."""
-    space = next(s.index.space for s in kernel.body if isinstance(s, Store))
+    space = kernel.stores[0].index.space
     out = space.number(0)
     sizes = [int(a.size) for a in axes]  # places are laid out for the capacity
     for a, n, step in zip(axes, sizes, strides_of(sizes)):

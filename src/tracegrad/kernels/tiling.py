@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tracegrad import tuning
 from tracegrad.kernels.expr import Var, indices_of, walk
-from tracegrad.kernels.form import Extent, Fold, Kernel, Scatter, Store, points
+from tracegrad.kernels.form import Extent, Kernel, Scatter, points
 from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fitting, tile_time, tiles_of
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
@@ -150,7 +150,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if kernel.uniform:
         lanes = tuning.WORKGROUP if kernel.length >= tuning.COOPERATE_FROM else 1
         return Tiling("points", min(-(-kernel.rows // tuning.WORKGROUP), tuning.UNIFORM_GROUPS), lanes, parts=lanes)
-    if not any(isinstance(s, Fold) for s in kernel.body):
+    if not kernel.folds:
         each = _side_by_side(kernel)
         return Tiling("points", -(-kernel.rows // (tuning.WORKGROUP * each)), each=each)
     if kernel.scatter is not None and kernel.work >= tuning.SCATTER_FROM:
@@ -232,7 +232,7 @@ def _side_by_side(kernel: Kernel) -> int:
     """Return how many points a thread computes: with few bytes for each, starting workgroups would dominate."""
     if kernel.rows < tuning.MANY_POINTS:
         return 1
-    stores = [s for s in kernel.body if isinstance(s, Store)]
+    stores = kernel.stores
     accesses = len(stores) + sum(v.op == "load" for v in walk([s.value for s in stores]))
     return 4 if accesses <= 4 else 2 if accesses <= 8 else 1
 
@@ -282,7 +282,7 @@ def columns(kernel: Kernel) -> bool:
     last_outer = kernel.outer[-1].name if kernel.outer else ""
     last_inner = kernel.inner[-1].name if kernel.inner else ""
     balance = 0
-    for v in walk([s.value for s in kernel.body if isinstance(s, Fold)]):
+    for v in walk([s.value for s in kernel.folds]):
         if v.op == "load":
             for index in indices_of(v):
                 for atom, c in index.terms:

@@ -33,7 +33,6 @@ class Triangles:
         self.true: dict[int, Halves] = {}  # halves where a mask is true
         self.unread: dict[int, Halves] = {}
         self._along: dict[int, int] = {}  # serial of a tensor that equals its coordinate along an axis -> that axis
-        self._axes: dict[int, dict[int, int]] = {}
         for t in order:
             if t.prim is IOTA:
                 self._along[t.serial] = t.axis

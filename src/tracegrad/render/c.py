@@ -127,7 +127,7 @@ class Function:
 
     def with_near_forms(self) -> list[tuple[str, tuple[Value, ...]]]:
         """Return where short forms of functions fail, and their arguments; none if an argument depends on a fold."""
-        kernel, folds = self.kernel, [s for s in self.kernel.body if isinstance(s, Fold)]
+        kernel, folds = self.kernel, self.kernel.folds
         if kernel.uniform or (folds and column_wise(kernel)) or any(f.product or f.scatter for f in folds):
             return []
         calls = [v for v in walk([s.value for s in kernel.body]) if v.op == "map"]
@@ -156,9 +156,6 @@ class Function:
         """Return whether this part folds or writes points of a row; else the inner axes are k of a product before."""
         return any(isinstance(s, Fold) or s.inner for s in self.kernel.body)
 
-    def stores_of(self) -> list[Store]:
-        return [s for s in self.kernel.body if isinstance(s, Store)]
-
     def read(self) -> list[str]:
         """Return lines that read earlier results at the outer point."""
         return [self.emit.let(n, self.element(s, self.emit.index(at, False))) for n, (s, at) in self.loaded.items()]
@@ -185,7 +182,7 @@ class Function:
         return [end, Loop(name, "end", lines, f"{turns} * part / parts * {step}", step)]
 
     def points(self, emit: Emitter) -> list[str]:
-        return [*self.read(), *self.stores(emit, self.stores_of(), loop=False)]
+        return [*self.read(), *self.stores(emit, self.kernel.stores, loop=False)]
 
     def stores(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
         """Return values first, then writes: in place, every load precedes the store to its element."""
@@ -201,12 +198,12 @@ class Function:
     # row by row
     def row(self) -> list[Statement]:
         lines = [*self.read(), *self.folds_of_row()]
-        inner = [s for s in self.stores_of() if s.inner]
+        inner = [s for s in self.kernel.stores if s.inner]
         if inner:
             written = self.stores(self.emit, inner, loop=True)
             # in braces if all inner axes are unrolled, because stores once a row use the same names
             lines += [*self.emit.flush(), *(self.nest(self.inner, written) if self.inner else [Block("", written)])]
-        return [*lines, *self.stores(self.emit, [s for s in self.stores_of() if not s.inner], loop=False)]
+        return [*lines, *self.stores(self.emit, [s for s in self.kernel.stores if not s.inner], loop=False)]
 
     def folds_of_row(self) -> list[Statement]:
         lines: list[Statement] = []
@@ -298,7 +295,7 @@ class Function:
     def columns(self) -> list[Statement]:
         *others, last = self.outer
         width = self.width(last, others)
-        folded = walk([s.value for s in self.kernel.body if isinstance(s, Fold)])
+        folded = walk([s.value for s in self.kernel.folds])
         reads = [*(v.arg for v in folded if v.op == "load"), *self.loaded.values()]
         whole = overruns(last, reads, [s.size for s in self.kernel.slots])
         wide, room = (rounded("w"), rounded(width)) if whole else ("w", f"{width}")
@@ -314,7 +311,7 @@ class Function:
             self.emit = self.expressions()
             done += folds
         for inside in (True, False):
-            stores = [s for s in self.stores_of() if s.inner == inside]
+            stores = [s for s in self.kernel.stores if s.inner == inside]
             if stores:
                 written = [*self.read(), *self.stores(self.emit, stores, loop=False)]
                 body += self.nest(self.inner if inside else [], [self.column(last, done, written)])
@@ -323,7 +320,7 @@ class Function:
 
     def width(self, last: Axis, others: Sequence[Axis]) -> int:
         """Return the columns of a block: many are contiguous in memory, but some blocks are left for threads."""
-        size, results = int(last.size), sum(isinstance(s, Fold) for s in self.kernel.body)
+        size, results = int(last.size), len(self.kernel.folds)
         width = COLUMNS // max(results, 1)
         if not others:
             parts = -(-int(self.kernel.work) // COLUMNS_GRAIN)

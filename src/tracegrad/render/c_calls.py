@@ -146,7 +146,7 @@ class _Writer:
     def write(self) -> None:
         """Write all steps of the kernel."""
         loaded: dict[str, tuple[int, Index]] = {}
-        for f in [s for s in self.kernel.body if isinstance(s, Fold)]:
+        for f in self.kernel.folds:
             if f.scatter is not None:
                 slot = self.target(f.local, f.scatter.update.dtype)
                 if any(slot == other for other, _ in loaded.values()):
@@ -337,9 +337,8 @@ class _Writer:
         """Return the slot for a fold: an output of the same layout that a later step overwrites, else scratch."""
         alike = [
             s
-            for s in self.kernel.body
-            if isinstance(s, Store)
-            and s.index is self.flat
+            for s in self.kernel.stores
+            if s.index is self.flat
             and self.kernel.slots[s.slot].dtype is dtype
             and self.kernel.slots[s.slot].replaces < 0
         ]

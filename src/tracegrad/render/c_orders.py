@@ -40,7 +40,7 @@ def divisor(f: Function) -> int | None:
     last = f.outer[-1] if f.outer else None
     if last is None or isinstance(last.size, Extent):
         return None
-    stores = f.stores_of()
+    stores = f.kernel.stores
     indices = [index for v in walk([s.value for s in stores]) for index in indices_of(v)]
     indices += [*(s.index for s in stores), *(index for _, index in f.loaded.values())]
     quotients = [a for index in indices for a in atoms_of(index) if isinstance(a, Quotient)]
@@ -78,7 +78,7 @@ def chunks(f: Function) -> Chunks | None:
     last = f.outer[-1].size if f.outer else LANES
     if f.loaded or isinstance(last, Extent) or last >= LONG_ROWS or last % LANES == 0 or len(f.outer) < 2:
         return None
-    values = [s.value for s in f.stores_of()]
+    values = [s.value for s in f.kernel.stores]
     if not any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(values)):
         return None
     at = len(f.outer) - 1
@@ -86,7 +86,7 @@ def chunks(f: Function) -> Chunks | None:
         at -= 1
     across, inner = f.outer[at - 1], tuple(f.outer[at:])
     steps = dict(zip([a.name for a in (across, *inner)], strides_of([int(across.size), *(a.size for a in inner)])))
-    if not all(_contiguous(s.index, steps) for s in f.stores_of()):
+    if not all(_contiguous(s.index, steps) for s in f.kernel.stores):
         return None
     leaves = _leaves(values)
     flat = tuple([v for v in leaves if v.op == "load" and _contiguous(v.arg[1], steps)])
@@ -135,7 +135,7 @@ def loops_by_chunks(f: Function, c: Chunks) -> list[Statement]:
     first = [f"const long {a.name} = {'rt' if a is across else 0};" for a in (across, *c.inner)]
     emit.loaded = {v: f"u{k}[l]" for k, v in enumerate(c.copies)}
     emit.loaded |= {v: f.load(v.arg[0], f"{emit.index(v.arg[1], False)} + l") for v in c.flat}
-    stores = f.stores_of()
+    stores = f.kernel.stores
     named = [emit.let(f"s{k}", text) for k, text in enumerate(emit.values([s.value for s in stores], loop=False))]
     writes = [
         f"{f.element(s.slot, emit.index(s.index, False))[:-1]} + l] = "
@@ -204,7 +204,7 @@ def running(kernel: Kernel) -> Running | None:
     batches = fold_batches(kernel)
     if len(inner) != 1 or len(batches) != 1 or kernel.uniform or isinstance(inner[0].size, Extent):
         return None
-    if any(isinstance(s, Store) and s.inner for s in kernel.body):
+    if any(s.inner for s in kernel.stores):
         return None
     (folds,) = batches
     for axis in kernel.outer:
@@ -299,4 +299,4 @@ def _step(f: Function, r: Running, folds: Sequence[Fold], at: str) -> list[str]:
     added = [f"t{x.local}{at} = {emit.combine(x, f't{x.local}{at}', v)};" for x, v in zip(folds, values)]
     known = [emit.let(x.local, f"t{x.local}{at}") for x in folds]
     lines = [*f.read(), *emit.flush(), *added, *known]
-    return [*lines, *f.stores(emit, f.stores_of(), loop=False)]
+    return [*lines, *f.stores(emit, f.kernel.stores, loop=False)]

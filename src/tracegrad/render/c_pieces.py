@@ -62,7 +62,7 @@ def with_axes(
 ) -> tuple[Kernel, Loaded]:
     """Return a pointwise kernel over other axes, which computes its points at each of these places; and its locals."""
     copies = [Decided(space, at) for at in places]
-    types = {v.arg: v.dtype for v in walk([s.value for s in f.stores_of()]) if v.op == "local"}
+    types = {v.arg: v.dtype for v in walk([s.value for s in f.kernel.stores]) if v.op == "local"}
     loaded: dict[str, tuple[int, Index]] = {}
     for k, copy in enumerate(copies):
         for name, (slot, index) in f.loaded.items():
@@ -70,7 +70,7 @@ def with_axes(
             loaded[own] = slot, copy.index(index)
             if name in types:
                 copy.locals[name] = space.value("local", types[name], own)
-    stores = [copy.store(s) for copy in copies for s in f.stores_of()]
+    stores = [copy.store(s) for copy in copies for s in f.kernel.stores]
     return replace(f.kernel, outer=tuple(axes), body=tuple(stores)), loaded
 
 
@@ -83,7 +83,7 @@ def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, I
 
 def _stretches(f: Function, axis: Axis) -> set[tuple[int, ...]]:
     """Return the stretches of an axis of a pointwise kernel in which its guards hold."""
-    guards = [g for v in walk([s.value for s in f.stores_of()]) if v.op == "inside" for g in v.arg]
+    guards = [g for v in walk([s.value for s in f.kernel.stores]) if v.op == "inside" for g in v.arg]
     return {_ends(g, axis.name) for g in guards}
 
 
@@ -150,7 +150,7 @@ def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
 def _phase(f: Function, axis: Axis) -> int:
     """Return d if indices divide an axis by d, and conditions ask for remainders by d; 1 if none do so alike."""
     found, size = set[int](), axis.size
-    values = list(walk([s.value for s in f.stores_of()]))
+    values = list(walk([s.value for s in f.kernel.stores]))
     for atom in (a for v in values for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Quotient)):
         if axis.name in atom.index.strides:  # else it divides another axis, or a quotient
             found.add(atom.d if _alone(atom.index, axis) else 0)
@@ -173,9 +173,9 @@ def written_out(f: Function) -> tuple[Kernel, Loaded] | None:
     Lowering makes such an axis of one that indices divide: i = 5 * block + within.
     """
     *others, last = f.outer or (Axis("", 1),)
-    if not others or isinstance(last.size, Extent) or last.size * len(f.stores_of()) > MOST_WRITTEN:
+    if not others or isinstance(last.size, Extent) or last.size * len(f.kernel.stores) > MOST_WRITTEN:
         return None
-    values = list(walk([s.value for s in f.stores_of()]))
+    values = list(walk([s.value for s in f.kernel.stores]))
     asked = [g.index for v in values if v.op == "inside" for g in v.arg if g.step > 1]
     asked += [a.index for v in values for i in indices_of(v) for a in atoms_of(i) if isinstance(a, Quotient)]
     if not any(last.name in index.strides for index in asked):

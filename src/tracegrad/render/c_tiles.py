@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tracegrad.dtypes import f32, i32
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of, walk
-from tracegrad.kernels.form import Axis, Extent, Fold, Store
+from tracegrad.kernels.form import Axis, Extent, Store
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, when
@@ -29,7 +29,7 @@ Turned = tuple[Axis, dict[Value, int]]
 
 def turned(f: Function) -> Turned | None:
     """Return the loads of a pointwise kernel that are worth turning."""
-    last, stores = f.outer[-1] if f.outer else None, f.stores_of()
+    last, stores = f.outer[-1] if f.outer else None, f.kernel.stores
     if last is None or not _long(last) or any(_stride(s.index, last.name) != 1 for s in stores):
         return None
     replaced = {s.replaces for s in f.kernel.slots}
@@ -114,8 +114,8 @@ def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[
 
     A load is known by its group and its number there.
     """
-    last, stores = f.outer[-1] if f.outer else None, f.stores_of()
-    written_out = not (f.loaded or f.inner or any(isinstance(s, Fold) for s in f.kernel.body))
+    last, stores = f.outer[-1] if f.outer else None, f.kernel.stores
+    written_out = not (f.loaded or f.inner or f.kernel.folds)
     if last is None or not _long(last) or not written_out:
         return None
     values = [s.value for s in stores]

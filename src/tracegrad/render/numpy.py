@@ -52,7 +52,7 @@ class _Writer:
             if isinstance(s, Fold):
                 self.fold(s)
         # In place, every load precedes the store to its element: so indirect stores come last.
-        stores = [self.store(s) for s in self.kernel.body if isinstance(s, Store)]
+        stores = [self.store(s) for s in self.kernel.stores]
         self.arrays.lines += [f"{target} = {value}" for target, value in filter(None, stores)]
 
     def fold(self, f: Fold) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.blocks import BLOCK, Copy, local
-from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
+from tracegrad.kernels.form import SIZE, Axis, Extent, Kernel, Store, fold_batches, points
 from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, spelled, when
 from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
@@ -251,7 +251,7 @@ class Writer:
         points came one after the other, the loads of each would wait for the writes of the one before. A driver cannot
         rule out that they touch the same memory.
         """
-        stores = [s for s in self.kernel.body if isinstance(s, Store)]
+        stores = self.kernel.stores
         lines: list[str] = []
         writes: list[Statement] = []
         size = 4 if axis else 1
@@ -285,7 +285,7 @@ class Writer:
 
     # one thread a point
     def points(self) -> list[Statement]:
-        stores = [s for s in self.kernel.body if isinstance(s, Store)]
+        stores = self.kernel.stores
         first = f"w * {self.tiling.threads} + lid"
         if not self.kernel.uniform and self.tiling.each > 1:
             return self.side_by_side([self.point(u) for u in range(self.tiling.each)])
@@ -324,7 +324,7 @@ class Writer:
     # a tile of a product a workgroup
     def tile(self) -> list[Statement]:
         access = Access(self.load, self.vector, self.by_vectors)
-        stored = any(self.vectors[s.slot] for s in self.kernel.body if isinstance(s, Store))
+        stored = any(self.vectors[s.slot] for s in self.kernel.stores)
         assert self.tiling.tile is not None and self.kernel.product is not None
         tile = Tile(self.kernel, self.tiling.tile, access, self.emit.helpers, stored)
         axis = None if tile.right.apart else self.kernel.product.n[-1]
@@ -342,7 +342,7 @@ class Writer:
 
     # all rows of a block a workgroup
     def block(self) -> list[Statement]:
-        stores = [s for s in self.kernel.body if isinstance(s, Store)]
+        stores = self.kernel.stores
 
         def stored() -> list[str]:
             written = self.stores(stores, loop=False)
@@ -365,7 +365,7 @@ class Writer:
     def result(self, r: Result) -> Point:
         p, copy = self.kernel.product or self.kernel.scatter, r.copy
         assert p is not None
-        fold = next(s for s in self.kernel.body if isinstance(s, Fold))
+        fold = self.kernel.folds[0]
         before, inside = list(r.before), ""
         for name, text, axes in ((f"mm{copy}", r.row, p.m), (f"nn{copy}", r.column, p.n)):
             before.append(f"let {name} = {text};")

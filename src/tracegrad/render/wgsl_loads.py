@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tracegrad.dtypes import f16, f32
 from tracegrad.kernels.expr import Index, Value, Var, names_of, walk
-from tracegrad.kernels.form import Axis, Kernel, Store, divides, points
+from tracegrad.kernels.form import Axis, Kernel, divides, points
 from tracegrad.kernels.tiles import TileShape
 from tracegrad.kernels.tiling import Tiling
 from tracegrad.render.emit import Block, Emitter, Statement, copied, decode, when
@@ -48,7 +48,7 @@ def slots_by_vectors(kernel: Kernel, tiling: Tiling) -> set[int]:
     p = kernel.product
     if tiling.kind != "tile" or tiling.tile is None or p is None:
         return set()
-    stores = [s for s in kernel.body if isinstance(s, Store)]
+    stores = kernel.stores
     rows, columns, k = (x[-1] if x else None for x in (p.m, p.n, tiling.tile.summed(kernel)))
     floats = [slot.dtype in (f32, f16) for slot in kernel.slots].__getitem__
     loads = [

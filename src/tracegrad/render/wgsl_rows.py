@@ -52,8 +52,8 @@ class Rows:
             lines += [f"if (row >= {k.rows}) {{ return; }}", *decode("row", k.outer)]
         else:  # no thread can leave before a barrier
             lines += [f"let r = min(row, {k.rows - 1});", *decode("r", k.outer)]
-        outer = [s for s in k.body if isinstance(s, Store) and not s.inner]
-        inner = [s for s in k.body if isinstance(s, Store) and s.inner]
+        outer = [s for s in k.stores if not s.inner]
+        inner = [s for s in k.stores if s.inner]
         batches = fold_batches(k)
         few = not isinstance(k.length, Extent) and 1 < t.lanes <= k.length <= t.lanes * HELD
         if few and len(batches) + len(inner[:1]) > 1:
@@ -203,7 +203,7 @@ class BlockFold:
     ) -> None:  # fmt: skip
         self.kernel, self.shape, self.threads, self.name = kernel, shape, threads, name
         self.load, self.helpers = load, helpers
-        (self.fold,) = (s for s in kernel.body if isinstance(s, Fold))
+        (self.fold,) = kernel.folds
         self.gathered = gathered(kernel)
         self.kept = kept(kernel, fixed)
         self.across = threads // shape.lanes  # rows that are folded side by side

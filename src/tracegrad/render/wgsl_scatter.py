@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracegrad.kernels.form import Fold, Kernel, divides, plus, points
+from tracegrad.kernels.form import Kernel, divides, plus, points
 from tracegrad.kernels.tiling import BITS, Tiling
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, when
 from tracegrad.render.wgsl_tile import Result
@@ -25,7 +25,7 @@ class Scattering:
         assert kernel.scatter is not None and tiling.scatter is not None
         self.kernel, self.element, self.helpers = kernel, element, helpers
         self.scatter, self.shape = kernel.scatter, tiling.scatter
-        self.fold = next(s for s in kernel.body if isinstance(s, Fold))
+        self.fold = kernel.folds[0]
         self.rows, self.columns = points(self.scatter.m), points(self.scatter.n)
         self.updates = points(kernel.inner)
         self.emit = Emitter(element, ())

@@ -160,16 +160,16 @@ def _once(x: Array) -> Array:
 def _scanned(t: Tensor, inputs: Sequence[Array], x: Xla) -> list[Array]:
     """Return the results of a scan, by the index of their items."""
     body: Body = t.attrs["body"]
-    n, m = len(body.carries), len(body.carries) + len(body.xs)
+    carries, xs, consts = body.split(inputs)
 
     def step(carry: list[Array], elements: list[Array]) -> tuple[list[Array], list[Array]]:
-        given = {leaf.name: value for leaf, value in zip(body.leaves, (*carry, *elements, *inputs[m:]))}
+        given = {leaf.name: value for leaf, value in zip(body.leaves, (*carry, *elements, *consts))}
         values = _run(body.roots, lambda leaf: given[leaf.name], x)
         return [values[r.serial] for r in body.new], [values[r.serial] for r in body.each]
 
-    first = [jnp.asarray(c) for c in inputs[:n]]
+    first = [jnp.asarray(c) for c in carries]
     last, rows = jax.lax.scan(
-        step, first, list(inputs[n:m]), length=t.attrs["length"], reverse=t.attrs["reverse"]
+        step, first, list(xs), length=t.attrs["length"], reverse=t.attrs["reverse"]
     )  # fmt: skip
     return [*last, *rows]
 
