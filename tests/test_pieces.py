@@ -43,9 +43,12 @@ def test_joined_rows_are_exact(rank: int) -> None:
         np.testing.assert_array_equal(computed(join, *arrays), np.concatenate(arrays, -1) * 2 + 1)
 
 
+@pytest.mark.parametrize("runtime", ("c", "numpy"))
 @pytest.mark.parametrize("count", (4, 7, 26, MOST_PIECES, MOST_PIECES + 1))
-def test_many_narrow_rows_are_exact(count: int) -> None:
+def test_many_narrow_rows_are_exact(count: int, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the embeddings of a table's columns, side by side."""
+    if runtime == "numpy":
+        monkeypatch.setenv(VARIABLE, "off")
     rng = np.random.default_rng(count)
     widths = [int(n) for n in rng.integers(1, 9, count)]
     arrays = [drawn(rng, 7, w) for w in widths]
@@ -59,6 +62,9 @@ def test_many_narrow_rows_are_exact(count: int) -> None:
     for axis in (0, 1, 2):
         got = computed(lambda *xs, axis=axis: tg.stack([2.0 * x for x in xs], axis), *same)
         np.testing.assert_array_equal(got, 2 * np.stack(same, axis))
+    x = drawn(rng, 3, count)
+    scaled = lambda x: tg.concat([x[:, k : k + 1] * float(k) for k in range(count)], 1) + x
+    np.testing.assert_array_equal(computed(scaled, x), x * np.arange(count) + x)
 
 
 @pytest.mark.parametrize("n", (47, 48, PIECE_GRAIN, 2 * PIECE_GRAIN + 1))

@@ -12,92 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
-from tracegrad.kernels.axes import Replaced, all_indices
-from tracegrad.kernels.expr import Guard, Index, Quotient, Space, Value, Var, atoms_of, indices_of, names_of, walk
+from tracegrad.kernels.axes import all_indices
+from tracegrad.kernels.axis_pieces import Loaded, piece_of, starts_of, stretches_of, with_axes
+from tracegrad.kernels.expr import Index, Quotient, Space, atoms_of, indices_of, names_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel
-from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function
 from tracegrad.render.emit import Loop, Statement
 from tracegrad.tuning import FEW_CHOICES, FEWEST_TURNS, LANES, MOST_PIECES, MOST_WRITTEN, PIECE_GRAIN
 
-Loaded = Mapping[str, tuple[int, Index]]  # as in `Function`
-
-
-class Decided(Replaced):
-    """Values with an index in place of some variables; where its bounds decide a comparison, only what it chooses."""
-
-    def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
-        if v.op == "map" and v.arg[0] == CHOICE:
-            known = _holds(args[0])
-            if known is not None:
-                return args[1] if known else args[2]
-        return super().rebuilt(v, args)
-
-
-def _holds(condition: Value) -> bool | None:
-    """Return whether a comparison of coordinates holds at all points or at none; None if that is not known."""
-    if condition.op != "map" or condition.arg[0] not in ("less", "less_equal"):
-        return None
-    ends = [_ends_of(x) for x in condition.args]
-    (a, b), equal = ends, condition.arg[0] == "less_equal"
-    if a is None or b is None:
-        return None
-    if a[1] < b[0] + equal:
-        return True
-    return None if a[0] < b[1] + equal else False
-
-
-def _ends_of(v: Value) -> tuple[int, int] | None:
-    """Return the least and the largest that an integer coordinate or constant can be."""
-    if v.op == "index":
-        return v.arg.lo, v.arg.hi
-    return (v.arg, v.arg) if v.op == "const" and type(v.arg) is int else None
-
-
-def with_axes(
-    f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space
-) -> tuple[Kernel, Loaded]:
-    """Return a pointwise kernel over other axes, which computes its points at each of these places; and its locals."""
-    copies = [Decided(space, at) for at in places]
-    types = {v.arg: v.dtype for v in walk([s.value for s in f.kernel.stores]) if v.op == "local"}
-    loaded: dict[str, tuple[int, Index]] = {}
-    for k, copy in enumerate(copies):
-        for name, (slot, index) in f.loaded.items():
-            own = f"{name}_{k}" if len(copies) > 1 else name  # each place reads an element of its own
-            loaded[own] = slot, copy.index(index)
-            if name in types:
-                copy.locals[name] = space.value("local", types[name], own)
-    stores = [copy.store(s) for copy in copies for s in f.kernel.stores]
-    return replace(f.kernel, outer=tuple(axes), body=tuple(stores)), loaded
-
 
 def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space) -> list[str]:
     """Return the lines of a point of the same kernel."""
-    changed = Function(*with_axes(f, axes, places, space))
+    changed = Function(*with_axes(f.kernel, f.loaded, axes, places, space))
     changed.helpers, changed.form = f.helpers, f.form
     return changed.points(changed.expressions())
-
-
-def _stretches(f: Function, axis: Axis) -> set[tuple[int, ...]]:
-    """Return the stretches of an axis of a pointwise kernel in which its guards hold."""
-    guards = [g for v in walk([s.value for s in f.kernel.stores]) if v.op == "inside" for g in v.arg]
-    return {_ends(g, axis.name) for g in guards}
-
-
-def _starts(stretches: set[tuple[int, ...]], axis: Axis) -> list[int]:
-    """Return where the pieces of an axis begin, and its end."""
-    return [0, *sorted({x for ends in stretches for x in ends if 0 < x < axis.size}), int(axis.size)]
-
-
-def _ends(g: Guard, axis: str) -> tuple[int, ...]:
-    """Return where a guard begins and ceases to hold along an axis, or nothing if other axes decide it, too."""
-    ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
-    if not isinstance(atom, Var) or atom.name != axis or c != 1:
-        return ()
-    return g.lo - g.index.const, g.hi - g.index.const
 
 
 # axes before the last
@@ -107,15 +37,10 @@ def cut(f: Function, most: int) -> list[tuple[Kernel, Loaded]] | None:
     most: pieces in all, of this axis and those after it.
     """
     steps = [_steps(f, a) for a in f.outer[:-1]]
-    for k, (axis, found) in enumerate(zip(f.outer, steps)):
+    for k, found in enumerate(steps):
         if len(found) < 2 or math.prod([max(1, len(x)) for x in steps[k:]]) > most:
             continue
-        parts: list[tuple[Kernel, Loaded]] = []
-        for start, end, step in found:
-            space, piece = Space(), Axis(f"{axis.name}_{start}", -(-(end - start) // step))
-            at = space.var(piece.name, piece.size) * step + start
-            parts.append(with_axes(f, [*f.outer[:k], piece, *f.outer[k + 1 :]], [{axis.name: at}], space))
-        return parts
+        return [piece_of(f.kernel, f.loaded, f.outer, k, *piece) for piece in found]
     return None
 
 
@@ -123,7 +48,7 @@ def _steps(f: Function, axis: Axis) -> list[tuple[int, int, int]]:
     """Return the pieces of an axis, or its phases if it has no pieces: where each begins and ends, and its step."""
     if isinstance(axis.size, Extent):
         return []
-    starts = _starts(_stretches(f, axis), axis)
+    starts = starts_of(stretches_of(f.kernel, axis), axis)
     if len(starts) > 2:
         return [(start, end, 1) for start, end in pairwise(starts)] if len(starts) <= MOST_PIECES + 1 else []
     d = _phase(f, axis)
@@ -143,7 +68,7 @@ def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
             space, both = Space(), Axis(f"{a.name}{b.name}", a.size * b.size)
             at = {a.name: space.number(0), b.name: space.var(both.name, both.size)}
             axes = [*outer[:k], both, *outer[k + 2 :]]
-            return merged(*with_axes(Function(kernel, loaded), axes, [at], space))
+            return merged(*with_axes(kernel, loaded, axes, [at], space))
     return kernel, loaded
 
 
@@ -181,7 +106,7 @@ def written_out(f: Function) -> tuple[Kernel, Loaded] | None:
     if not any(last.name in index.strides for index in asked):
         return None
     space = Space()
-    return with_axes(f, others, [{last.name: space.number(r)} for r in range(last.size)], space)
+    return with_axes(f.kernel, f.loaded, others, [{last.name: space.number(r)} for r in range(last.size)], space)
 
 
 def _phased(f: Function, d: int) -> list[Statement]:
@@ -203,8 +128,8 @@ def pieces(f: Function) -> list[int] | None:
     last = f.outer[-1] if f.outer else None
     if last is None or isinstance(last.size, Extent):
         return None
-    stretches = _stretches(f, last)
-    starts = _starts(stretches, last)
+    stretches = stretches_of(f.kernel, last)
+    starts = starts_of(stretches, last)
     wasted = int(last.size) * max(1, len(stretches) - 1)  # values that are not chosen, if there are no pieces
     pay = len(stretches) > FEW_CHOICES or wasted >= LANES * (len(starts) - 1)
     if pay and 2 < len(starts) <= MOST_PIECES + 1:
@@ -216,11 +141,9 @@ def loops_by_pieces(f: Function, starts: list[int]) -> list[Statement]:
     """Return the loops of a pointwise kernel, with one loop for each piece of its last axis."""
     *others, last = f.outer
     loops = list[Statement]()
-    for k, (start, end) in enumerate(pairwise(starts)):
-        space, piece = Space(), Axis(f"{last.name}p{k}", end - start)
-        at = {last.name: space.var(piece.name, piece.size) + start}
-        part = Function(*with_axes(f, [*others, piece], [at], space))
-        part.helpers, part.form = f.helpers, f.form
+    for start, end in pairwise(starts):
+        part = Function(*piece_of(f.kernel, f.loaded, f.outer, len(others), start, end))
+        part.helpers, part.form, piece = f.helpers, f.form, part.kernel.outer[-1]
         d = _phase(part, piece) if others and piece.size > 1 else 1
         if d > 1:
             loops += _phased(part, d)

@@ -14,6 +14,7 @@ from tracegrad.dtypes import f32, strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
+from tracegrad.kernels.axis_pieces import in_pieces
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, operands_of, points
 from tracegrad.render.gathered import blas_ready
@@ -27,10 +28,13 @@ def render_numpy(launch: BoundLaunch) -> str:
     run: list[str] = []
     first = 0
     for number, kernel in enumerate(launch.kernels):
-        writer = _Writer(unroll(kernel), f"_{number}" if len(launch.kernels) > 1 else "", first, launch.binding_of)
-        writer.write()
-        setup += writer.arrays.setup
-        run += writer.arrays.lines
+        suffix = f"_{number}" if len(launch.kernels) > 1 else ""
+        parts = in_pieces(unroll(kernel))
+        for k, part in enumerate(parts):
+            writer = _Writer(part, suffix + (f"_p{k}" if len(parts) > 1 else ""), first, launch.binding_of)
+            writer.write()
+            setup += writer.arrays.setup
+            run += writer.arrays.lines
         first += len(kernel.slots)
     body = [f"    {line}" for line in setup]
     body += ["    def run():"] + [f"        {line}" for line in run] + ["    return run"]

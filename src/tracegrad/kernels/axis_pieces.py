@@ -1,0 +1,111 @@
+"""Pieces of an axis within which no condition of a pointwise kernel changes.
+
+In `concat([x, y])` each point of the kernel reads both inputs and chooses. Within a piece the choice is the same for
+all points, so a kernel of a piece reads only what it uses. Pads and shifts are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from tracegrad.kernels.axes import Replaced
+from tracegrad.kernels.expr import Guard, Index, Space, Value, Var, walk
+from tracegrad.kernels.form import Axis, Extent, Kernel
+from tracegrad.kernels.triangles import CHOICE
+
+Loaded = Mapping[str, tuple[int, Index]]  # locals that an earlier kernel stored: slot and index of each
+
+
+class Decided(Replaced):
+    """Values with an index in place of some variables; where its bounds decide a comparison, only what it chooses."""
+
+    def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
+        if v.op == "map" and v.arg[0] == CHOICE:
+            known = _holds(args[0])
+            if known is not None:
+                return args[1] if known else args[2]
+        return super().rebuilt(v, args)
+
+
+def _holds(condition: Value) -> bool | None:
+    """Return whether a comparison of coordinates holds at all points or at none; None if that is not known."""
+    if condition.op != "map" or condition.arg[0] not in ("less", "less_equal"):
+        return None
+    ends = [_ends_of(x) for x in condition.args]
+    (a, b), equal = ends, condition.arg[0] == "less_equal"
+    if a is None or b is None:
+        return None
+    if a[1] < b[0] + equal:
+        return True
+    return None if a[0] < b[1] + equal else False
+
+
+def _ends_of(v: Value) -> tuple[int, int] | None:
+    """Return the least and the largest that an integer coordinate or constant can be."""
+    if v.op == "index":
+        return v.arg.lo, v.arg.hi
+    return (v.arg, v.arg) if v.op == "const" and type(v.arg) is int else None
+
+
+def with_axes(
+    kernel: Kernel, loaded: Loaded, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space
+) -> tuple[Kernel, Loaded]:
+    """Return a pointwise kernel over other axes, which computes its points at each of these places; and its locals."""
+    copies = [Decided(space, at) for at in places]
+    types = {v.arg: v.dtype for v in walk([s.value for s in kernel.stores]) if v.op == "local"}
+    others: dict[str, tuple[int, Index]] = {}
+    for k, copy in enumerate(copies):
+        for name, (slot, index) in loaded.items():
+            own = f"{name}_{k}" if len(copies) > 1 else name  # each place reads an element of its own
+            others[own] = slot, copy.index(index)
+            if name in types:
+                copy.locals[name] = space.value("local", types[name], own)
+    stores = [copy.store(s) for copy in copies for s in kernel.stores]
+    return replace(kernel, outer=tuple(axes), body=tuple(stores)), others
+
+
+def piece_of(
+    kernel: Kernel, loaded: Loaded, outer: Sequence[Axis], number: int, start: int, end: int, step: int = 1
+) -> tuple[Kernel, Loaded]:
+    """Return a pointwise kernel for each `step`-th point of a piece of one of its axes, `outer[number]`."""
+    axis, space = outer[number], Space()
+    piece = Axis(f"{axis.name}_{start}", -(-(end - start) // step))
+    at = space.var(piece.name, piece.size) * step + start
+    return with_axes(kernel, loaded, [*outer[:number], piece, *outer[number + 1 :]], [{axis.name: at}], space)
+
+
+def in_pieces(kernel: Kernel) -> list[Kernel]:
+    """Return a kernel as one for each piece of the axis along which its points choose among the most values."""
+    if kernel.folds or any(s.inner for s in kernel.stores):
+        return [kernel]
+    stretches = [
+        set[tuple[int, ...]]() if isinstance(a.size, Extent) else stretches_of(kernel, a) for a in kernel.outer
+    ]
+    number = max(range(len(stretches)), key=lambda k: len(stretches[k]), default=0)
+    if not stretches or len(stretches[number]) < 2:
+        return [kernel]
+    starts = starts_of(stretches[number], kernel.outer[number])
+    return [piece_of(kernel, {}, kernel.outer, number, *ends)[0] for ends in pairwise(starts)]
+
+
+def stretches_of(kernel: Kernel, axis: Axis) -> set[tuple[int, ...]]:
+    """Return the stretches of an axis of a pointwise kernel in which its guards hold. Open axes have none."""
+    if isinstance(axis.size, Extent):
+        return set()
+    guards = [g for v in walk([s.value for s in kernel.stores]) if v.op == "inside" for g in v.arg]
+    return {ends for g in guards if (ends := _ends(g, axis.name))}
+
+
+def starts_of(stretches: set[tuple[int, ...]], axis: Axis) -> list[int]:
+    """Return where the pieces of an axis begin, and its end."""
+    return [0, *sorted({x for ends in stretches for x in ends if 0 < x < axis.size}), int(axis.size)]
+
+
+def _ends(g: Guard, axis: str) -> tuple[int, ...]:
+    """Return where a guard begins and ceases to hold along an axis, or nothing if other axes decide it, too."""
+    ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
+    if not isinstance(atom, Var) or atom.name != axis or c != 1:
+        return ()
+    return g.lo - g.index.const, g.hi - g.index.const
