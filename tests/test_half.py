@@ -72,6 +72,7 @@ class Subject:
 
         A stored value t becomes t (1 + d) + e with |d| <= U and |e| <= TINY, so a result changes by at most the sum of
         |dr / dt| (U |t| + TINY) over all elements of all stored values, to first order; as much again for the others.
+        An infinite t, such as the -inf of a masked maximum, is stored exactly.
         """
         double = {n: x.astype(np.float64) if x.dtype == np.float32 else x for n, x in self.env.items()}
         graph = optimize(self.graph).graph
@@ -85,7 +86,8 @@ class Subject:
             with np.errstate(all="ignore"):
                 values = evaluate([r, *ts, *slopes], double, np)
             pairs = zip(values[1 : 1 + len(ts)], values[1 + len(ts) :], strict=True)
-            out[name] = 2 * sum(float((np.abs(g) * (U * np.abs(t) + TINY)).sum()) for t, g in pairs)
+            far = [np.abs(g) * np.where(np.isinf(t), 0.0, U * np.abs(t) + TINY) for t, g in pairs]
+            out[name] = 2 * sum(float(x.sum()) for x in far)
         return out
 
 
