@@ -184,6 +184,11 @@ INTERRUPTED_AT_ONCE = """
 import os, signal, threading
 from test_compiler_faults import *
 module.ANSWERS = 1e6
+begin = subprocess.Popen.__init__
+def slow(*args, **named):  # so that the interrupt comes before the caller has the process
+    begin(*args, **named)
+    time.sleep(0.5)
+subprocess.Popen.__init__ = slow
 def interrupt():
     while not os.path.getsize({log!r}):  # until the compiler is asked for its version
         time.sleep(0.01)

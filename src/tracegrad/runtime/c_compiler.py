@@ -249,7 +249,7 @@ def compiler_named(asked: str) -> Compiler | None:
         path = shutil.which(name) if name else None
         if path:
             try:
-                said = Children().run([path, "--version"], "", limit)
+                said = Children().answer([path, "--version"], limit)
             except subprocess.TimeoutExpired:
                 warnings.warn(
                     f"{path} --version did not end within {limit:g} s, so this compiler is not used; "

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 
 class StoppedError(subprocess.SubprocessError):
@@ -52,6 +53,25 @@ class Children:
                     with contextlib.suppress(OSError):
                         stream.close()
             child.wait()
+
+    def answer(self, command: Sequence[str], seconds: float) -> str:
+        """Return the output of a command, as `run` does; an interrupt of this thread ends the command.
+
+        Another thread runs it: an interrupt here cannot come while a child is started, and leave it without an owner.
+        """
+        found = Future[str]()
+
+        def run() -> None:
+            try:
+                found.set_result(self.run(command, "", seconds))
+            except BaseException as e:
+                found.set_exception(e)
+
+        try:
+            threading.Thread(target=run, daemon=True).start()
+            return found.result()
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """End all children, and start no more. Any thread can call this."""
