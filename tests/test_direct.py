@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -261,6 +263,40 @@ def test_a_signal_handler_may_run_the_forward_that_it_interrupted() -> None:
             signal.signal(signal.SIGALRM, before)
         assert infer.device.name == "cpu"
     assert runs[0] > 100
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["a size it has", "new sizes"])
+def test_a_signal_handler_may_run_at_any_line_that_chooses_a_program(new: bool) -> None:
+    """Signals come anywhere. Here a tracer runs the forward at each line, or for new sizes at some."""
+    inside, lines = [False], [0]
+    with tg.compile_forward(
+        model=Many(), forward=lambda m, x: m.a(x), inputs={"x": (None, 4)}, seed=0, device="cpu"
+    ) as infer:
+        rows = np.tile(X, (8, 1))
+        expected = infer.run(x=rows).output
+
+        def tracer(frame: FrameType, event: str, _: Any) -> Any:
+            if not frame.f_code.co_filename.endswith(("engine/programs.py", "engine/rooms.py")):
+                return None
+            lines[0] += event == "line" and not inside[0]
+            if event == "line" and not inside[0] and (not new or lines[0] % 40 == 0):
+                inside[0] = True
+                n = lines[0] % 60 + 1 if new else len(rows)
+                np.testing.assert_array_equal(infer.run(x=rows[:n]).output, expected[:n])
+                inside[0] = False
+            return tracer
+
+        before = sys.gettrace()
+        try:
+            for n in (8, 3, 5, 2, 40, 7, 1, 3, 60, 12, 33, 17, 50):  # programs for many sizes are made and dropped
+                sys.settrace(tracer)
+                result: Any = infer.run(x=rows[:n]).result(60)
+                sys.settrace(before)
+                np.testing.assert_array_equal(result.output, expected[:n])
+        finally:
+            sys.settrace(before)
+        assert infer.device.name == "cpu"
+    assert lines[0] > 100
 
 
 LIKE: dict[str, Callable[[Any], Any]] = {

@@ -61,6 +61,8 @@ class SizedPrograms:
         self._shared: OrderedDict[tuple[str, Sizes], Shared] = OrderedDict()  # by the name, and all other sizes
         self._why: dict[str, str] = {}  # names -> the reason why no program serves many of their sizes
         self._rooms: RoomPrograms | None = None
+        self._choosing = False
+        self._between: list[RunProgram] = []  # built by signal handlers, within a choice
 
     @property
     def latest(self) -> RunProgram | None:
@@ -84,6 +86,24 @@ class SizedPrograms:
 
         source, info: return what a new program is built from, and for which device.
         """
+        if self._choosing:  # by a signal handler, within a choice of this thread, under which nothing may change
+            program = self.kept.get(sizes)
+            if program is None:
+                program = self.built(source(), sizes)
+                self._between.append(program)
+            return program, []
+        self._choosing = True
+        try:
+            program, dropped = self._chosen(sizes, source, info)
+        finally:
+            self._choosing = False
+        between, self._between = self._between, []
+        return program, dropped + between
+
+    def _chosen(
+        self, sizes: Sizes, source: Callable[[], ProgramSource], info: Callable[[], DeviceInfo]
+    ) -> tuple[RunProgram, list[RunProgram]]:
+        """Return the same, outside of signal handlers."""
         dropped: list[RunProgram] = []
         before = program = self.kept.get(sizes)
         often = self._worth_another(sizes, before)
@@ -100,7 +120,7 @@ class SizedPrograms:
             dropped += [before] if before and self.kept.pop(sizes, None) else []
             while len(self.kept) >= self.capacity:
                 dropped.append(self._least_used())
-        self.kept.pop(sizes, None)  # not `move_to_end`: a signal handler may have dropped it
+        self.kept.pop(sizes, None)
         self.kept[sizes] = program
         return program, dropped
 
