@@ -6,7 +6,7 @@ all points, so a kernel of a piece reads only what it uses. Pads and shifts are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -78,15 +78,12 @@ def piece_of(
 
 def in_pieces(kernel: Kernel) -> list[Kernel]:
     """Return a kernel as one for each piece of the axis along which its points choose among the most values."""
-    if kernel.folds or any(s.inner for s in kernel.stores):
+    stretches = [stretches_of(kernel, a) for a in kernel.outer] if kernel.pointwise else []
+    most = max(stretches, key=len, default=())
+    if len(most) < 2:
         return [kernel]
-    stretches = [
-        set[tuple[int, ...]]() if isinstance(a.size, Extent) else stretches_of(kernel, a) for a in kernel.outer
-    ]
-    number = max(range(len(stretches)), key=lambda k: len(stretches[k]), default=0)
-    if not stretches or len(stretches[number]) < 2:
-        return [kernel]
-    starts = starts_of(stretches[number], kernel.outer[number])
+    number = stretches.index(most)
+    starts = starts_of(most, kernel.outer[number])
     return [piece_of(kernel, {}, kernel.outer, number, *ends)[0] for ends in pairwise(starts)]
 
 
@@ -98,7 +95,7 @@ def stretches_of(kernel: Kernel, axis: Axis) -> set[tuple[int, ...]]:
     return {ends for g in guards if (ends := _ends(g, axis.name))}
 
 
-def starts_of(stretches: set[tuple[int, ...]], axis: Axis) -> list[int]:
+def starts_of(stretches: Iterable[tuple[int, ...]], axis: Axis) -> list[int]:
     """Return where the pieces of an axis begin, and its end."""
     return [0, *sorted({x for ends in stretches for x in ends if 0 < x < axis.size}), int(axis.size)]
 

@@ -238,6 +238,11 @@ class Kernel:
         """The stores in order."""
         return [s for s in self.body if isinstance(s, Store)]
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether it only stores once for each outer point, and folds nothing."""
+        return all(isinstance(s, Store) and not s.inner for s in self.body)
+
     def loaded(self, v: Value) -> DType:
         """Return the type in memory of a loaded value: an f32 can be stored in half precision."""
         slot: int = v.arg[0]

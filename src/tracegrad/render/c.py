@@ -154,7 +154,7 @@ class Function:
 
     def by_rows(self) -> bool:
         """Return whether this part folds or writes points of a row; else the inner axes are k of a product before."""
-        return any(isinstance(s, Fold) or s.inner for s in self.kernel.body)
+        return not self.kernel.pointwise
 
     def read(self) -> list[str]:
         """Return lines that read earlier results at the outer point."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tracegrad.dtypes import strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Quotient, Space, Value, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Store, fold_batches, points
+from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_pieces import cut, loops_by_pieces, merged, pieces, points_of, written_out
@@ -160,7 +160,7 @@ class OrderedFunction(Function):
 
     def loops(self) -> list[Statement]:
         """Return the loops once."""
-        pointwise = all(isinstance(s, Store) and not s.inner for s in self.kernel.body)
+        pointwise = self.kernel.pointwise
         tiles = turned(self) if pointwise else None
         if tiles:
             return turned_loops(self, tiles)

@@ -87,13 +87,13 @@ class Scattering:
             marks.append(when(own, [bit]))
         return [*reads, *marks], before
 
-    def added(self) -> tuple[list[str], list[str]]:
+    def added(self) -> tuple[list[Statement], list[str]]:
         """Return lines that add the updates of the first of `bits`, and lines before the loop over k.
 
         Several updates are read before they are added, because each takes long to arrive. Beyond the last bit, the last
         update is read again, and not added.
         """
-        before, reads, adds = list[str](), list[str](), list[str]()
+        before, reads, adds = list[str](), list[Statement](), list[str]()
         turns = SCATTER_READS // self.shape.wide
         for u in range(turns):
             k = f"chunk + word * {BITS} + i32(firstTrailingBit(bits))"
@@ -113,7 +113,7 @@ class Scattering:
                 adds.append(f"c{result} = {self.emit.combine(self.fold, f'c{result}', value)};")
         return [*reads, *adds], before
 
-    def update(self, k: str, number: int, copy: str, reads: list[str]) -> tuple[str, list[str]]:
+    def update(self, k: str, number: int, copy: str, reads: list[Statement]) -> tuple[str, list[str]]:
         """Add lines to `reads` that read update `k` of a column; return its name, and lines before the loop over k."""
         inner, columns = self.kernel.inner, self.scatter.n
         emit = Emitter(self.element, [a.name for a in inner], [a.name for a in (*inner, *columns)], copy)
@@ -125,23 +125,24 @@ class Scattering:
         reads += [*decode(k, copied(inner, copy)), *emit.inner, f"let x{copy} = {value};"]
         return f"x{copy}", [*decode(column, copied(columns, copy)), *emit.outer]
 
-    def next_bits(self) -> str:
+    def next_bits(self) -> Block:
         """Return the statement that goes on to the next word of the row with a bit, if there is one."""
         more = f"bits == 0u && word < {self.shape.line - 1}"
-        return f"while ({more}) {{ word += 1; bits = atomicLoad(&sa[{self.first_word()} + word]); }}"
+        return Block(f"while ({more})", ["word += 1;", f"bits = atomicLoad(&sa[{self.first_word()} + word]);"])
 
     def first_word(self) -> str:
         """Return where the bits of the thread's row begin."""
         return f"lid / {self.shape.columns // self.shape.wide} * {self.shape.line}"
 
-    def found(self, mark: list[Statement], added: list[str]) -> Statement:
+    def found(self, mark: list[Statement], added: list[Statement]) -> Statement:
         """Return the loop over all updates."""
         each = [
             Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
             "workgroupBarrier();",
             *mark,
             "workgroupBarrier();",
-            f"var word = 0; var bits = atomicLoad(&sa[{self.first_word()}]);",
+            "var word = 0;",
+            f"var bits = atomicLoad(&sa[{self.first_word()}]);",
             self.next_bits(),
             Block("while (bits != 0u)", added),
             "workgroupBarrier();",
