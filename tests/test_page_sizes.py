@@ -66,11 +66,12 @@ def close(a: Any, b: Any) -> None:
     np.testing.assert_allclose(a, b, rtol=LOSS, atol=1e-6)
 
 
-def test_every_size_gives_pythons_numbers(tab: Tab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rooms", [{"B": 8, "T": 6}, {"B": [3, 8], "T": [6, 2, 4]}], ids=["one room", "more rooms"])
+def test_every_size_gives_pythons_numbers(tab: Tab, tmp_path: Path, rooms: dict[str, Any]) -> None:
     with attention() as train:
         infer = train.attach(forward=lambda m, x: {"y": m(x), "rows": m(x).reshape(-1, 3)}, inputs={"x": ("B", "T", 4)})
         largest = {"B": 8, "T": 6}
-        tab.load(train, "sizes", forwards={"infer": infer}, sizes=largest, data=batch(40, 6))
+        tab.load(train, "sizes", forwards={"infer": infer}, sizes=rooms, data=batch(40, 6))
         info = tab.run("return train.info;")
         assert info["sizes"] == info["forwards"]["infer"]["sizes"] == largest
         assert [f["spec"]["sizes"] for f in info["inputs"]] == [["B", "T", None], ["B", "T", None], ["B", "T"]]
@@ -114,6 +115,20 @@ def test_models_compute_as_in_python_at_each_size(tab: Tab, loss: str) -> None:
         rng = np.random.default_rng(1)
         inputs = [{"x": rng.standard_normal((b, t, D)).astype(np.float32)} for b, t in [(2, 9), (5, 3), (1, 5), (3, 8)]]
         np.testing.assert_allclose(tab.steps(inputs), [train.step(x).loss for x in inputs], rtol=LOSS)
+
+
+def test_a_call_computes_in_the_least_room_that_fits(tmp_path: Path) -> None:
+    with attention() as train:
+        train.export(tmp_path, sizes={"B": [1, 8], "T": (4, 6, 4)})
+    manifest = json.loads((tmp_path / "program.json").read_text())
+    programs = [manifest["train"], *manifest["rooms"]]
+    ranges = [program["meta"]["room"]["sizes"] for program in programs]
+    assert ranges[0] == {"B": [2, 8], "T": [5, 6]}, "the first program has room for the largest sizes"
+    for b, t in np.ndindex(8, 6):
+        assert sum(r["B"][0] <= b + 1 <= r["B"][1] and r["T"][0] <= t + 1 <= r["T"][1] for r in ranges) == 1
+    for program, r in zip(programs, ranges, strict=True):
+        shapes = {x["name"]: x["shape"] for x in program["inputs"]}
+        assert shapes["x"] == [r["B"][1], r["T"][1], 4]
 
 
 def test_labels_and_flat_arrays_of_one_open_size(tab: Tab) -> None:
@@ -204,6 +219,8 @@ def test_what_sizes_cannot_be_exported_is_said() -> None:
     assert "sizes={'T': 64}" in refusal(test_rooms.whole, {"B": 4})
     assert "calls choose 'B', 'T'" in refusal(test_rooms.whole, {"B": 4, "T": 4, "C": 4})
     assert "calls choose 'B', 'T'" in refusal(test_rooms.whole, {"B": 4, "T": 0})
+    assert "calls choose 'B', 'T'" in refusal(test_rooms.whole, {"B": [0, 4], "T": 4})
+    assert "calls choose 'B', 'T'" in refusal(test_rooms.whole, {"B": 4, "T": []})
     assert "calls choose none" in refusal(test_rooms.whole, 4, {"x": (2, 3, D)})
     assert "call of the forward 'f' chooses a size of x: f32[N,B,8]" in refusal(
         test_rooms.whole, {"B": 4, "T": 4}, f={"x": ("N", "B", D)}

@@ -26,7 +26,7 @@ from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import fit_value
 from tracegrad.engine.stepper import Snapshot, Stepper
 from tracegrad.errors import InputError
-from tracegrad.exported_sizes import exact, largest, missing, programs, unnamed
+from tracegrad.exported_sizes import RoomsByName, RoomSizes, exact, missing, programs, rooms_of, unnamed
 from tracegrad.files import replace_file, replace_files
 from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
@@ -56,7 +56,7 @@ class Contents(NamedTuple):
     labels: Sequence[str] | None
     vocabulary: Sequence[str] | None
     schedule: Sequence[str] = ()  # with several losses, their turns
-    sizes: int | Mapping[str, int] | None = None
+    sizes: RoomSizes | Mapping[str, RoomSizes] | None = None
 
 
 def export(
@@ -70,7 +70,7 @@ def export(
     check_contents(path, contents, single_file)
     layout, attached = snapshots[0].program, dict[str, Any](contents.forwards or {})
     chosen = [x.source.free for x in (*steppers, *attached.values()) if isinstance(x, (Stepper, CompiledForward))]
-    sizes = {} if contents.sizes is None else largest(contents.sizes, chosen)
+    sizes = {} if contents.sizes is None else rooms_of(contents.sizes, chosen)
     steps = [steps_of(stepper, sizes) for stepper in steppers]
     fields = {f.name: f for first, *_ in steps for f in first.program.inputs if not f.name.startswith(PREFIX)}
     rows = checked_data(list(fields.values()), contents.data or {})
@@ -199,7 +199,7 @@ def loss_of(snapshot: Snapshot, built: Sequence[Built]) -> dict[str, Any]:
     }
 
 
-def steps_of(stepper: Stepper, sizes: Mapping[str, int]) -> list[Built]:
+def steps_of(stepper: Stepper, sizes: RoomsByName) -> list[Built]:
     """Return the programs of a loss: one, or if calls choose sizes, those that serve all up to `sizes`."""
     source = stepper.source
     if not source.free.axes:
@@ -210,7 +210,7 @@ def steps_of(stepper: Stepper, sizes: Mapping[str, int]) -> list[Built]:
     return programs(source, sizes, what)
 
 
-def forwards_of(name: str, forward: CompiledForward, program: Program, sizes: Mapping[str, int]) -> list[Built]:
+def forwards_of(name: str, forward: CompiledForward, program: Program, sizes: RoomsByName) -> list[Built]:
     """Build a forward for a page: first for its demo, then for the sizes that calls choose, if `sizes` has the largest.
 
     Raises InputError unless it shares the parameters of `program`, the step's.

@@ -1,42 +1,48 @@
-"""The programs of a page whose calls choose sizes: one with room for all, and one for each choice of sizes of 1."""
+"""The programs of a page whose calls choose sizes: one for each choice of rooms, of which 1 is always one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, cast
 
 from tracegrad.compiler.build import Built, ProgramSource, at_sizes
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes, name_of
-from tracegrad.compiler.portable import FEWEST, portable
+from tracegrad.compiler.portable import portable
 from tracegrad.compiler.rooms import build_rooms
 from tracegrad.dtypes import whole
 from tracegrad.errors import InputError
 from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
 
-Most = Mapping[str, int]  # the largest size of each name
+RoomSizes = int | Sequence[int]  # of one name, as a user gives them
+RoomsByName = Mapping[str, Sequence[int]]  # sizes in whose shapes a page computes, in ascending order
+Range = tuple[int, int]  # the least and the largest size that a program serves
 
 
-def largest(sizes: Any, frees: Iterable[FreeSizes]) -> dict[str, int]:
-    """Return the largest sizes, from the argument of `export`. Raises InputError for unknown names and wrong sizes."""
+def rooms_of(sizes: Any, frees: Iterable[FreeSizes]) -> dict[str, list[int]]:
+    """Return the rooms of each name, from the argument of `export`. Raises InputError for wrong names and sizes."""
     known = {name: None for free in frees for name in free.axes}
     given = cast("Mapping[str, Any]", sizes if isinstance(sizes, Mapping) else dict.fromkeys(known, sizes))
-    found = {name: whole(n) or 0 for name, n in given.items()}
-    wrong = [name for name, n in found.items() if name not in known or n < 1]
-    if wrong or not known:
+    found = {name: _rooms(n) for name, n in given.items()}
+    if not known or not all(name in known and rooms and rooms[0] > 0 for name, rooms in found.items()):
         names = ", ".join(map(repr, known)) or "none"
         raise InputError.here(
-            f"export: sizes must be the largest size, or a dict of the largest by name, such as {{'B': 64}}; got "
-            f"{sizes!r}, and calls choose {names}"
+            f"export: sizes must be the largest size, a list of sizes to compute in, or a dict of these by name, such "
+            f"as {{'B': 64, 'T': [25, 100]}}; got {sizes!r}, and calls choose {names}"
         )
     return found
 
 
-def unnamed(free: FreeSizes, most: Most) -> list[str]:
-    """Return the names of sizes that calls choose, of which `most` does not tell the largest."""
-    return [name for name in free.axes if name not in most]
+def _rooms(given: Any) -> list[int]:
+    several = cast("Sequence[Any]", given) if isinstance(given, (list, tuple)) else [given]
+    return sorted({whole(n) or 0 for n in several})
+
+
+def unnamed(free: FreeSizes, rooms: RoomsByName) -> list[str]:
+    """Return the names of sizes that calls choose, of which `rooms` does not tell the largest."""
+    return [name for name in free.axes if name not in rooms]
 
 
 def missing(free: FreeSizes, names: Sequence[str], what: str) -> InputError:
@@ -50,45 +56,44 @@ def missing(free: FreeSizes, names: Sequence[str], what: str) -> InputError:
     )
 
 
-def programs(source: ProgramSource, most: Most, what: str) -> list[Built]:
-    """Return programs that serve all sizes up to `most`. Raises InputError with the reason if there are none.
+def programs(source: ProgramSource, rooms: RoomsByName, what: str) -> list[Built]:
+    """Return programs that serve all sizes up to the largest. Raises InputError with the reason if there are none.
 
-    One row can be broadcast, so a size of 1 has programs of its own. The first one has room for the largest sizes.
+    A size has the least room that fits. One row can be broadcast, so a size of 1 has programs of its own. The first
+    program has room for the largest sizes.
     """
-    names = list(source.free.axes)
-    choices = product(*[(False, True) if most[name] > 1 else (True,) for name in names])
-    return [_with_room(source, dict(zip(names, ones)), most, what) for ones in choices]
+    ranges = [[(a + 1, b) for a, b in pairwise([0, 1, *rooms[name]]) if a < b][::-1] for name in source.free.axes]
+    return [_with_room(source, dict(zip(source.free.axes, choice)), what) for choice in product(*ranges)]
 
 
-def _with_room(source: ProgramSource, ones: Mapping[str, bool], most: Most, what: str) -> Built:
-    """Return a program for sizes of 1, and for all sizes from 2 to `most` of the other names."""
-    room = {name: most[name] for name, one in ones.items() if not one}
-    limits = {name: [1, 1] if one else [FEWEST, most[name]] for name, one in ones.items()}
+def _with_room(source: ProgramSource, ranges: Mapping[str, Range], what: str) -> Built:
+    """Return a program for all sizes of some ranges."""
+    room = {name: high for name, (_, high) in ranges.items() if high > 1}
     if not room:
         return exact(source, source.free.all(1))
     try:
-        built, follows = _built(source, ones, room)
+        built, follows = _built(source, ranges, room)
     except UnsizedError as e:
-        text = f"export: {what} has no program for all sizes up to {most}: {e}{_hint(source, ones, room)}"
+        text = f"export: {what} has no program for all sizes up to {room}: {e}{_hint(source, ranges, room)}"
         raise InputError.here(text) from None
-    return told(built, source.free, {"sizes": limits, **follows})
+    return told(built, source.free, {"sizes": {name: list(r) for name, r in ranges.items()}, **follows})
 
 
-def _built(source: ProgramSource, ones: Mapping[str, bool], room: Most) -> tuple[Built, dict[str, Any]]:
+def _built(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str, int]) -> tuple[Built, dict[str, Any]]:
     def at(sizes: Sequence[int]) -> ProgramSource:
         now = dict(zip(room, sizes))
-        return at_sizes(source, tuple([(name, now.get(name, 1)) for name in ones]))
+        return at_sizes(source, tuple([(name, now.get(name, 1)) for name in ranges]))
 
     rooms = build_rooms(at, room, None, gpu=True)
-    return rooms.built, portable(rooms)
+    return rooms.built, portable(rooms, [ranges[name][0] for name in room])
 
 
-def _hint(source: ProgramSource, ones: Mapping[str, bool], room: Most) -> str:
+def _hint(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str, int]) -> str:
     """Return what to do: all of a table is no slice of it, so one less can be another graph."""
     less = {name: n - 1 for name, n in room.items()}
-    for tried in ({**room, name: n} for name, n in less.items() if n > 1):
+    for tried in ({**room, name: n} for name, n in less.items() if n >= ranges[name][0]):
         try:
-            _built(source, ones, tried)
+            _built(source, ranges, tried)
         except UnsizedError:
             continue
         return f"; sizes={tried} works"

@@ -19,13 +19,13 @@ from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.roomy import SIZE
 
-FEWEST = 2  # one row can be broadcast
-
 
 @uncollected
 @ambient.restored
-def portable(rooms: Rooms) -> dict[str, Any]:
-    """Return how inputs and results of a program with room follow the sizes, from 2 to its room.
+def portable(rooms: Rooms, least: Sequence[int]) -> dict[str, Any]:
+    """Return how inputs and results of a program with room follow the sizes, from the `least` to its room.
+
+    The least size is 2 or more, because one row can be broadcast.
 
     {"at": k} is the k-th of these numbers: first the sizes in the order of "names", then a result of each instruction.
     Raises: UnsizedError if the program does not serve all sizes, or if only Python can tell.
@@ -33,7 +33,7 @@ def portable(rooms: Rooms) -> dict[str, Any]:
     followed = rooms.followed
     if followed is None:
         raise UnsizedError("the model makes a plain number of a size, so only Python can tell what follows")
-    sizes = product(*[range(FEWEST, n + 1) for n in rooms.sizes.one])
+    sizes = product(*[range(low, n + 1) for low, n in zip(least, rooms.sizes.one)])
     refused = _refused(followed, rooms.graph_at, rooms.sizes.one, sizes)
     if refused is not None:
         at = ", ".join([f"{name}={n}" for name, n in zip(rooms.names, refused)])

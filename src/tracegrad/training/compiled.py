@@ -121,7 +121,7 @@ class CompiledTraining(Training):
         labels: Sequence[str] | None = None,
         vocabulary: Sequence[str] | None = None,
         schedule: Sequence[str] | None = None,
-        sizes: int | Mapping[str, int] | None = None,
+        sizes: int | Sequence[int] | Mapping[str, int | Sequence[int]] | None = None,
     ) -> Path:
         """Write a static site that continues this training in a browser, without Python. Returns its HTML file.
 
@@ -133,8 +133,10 @@ class CompiledTraining(Training):
         vocabulary:   the text of each token, for a forward that continues texts.
         schedule:     with several losses, their turns in the page, such as ("d", "d", "g"). Default: each once.
         sizes:        the largest of the sizes that calls choose, such as {"B": 64}, or one number for all. The page
-                      takes all sizes up to it; steps that draw from the data take the largest. A forward needs none
-                      of its sizes here: then the page runs it at the sizes of its demo.
+                      takes all sizes up to it, and computes in the shapes of the largest. A list such as
+                      {"B": [8, 64]} has more programs: a call computes in the least size that fits. Steps that draw
+                      from the data take the largest. A forward needs none of its sizes here: then the page runs it at
+                      the sizes of its demo.
         Raises:       InputError for data that do not fit, for a schedule that is not one of `tracegrad.lr`, and if no
                       program can serve all sizes.
 
