@@ -221,7 +221,9 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
 
 
 def devices() -> list[DeviceInfo]:
-    """Return every usable device, in the order in which "auto" tries them. Software adapters are last, never chosen.
+    """Return every usable device, in the order in which "auto" tries them.
+
+    Software adapters come last, and "auto" never takes one.
 
     >>> "cpu" in [device.name for device in tg.devices()]
     True

@@ -121,7 +121,7 @@ class Lecun(Gaussian):
 class Xavier(Gaussian):
     """Normal numbers of standard deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
 
-    As torch.nn.init.xavier_normal_ (Glorot and Bengio 2010).
+    As torch.nn.init.xavier_normal_.
 
     >>> layer = nn.Linear(3, 4, init=init.xavier())
     """

@@ -46,7 +46,7 @@ def _system(a: Any, b: Any) -> tuple[Tensor, Tensor]:
 def cholesky(a: Any) -> Tensor:
     """Return the lower triangular L with L L^T = A, of a symmetric positive definite matrix.
 
-    L[:, j] = (A - sum over k < j of L[:, k] L[:, k]^T)[:, j] / sqrt(the same, [j, j]), from the diagonal down
+    L[:, j] = M[:, j] / sqrt(M[j, j]) from the diagonal down, with M = A - sum over k < j of L[:, k] L[:, k]^T
 
     a:        f32, shape (..., n, n). Only the lower triangle is read.
     Returns:  f32, shape of `a`, 0 above the diagonal. Elements are NaN if the matrix is not positive definite.

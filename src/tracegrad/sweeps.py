@@ -200,8 +200,9 @@ class Sweep:
         return int(np.where(np.isfinite(found), found, np.inf).argmin())
 
     def set(self, **values: float | Sequence[float]) -> None:
-        """Change hyperparameters of the members that `tg.sweep` got, from the next step on, without compiling.
+        """Change hyperparameters that were passed to `tg.sweep`, from the next step on, without compiling.
 
+        values: a list with one number for each member, or one number for all.
         Raises InputError for other names, numbers out of range, and lists without one number for each member.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},

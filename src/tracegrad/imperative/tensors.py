@@ -191,8 +191,9 @@ class GradTensor(TensorMethods):
         return None if self._grad is None else wrap(self._grad, self._spec.requiring(False))
 
     def backward(self, grad: Any = None) -> None:
-        """Add d sum(self * grad) / d x to `x.grad`, for each leaf x that requires a gradient and that this comes from.
+        """Add d sum(self * grad) / d x to `x.grad`, for each leaf x that requires a gradient.
 
+        The leaves are those from which this tensor was computed.
         grad:   the seed, of this tensor's shape and dtype; default ones.
         Raises: TraceError if no leaf requires a gradient; ShapeError or DTypeError for a seed of another type.
 

@@ -21,7 +21,7 @@ Cache = tuple[int, int]
 class MultiheadAttention(Module):
     """Multi-head attention, softmax(q k^T / sqrt(d)) v with d = dim / n_heads, as torch.nn.MultiheadAttention.
 
-    dim, n_heads: size of an element, and the number of heads that divide it.
+    dim, n_heads: the size of an element, and the number of heads. `n_heads` divides `dim`.
     kv_heads:     number of heads of keys and values, a divisor of n_heads. Each serves n_heads / kv_heads heads of
                   queries (Ainslie et al. 2023). By default n_heads.
     causal:       True: element t sees elements up to t only.

@@ -54,7 +54,7 @@ class Linear(Module):
 class LayerNorm(Module):
     """Layer normalization, (x - mean) / sqrt(var + eps) * g + b over the last axis.
 
-    x: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. `decay` says whether both decay.
+    x: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. `decay` says whether weight decay applies to both.
     As torch.nn.LayerNorm over the last axis (Ba et al. 2016).
 
     >>> tg.instantiate(nn.LayerNorm(2), 0)(np.array([[1.0, 3.0]], np.float32))
@@ -189,12 +189,14 @@ def _switches(layer: Callable[..., Any]) -> bool:
 class BatchNorm(Module):
     """Batch normalization, (x - mean) / sqrt(var + eps) * g + b for each channel. As torch.nn.BatchNorm1d, 2d and 3d.
 
-    In training, mean and var are the statistics of the batch, and update the running statistics (Ioffe & Szegedy 2015):
+    Call layer(x, training=True) in a loss: mean and var are then those of the batch. They also update the states:
 
         mean <- (1 - momentum) mean + momentum * mean of the batch
         var  <- (1 - momentum) var + momentum * unbiased variance of the batch
 
-    x: f32[B, dim, ...], as the result.  g: f32[dim], ones.  b: f32[dim], zeros. affine=False: neither g nor b.
+    Without `training`, mean and var are the states (Ioffe & Szegedy 2015).
+
+    x and the result: f32[B, dim, ...].  g: f32[dim], ones.  b: f32[dim], zeros. affine=False: neither g nor b.
     States: mean f32[dim], zeros, and var f32[dim], ones. Two calls in one loss update them twice.
 
     >>> tg.instantiate(nn.BatchNorm(3), 0)(np.ones((2, 3), np.float32)).shape
@@ -233,7 +235,7 @@ class BatchNorm(Module):
 class GroupNorm(Module):
     """Group normalization, (x - mean) / sqrt(var + eps) * g + b over each group of channels of each example.
 
-    x: f32[B, dim, ...], as the result: `groups` groups of dim / groups neighbouring channels.
+    x and the result: f32[B, dim, ...], in `groups` groups of dim / groups neighbouring channels.
     g: f32[dim], ones.  b: f32[dim], zeros. affine=False: neither g nor b.
     Raises: ShapeError if `groups` does not divide `dim`. As torch.nn.GroupNorm (Wu & He 2018).
 

@@ -192,7 +192,7 @@ def normalize(x: Any, axis: int | tuple[int, ...] = -1, ord: float = 2, eps: flo
 
     x:        f32. axis: several axes count as one vector; PyTorch's default is 1.
     ord:      as in `norm`. eps: the smallest length to divide by.
-    Returns:  f32, the shape of `x`. A vector of zeros stays one.
+    Returns:  f32, the shape of `x`. A vector of zeros stays zero.
     Gradient: (ct - out sum(ct out)) / norm(x) for ord=2; finite at vectors of zeros.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError for another `ord`.
 
@@ -212,7 +212,7 @@ def cosine_similarity(a: Any, b: Any, axis: int = -1, eps: float = 1e-8) -> Tens
     out = sum(a b) / (max(norm(a), eps) max(norm(b), eps))
 
     a, b:     f32, broadcast against each other.
-    axis:     PyTorch's default is 1.
+    axis:     the last by default; PyTorch's default is 1.
     eps:      the smallest length to divide by.
     Returns:  f32, the broadcast shape without `axis`, in [-1, 1] up to rounding.
     Gradient: to both; finite at vectors of zeros.

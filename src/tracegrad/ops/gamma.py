@@ -60,7 +60,8 @@ def lgamma(x: Operand) -> Tensor:
 
     x:        f32, any shape. 0 and negative integers give infinity.
     Gradient: digamma(x). Raises DTypeError if `x` is not f32.
-    From -100 to 0 the error is up to 4e-6, or 3e-7 of results above 10 in size. In PyTorch it is up to 5e-7 or 6e-8.
+    For x from -100 to 0 the error is at most 4e-6, or a relative 3e-7 where the result is above 10 in size. PyTorch's
+    is at most 5e-7, or a relative 6e-8.
 
     As torch.lgamma and scipy.special.gammaln.
 
@@ -78,7 +79,7 @@ def digamma(x: Operand) -> Tensor:
 
     x:        f32, any shape. Negative integers give NaN, 0 gives -infinity, and -0.0 infinity.
     Gradient: the derivative of the series, the trigamma function. Raises DTypeError if `x` is not f32.
-    From -10 on the error is up to 1e-6, or 1e-6 of results above 1 in size. In PyTorch it is up to 7e-7.
+    For x >= -10 the error is at most 1e-6, relative where the result is above 1 in size. PyTorch's is at most 7e-7.
 
     As torch.digamma and scipy.special.digamma.
 

@@ -157,7 +157,8 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
     """Return the maximum of each window of volumes.
 
-    x:           f32 [B, C, D, H, W]. The other arguments are integers or three of them; otherwise as `max_pool2d`.
+    x:           f32 [B, C, D, H, W].
+    kernel_size, stride, padding: an integer, or one for each of depth, height and width; see `max_pool2d`.
     Returns:     f32 [B, C, od, oh, ow], sizes as in `conv3d`.
     Gradient:    to the first maximum of each window in scan order.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
@@ -174,7 +175,8 @@ def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
     """Return the mean of each window of volumes; padding counts as zeros.
 
-    x:           f32 [B, C, D, H, W]. The other arguments are integers or three of them; otherwise as `avg_pool2d`.
+    x:           f32 [B, C, D, H, W].
+    kernel_size, stride, padding: an integer, or one for each of depth, height and width; see `avg_pool2d`.
     Returns:     f32 [B, C, od, oh, ow], sizes as in `conv3d`.
     Gradient:    an equal share to each element of the window.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.

@@ -254,8 +254,9 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     x:       any dtype, shape (..., n, ...).
     indices: i32, any shape, which replaces `axis`. Constants may count from the end;
              values known only on the device are clamped to [0, n).
-    Gradient: each cotangent is added at its index, in a fixed order. Raises DTypeError if the indices are not i32, and
-    ShapeError if `axis` or a constant index is out of range.
+    Gradient: each cotangent is added at its index, in a fixed order.
+    Raises:  DTypeError if the indices are not i32; ShapeError if `axis` is out of range, InputError if a constant
+             index is.
     As numpy.take and torch.index_select.
 
     >>> tg.take([10.0, 20.0, 30.0], np.array([2, 0], np.int32), 0)
@@ -272,8 +273,9 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
 
     out[..., :] = table[indices[...], :]
 
-    Gradient: a deterministic segment sum into the rows used. No one-hot is stored.
-    The host checks indices that are an input against [0, V). Raises ShapeError unless `table` has two axes.
+    Gradient: each cotangent is added to its row, in a fixed order. No one-hot is stored.
+    The host checks indices that are an input against [0, V). Computed indices are clamped.
+    Raises ShapeError unless `table` has two axes, DTypeError unless `indices` are i32.
     As torch.nn.functional.embedding(indices, table).
 
     >>> tg.embedding([[1.0, 2.0], [3.0, 4.0]], np.array([1, 0], np.int32))
@@ -308,7 +310,9 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
     x:       any dtype, shape (..., n, ...).
     indices: i32, same rank; its other axes equal those of `x`, or one of the two is 1. Constants may count from
              the end; values known only on the device are clamped to [0, n).
-    Gradient: each cotangent is added at its index. Raises DTypeError if `indices` is not i32, ShapeError if axes do.
+    Gradient: each cotangent is added at its index.
+    Raises:  DTypeError if `indices` is not i32; ShapeError if the other axes do not fit; InputError if a constant index
+             is out of range.
     As numpy.take_along_axis and torch.gather(x, axis, indices).
 
     >>> tg.take_along_axis([[1.0, 2.0], [3.0, 4.0]], np.array([[1], [0]], np.int32), 1)
@@ -330,7 +334,9 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     x:       f32 or i32, shape (..., n, ...).
     updates: the dtype of `x`, and its size on every axis but `axis`.
     indices: i32; rank 1 with one index per slice of `updates`, or the rank of `updates` and broadcast to its shape.
-    Gradient: to `x` the cotangent, to `updates` the cotangent at the indices. Raises DTypeError, ShapeError.
+             The host checks indices that are an input against [0, n). Computed indices are clamped.
+    Gradient: to `x` the cotangent, to `updates` the cotangent at the indices.
+    Raises:  DTypeError if the indices are not i32; ShapeError if `updates` do not fit `x` or the indices.
     As x.at[indices].add(updates) of JAX.
 
     >>> tg.scatter_add(np.zeros(3), np.array([0, 0, 2], np.int32), [1.0, 2.0, 3.0])

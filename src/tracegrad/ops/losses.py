@@ -188,7 +188,7 @@ def cross_entropy(
     weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. The mean of
                      classes divides by the sum of the targets' weights, that of probabilities by their number.
     Returns:         f32, rank 0, or the shape of `logits` without classes for "none".
-    Gradient:        to `logits`, (softmax(x) - q) * ct; to probabilities and `weight` too.
+    Gradient:        to `logits`, without `weight` (softmax(x) - q) * ct; to probabilities and `weight` too.
     Raises:          ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
 
     As torch.nn.functional.cross_entropy, with the classes on the last axis.
@@ -312,7 +312,7 @@ def binary_cross_entropy_with_logits(
     logits:     f32, raw.
     targets:    f32, shape of `logits`, or a number: probabilities in [0, 1].
     reduction:  "mean", "sum" or "none".
-    pos_weight: f32, broadcastable to `logits`, or a number: a factor of the term of the yes,
+    pos_weight: f32, broadcastable to `logits`, or a number: a factor of the term for targets of 1,
                 loss = pos_weight t softplus(-x) + (1 - t) softplus(x).
     Returns:    f32, rank 0, or the shape of `logits` for "none".
     Gradient:   to `logits`, sigmoid(x) - t; to `targets`, -x; both follow from the second form with `pos_weight`.

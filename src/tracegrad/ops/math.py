@@ -126,9 +126,9 @@ def remainder(a: Operand, b: Operand) -> Tensor:
     """Return a - b floor(a / b), element by element: the remainder that has the sign of `b`. As `a % b`.
 
     a, b: f32, i32 or u32, of one dtype; broadcast against each other.
-    Returns the same dtype, exactly. For b = 0 NaN; of integers `a`.
+    Returns the same dtype, exactly. For b = 0 the result is NaN, and `a` for integers.
     Gradient: 1 to `a`, -floor(a / b) to `b`. Any shapes that broadcast. Raises DTypeError, ShapeError.
-    As numpy.remainder and torch.remainder, which refuse integers for b = 0, or give 0.
+    As numpy.remainder and torch.remainder. For integers with b = 0, NumPy gives 0 and PyTorch raises.
 
     >>> tg.remainder([7.0, -7.0], 3.0)
     tensor([1., 2.])
@@ -142,7 +142,7 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     """Return a - b trunc(a / b), element by element: the remainder that has the sign of `a`, as C's % and fmod.
 
     a, b: f32, i32 or u32, of one dtype; broadcast against each other.
-    Returns the same dtype, exactly. For b = 0 NaN; of integers `a`.
+    Returns the same dtype, exactly. For b = 0 the result is NaN, and `a` for integers.
     Gradient: 1 to `a`, -trunc(a / b) to `b`. Any shapes that broadcast. Raises DTypeError, ShapeError.
     As numpy.fmod and torch.fmod. `a % b` and `remainder` have the sign of `b`.
 
@@ -164,7 +164,7 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
     """Return floor(a / b), element by element. As `a // b`.
 
     a, b: f32, i32 or u32, of one dtype; broadcast against each other.
-    Returns the same dtype, exactly up to 2^22; beyond, f32 rounds. For b = 0 a / b; of integers 0.
+    Returns the same dtype, exactly up to 2^22; beyond, f32 rounds. For b = 0 the result is a / b, and 0 for integers.
     No gradient: it is 0 where it exists.
     Any shapes that broadcast. Raises DTypeError, ShapeError.
     As numpy.floor_divide and torch.floor_divide, which refuses integers for b = 0.
@@ -198,7 +198,8 @@ def reciprocal(x: Operand) -> Tensor:
 def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
     """Limit `x` to [lo, hi]. None leaves a side open.
 
-    x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN. hi where lo > hi.
+    x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN. Where arrays have lo > hi, the
+    result is hi.
     Gradient: to `x` where lo <= x <= hi; elsewhere to the limit that replaced it.
     Raises InputError for numbers with lo > hi.
     As numpy.clip and torch.clamp.

@@ -181,7 +181,8 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     Gradient: x / norm for ord=2, and 0 at a vector of zeros, as PyTorch. For ord=inf, ties share it evenly.
     Raises:   InputError for another `ord`; DTypeError if `x` is not f32.
 
-    As torch.linalg.vector_norm, but the second argument is `axis`. PyTorch's squares overflow from 1.8e19 on.
+    As torch.linalg.vector_norm, but the second argument is `axis`. With ord=2, elements above 1.8e19
+    do not overflow, as their squares do in PyTorch.
 
     >>> import tracegrad as tg
     >>> tg.norm(tg.tensor([[3.0, 4.0], [0.0, 0.0]]), axis=1)
@@ -258,8 +259,9 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Multiply the elements over `axis` (None: over all axes). f32, i32, u32. The gradient is exact at zeros, too.
+    """Multiply the elements over `axis` (None: over all axes). f32, i32, u32; bool is counted as i32.
 
+    Gradient: the product of the other elements, exact at zeros too.
     Raises:   ShapeError if axis is out of range. As numpy.prod and torch.prod.
 
     >>> tg.prod([2.0, 3.0, 4.0])

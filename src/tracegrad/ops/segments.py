@@ -35,7 +35,8 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     out[s] = sum of x[k] over the k with segments[k] = s, in the order of k; 0 for an empty segment
 
     x:        f32 or i32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order; an input is checked against [0, n).
+    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
+              computed numbers are clamped.
     n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]].
     Gradient: to each slice the cotangent of its segment; none to `segments`.
@@ -61,7 +62,7 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
     Each element is compared in each segment: `n` comparisons an element, and no memory for them.
 
     x:        f32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order; an input is checked against [0, n).
+    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n).
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
     Gradient: to the maxima of each segment, which share it evenly; none to `segments`.
@@ -89,9 +90,9 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     In a graph attention network (Velickovic et al. 2018) `x` has a score for each edge, `segments` the node at its end.
 
     x:        f32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order; an input is checked against [0, n).
+    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n).
     n:        the number of segments.
-    Returns:  f32, the shape of `x`. Each segment sums to 1; one of -inf only is NaN, as in `softmax`.
+    Returns:  f32, the shape of `x`. Each segment sums to 1. A segment of -inf alone is NaN, as in `softmax`.
     Gradient: y * (ct - sum of ct * y over the segment); none to `segments`.
     Raises:   ShapeError unless there is one segment for each slice; DTypeError if `x` is not f32 or `segments` not i32.
 

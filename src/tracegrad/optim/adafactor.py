@@ -33,7 +33,9 @@ def _rms(x: Tensor) -> Tensor:
 def scale_by_adafactor(
     beta2_decay: float = -0.8, eps1: float = EPS_F32, eps2: float = 1e-3, d: float = 1.0
 ) -> Transform:
-    """Give u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v), for each parameter.
+    """Replace g by u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v).
+
+    rms is over one parameter.
 
     v estimates the mean of g^2 over the steps. Each step has the share step^beta2_decay in it. For a vector, v has one
     value for each element. For a matrix, only the means r of each row and c of each column are kept, and v[i, j] is

@@ -21,9 +21,9 @@ ADADELTA = {"rho": SHARE, "eps": AT_LEAST_0}
 
 
 def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
-    """Give d = sqrt(u + eps) / sqrt(v + eps) g, with running means v of g^2 and u of d^2 (Zeiler 2012, algorithm 1).
+    """Replace g by d = sqrt(u + eps) / sqrt(v + eps) g, with running means v of g^2 and u of d^2.
 
-    v includes this step, u does not. As torch.optim.Adadelta.
+    v includes this step, u does not. As torch.optim.Adadelta (Zeiler 2012, algorithm 1).
 
     >>> optimizer = optim.custom(optim.scale_by_adadelta(), lr=1.0)
     """
@@ -54,7 +54,9 @@ ADAGRAD = {"lr_decay": AT_LEAST_0, "eps": AT_LEAST_0}
 
 
 def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> Transform:
-    """Give g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), sum <- sum + g^2. PyTorch's Adagrad (Duchi et al. 2011).
+    """Replace g by g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), after sum <- sum + g^2.
+
+    The sum begins at `initial_accumulator_value`. As torch.optim.Adagrad (Duchi et al. 2011).
 
     >>> optimizer = optim.custom(optim.scale_by_adagrad(), lr=1e-2)
     """
@@ -94,10 +96,10 @@ PRODUCT = PerParameter(lambda _: (1,), 1.0)  # one number per parameter, so that
 def scale_by_nadam(
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
 ) -> Transform:
-    """Give (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps) (Dozat 2016). As torch.optim.NAdam.
+    """Replace g by (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps), as torch.optim.NAdam.
 
     mu = beta1 (1 - 0.96^(step momentum_decay) / 2), mu' is the mu of the next step, M is the product of all mu so far.
-    m and v are the means of Adam.
+    m and v are the means of Adam (Dozat 2016).
 
     >>> optimizer = optim.custom(optim.scale_by_nadam(), lr=2e-3)
     """
@@ -186,7 +188,7 @@ def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
 
 
 def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Give Adam's m_hat, divided by a rectified sqrt(v_hat) once v_hat is certain (Liu et al. 2020, algorithm 2).
+    """Replace g by Adam's m_hat, divided by a rectified sqrt(v_hat) once v_hat is certain (Liu et al. 2020).
 
     With rho = `average_length` and its limit r = 2 / (1 - beta2) - 1, steps with rho > 5 are
     m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps); others are m_hat.
@@ -236,7 +238,9 @@ def radam(
 
 
 def scale_by_trust_ratio() -> Transform:
-    """Give g norm(p) / norm(g) for each parameter; g if one of the norms is 0 (You et al. 2020).
+    """Replace the update g of each parameter p by g norm(p) / norm(g); leave it as it is if a norm is 0.
+
+    You et al. 2020.
 
     >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_trust_ratio()), lr=1e-3)
     """

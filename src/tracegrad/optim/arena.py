@@ -44,7 +44,9 @@ def _alignment(size: int) -> int:
 
 
 class Arena(NamedTuple):
-    """The layout of a flat f32[size] array. Decayed parameters come first: elements before `decayed_size` decay.
+    """The places of all parameters in one flat f32[size] array, which optimizers update.
+
+    Decayed parameters come first: elements before `decayed_size` decay.
 
     With several losses, this order holds within each group of parameters that the same losses train.
     """

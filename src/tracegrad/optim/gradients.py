@@ -76,7 +76,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
 
 def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
-    """Give each parameter's gradient length 1: g / (norm(g) + 1e-8), for each parameter.
+    """Divide each parameter's gradient by its norm: g / (norm(g) + 1e-8).
 
     only: a filter of parameter names; None means all.
     As optax.normalize_by_update_norm.

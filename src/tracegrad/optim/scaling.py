@@ -31,7 +31,7 @@ def moments(state: State, g: Tensor, host: Host) -> tuple[Tensor, Tensor]:
 
 
 def scale_by_lr() -> Transform:
-    """Give -lr * g, with the schedule's value of this step. `optim.custom` adds it to a chain that lacks it.
+    """Replace g by -lr * g, with the schedule's value of this step. `optim.custom` adds it to a chain that lacks it.
 
     As optax.scale_by_learning_rate.
 
@@ -46,7 +46,7 @@ def scale_by_lr() -> Transform:
 
 
 def add_decayed_weights(weight_decay: float) -> Transform:
-    """Give g + weight_decay * p for the decayed parameters, g for all others.
+    """Add weight_decay * p to g for the decayed parameters, and nothing for all others.
 
     Before `scale_by_adam` or momentum, this is an L2 penalty. After them, and before `scale_by_lr`, it is decoupled
     weight decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
@@ -71,9 +71,9 @@ def add_decayed_weights(weight_decay: float) -> Transform:
 
 
 def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transform:
-    """Give m <- momentum * m + g; with `nesterov`, g + momentum * m. The first m is g, as in PyTorch's SGD.
+    """Replace g by m <- momentum * m + g, or with `nesterov` by g + momentum * m. The first m is g, as in PyTorch.
 
-    A momentum of 0 gives g and does not change m, as in PyTorch.
+    A momentum of 0 leaves g as it is, and does not change m, as in PyTorch.
     As torch.optim.SGD (Polyak 1964; Nesterov 1983).
 
     >>> optimizer = optim.custom(optim.scale_by_momentum(0.9), lr=1e-2)
@@ -96,7 +96,7 @@ def adam_direction(m: Tensor, v: Tensor, host: Host, eps: str) -> Tensor:
 
 
 def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Give m_hat / (sqrt(v_hat) + eps), with running means m of g and v of g^2 (Kingma & Ba 2015, algorithm 1).
+    """Replace g by m_hat / (sqrt(v_hat) + eps), with running means m of g and v of g^2 (Kingma & Ba 2015).
 
     m <- beta1 m + (1 - beta1) g;  m_hat = m / (1 - beta1^step);  v and v_hat likewise, from g^2 with beta2.
 
@@ -116,7 +116,7 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
 
 
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
-    """Give sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2).
+    """Replace g by sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2).
 
     >>> optimizer = optim.custom(optim.scale_by_lion(), lr=1e-4)
     """
@@ -130,7 +130,7 @@ def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
-    """Give g / (sqrt(v) + eps), v <- alpha v + (1 - alpha) g^2 (Tieleman & Hinton 2012).
+    """Replace g by g / (sqrt(v) + eps), after v <- alpha v + (1 - alpha) g^2 (Tieleman & Hinton 2012).
 
     centered: subtract the square of the running mean of g from v, under the root: an estimate of the variance.
     As torch.optim.RMSprop (Hinton 2012).
@@ -210,9 +210,9 @@ def scale_by_muon(
     beta2: float = 0.999,
     adam_eps: float = 1e-8,
 ) -> Transform:
-    """Give orthogonalized momentum for matrices, and Adam's direction for other parameters (Jordan et al. 2024).
+    """Replace g by orthogonalized momentum for matrices, by Adam's direction for others (Jordan et al. 2024).
 
-    Matrices: m <- momentum m + (1 - momentum) g; gives orthogonalize(m) times `lr_factor`. With `nesterov`, the mean
+    Matrices: m <- momentum m + (1 - momentum) g; g becomes orthogonalize(m) times `lr_factor`. With `nesterov`,
     momentum m + (1 - momentum) g with the new m takes the place of m. Others: Adam's direction times `adam_lr_scale`.
     only: a filter of names: which parameters with two axes are treated as matrices; None means all.
     Raises InputError for an unknown `adjust_lr`.

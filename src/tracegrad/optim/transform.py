@@ -291,8 +291,8 @@ def chain(*transforms: Transform) -> Transform:
 
     State names that occur twice get a number: "m", "m.1". Hyperparameters of the same name share one value.
     As optax.chain.
-    Raises InputError if first values of one name differ; InputError or ShapeError for parts that do not return their
-    own state.
+    Raises InputError if two transforms give one hyperparameter different values; InputError or ShapeError for a
+    transform that does not return its own state.
 
     >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_adam()))
     """

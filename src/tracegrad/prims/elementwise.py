@@ -110,9 +110,11 @@ CAST = map_row(
 
 @entered
 def cast(x: Any, dtype: Any) -> Tensor:
-    """Convert `x` to `dtype`: floats are truncated towards zero, booleans become 0 and 1, numbers become x != 0.
+    """Convert `x` to `dtype`.
 
-    Floats out of range become the nearest integer that f32 can hold (2147483520 for i32 at the upper end), NaN 0.
+    To integers, floats are truncated towards zero. Floats out of range become the nearest integer that f32 can hold
+    (2147483520 for i32 at the upper end), and NaN becomes 0. Booleans become 0 and 1. To bool, numbers become x != 0.
+
     x: any dtype and shape. dtype: tg.f32, tg.i32, tg.u32, tg.bool_ or a name. The method is `x.astype(dtype)`.
     Gradient: none, because all dtypes except f32 are discrete.
     Raises:   DTypeError if dtype is none of tg.f32, tg.i32, tg.u32, tg.bool_. As numpy.ndarray.astype and

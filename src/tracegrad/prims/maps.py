@@ -20,41 +20,41 @@ if TYPE_CHECKING:
     Expansion = Callable[Concatenate[Tensor, ...], Tensor]  # (*inputs, **attrs) -> the result
     Vjp = Callable[Concatenate[Tensor, Tensor, Tensor, ...], Sequence[Tensor | None]]  # (ct, y, *inputs, **attrs)
 
-# for each elementwise row that is a public function: what it returns, and an example with its result
+# for each elementwise row that is a public function: what it returns, its gradient, and an example with its result
 TEXT = """
-abs | Return |x| | [-1.5, 2.0]) -> tensor([1.5, 2. ])
-add | Return a + b | [1.0, 2.0], 1.0) -> tensor([2., 3.])
-atan2 | Return the angle of the point (b, a), in (-pi, pi] | [1.0, -1.0], [1.0, -1.0]) -> tensor([ 0.7853981, -2.3561945])
-ceil | Return the smallest integer that is at least x | [1.2, -1.2]) -> tensor([ 2., -1.])
-cos | Return the cosine of x radians | [0.0, 1.0]) -> tensor([1.       , 0.5403023])
-div | Return a / b | [1.0, 4.0], 2.0) -> tensor([0.5, 2. ])
-equal | Return a == b | [1.0, 2.0], 2.0) -> tensor([False,  True], dtype=bool)
-erf | Return the error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x | [0.0, 1.0]) -> tensor([0.       , 0.8427008])
-exp | Return e^x | [0.0, 1.0]) -> tensor([1.      , 2.718282])
-expm1 | Return e^x - 1, accurate also near 0 | [0.0, 1.0]) -> tensor([0.       , 1.7182819])
-floor | Return the largest integer that is at most x | [1.2, -1.2]) -> tensor([ 1., -2.])
-isnan | Return whether x is NaN | [1.0, np.nan]) -> tensor([False,  True], dtype=bool)
-less | Return a < b | [1.0, 3.0], 2.0) -> tensor([ True, False], dtype=bool)
-less_equal | Return a <= b | [1.0, 2.0], 2.0) -> tensor([ True,  True], dtype=bool)
-log | Return the natural logarithm of x | [1.0, 2.0]) -> tensor([0.       , 0.6931472])
-log1p | Return log(1 + x), accurate also near 0 | [0.0, 1.0]) -> tensor([0.       , 0.6931472])
-logical_and | Return whether both a and b hold | np.array([True, False]), True) -> tensor([ True, False], dtype=bool)
-logical_not | Return whether x does not hold | np.array([True, False])) -> tensor([False,  True], dtype=bool)
-logical_or | Return whether a or b holds | np.array([True, False]), False) -> tensor([ True, False], dtype=bool)
-maximum | Return the larger of a and b, or NaN if either is NaN | [1.0, 3.0], 2.0) -> tensor([2., 3.])
-minimum | Return the smaller of a and b, or NaN if either is NaN | [1.0, 3.0], 2.0) -> tensor([1., 2.])
-mul | Return a b | [1.0, 2.0], 3.0) -> tensor([3., 6.])
-neg | Return -x | [1.0, -2.0]) -> tensor([-1.,  2.])
-not_equal | Return a != b | [1.0, 2.0], 2.0) -> tensor([ True, False], dtype=bool)
-pow | Return a^b
-round | Return the nearest integer, the even one for halves | [0.5, 1.5, 1.7]) -> tensor([0., 2., 2.])
-rsqrt | Return 1 / sqrt(x) | [1.0, 4.0]) -> tensor([1. , 0.5])
-sign | Return -1, 0 or 1, with the sign of x | [-2.0, 0.0, 3.0]) -> tensor([-1.,  0.,  1.])
-sin | Return the sine of x radians | [0.0, 1.0]) -> tensor([0.      , 0.841471])
-sqrt | Return the square root of x | [1.0, 2.0]) -> tensor([1.       , 1.4142135])
-square | Return x^2 | [2.0, 3.0]) -> tensor([4., 9.])
-sub | Return a - b | [3.0, 2.0], 1.0) -> tensor([2., 1.])
-tanh | Return (e^x - e^-x) / (e^x + e^-x) | [0.0, 1.0]) -> tensor([0.       , 0.7615942])
+abs | Return |x| | sign(x) | [-1.5, 2.0]) -> tensor([1.5, 2. ])
+add | Return a + b | 1 to both | [1.0, 2.0], 1.0) -> tensor([2., 3.])
+atan2 | Return the angle of the point (b, a), in (-pi, pi] | b / (a^2 + b^2) to a, -a / (a^2 + b^2) to b, 0 at the origin | [1.0, -1.0], [1.0, -1.0]) -> tensor([ 0.7853981, -2.3561945])
+ceil | Return the smallest integer that is at least x | none | [1.2, -1.2]) -> tensor([ 2., -1.])
+cos | Return the cosine of x radians | -sin(x) | [0.0, 1.0]) -> tensor([1.       , 0.5403023])
+div | Return a / b | 1 / b to a, -a / b^2 to b | [1.0, 4.0], 2.0) -> tensor([0.5, 2. ])
+equal | Return a == b | none | [1.0, 2.0], 2.0) -> tensor([False,  True], dtype=bool)
+erf | Return the error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x | 2 / sqrt(pi) exp(-x^2) | [0.0, 1.0]) -> tensor([0.       , 0.8427008])
+exp | Return e^x | e^x | [0.0, 1.0]) -> tensor([1.      , 2.718282])
+expm1 | Return e^x - 1, accurate also near 0 | e^x | [0.0, 1.0]) -> tensor([0.       , 1.7182819])
+floor | Return the largest integer that is at most x | none | [1.2, -1.2]) -> tensor([ 1., -2.])
+isnan | Return whether x is NaN | none | [1.0, np.nan]) -> tensor([False,  True], dtype=bool)
+less | Return a < b | none | [1.0, 3.0], 2.0) -> tensor([ True, False], dtype=bool)
+less_equal | Return a <= b | none | [1.0, 2.0], 2.0) -> tensor([ True,  True], dtype=bool)
+log | Return the natural logarithm of x | 1 / x | [1.0, 2.0]) -> tensor([0.       , 0.6931472])
+log1p | Return log(1 + x), accurate also near 0 | 1 / (1 + x) | [0.0, 1.0]) -> tensor([0.       , 0.6931472])
+logical_and | Return whether both a and b hold | none | np.array([True, False]), True) -> tensor([ True, False], dtype=bool)
+logical_not | Return whether x does not hold | none | np.array([True, False])) -> tensor([False,  True], dtype=bool)
+logical_or | Return whether a or b holds | none | np.array([True, False]), False) -> tensor([ True, False], dtype=bool)
+maximum | Return the larger of a and b, or NaN if either is NaN | to the larger one, half to each at a tie | [1.0, 3.0], 2.0) -> tensor([2., 3.])
+minimum | Return the smaller of a and b, or NaN if either is NaN | to the smaller one, half to each at a tie | [1.0, 3.0], 2.0) -> tensor([1., 2.])
+mul | Return a b | b to a, a to b | [1.0, 2.0], 3.0) -> tensor([3., 6.])
+neg | Return -x | -1 | [1.0, -2.0]) -> tensor([-1.,  2.])
+not_equal | Return a != b | none | [1.0, 2.0], 2.0) -> tensor([ True, False], dtype=bool)
+pow | Return a^b | b a^(b-1) to a, log(a) a^b to b
+round | Return the nearest integer, the even one for halves | none | [0.5, 1.5, 1.7]) -> tensor([0., 2., 2.])
+rsqrt | Return 1 / sqrt(x) | -1 / (2 x sqrt(x)) | [1.0, 4.0]) -> tensor([1. , 0.5])
+sign | Return -1, 0 or 1, with the sign of x | none | [-2.0, 0.0, 3.0]) -> tensor([-1.,  0.,  1.])
+sin | Return the sine of x radians | cos(x) | [0.0, 1.0]) -> tensor([0.      , 0.841471])
+sqrt | Return the square root of x | 1 / (2 sqrt(x)) | [1.0, 2.0]) -> tensor([1.       , 1.4142135])
+square | Return x^2 | 2 x | [2.0, 3.0]) -> tensor([4., 9.])
+sub | Return a - b | 1 to a, -1 to b | [3.0, 2.0], 1.0) -> tensor([2., 1.])
+tanh | Return (e^x - e^-x) / (e^x + e^-x) | 1 - tanh(x)^2 | [0.0, 1.0]) -> tensor([0.       , 0.7615942])
 """  # noqa: E501
 EXAMPLES: Mapping[str, Sequence[str]] = {row.partition(" | ")[0]: row.split(" | ")[1:] for row in TEXT.split("\n")}
 
@@ -195,11 +195,12 @@ def _document(
 ) -> str:
     """Write the docstring of a row. It names NumPy's function if `array` is one, and no expression."""
     plain = f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
-    meaning, *example = EXAMPLES.get(name, [plain])
+    meaning, slope, *example = EXAMPLES.get(name, [plain, ""])
+    gradient = (f"Gradient: {slope}." if slope else "Differentiable.") if differentiable else "No gradient."
     return (
         f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
         f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays or numbers, any shape.\n"
-        f"Returns {out.name if out else 'the same dtype'}. {'Differentiable.' if differentiable else 'No gradient.'}\n"
+        f"Returns {out.name if out else 'the same dtype'}. {gradient}\n"
         f"Raises DTypeError for other {'or differing dtypes, ShapeError if shapes do not fit' if two else 'dtypes'}.\n"
         f"As {f'numpy.{array} and ' if str(array).isidentifier() else ''}torch.{TORCH.get(name, name)}."
         + "".join([f"\n\n>>> tg.{name}({x}".replace(" -> ", "\n") for x in example])

@@ -87,7 +87,7 @@ class WebGPUSupport:
     reason: "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
             "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
 
-    >>> tg.WebGPUSupport(False, "no-adapter", "there is no GPU here").ok
+    >>> tg.WebGPUSupport(False, "no-driver", "there is no GPU here").ok
     False
     """
 

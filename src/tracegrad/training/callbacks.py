@@ -149,7 +149,7 @@ class CSVLogger:
 class TensorBoard:
     """Write loss, scalars beside the loss, metrics and learning rate as an event file of TensorBoard.
 
-    folder: of this run. `tensorboard --logdir runs` shows the folders in `runs` beside each other. Each `fit` adds a
+    folder: where the files of this run go. `tensorboard --logdir runs` shows all folders in `runs`. Each `fit` adds a
             file; points carry the training's step counter. You need TensorBoard to look at the file, not to write it.
 
     >>> callback = tg.TensorBoard("runs/first")

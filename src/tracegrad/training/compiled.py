@@ -83,6 +83,7 @@ class CompiledTraining(Training):
                     of `tg.metrics` are computed over the whole set; any other is averaged over the examples.
         evaluate:   function of the training that returns metrics by name. Like the validation, it is called after each
                     epoch. With `every`, it is called every `every` steps and at the end.
+        progress:   False shows no progress bar.
         on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. A hook waits for
                     the step only if it reads a result. `state.stop()` ends the loop at once.
         callbacks:  objects with some of these functions as methods, such as `tg.EarlyStopping("val_loss")`; further

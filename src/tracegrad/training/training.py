@@ -284,8 +284,9 @@ class Training(Parts):
 
     @helpful
     def lr_metric(self, value: float, *, loss: str | None = None) -> None:
-        """Tell `lr.plateau` a metric, such as a held-out loss, after the steps queued so far. loss: see `set_lr`.
+        """Tell `lr.plateau` a metric, such as a held-out loss, after the steps queued so far.
 
+        loss: with several losses, the name of one.
         Raises: InputError if the schedule is not `lr.plateau`. As the step of torch.optim's ReduceLROnPlateau.
 
         >>> train.set_lr(lr.plateau(1e-2))

@@ -36,7 +36,7 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
 
         g = tg.grad(lambda w: tg.sum(w * w))(w)          # 2 w
 
-    fn:       returns an f32 of rank 0; with `has_aux`, (that, aux).
+    fn:       returns an f32 of rank 0; with `has_aux`, a pair (result, aux).
     argnums:  the argument, or arguments, to differentiate with respect to: f32 tensors, arrays, floats, or trees of
               them, such as a model inside its forward.
     Returns:  for one argument a tree like it, for several a tuple; (gradient, aux) with `has_aux`. The gradient of a
