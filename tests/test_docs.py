@@ -108,6 +108,16 @@ def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.
                 raise AssertionError(f"docs/{name}, line {block.line}: {e}") from e
 
 
+def test_the_guide_and_the_numerics_list_every_optimizer() -> None:
+    """Those without bounds, which `Transform.bounds` gives, are in the second table."""
+    guide, numerics = ((DOCS / name).read_text(encoding="utf-8") for name in ("guide.md", "numerics.md"))
+    made = [n for n in optim.__all__ if (getattr(optim, n).__doc__ or "").startswith("Make ")]
+    for page, text in (("guide.md", guide), ("numerics.md", numerics)):
+        rows = " ".join(line for line in text.splitlines() if line.startswith("| `"))
+        lacking = [n for n in made if n != "custom" and f"`{n}`" not in rows]
+        assert not lacking, f"add these optimizers to the table of docs/{page}: {lacking}"
+
+
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs the extra docs")
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
     """Broken links and anchors are errors. Nothing in the pages is loaded from another host."""

@@ -133,18 +133,22 @@ def without(part: re.Pattern[str], names: dict[str, Any]) -> list[str]:
 
 
 def test_every_public_name_has_an_example() -> None:
-    assert without(re.compile(">>>"), NAMES) == sorted(NO_EXAMPLE)
+    lacking = without(re.compile(">>>"), NAMES)
+    assert set(lacking) <= NO_EXAMPLE, f"add an example, >>>, to the docstrings of {set(lacking) - NO_EXAMPLE}"
+    assert lacking == sorted(NO_EXAMPLE), "take what has an example out of NO_EXAMPLE"
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_op_states_its(part: str) -> None:
     ops = {name: entry for name, entry in NAMES.items() if entry[0] in OPS}
-    assert len(ops) > 150 and without(PARTS[part], ops) == []
+    lacking = without(PARTS[part], ops)
+    assert len(ops) > 150 and not lacking, f"state the {part} in the docstrings of {lacking}"
 
 
 def test_every_op_layer_optimizer_and_schedule_has_a_source() -> None:
     sourced = {name: entry for name, entry in NAMES.items() if entry[0] in SOURCED and name not in OWN}
-    assert without(SOURCE, sourced) == []
+    lacking = without(SOURCE, sourced)
+    assert not lacking, f"name a paper, or PyTorch's or NumPy's function, in the docstrings of {lacking}"
 
 
 def test_names_of_numpy_pytorch_and_jax_exist() -> None:
@@ -172,14 +176,17 @@ def test_what_raises_says_so() -> None:
 
 def test_every_public_name_is_in_the_index_by_pytorchs_names() -> None:
     every = reference.names()
-    assert counterparts.unknown(every) == [] and counterparts.COUNTERPARTS.keys() <= every.keys()
+    lacking, gone = counterparts.unknown(every), counterparts.COUNTERPARTS.keys() - every.keys()
+    assert not lacking, f"write PyTorch's name with its path, or a line in tools/site/counterparts.py, for {lacking}"
+    assert not gone, f"take these names out of tools/site/counterparts.py: {gone}"
 
 
 def test_first_sentences_stand_alone() -> None:
     """They begin with a verb or the thing itself, and can be read at once: an index lists them."""
     vague = re.compile(r"(What|Those|That|It|This|Which|If|When|Where)\b")
     first = {name: re.split(r"(?<=[.:])\s|\n\n", document.strip())[0] for name, (_, document) in NAMES.items()}
-    assert [name for name, text in first.items() if vague.match(text) or not 0 < len(text.split()) <= 25] == []
+    wrong = [name for name, text in first.items() if vague.match(text) or not 0 < len(text.split()) <= 25]
+    assert not wrong, f"write a first sentence of at most 25 words that begins with a verb, for {wrong}"
 
 
 def test_examples_leave_no_row_behind() -> None:

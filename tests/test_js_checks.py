@@ -42,6 +42,8 @@ def refused_by_python(spec: dict[str, Any]) -> str | None:
 
 
 def test_schedules_are_refused_exactly_where_python_refuses_them() -> None:
+    lacking = set(lr.KINDS) - {type(s) for s in SCHEDULES}
+    assert not lacking, f"add these to SCHEDULES, to js/checks.js and to js/schedules.js: {lacking}"
     specs = [m for schedule in SCHEDULES for m in mutants(schedule.spec())]
     code = "const { asSchedule } = await source('checks'); return a[0].map((x) => told(() => asSchedule(x)));"
     refused = 0
