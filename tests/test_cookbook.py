@@ -42,6 +42,7 @@ def test_the_index_lists_every_recipe() -> None:
     text = (DOCS / "cookbook" / "index.md").read_text(encoding="utf-8")
     for page in PAGES:
         question = page.read_text(encoding="utf-8").splitlines()[0][2:]
-        assert f"[{question}]({page.name})" in text
+        assert f"[{question}]({page.name})" in text, f"add '{question}' to docs/cookbook/index.md"
     assert "cookbook/index.md" in NAV
-    assert f"{len(PAGES)} questions" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert f"{len(PAGES)} questions" in readme, f"README.md counts the recipes: there are {len(PAGES)}"

@@ -69,9 +69,13 @@ MEMBERS = {
 }  # fmt: skip
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?(?!\w)")
 
-NAMES = {
-    name: (slug, inspect.getdoc(value) or "") for name, (slug, _, value) in reference.names().items() if callable(value)
-}
+
+def documented(value: Any) -> str:
+    """Return the docstring; of a class its own, not that of the class it inherits from."""
+    return inspect.cleandoc(vars(value)["__doc__"] or "" if inspect.isclass(value) else inspect.getdoc(value) or "")
+
+
+NAMES = {name: (slug, documented(value)) for name, (slug, _, value) in reference.names().items() if callable(value)}
 NAMES |= {
     f"{owner.__name__}.{name}": ("methods", inspect.getdoc(getattr(owner, name)) or "")
     for owner, listed in MEMBERS.items()
