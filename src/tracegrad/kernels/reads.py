@@ -126,6 +126,6 @@ def array_named(region: str, dtype: DType) -> str:
 
 
 def delivered_parts(order: Sequence[Tensor]) -> list[Tensor]:
-    """Return the nodes whose values others read from memory of its own: parts of packs, and inputs of scans."""
+    """Return the nodes that have memory of their own because others read it: parts of packs, and inputs of scans."""
     parts = [base(x) for t in order if t.prim.family in ("pack", "scan") for x in t.inputs]
     return [x for x in parts if x.prim.family not in ("leaf", *IN_MEMORY)]

@@ -121,7 +121,7 @@ class _Walk(Room):
         return self.alike(t, u, inputs, self.agreed([x.axes for x in inputs if x.tensor.ndim == t.ndim]))
 
     def fold(self, t: Tensor, u: Tensor, x: Value) -> Value:
-        """Return a fold, which reads what changes no result where elements do not count."""
+        """Return a fold, whose input is masked by the fold's identity where elements do not count."""
         axes = tuple([ONE if d in t.axes else a for d, a in enumerate(x.axes)])
         return self.alike(t, u, [x._replace(tensor=self.masked(x, t.axes, _identity(t)))], axes)
 

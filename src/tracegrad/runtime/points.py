@@ -32,7 +32,7 @@ OF_EACH_SIDE = 3
 OF_EACH_END = 6  # points at the end of each axis
 OTHERS = 6  # workgroups beside those at ends and guards, where few are to run
 AROUND = 8  # how far from the first points the others in their workgroups lie
-FEW = 256  # values: a comparison of more values with one outcome always has that outcome, as x < 1e30
+FEW = 256  # up to so many values, a comparison can have one outcome by chance; of more, it always has, as x < 1e30
 
 
 class Written(NamedTuple):

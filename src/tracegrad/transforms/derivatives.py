@@ -261,7 +261,7 @@ def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[
 
 
 def _called(fn: Function, trees: Sequence[Any], has_aux: bool) -> tuple[Any, list[Any]]:
-    """Return the result and the aux."""
+    """Call `fn`. Return its result, and a list of its aux, which is empty without `has_aux`."""
     out = fn(*trees)
     if not has_aux:
         return out, []
