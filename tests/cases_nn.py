@@ -281,6 +281,7 @@ RANDOM = [
     FedCase("uniform", lambda x: x * tg.uniform((3, 4)), ((3, 4),), feed=COUNTERS),
     FedCase("randn", lambda x: x * tg.randn((3, 4)), ((3, 4),), feed=COUNTERS),
     FedCase("bernoulli", lambda x: tg.where(tg.bernoulli((3, 4), 0.3), x, 0.0), ((3, 4),), feed=COUNTERS),
+    FedCase("bernoulli_of", lambda x: tg.bernoulli((2, 3, 4), tg.sigmoid(x)), ((3, 1),), grad=False, feed=COUNTERS),
     FedCase("categorical", lambda x: tg.categorical(x), ((9, 4),), grad=False, feed=COUNTERS),
 ]
 

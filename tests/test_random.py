@@ -131,6 +131,17 @@ def test_bernoulli():
     assert abs(draw(lambda: ops.bernoulli(20_000, 0.3, dtype=f32)).mean() - 0.3) < 0.015
 
 
+def test_bernoulli_of_a_probability_for_each_element():
+    p = np.array([0.0, 0.3, 1.0], np.float32)
+    got = draw(lambda: ops.bernoulli((5000, 3), p))
+    assert got[:, 2].all() and not got[:, 0].any() and abs(got[:, 1].mean() - 0.3) < 0.03
+    same = draw(lambda: ops.bernoulli((5000, 3), np.float32(0.3)))
+    assert (got[:, 1] == same[:, 1]).all()  # the same numbers, whatever the kind of p
+    for wrong in (np.ones(4, np.float32), np.ones(3, np.int32), "half"):
+        with pytest.raises((ShapeError, DTypeError)):
+            draw(lambda wrong=wrong: ops.bernoulli((5000, 3), wrong))
+
+
 def test_categorical_is_gumbel_max():
     logits = np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
     x = np.broadcast_to(logits, (20_000, 4))

@@ -21,7 +21,7 @@ from tracegrad.ir import Tensor, bind
 from tracegrad.methods import entered, op
 from tracegrad.ops.norm import softmax
 from tracegrad.ops.reduction import argmax
-from tracegrad.ops.shaping import sizes_of
+from tracegrad.ops.shaping import broadcast_to, sizes_of
 from tracegrad.prims.elementwise import (
     bit_xor,
     cast,
@@ -222,21 +222,23 @@ def _scaled(bits: Tensor, n: int) -> Tensor:
 
 
 @op
-def bernoulli(shape: int | Sequence[int], p: float = 0.5, dtype: DType = bool_) -> Tensor:
+def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) -> Tensor:
     """Draw True with probability `p`, independently for each element.
 
     shape:    an integer or integers.
-    p:        a Python number in [0, 1].
+    p:        a number in [0, 1], or f32 of a shape that broadcasts to `shape`: the probability of each element.
     dtype:    bool, or the type that True and False are cast to.
     Returns:  `dtype`, of that shape; new numbers every step, the same for the same seed.
     Gradient: none.
-    Raises:   InputError if `p` is outside [0, 1]; ShapeError for a negative size.
+    Raises:   InputError if a number `p` is outside [0, 1]; DTypeError if a tensor is not f32; ShapeError for a shape of
+              `p` that does not broadcast, and for a negative size.
     As torch.bernoulli.
 
     >>> tg.bernoulli((2, 3), 0.5).shape
     (2, 3)
     """
-    dims, p = sizes_of(shape), probability(p)
+    dims = sizes_of(shape)
+    p = probability(p) if isinstance(p, numbers.Real) else broadcast_to(p, dims)
     return cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
 
 
