@@ -220,6 +220,7 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
     return ForwardSource(model, forward, inputs, writes=True).traced().graph
 
 
+@helpful
 def devices() -> list[DeviceInfo]:
     """Return every usable device, in the order in which "auto" tries them.
 

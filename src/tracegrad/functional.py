@@ -119,14 +119,15 @@ def _array(x: Any) -> Any:
 def _public(transform: F) -> F:
     """Wrap a transform, so that its results work inside and outside of a trace."""
 
-    def made(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        check_call(f"tg.{transform.__name__}", transform, args, kwargs)
+        fn = args[0] if args else kwargs["fn"]
         if not callable(fn):
             raise TraceError.here(
                 f"{transform.__name__}: takes a function and returns a function, as in tg.{transform.__name__}(f)(x); "
                 f"got {shown(fn)}"
             )
-        check_call(f"tg.{transform.__name__}", transform, (fn, *args), kwargs)
-        return at_once(transform(fn, *args, **kwargs))
+        return at_once(transform(*args, **kwargs))
 
     return wrapped(made, transform)
 
@@ -174,6 +175,7 @@ class CustomVJP(transforms.CustomVJP):
         return at_once(super().__call__)(*args)
 
 
+@helpful
 @functools.wraps(transforms.custom_vjp)
 def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
     check_function("custom_vjp", fn)
@@ -215,7 +217,7 @@ def _shapes(tree: Any) -> str:
 def repeat(x: Callable[[C], C], n: int, init: C) -> C: ...
 @overload
 def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
-def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
+def repeat(*args: Any, **kwargs: Any) -> Any:
     """Repeat elements of a tensor, or a function.
 
     repeat(x, repeats, axis): each element of `x` `repeats` times in a row along `axis` (None: of the flattened `x`), as
@@ -228,9 +230,10 @@ def repeat(x: Any, *args: Any, **kwargs: Any) -> Any:
     >>> tg.repeat(lambda x: x * 2, 3, 1.0)
     tensor(8.)
     """
-    if callable(x):
-        check_call("tg.repeat", _iterated, (x, *args), kwargs)
-    return _iterated(x, *args, **kwargs) if callable(x) else ops.shaping.repeat(x, *args, **kwargs)
+    if not args or not callable(args[0]):
+        return ops.shaping.repeat(*args, **kwargs)
+    check_call("tg.repeat", _iterated, args, kwargs)
+    return _iterated(*args, **kwargs)
 
 
 def _iterated(fn: Callable[[Any], Any], n: int, init: Any) -> Any:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.ir import Tensor, toposort
+from tracegrad.refusals import Value
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(Value):
     """A traced program: named outputs, captures, and new values of states.
 
     precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision; see `kernels.storage`.

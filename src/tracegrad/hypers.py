@@ -17,6 +17,7 @@ from tracegrad.errors import InputError, TraceError
 from tracegrad.ir import Tensor
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import leaf
+from tracegrad.refusals import helpful
 
 PREFIX = "hyper."  # prefix of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
@@ -110,6 +111,7 @@ def scalar(name: str) -> Tensor:
     return running.counters[name]
 
 
+@helpful
 def hyper(name: str, default: float) -> Tensor:
     """Return a named scalar for a loss. `train.set(name=...)` changes it during training.
 

@@ -17,6 +17,7 @@ from tracegrad.errors import DTypeError, InputError
 from tracegrad.hypers import ANY, AT_LEAST_0, POSITIVE, kind_of
 from tracegrad.initializer import Even, Gaussian, Initializer, fans
 from tracegrad.prims import leaves
+from tracegrad.refusals import helpful
 
 SQRT2 = math.sqrt(2.0)
 
@@ -271,6 +272,7 @@ KINDS: dict[str, type[Initializer]] = {
 PUBLIC = (*KINDS, "literal")
 
 
+@helpful
 def literal(array: Any, dtype: DType | str = f32) -> Literal:
     """Make an initialiser of given values: an array, a nested list or a number, stored as `dtype`.
 

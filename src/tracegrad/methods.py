@@ -341,7 +341,12 @@ class TensorMethods(Spellings):
         return METHODS["permute"](self, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes)
 
     def transpose(self, *axes: int | Sequence[int] | None) -> Self:
-        """Reorder the axes, as tg.transpose. Pass one tuple or several integers, or nothing to reverse them."""
+        """Reorder the axes, as tg.transpose. Pass one tuple or several integers, or nothing to reverse them.
+
+        Raises ShapeError for x.transpose(0, 1) of a matrix, which exchanges the axes in PyTorch and not in NumPy.
+        """
+        if axes == (0, 1) and self.ndim == 2:
+            raise ShapeError.here(f"transpose: the order (0, 1) leaves {self.type} as it is; write x.T to swap axes")
         return METHODS["transpose"](self, (axes[0] if len(axes) == 1 else axes) if axes else None)
 
     @property

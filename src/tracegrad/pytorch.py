@@ -16,7 +16,7 @@ from tracegrad.errors import InputError
 from tracegrad.nn.module import at_path, children, named_arrays
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.nn.recurrent import Cell, Recurrent
-from tracegrad.refusals import shown
+from tracegrad.refusals import helpful, shown
 
 Rename = Mapping[str, str] | Callable[[str], str | None]
 SHOWN = 8  # names listed in a message
@@ -99,6 +99,7 @@ class TorchReport:
         return "\n".join([counts, *[f"  {a:<{width}}  {b}" for a, b in rows]])
 
 
+@helpful
 def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> TorchReport:
     """Load the weights of a PyTorch model that has the same layers as the model of `target`.
 
@@ -153,6 +154,7 @@ def _values(
     return values, matched
 
 
+@helpful
 def to_torch(target: Any) -> dict[str, Any]:
     """Return the weights of a training or forward as a `state_dict`: the inverse of `from_torch`.
 

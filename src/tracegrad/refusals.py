@@ -118,6 +118,15 @@ class Helped:
             raise CallError.here(f"{article(type(self).__name__)} cannot be called: {self.called}")
 
 
+class Value:
+    """Base class of objects that properties return. A call raises CallError, because the property is not a method."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise CallError.here(f"{article(type(self).__name__)} is a value, not a function: leave out the parentheses")
+
+
 class Count(int):
     """The number of elements of a tensor, an int. PyTorch's x.size() calls it."""
 
@@ -341,7 +350,9 @@ def check_takes(who: str, name: str, given: Any, takes: Sequence[str]) -> None:
 
 def helpful(f: F) -> F:
     """Wrap `f`, so that wrong keywords raise an error with a remedy. For functions that are called rarely."""
-    who = f"tg.{f.__name__}" if "." not in f.__qualname__ else f.__name__
+    module = f.__module__.split(".")[1]
+    module = module if module in ("init", "nn") else "tg"
+    who = f"{module}.{f.__name__}" if "." not in f.__qualname__ else f.__name__
     if who == "__init__":
         who = f.__qualname__.split(".")[-2]
 

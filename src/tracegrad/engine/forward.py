@@ -163,6 +163,7 @@ class CompiledForward(HasStates):
             program = self._programs.of(sizes)
             return program.graph
 
+    @helpful
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
         """Explain the program for these inputs, or for the size used last; see `CompiledTraining.explain`.
 
@@ -183,6 +184,7 @@ class CompiledForward(HasStates):
         """
         return self.explain(mapping, **inputs).why(name_or_node)
 
+    @helpful
     def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
         """Profile a run with these inputs, or with zeros of the size used last; see `CompiledTraining.profile`.
 
@@ -201,6 +203,7 @@ class CompiledForward(HasStates):
 
         return worker.call(measure)
 
+    @helpful
     def download_params(self) -> dict[str, Array]:
         """Return the parameters by name.
 
@@ -237,6 +240,7 @@ class CompiledForward(HasStates):
         """Sizes whose programs are kept, least recently used first; dicts by name if calls choose several."""
         return [as_read(sizes) for sizes in self._programs.sizes]
 
+    @helpful
     def close(self) -> None:
         """Free the forward's programs; calls in flight resolve as Aborted. Closing twice is fine.
 

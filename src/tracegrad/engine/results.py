@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tracegrad.arrays import handed_out, np
 from tracegrad.errors import DeviceError, InputError, MissingKeyError, TracegradError
-from tracegrad.refusals import absent
+from tracegrad.refusals import Value, absent
 
 
 class Captures(Mapping[str, Any]):
@@ -54,7 +54,7 @@ class Captures(Mapping[str, Any]):
         return [handed_out(x[..., h, :, :]) for h in range(x.shape[-3])]
 
 
-class Aux(dict[str, Any]):
+class Aux(dict[str, Any], Value):
     """The extra outputs of a loss, by name. A dict whose KeyError lists the valid names."""
 
     def __missing__(self, name: str) -> Any:
@@ -62,7 +62,7 @@ class Aux(dict[str, Any]):
         raise MissingKeyError.here(f"aux: there is no {name!r}; there are: {hint}")
 
 
-class Loss(float):
+class Loss(float, Value):
     """The loss of a step, a float. Other attributes, such as `item` of PyTorch, raise an error with a remedy."""
 
     __slots__ = ()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import Aborted, Failed
-from tracegrad.refusals import check_takes
+from tracegrad.refusals import check_takes, helpful
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class _Flight:
     queued: tuple[Any, Pending[Any], Any] | None = None  # argument, its Pending, the caller's event loop
 
 
+@helpful
 def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
     """Return a function that runs at most one call of `fn` and queues one more; the newest call wins.
 

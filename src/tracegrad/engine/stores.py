@@ -315,6 +315,7 @@ class HasStates(Helped):
         """
         self.store.upload_params(record, strict, "upload_params")
 
+    @helpful
     def params(self) -> dict[str, Array]:
         """Return the parameters by name, after the steps and runs queued so far; a short name of `download_params`.
 
@@ -323,6 +324,7 @@ class HasStates(Helped):
         """
         return self.store.download_params()
 
+    @helpful
     def set_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name; a short name of `upload_params`.
 
@@ -330,6 +332,7 @@ class HasStates(Helped):
         """
         self.store.upload_params(record, strict, "set_params")
 
+    @helpful
     def states(self) -> dict[str, Array]:
         """Return the states of the model by name, after the steps and runs queued so far; see `tg.Module.state`.
 
@@ -338,6 +341,7 @@ class HasStates(Helped):
         """
         return self.store.states()
 
+    @helpful
     def set_states(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite states by name, after the steps and runs queued so far. States missing from `record` do not change.
 

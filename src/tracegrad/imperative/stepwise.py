@@ -13,11 +13,13 @@ from tracegrad.errors import InputError
 from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.nn.module import bound, named_arrays
+from tracegrad.refusals import helpful
 from tracegrad.training.compiled import CompiledTraining
 
 M = TypeVar("M")
 
 
+@helpful
 def instantiate(model: M, seed: int | None = None) -> M:
     """Return a copy of a model whose parameters are eager tensors, drawn as `tg.compile` would draw them.
 
@@ -36,6 +38,7 @@ def instantiate(model: M, seed: int | None = None) -> M:
     return _with_values(model, drawn(declared(model), streams.place()[0] if seed is None else seed))
 
 
+@helpful
 def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     """Run a forward or loss line by line on values, so that you can print, step and set breakpoints.
 

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from tracegrad.arrays import checked_seed, np, seed_or_new
+from tracegrad.refusals import helpful
 
 _place = [seed_or_new(None), 0, 0]  # see `place`
 COUNTERS = {"seed": 0, "step": 1}  # leaves by their index in `_place`; any other leaf is the salt of a random site
 
 
+@helpful
 def manual_seed(seed: int, step: int = 0) -> None:
     """Restart the random numbers of ops outside of a trace, keyed by `seed`.
 

@@ -17,6 +17,7 @@ from tracegrad.ir import Tensor
 from tracegrad.kernels.costs import Cost
 from tracegrad.kernels.show import show_kernel
 from tracegrad.program import PERSISTENT, Program
+from tracegrad.refusals import Value
 from tracegrad.runtime.base import DeviceInfo, as_run
 
 HEAD = ("#", "kernel", "what", "workgroups", "read", "written", "FLOP", "FLOP/B", "lines")
@@ -150,7 +151,7 @@ NAMES = {
 }
 
 
-class Memory(dict[str, int]):
+class Memory(dict[str, int], Value):
     """Bytes by role: "param" "grad" "state" "temp" "input" "output" "const", and "total"; prints as a table."""
 
     def __init__(self, *programs: Program):

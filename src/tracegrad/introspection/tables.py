@@ -12,6 +12,7 @@ from tracegrad.dtypes import show
 from tracegrad.files import replace_file
 from tracegrad.nn.module import named_parameters
 from tracegrad.nn.parameters import Parameter
+from tracegrad.refusals import helpful
 
 STYLE = """
 .tracegrad { font: 14px/1.5 system-ui, sans-serif; }
@@ -120,6 +121,7 @@ class Summary:
     __repr__ = __str__
 
 
+@helpful
 def summary(model: Any) -> Summary:
     """List names, types and sizes of a model's parameters, as a table to print. A shared parameter counts once.
 

@@ -153,6 +153,7 @@ class Module(NoNumber):
         return cast("Tensor", made)
 
 
+@helpful
 def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
     """Return whether weight decay applies to a parameter.
 
@@ -169,6 +170,7 @@ def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = N
     return inits.decays_by_default(parameter.init)
 
 
+@helpful
 def named_parameters(model: Any) -> dict[str, Any]:
     """Return the parameters by attribute path, such as `layers.0.attn.q.W`, in declaration order.
 
@@ -182,6 +184,7 @@ def named_parameters(model: Any) -> dict[str, Any]:
     return {path: p for path, p in _declared_or_bound(model).items() if not _is_state(p)}
 
 
+@helpful
 def named_states(model: Any) -> dict[str, Any]:
     """Return the states by attribute path, in declaration order. As `named_parameters`, and named_buffers of PyTorch.
 
@@ -290,6 +293,7 @@ def _walk(node: Any, path: str, seen: set[int], kind: type[Any]) -> Iterator[tup
         yield from _walk(child, f"{path}.{key}" if path else str(key), seen, kind)
 
 
+@helpful
 def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
     """Return a copy of the model in which `tensors`, by name, replace its parameters and states.
 

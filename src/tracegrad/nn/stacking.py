@@ -10,10 +10,12 @@ from tracegrad.init import Kaiming, Lecun, Literal, Orthogonal, Randn, Uniform, 
 from tracegrad.initializer import Even, Initializer
 from tracegrad.nn.module import named_arrays, replaced
 from tracegrad.nn.parameters import Parameter, State
+from tracegrad.refusals import helpful
 
 M = TypeVar("M")
 
 
+@helpful
 def stack(model: M, n: int) -> M:
     """Stack `n` models like `model` into one: each parameter `f32[...]` becomes `f32[n,...]` under the same name.
 
@@ -57,6 +59,7 @@ def _init(p: Parameter, n: int) -> Initializer:
     return p.init
 
 
+@helpful
 def as_states(model: M) -> M:
     """Return a copy of `model` with states in place of parameters, for a target network or a teacher.
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracegrad.errors import DeviceError
+from tracegrad.refusals import helpful
 from tracegrad.runtime import cffi_names, process, remembered, tab
 from tracegrad.runtime.process import quiet_stderr
 
@@ -115,6 +116,7 @@ def adapters() -> list[AdapterInfo]:
     return list(_ask().adapters)
 
 
+@helpful
 def check_webgpu() -> WebGPUSupport:
     """Return whether this machine can compute through WebGPU, and if not, why, in plain words. Never raises.
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tracegrad.compiler.joined import joined
 from tracegrad.errors import DeviceError
 from tracegrad.program import Program
+from tracegrad.refusals import Value
 
 if TYPE_CHECKING:
     from tracegrad.runtime.doors import Door
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceInfo:
+class DeviceInfo(Value):
     """A usable device, as `tg.devices()` lists it.
 
     >>> train.device.name

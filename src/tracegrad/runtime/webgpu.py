@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracegrad.arrays import need_numpy
+from tracegrad.refusals import helpful
 from tracegrad.runtime.adapters import AdapterInfo, adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
@@ -17,6 +18,7 @@ def devices() -> list[DeviceInfo]:
     return [DeviceInfo("webgpu", a.description, a.software, sizes="exact") for a in adapters()]
 
 
+@helpful
 def is_webgpu_available() -> bool:
     """Return True if `device="webgpu"` can work here.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import numbers
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.engine.stepper import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
+from tracegrad.hypers import AT_LEAST_0, checked
 from tracegrad.refusals import helpful, shown
 from tracegrad.training.events import EventFile
 from tracegrad.training.history import FitState
@@ -71,6 +73,9 @@ class EarlyStopping:
         self, metric: str = "val_loss", patience: int = 5, min_delta: float = 0.0, restore: bool = True,
         mode: str = "auto",
     ):  # fmt: skip
+        if isinstance(patience, bool) or not isinstance(patience, numbers.Integral) or patience < 0:
+            raise InputError.here(f"EarlyStopping: patience must be an integer of at least 0, got {shown(patience)}")
+        checked("min_delta", min_delta, AT_LEAST_0, "EarlyStopping")
         self.metric, self.patience, self.min_delta, self.restore, self.mode = metric, patience, min_delta, restore, mode
         self._best, self._bad = _Best(metric, min_delta, mode), 0
         self._snapshot: list[Snapshot] | None = None

@@ -153,6 +153,7 @@ class CompiledTraining(Training):
         steppers = self.store.stepper.together
         return export(self.store.call(take_all), steppers, path, shown, single_file=single_file)
 
+    @helpful
     def explain(self, verbose: bool = False, *, loss: str | None = None) -> Explanation:
         """Explain what a step consists of: dispatches with bytes, FLOPs and your source lines, memory, kernels, graph.
 
@@ -188,6 +189,7 @@ class CompiledTraining(Training):
         built = self._looked_at(loss, "why").built
         return why(built.graph, built.program, name_or_node)
 
+    @helpful
     def profile(self, steps: int = 10, mapping: Given = None, *, loss: str | None = None, **inputs: Any) -> Profile:
         """Time every dispatch of a step, after the steps queued so far; see `Profile`.
 
@@ -217,6 +219,7 @@ class CompiledTraining(Training):
 
         return self.store.call(measure, stepper)
 
+    @helpful
     def to_jax(self, *, loss: str | None = None) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return the training step as a pure function of JAX, and its first state. Needs device="jax".
 

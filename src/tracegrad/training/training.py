@@ -131,6 +131,7 @@ class Training(Parts):
 
     # --- parameters and state ---
 
+    @helpful
     def download_params(self, *, ema: bool = False) -> dict[str, Array]:
         """Return the parameters by name, after the steps queued so far.
 
@@ -142,6 +143,7 @@ class Training(Parts):
         """
         return self.store.download_params(ema)
 
+    @helpful
     def download_grads(self, *, loss: str | None = None) -> dict[str, Array]:
         """Return the gradients of the last step by parameter name.
 
@@ -216,6 +218,7 @@ class Training(Parts):
         place = self.fitted.at(steps) if self.fitted else None
         return {"fit": place} if place else {}
 
+    @helpful
     def digest(self, losses: Sequence[float] = ()) -> str:
         """Return the SHA-256 of the training after the steps queued so far, as 64 hexadecimal digits.
 
@@ -294,6 +297,7 @@ class Training(Parts):
         """
         lr_metric(self.store, self.store.stepper_of(loss, "lr_metric"), value)
 
+    @helpful
     def set(self, *, loss: str | None = None, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
@@ -321,6 +325,7 @@ class Training(Parts):
         with self.worker.own(self._lock):
             freeze(self.store, parameters, "freeze")
 
+    @helpful
     def unfreeze(self, parameters: Selection = "*") -> None:
         """Train frozen parameters again, from the state in which they were frozen.
 
@@ -368,6 +373,7 @@ class Training(Parts):
             self.store, forward, inputs, max_cached_shapes, precision=precision, writes=writes, training=self
         )
 
+    @helpful
     def close(self) -> None:
         """Free the device. Steps in flight resolve as Aborted. You can close twice.
 
