@@ -23,6 +23,7 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.prims import elementwise
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.runtime.cpu import CpuSession
+from tracegrad.runtime.native import NativeSession
 from tracegrad.transforms.walks import gradients
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
@@ -169,6 +170,18 @@ def test_special_values_of_two(runtime: Any, name: str) -> None:
     if name in ("minimum", "maximum"):
         got, want = got + 0.0, want + 0.0  # which of 0.0 and -0.0 is larger is left open
     assert_alike(got, want, FIRST, SECOND)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_special_values_beside_a_constant(runtime: Any, name: str) -> None:
+    """A driver takes constants for more than what they are: llvmpipe's x / 0 was 0 for every x, or anything."""
+    fn = getattr(tg, name)
+    constants = [float(c) for c in SPECIAL[:9]]
+    both = lambda x: (*(fn(x, c) for c in constants), *(fn(c, x) for c in constants))
+    for k, (got, want) in enumerate(zip(computed(runtime, both, SPECIAL), reference(both, SPECIAL), strict=True)):
+        if name in ("minimum", "maximum") or isinstance(runtime, NativeSession):  # drivers compute x for x + 0.0
+            got, want = got + 0.0, want + 0.0
+        assert_alike(got, want, SPECIAL, np.full(SPECIAL.shape, (constants * 2)[k]))
 
 
 @pytest.mark.parametrize("name", COMPARE)

@@ -93,6 +93,8 @@ ROWS = [
     Row("maximum", lambda x: tg.maximum(x, 0.0), lambda x: torch.maximum(x, torch.tensor(0.0)), apart=((1, NAN, 0.5),)),
     Row("x - x", lambda x: x - x, lambda x: x - x),
     Row("x * 0", lambda x: x * 0.0, lambda x: x * 0.0),
+    Row("x / 0", lambda x: x / 0.0, lambda x: x / 0.0),
+    Row("x / -0", lambda x: x / -0.0, lambda x: x / -0.0),
     Row("x / x", lambda x: x / tg.stop_gradient(x), lambda x: x / x.detach()),
     Row("x below 0", lambda x: tg.where(x < 0.0, x, 0.0), lambda x: torch.where(x < 0.0, x, 0.0)),
     Row("x not above 0", lambda x: tg.where(x > 0.0, 0.0, x), lambda x: torch.where(x > 0.0, 0.0, x)),

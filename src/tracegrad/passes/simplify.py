@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegrad.ir import Tensor, rebind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
-from tracegrad.prims.elementwise import logical_or, nonfinite, where
+from tracegrad.prims.elementwise import isnan, logical_or, nonfinite, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, constant
 from tracegrad.prims.views import broadcast_to, permute, reshape
@@ -102,8 +102,8 @@ def _arithmetic(
     return rule
 
 
-# x - x, x / x and x * 0 keep their NaN: WGSL lets drivers assume finite numbers, so drivers would fold them for every
-# x.
+# x - x, x / x, x * 0, x / 0 and 0 / x keep their NaN and infinities: WGSL lets drivers assume finite numbers, so
+# drivers would fold them for every x.
 def _difference(x: Tensor) -> Tensor:
     """x - x"""
     return where(nonfinite(x), math.nan, 0.0)
@@ -114,20 +114,38 @@ def _ratio(x: Tensor) -> Tensor:
     return where(logical_or(nonfinite(x), x == 0.0), math.nan, 1.0)
 
 
-_by_one = _arithmetic(float.__mul__, 1.0, 1.0)
+OfZero = Callable[[Tensor, float], Tensor]
+
+
+def _signed(x: Tensor, size: float) -> Tensor:
+    """size, with the sign of x changed to that of the product. x is a number other than 0."""
+    return where(x < 0.0, -size, size)
 
 
 def _times_zero(x: Tensor, zero: float) -> Tensor:
-    return where(nonfinite(x), math.nan, where(x < 0.0, -zero, zero))
+    return where(nonfinite(x), math.nan, where(x == 0.0, x if math.copysign(1.0, zero) > 0 else -x, _signed(x, zero)))
 
 
-def _mul(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    a, b = xs
-    for x, factor in ((a, b), (b, a)):
-        zero = constant(factor) if t.dtype.is_float else None
-        if zero is not None and zero == 0.0 and constant(x) is None:
-            return _times_zero(x, zero)
-    return _by_one(t, xs)
+def _over_zero(x: Tensor, zero: float) -> Tensor:
+    return where(logical_or(isnan(x), x == 0.0), math.nan, _signed(x, math.copysign(math.inf, zero)))
+
+
+def _zero_over(x: Tensor, zero: float) -> Tensor:
+    return where(logical_or(isnan(x), x == 0.0), math.nan, _signed(x, zero))
+
+
+def _with_zero(left: OfZero, right: OfZero, rest: Shortcut) -> Shortcut:
+    """Return the rule by which 0 f x is `left`, x f 0 is `right`, and all else follows `rest`."""
+
+    def rule(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
+        a, b = xs
+        for x, other, f in ((b, a, left), (a, b, right)):
+            zero = constant(other) if t.dtype.is_float else None
+            if zero is not None and zero == 0.0 and constant(x) is None:
+                return f(x, zero)
+        return rest(t, xs)
+
+    return rule
 
 
 def _neg(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
@@ -143,10 +161,14 @@ def _folded(t: Tensor, xs: tuple[Tensor, ...], f: Callable[..., float]) -> Tenso
     values = [constant(x) for x in xs]
     if any(v is None or not math.isfinite(v) for v in values):
         return None
-    try:
-        return broadcast_to(const(f(*values), t.dtype), t.shape)
-    except ZeroDivisionError:
-        return None
+    return broadcast_to(const(f(*values), t.dtype), t.shape)
+
+
+def _quotient(a: float, b: float) -> float:
+    """a / b as IEEE 754 has it; Python's division by zero raises."""
+    if b:
+        return a / b
+    return math.copysign(math.inf, math.copysign(1.0, a) * b) if a else math.nan
 
 
 def _reshape(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
@@ -186,8 +208,8 @@ def _unchanged(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
 SHORTCUTS: dict[str, Shortcut] = {
     "add": _arithmetic(float.__add__, -0.0, -0.0),  # -0.0 + 0.0 is 0.0
     "sub": _arithmetic(float.__sub__, 0.0, same=_difference),
-    "mul": _mul,
-    "div": _arithmetic(float.__truediv__, 1.0, same=_ratio),
+    "mul": _with_zero(_times_zero, _times_zero, _arithmetic(float.__mul__, 1.0, 1.0)),
+    "div": _with_zero(_zero_over, _over_zero, _arithmetic(_quotient, 1.0, same=_ratio)),
     "neg": _neg, "reshape": _reshape, "permute": _permute, "broadcast": _broadcast,
     **dict.fromkeys(("sum", "max", "peak", "min", "prod", "cast", "stop_gradient", "variable"), _unchanged),
 }  # fmt: skip
