@@ -23,6 +23,13 @@ def test_no_remedy_is_for_a_name_that_exists() -> None:
     assert not stale, f"take these names out of src/tracegrad/remedies.toml, because they exist now: {stale}"
 
 
+@pytest.mark.parametrize("name", ["Sequential", "Embedding", "Conv2d", "adam", "plateau"])
+def test_a_name_of_another_module_is_named_with_it(name: str) -> None:
+    owner = next(m for m in (nn, optim, lr) if hasattr(m, name))
+    with pytest.raises(AttributeError, match=f"did you mean {owner.__name__.removeprefix('tracegrad.')}.{name}"):
+        getattr(tg, name)
+
+
 def f(*shape: int) -> Any:
     return np.ones(shape, np.float32)
 

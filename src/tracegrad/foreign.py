@@ -44,14 +44,18 @@ def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]], *ta
     if name.startswith("_") or importing:  # importlib tries the attribute before it imports a submodule
         return MissingNameError(f"module {module!r} has no attribute {name!r}")
     own: dict[str, str] = {}
+    same = ""  # the class of that name, where another module has it: Embedding is not tg.embedding
     for prefix, names in known.items():
         for n in names:
             if not n.endswith("Error") or "Err" in name:  # Input is not InputError
                 own.setdefault(_plain(n), f"{prefix}.{n}")
+            if n == name and n[0].isupper():
+                same = f"did you mean {prefix}.{n}?"
     plain = _plain(name)
     near = get_close_matches(plain, own, n=1, cutoff=0.75) or [n for n in own if len(plain) > 3 and n.startswith(plain)]
     remedy = (
         found(name, *tables, "names", "tensors")
+        or same
         or (found(name, "schedules") if name[0].isupper() else None)  # a class, such as StepLR, wherever it is sought
         or (f"did you mean {own[near[0]]}?" if near else f"dir({module}) lists what it has")
     )
