@@ -41,7 +41,7 @@ def text() -> str:
         "## 1. Python",
         fenced("python", inspect.getsource(forward)),
         "## 2. `relu` is a composite",
-        "Other ops say what it is; its gradient, which reads only the result, is given beside it. Its row, and the "
+        "Other ops define it. It has a gradient of its own, which reads only the result. These are its row and the "
         "public function:",
         fenced("python", row_of("RELU") + "\n\n\n" + source_of("relu")),
         "## 3. The graph",
@@ -52,8 +52,8 @@ def text() -> str:
         "from the `vjp` of a row, and the update is ops too.",
         fenced("text", plain(str(training))),
         "## 5. A kernel",
-        "Fusing inlines what is cheap: the offset, the comparison and the choice join the product's kernel. Its form, "
-        "which no language has seen yet:",
+        "Fusing inlines what is cheap: the offset, the comparison and the choice join the product's kernel. This is "
+        "its form, before any language:",
         fenced("text", str(kernel.forms[0])),
         "## 6. WGSL, for a GPU",
         fenced("wgsl", kernel.wgsl),
