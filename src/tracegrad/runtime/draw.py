@@ -13,7 +13,7 @@ the platforms' own `log` and `cos` differ in the last bit. The result is rounded
 2. A normal number takes two draws, u1 and then u2: sqrt(-2 log(max(u1, 1e-10))) * cos((2 * PI) * u2). A value is
    that times the deviation (randn: scale; kaiming: gain / sqrt(fan_in); lecun: 1 / sqrt(fan_in);
    xavier: gain * sqrt(2 / (fan_in + fan_out))). `normal` adds its mean.
-3. `uniform(low, high)` and its kin take one draw: low + (high - low) * u. Zeros, ones and literals take none.
+3. `uniform(low, high)` and similar ones take one draw: low + (high - low) * u. Zeros, ones and literals take none.
    `truncated_normal` takes one as well; `orthogonal` takes normal numbers of deviation 1: see `shaped.py`.
 4. One stream runs through all parameters in declaration order, each in row-major order.
 
