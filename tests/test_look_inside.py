@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import linecache
 from html.parser import HTMLParser
 from typing import Any
 
@@ -143,6 +144,23 @@ def test_a_dispatch_in_a_loop_is_one_row(tmp_path):
 
 
 # --- explain ---
+
+
+def test_lines_are_those_of_the_model_wherever_it_is_explained() -> None:
+    """A result that is a view or an input is copied. The copy has the line of what it copies."""
+
+    def loss(m: Any, x: Any, y: Any) -> Any:
+        h = m(x)
+        return tg.mse_loss(h, y), {"turned": tg.swapaxes(h, 0, 1), "x": x}
+
+    with tg.compile(
+        model=tg.nn.Linear(4, 3), loss=loss, inputs={"x": (8, 4), "y": (8, 3)}, optimizer=optim.adam(lr=1e-3),
+        seed=0, device="cpu",
+    ) as train:  # fmt: skip
+        for infos in (train.explain().dispatches, [row.info for row in train.profile(steps=1).rows]):
+            sites = {site for info in infos for site in info.sites}
+            assert {site.file for site in sites} == {__file__}
+            assert not [site for site in sites if "explain" in linecache.getline(site.file, site.line)]
 
 
 def test_explain_tells_all_as_text():

@@ -6,12 +6,13 @@ import contextlib
 import linecache
 import os
 import sys
+import threading
 from types import FrameType
 from typing import NamedTuple, Self, TypeVar
 
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# contextlib enters the context managers of the package, so its frames are not the user's.
-NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename)
+# contextlib enters the package's context managers, and threading runs its threads: these frames are not the user's.
+NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename, threading.Thread.run.__code__.co_filename)
 
 
 class TracegradError(Exception):

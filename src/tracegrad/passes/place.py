@@ -11,6 +11,7 @@ from tracegrad.kernels.storage import COMPUTED, Storage, analyse
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import pack
 from tracegrad.prims.views import reshape
+from tracegrad.sites import rewriting
 
 COMPUTING = (*COMPUTED, "map", "gather")
 
@@ -27,7 +28,7 @@ def place_results(graph: Graph) -> Graph:
         if b.prim.family in COMPUTING and b.serial not in claimed:
             claimed.add(b.serial)
             return t
-        copied = bind(COPY, t)
+        copied = copy_of(t)
         claimed.add(copied.serial)
         return copied
 
@@ -36,7 +37,7 @@ def place_results(graph: Graph) -> Graph:
             return rebind(t, [own(x) for x in inputs])
         if t.prim.family == "scan":  # a scan overwrites the first values of its carries, so each needs a copy
             carries = len(t.attrs["body"].carries)
-            return rebind(t, [*(bind(COPY, x) for x in inputs[:carries]), *map(in_memory, inputs[carries:])])
+            return rebind(t, [*map(copy_of, inputs[:carries]), *map(in_memory, inputs[carries:])])
         return None
 
     roots = rewrite(graph.roots, rule)
@@ -44,7 +45,7 @@ def place_results(graph: Graph) -> Graph:
     read = {region_of(t) for t in toposort(roots) if t.prim.name == "leaf"} if writes else set[str]()
     # A state that is read needs the copy of a pack: nothing waits for one part before the next part is written.
     written = [
-        t if t.prim.family == "pack" and name not in read else own(bind(COPY, t) if t.prim.family == "pack" else t)
+        t if t.prim.family == "pack" and name not in read else own(copy_of(t) if t.prim.family == "pack" else t)
         for name, t in writes.items()
     ]
     states = {base(t).serial for t in written}  # a result that equals a new state is read from the state's place
@@ -52,9 +53,16 @@ def place_results(graph: Graph) -> Graph:
     return graph.with_roots([*kept, *written])
 
 
+def copy_of(t: Tensor) -> Tensor:
+    """Return a copy of `t` in memory of its own, made for the line of `t`."""
+    with rewriting() as here:
+        here.site = t.site
+        return bind(COPY, t)
+
+
 def in_memory(t: Tensor) -> Tensor:
     """Return `t`, or a copy of it if only its readers compute it."""
-    return t if base(t).prim.family in (*COMPUTING, *IN_MEMORY, "leaf") else bind(COPY, t)
+    return t if base(t).prim.family in (*COMPUTING, *IN_MEMORY, "leaf") else copy_of(t)
 
 
 def settled(storage: Storage) -> Storage:
@@ -78,7 +86,7 @@ def _through_copies(graph: Graph, names: Container[str]) -> Graph:
 
     A pack comes between value and copy, because its parts are stored: a value inlined into the copy would not help.
     """
-    copied = {base(t).serial: bind(COPY, pack([t])) for name, t in graph.writes.items() if name in names}
+    copied = {base(t).serial: copy_of(pack([t])) for name, t in graph.writes.items() if name in names}
 
     def new(t: Tensor) -> Tensor:
         copy = copied.get(base(t).serial)
