@@ -80,6 +80,10 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tg.adaptive_avg_pool2d(f(1, 4, 4), 2),
         "x must be images [B,C,H,W], got f32[1,4,4]",
     ),
+    "max_pool3d": (
+        lambda: tg.max_pool3d(f(1, 1, 1, 4, 4), 2),
+        "a window of 2x2x2 (dilation 1x1x1) does not fit a volume of 1x4x4 with padding 0x0x0",
+    ),
     "avg_pool1d": (lambda: tg.avg_pool1d(f(4, 4), 2), "x must be sequences [B,C,L], got f32[4,4]"),
     "pixel_shuffle: factor": (lambda: tg.pixel_shuffle(f(1, 4, 2, 2), 0), "factor must be a positive integer, got 0"),
     "pixel_shuffle: rank": (lambda: tg.pixel_shuffle(f(4, 2), 2), "x must be images [...,C,H,W], got f32[4,2]"),

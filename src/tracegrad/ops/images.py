@@ -17,6 +17,7 @@ from tracegrad.ops.windows import (
     check_images,
     int_each,
     int_pair,
+    window_counts,
     windows_type,
 )
 from tracegrad.prims.elementwise import where
@@ -192,6 +193,7 @@ def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 def _pooled_volumes(pool: Primitive, x: Tensor, how: dict[str, Sizes]) -> Tensor:
     """Pool each image, then along the depth. The first of the first maxima is the first in scan order."""
     b, c, d, h, w = check_images(x.type, 3).shape
+    window_counts((d, h, w), how["kernel"], how["stride"], how["padding"], (1, 1, 1))  # an error is of the volume
     flat = bind(pool, reshape(x, (b, c * d, h, w)), **{name: sizes[1:] for name, sizes in how.items()})
     deep = {name: (sizes[0], 0 if name == "padding" else 1) for name, sizes in how.items()}
     y = bind(pool, reshape(flat, (b, c, d, flat.shape[2] * flat.shape[3])), **deep)
