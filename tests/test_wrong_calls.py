@@ -80,6 +80,8 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tg.adaptive_avg_pool2d(f(1, 4, 4), 2),
         "x must be images [B,C,H,W], got f32[1,4,4]",
     ),
+    "categorical": (lambda: tg.categorical(i(2, 3)), "takes f32, got i32[2,3]; cast with tg.cast(x, tg.f32)"),
+    "gumbel_softmax": (lambda: tg.gumbel_softmax(i(2, 3)), "takes f32, got i32[2,3]; cast with tg.cast(x, tg.f32)"),
     "max_pool3d": (
         lambda: tg.max_pool3d(f(1, 1, 1, 4, 4), 2),
         "a window of 2x2x2 (dilation 1x1x1) does not fit a volume of 1x4x4 with padding 0x0x0",

@@ -258,6 +258,7 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
     tensor([1], dtype=i32)
     """
     x = as_tensor(logits)
+    float_type(x.type)
     normalize_axis(axis, x.ndim)
     return argmax(x + _gumbel(x.shape, _key("categorical")), axis=axis)
 
@@ -286,6 +287,7 @@ def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int 
     if not tau > 0:
         raise InputError(f"tau must be a positive number, got {shown(tau)}")
     x = as_tensor(logits)
+    float_type(x.type)
     d = normalize_axis(axis, x.ndim)
     soft = softmax((x + _gumbel(x.shape, _key("gumbel_softmax"))) / tau, axis)
     if not hard:
