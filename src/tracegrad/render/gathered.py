@@ -19,7 +19,7 @@ from tracegrad.dtypes import f32, strides_of
 from tracegrad.kernels.axes import substituted
 from tracegrad.kernels.expr import Guard, Index, Value, indices_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel
-from tracegrad.tuning import LANES, LYING
+from tracegrad.tuning import JOINED, JOINED_TERMS, LANES, LYING, LYING_ROWS
 
 
 class Lay(NamedTuple):
@@ -214,6 +214,16 @@ def span(lays: Sequence[Lay]) -> int | None:
         run *= n if step == run else 1  # neighbours in memory
     vectors = columns // run * -(-run // LANES)
     return reach if reach <= LANES * vectors and columns < LYING * LANES * vectors else None
+
+
+def lies(m: int, n: int, vectors: int) -> bool:
+    """Return whether a product reads its columns where they lie, by so many vectors, instead of packing them."""
+    return n > LANES and m * (1 - n / (LANES * vectors)) <= LYING_ROWS  # tiles read two vectors at a time
+
+
+def joins(n: int, k: int) -> bool:
+    """Return whether products with one left operand are worth being one, so that fewer lanes of vectors are empty."""
+    return n < JOINED and n % LANES > 0 and k >= JOINED_TERMS
 
 
 def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:

@@ -19,10 +19,10 @@ from tracegrad.kernels.form import Extent, decided
 from tracegrad.loops import Move
 from tracegrad.program import Program
 from tracegrad.render.c_calls import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
-from tracegrad.render.gathered import Lay
+from tracegrad.render.gathered import Lay, joins, lies
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.storage import address, lying
-from tracegrad.tuning import LANES, LYING, POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
+from tracegrad.tuning import LANES, POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
 
 Shape = tuple[int, ...]
 FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
@@ -59,14 +59,17 @@ class SizedGathered(NamedTuple):
 
     sizes: tuple[int, ...]  # the axes of the stack, m and n
     k: int
+    joined: bool  # the columns of all products are those of one
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
         """Return what follows the size."""
         *batch, m, n = [decided(x, size) for x in self.sizes]
-        count = math.prod(batch)
+        count, side = math.prod(batch), max(PRODUCT_SIDE, m)
+        if self.joined:
+            count, n, side = 1, count * n, 2 * LANES
         most = max(1, min(count * m * n * self.k // PRODUCT_GRAIN, PRODUCT_PARTS))
-        across = max(1, min(-(-most // count), n // max(PRODUCT_SIDE, m)))
-        return {0: count, 1: m, 17: across}, min(most, count * across)
+        across = max(1, min(-(-most // count), n // side))
+        return {0: count, 1: m, 2: n, 17: across}, min(most, count * across)
 
 
 class Call(NamedTuple):
@@ -233,15 +236,20 @@ class CallList:
         tables = [places(left.columns)[summed], places(right.rows)[summed], places(right.columns)]
         runs = [neighbours(t) for t in tables]
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
-        lies = n > LANES and n >= LYING * LANES * vectors  # tiles read two vectors at a time
-        how = 3 if stacked else 0 if lies else 1 if runs[2].mean() >= runs[1].mean() else 2
-        whole, parts = SizedGathered(out.shape, k)(0)
-        words = [whole[0], m, n, k]
+        how = 3 if stacked else 0 if lies(m, n, vectors) else 1 if runs[2].mean() >= runs[1].mean() else 2
+        joined = how in (1, 2) and not any(left.batch) and len(offsets) > 1 and joins(n, k)
+        if joined:
+            tables.append(np.add.outer(offsets[:, 2], np.arange(n, dtype=np.int64)).reshape(-1))
+            tables[2] = np.add.outer(offsets[:, 1], tables[2]).reshape(-1)
+            runs[2] = neighbours(tables[2])
+        whole, parts = SizedGathered(out.shape, k, joined)(0)
+        words = [whole[0], m, whole[2], k]
         words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
         words += [left.rows[0].step if left.rows else 0, out.strides[-2] // 4]
         reach = int(tables[1].max() + tables[2].max()) + 1
-        words += [t.ctypes.data for t in (*tables, *runs)] + [how, whole[17], self._address("tracegrad_tiles"), reach]
-        at = SizedGathered(tuple(sizes), k) if grows(sizes) else None
+        words += [t.ctypes.data for t in (*tables[:3], *runs[:3])]
+        words += [how, whole[17], self._address("tracegrad_tiles"), reach, tables[3].ctypes.data if joined else 0]
+        at = SizedGathered(tuple(sizes), k, joined) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)
 
