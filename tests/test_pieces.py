@@ -159,6 +159,29 @@ def test_phases_of_interleaved_images_are_exact(step: int) -> None:
         np.testing.assert_array_equal(computed(spread, x, w), expected[:, :, 1:-1, 1:-1])
 
 
+@pytest.mark.parametrize("axes", (1, 2, 3))
+@pytest.mark.parametrize("how", ((2, 1), (3, 1), (2, 2), (3, 2)))
+def test_copies_for_windows_at_steps_are_exact(axes: int, how: tuple[int, int]) -> None:
+    step, dilation = how
+    rng = np.random.default_rng(axes)
+    size = tuple(map(int, rng.integers(9, 15, axes)))
+    x, w = drawn(rng, 2, 3, *size), drawn(rng, 17, 3, *(3,) * axes)
+    fn = lambda x, w: getattr(tg, f"conv{axes}d")(x, w, stride=step, padding=2, dilation=dilation)
+    wide, reach = np.pad(x, ((0, 0), (0, 0), *((2, 2),) * axes)), 2 * dilation + 1
+    windows = np.lib.stride_tricks.sliding_window_view(wide, (reach,) * axes, tuple(range(2, axes + 2)))
+    windows = windows[(..., *(slice(None, None, step),) * axes, *(slice(None, None, dilation),) * axes)]
+    at = "ijk"[:axes]
+    expected = np.einsum(f"nc{at}{at.upper()},dc{at.upper()}->nd{at}", windows, w)
+    np.testing.assert_array_equal(computed(fn, x, w), expected)
+
+
+@pytest.mark.parametrize("axes", (1, 2))
+def test_copies_for_windows_at_steps_have_no_conditions_of_two_axes(axes: int) -> None:
+    fn = lambda x, w: getattr(tg, f"conv{axes}d")(x, w, stride=2, padding=2)
+    found = text(fn, (2, 3, *(12, 13)[:axes]), (17, 3, *(3,) * axes))
+    assert not re.search(r"\(int\)\(\(\w+ \* \d+ \+ [a-z]", found)
+
+
 @pytest.mark.parametrize("how", ((5, 1, 2), (5, 5, 0), (7, 3, 3), (9, 1, 4), (13, 4, 2), (40, 1, 0)))
 def test_long_windows_are_exact(how: tuple[int, int, int]) -> None:
     k, stride, padding = how

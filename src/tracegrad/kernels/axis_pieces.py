@@ -103,6 +103,6 @@ def starts_of(stretches: Iterable[tuple[int, ...]], axis: Axis) -> list[int]:
 def _ends(g: Guard, axis: str) -> tuple[int, ...]:
     """Return where a guard begins and ceases to hold along an axis, or nothing if other axes decide it, too."""
     ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
-    if not isinstance(atom, Var) or atom.name != axis or c != 1:
+    if not isinstance(atom, Var) or atom.name != axis or c < 1:
         return ()
-    return g.lo - g.index.const, g.hi - g.index.const
+    return -((g.index.const - g.lo) // c), -((g.index.const - g.hi) // c)

@@ -48,11 +48,20 @@ def _steps(f: Function, axis: Axis) -> list[tuple[int, int, int]]:
     """Return the pieces of an axis, or its phases if it has no pieces: where each begins and ends, and its step."""
     if isinstance(axis.size, Extent):
         return []
+    if axis.size < FEWEST_TURNS and _is_remainder(f, axis):
+        return [(r, r + 1, 1) for r in range(axis.size)]
     starts = starts_of(stretches_of(f.kernel, axis), axis)
     if len(starts) > 2:
         return [(start, end, 1) for start, end in pairwise(starts)] if len(starts) <= MOST_PIECES + 1 else []
     d = _phase(f, axis)
     return [(r, int(axis.size), d) for r in range(d)] if 1 < d <= MOST_PIECES else []
+
+
+def _is_remainder(f: Function, axis: Axis) -> bool:
+    """Return whether conditions ask for a coordinate whose remainder by the size of an axis is that axis."""
+    guards = [g for v in walk([s.value for s in f.kernel.stores]) if v.op == "inside" for g in v.arg]
+    strides = [g.index.strides for g in guards]
+    return any(len(x) == 2 and x.get(axis.name) == 1 and axis.size in x.values() for x in strides)
 
 
 def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
