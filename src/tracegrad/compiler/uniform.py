@@ -13,7 +13,7 @@ from tracegrad.compiler.plan import Plan, ScanPlan
 from tracegrad.dtypes import TensorType
 from tracegrad.graph import Graph
 from tracegrad.ir import Tensor
-from tracegrad.kernels.expr import Dynamic, Index, Quotient, Var, names_of, walk
+from tracegrad.kernels.expr import Dynamic, Index, Quotient, Var, guards_of, names_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel, Store, UnsizedError, operands_of, sized
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.show import body_of
@@ -242,7 +242,7 @@ def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, cap
     `slope * size + at`, is below the slot's size at the smallest and at the largest batch.
     """
     values = walk([x for s in kernel.body for x in operands_of(s)])
-    guards = [g.index for v in values if v.op == "inside" for g in v.arg]
+    guards = [g.index for g in guards_of(values)]
     guarded = axis in names_of((a for g in guards for a, _ in g.terms), loaded=False)
     if per and not guarded and _own_row(index, axis, per, of_slot):
         return True

@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from tracegrad.dtypes import DType
-from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store, points
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, indices_of, quotients_of, walk
+from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
@@ -59,12 +59,11 @@ def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
     """Split axes whose variable, plus any number, is divided by a divisor of its size; None if there are none."""
     sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
     cuts: dict[str, int] = {}
-    for index in all_indices(kernel):
-        for atom in atoms_of(index):
-            if isinstance(atom, Quotient) and len(atom.index.terms) == 1:
-                ((var, c),) = atom.index.terms
-                if c == 1 and isinstance(var, Var) and sizes[var.name] % atom.d == 0 and sizes[var.name] > atom.d > 1:
-                    cuts[var.name] = min(atom.d, cuts.get(var.name, atom.d))
+    for q in quotients_of(all_indices(kernel)):
+        if len(q.index.terms) == 1:
+            ((var, c),) = q.index.terms
+            if c == 1 and isinstance(var, Var) and sizes[var.name] % q.d == 0 and sizes[var.name] > q.d > 1:
+                cuts[var.name] = min(q.d, cuts.get(var.name, q.d))
     if not cuts:
         return None
 
@@ -86,8 +85,7 @@ def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
 def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
     """Merge neighbouring axes that every index treats as one; return None if there are none."""
     indices = all_indices(kernel)
-    nested = [atom.index for index in indices for atom in atoms_of(index) if isinstance(atom, Quotient)]
-    coefficients = [x.strides for x in (*indices, *nested)]
+    coefficients = [x.strides for x in (*indices, *(q.index for q in quotients_of(indices)))]
     changed = False
     groups: list[tuple[str, tuple[tuple[int, ...], ...]]] = []
     for group, factors in domain:
@@ -141,7 +139,7 @@ def short_axes(kernel: Kernel, rows: int = 0) -> list[Axis]:
         return []
     inner = [a for a in kernel.inner if a.size > 1]
     many = kernel.rows >= rows if rows else worth and kernel.rows >= UNROLLED_ROWS * kernel.length
-    fixed = not any(isinstance(a.size, Extent) for a in inner)
+    fixed = all(a.fixed for a in inner)
     if folds and kernel.length <= WHOLE_FOLD and many and fixed:
         return inner
     if not worth:

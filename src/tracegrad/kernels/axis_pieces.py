@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tracegrad.kernels.axes import Replaced
-from tracegrad.kernels.expr import Guard, Index, Space, Value, Var, walk
-from tracegrad.kernels.form import Axis, Extent, Kernel
+from tracegrad.kernels.expr import Guard, Index, Space, Value, Var, guards_of, walk
+from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.kernels.triangles import CHOICE
 
 Loaded = Mapping[str, tuple[int, Index]]  # locals that an earlier kernel stored: slot and index of each
@@ -89,9 +89,9 @@ def in_pieces(kernel: Kernel) -> list[Kernel]:
 
 def stretches_of(kernel: Kernel, axis: Axis) -> set[tuple[int, ...]]:
     """Return the stretches of an axis of a pointwise kernel in which its guards hold. Open axes have none."""
-    if isinstance(axis.size, Extent):
+    if not axis.fixed:
         return set()
-    guards = [g for v in walk([s.value for s in kernel.stores]) if v.op == "inside" for g in v.arg]
+    guards = guards_of(walk([s.value for s in kernel.stores]))
     return {ends for g in guards if (ends := _ends(g, axis.name))}
 
 

@@ -15,7 +15,7 @@ from tracegrad import tuning
 from tracegrad.dtypes import f32
 from tracegrad.kernels.axes import Replaced
 from tracegrad.kernels.expr import Atom, Guard, Index, Space, Value, Var, names_of, walk
-from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store
+from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, BlockShape, Tiling, columns, workgroup_bytes
 
 BLOCK = "block"  # the variable that holds a block's number
@@ -98,7 +98,7 @@ def _simple(kernel: Kernel) -> bool:
     """Return whether a kernel can be cut: its axes are fixed, and each point stands for itself."""
     p = kernel.product
     whole = p is None or not (p.limits or p.part)
-    fixed = not any(isinstance(a.size, Extent) for a in (*kernel.outer, *kernel.inner))
+    fixed = all(a.fixed for a in (*kernel.outer, *kernel.inner))
     return fixed and whole and not kernel.uniform and kernel.scatter is None
 
 

@@ -314,6 +314,16 @@ def indices_of(v: Value) -> list[Index]:
     return []
 
 
+def quotients_of(indices: Iterable[Index]) -> list[Quotient]:
+    """Return the quotients and remainders in some indices, also those inside of others."""
+    return [a for index in indices for a in atoms_of(index) if isinstance(a, Quotient)]
+
+
+def guards_of(values: Iterable[Value]) -> list[Guard]:
+    """Return the guards of some values."""
+    return [g for v in values if v.op == "inside" for g in v.arg]
+
+
 def names_of(atoms: Iterable[Atom], loaded: bool = True) -> set[str]:
     """Return the names of the variables that atoms depend on. loaded: also through values read from memory."""
     names: set[str] = set()

@@ -100,6 +100,11 @@ class Axis:
     name: str
     size: int
 
+    @property
+    def fixed(self) -> bool:
+        """Whether its size is the same in all runs."""
+        return not isinstance(self.size, Extent)
+
 
 def points(axes: Iterable[Axis]) -> int:
     """Return the number of points that the axes span."""

@@ -14,10 +14,9 @@ from tracegrad.kernels.coordinates import ravel, regroup
 from tracegrad.kernels.expr import (
     Guard,
     Index,
-    Quotient,
     Space,
     Value,
-    atoms_of,
+    quotients_of,
     variables_of,
 )
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points
@@ -104,7 +103,7 @@ def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
 def largest_number(kernel: Kernel) -> int:
     """Return the largest number of points or absolute value of an index that the kernel computes."""
     indices = all_indices(kernel)
-    inside = [a.index for i in indices for a in atoms_of(i) if isinstance(a, Quotient)]
+    inside = [q.index for q in quotients_of(indices)]
     bounds = [bound for i in (*indices, *inside) for bound in (i.hi, -i.lo)]
     return max([points(kernel.outer), points(kernel.inner), *bounds])
 

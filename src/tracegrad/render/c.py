@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import f16, strides_of
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.expr import Index, Value, indices_of, walk
+from tracegrad.kernels.axes import all_indices
+from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
-from tracegrad.render.c_values import CEmitter, overruns, reorders, rounded
+from tracegrad.render.c_values import CEmitter, column_wise, overruns, reorders, rounded
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 from tracegrad.tuning import (
     C_GRAIN,
@@ -25,9 +26,6 @@ from tracegrad.tuning import (
     FEWEST_COLUMNS,
     INLINED_CALLS,
     LANES,
-    NEAR,
-    SHORT_COLUMNS,
-    SHORT_WINDOW,
 )
 
 # GCC 11 and 12 unroll a short loop and vectorize the sum around it. If the short loop reads backwards, or in any other
@@ -68,6 +66,19 @@ class Function:
         self.outer = [a for a in kernel.outer if a.size > 1]
         self.inner = [a for a in kernel.inner if a.size > 1]
         self.emit = self.expressions([a.name for a in self.inner])
+
+    @property
+    def last(self) -> Axis:
+        """The last outer axis; one of a single point if there is none, or if the size of a run decides it."""
+        return self.outer[-1] if self.outer and self.outer[-1].fixed else Axis("", 1)
+
+    def values(self) -> list[Value]:
+        """Return all values that are stored, and that these are computed from."""
+        return list(walk([s.value for s in self.kernel.stores]))
+
+    def quotients(self) -> list[Quotient]:
+        """Return all quotients and remainders in indices."""
+        return quotients_of([*all_indices(self.kernel), *(index for _, index in self.loaded.values())])
 
     def expressions(self, inner: Sequence[str] = ()) -> Emitter:
         """Return an emitter that has written nothing yet."""
@@ -262,7 +273,7 @@ class Function:
         *others, last = self.inner
         whole: int | str = int(last.size) - int(last.size) % lanes
         rest: int | str = int(last.size) - whole
-        if isinstance(last.size, Extent):
+        if not last.fixed:
             whole, rest = f"{last.size} / {lanes} * {lanes}", f"{last.size} % {lanes}"
         apart = bool(others and rest) and isinstance(rest, int)
         parts = [p for f, v in zip(folds, values) for p in self.partial(f, v)]
@@ -330,7 +341,7 @@ class Function:
     def blocks(self, others: Sequence[Axis], last: Axis, width: int, body: Sequence[Statement]) -> list[Statement]:
         """Return loops over blocks of columns, of which `body` computes one."""
         here = f"const long w = {last.size} - ib < {width} ? {last.size} - ib : {width};"
-        whole = not isinstance(last.size, Extent) and last.size % width == 0
+        whole = last.fixed and last.size % width == 0
         body = [f"enum {{ w = {width} }};" if whole else here, *body]
         if not others:
             return self.share("ib", last.size, width, body)
@@ -373,23 +384,3 @@ class Function:
 def at_once(lanes: int | str, lines: Sequence[Statement]) -> Block:
     """Return a loop over the lanes. The compiler sees that it fits 32 bits, but still computes addresses in 64."""
     return Block(f"for (int l = 0; l < {lanes}; l++)", lines)
-
-
-def column_wise(kernel: Kernel) -> bool:
-    """Return whether neighbours in memory belong to different folds."""
-    outer = [a for a in kernel.outer if a.size > 1]
-    inner = [a for a in kernel.inner if a.size > 1]
-    if not outer or outer[-1].size < SHORT_COLUMNS:
-        return False
-    if kernel.length < LANES:
-        return True
-    roots = [s.value for s in kernel.body]
-    loads = [i.strides for v in walk(roots) if v.op == "load" for i in indices_of(v)]
-    if loads and not any(outer[-1].name in x for x in loads):  # as in running sums: what is loaded serves all columns
-        return True
-    both = [x for x in loads if outer[-1].name in x and inner[-1].name in x]  # other loads are small, and repeat
-    if both and inner[-1].size < SHORT_WINDOW and all(x[outer[-1].name] <= NEAR for x in both):  # short rows of windows
-        return True
-    mine, theirs = (sum(strides.get(axis.name) == 1 for strides in both or loads) for axis in (outer[-1], inner[-1]))
-    pairs = not both and mine == theirs > 0  # f(x[i], y[j]): vectors run along the longer axis
-    return mine > theirs or (pairs and outer[-1].size >= inner[-1].size)

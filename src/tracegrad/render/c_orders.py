@@ -16,18 +16,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tracegrad.dtypes import strides_of
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.expr import Index, Quotient, Space, Value, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, fold_batches, points
+from tracegrad.kernels.expr import Index, Space, Value, Var, atoms_of, indices_of, walk
+from tracegrad.kernels.form import Axis, Fold, Kernel, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
-from tracegrad.render.c_pieces import cut, loops_by_pieces, merged, pieces, points_of, written_out
+from tracegrad.render.c_pieces import cut, loops_by_pieces, merged, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
-from tracegrad.render.c_tiles import short_loops, turned, turned_loops
+from tracegrad.render.c_tiles import short_loops, turned_loops
 from tracegrad.render.emit import Block, Loop, Statement, when
 from tracegrad.tuning import CHUNK, LANES, LONG_CALL, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 
@@ -37,22 +37,22 @@ def divisor(f: Function) -> int | None:
 
     None if blocks of d points are of no use. (i + 64) // 32 and i // 1024 have i // 32; (i + 1) // 32 has not.
     """
-    last = f.outer[-1] if f.outer else None
-    if last is None or isinstance(last.size, Extent):
-        return None
-    stores = f.kernel.stores
-    indices = [index for v in walk([s.value for s in stores]) for index in indices_of(v)]
-    indices += [*(s.index for s in stores), *(index for _, index in f.loaded.values())]
-    quotients = [a for index in indices for a in atoms_of(index) if isinstance(a, Quotient)]
-    found = [a for a in quotients if last.name in a.index.strides]
-    others = [c for a in found for x, c in a.index.terms if not (isinstance(x, Var) and x.name == last.name)]
-    d = math.gcd(*(a.d for a in found), *(a.index.const for a in found), *others)
-    alone = all(a.index.strides[last.name] == 1 for a in found)
+    last = f.last
+    found = [q for q in f.quotients() if last.name in q.index.strides]
+    others = [c for q in found for x, c in q.index.terms if not (isinstance(x, Var) and x.name == last.name)]
+    d = math.gcd(*(q.d for q in found), *(q.index.const for q in found), *others)
+    alone = all(q.index.strides[last.name] == 1 for q in found)
     return d if alone and LANES <= d < last.size else None
 
 
-def blocked_loops(f: Function, d: int) -> list[Statement]:
-    """Return the loops of a pointwise kernel over blocks of `d` points of its last axis; the last can be shorter."""
+def blocked_loops(f: Function) -> list[Statement] | None:
+    """Return the loops of a pointwise kernel over blocks of its last axis, of which the last can be shorter.
+
+    None if indices divide nothing by the length of a block.
+    """
+    d = divisor(f)
+    if d is None:
+        return None
     *others, last = f.outer
     space = Space()
     block, within = Axis(f"{last.name}b", -(-last.size // d)), Axis(f"{last.name}w", d)
@@ -75,24 +75,21 @@ class Chunks(NamedTuple):
 
 def chunks(f: Function) -> Chunks | None:
     """Return the chunks of a pointwise kernel that computes functions for short rows; None if they are of no use."""
-    last = f.outer[-1].size if f.outer else LANES
-    if f.loaded or isinstance(last, Extent) or last >= LONG_ROWS or last % LANES == 0 or len(f.outer) < 2:
+    if f.loaded or f.last.size >= LONG_ROWS or f.last.size % LANES == 0 or len(f.outer) < 2:
         return None
-    values = [s.value for s in f.kernel.stores]
-    if not any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(values)):
+    if not any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in f.values()):
         return None
     at = len(f.outer) - 1
-    while at > 1 and not isinstance(f.outer[at - 1].size, Extent) and points(f.outer[at - 1 :]) <= CHUNK // 4:
+    while at > 1 and f.outer[at - 1].fixed and points(f.outer[at - 1 :]) <= CHUNK // 4:
         at -= 1
     across, inner = f.outer[at - 1], tuple(f.outer[at:])
     steps = dict(zip([a.name for a in (across, *inner)], strides_of([int(across.size), *(a.size for a in inner)])))
-    if not all(_contiguous(s.index, steps) for s in f.kernel.stores):
-        return None
-    leaves = _leaves(values)
+    leaves = _leaves([s.value for s in f.kernel.stores])
     flat = tuple([v for v in leaves if v.op == "load" and _contiguous(v.arg[1], steps)])
     copies = tuple([v for v in leaves if v not in flat])
     replaced = {s.replaces for s in f.kernel.slots}
-    if any(x.op == "load" and x.arg[0] in replaced for x in walk(copies)):  # its memory may be overwritten by then
+    overwritten = any(x.op == "load" and x.arg[0] in replaced for x in walk(copies))  # before they are copied
+    if overwritten or not all(_contiguous(s.index, steps) for s in f.kernel.stores):
         return None
     rows = min(int(across.size), max(1, CHUNK // points(inner)))
     return Chunks(tuple(f.outer[: at - 1]), across, inner, rows, flat, copies)
@@ -119,8 +116,11 @@ def _leaves(roots: Sequence[Value]) -> list[Value]:
     return list(found)
 
 
-def loops_by_chunks(f: Function, c: Chunks) -> list[Statement]:
-    """Return the loops of a pointwise kernel by chunks."""
+def loops_by_chunks(f: Function) -> list[Statement] | None:
+    """Return the loops of a pointwise kernel by chunks of short rows; None if they are of no use."""
+    c = chunks(f)
+    if c is None:
+        return None
     row, across = points(c.inner), c.across
     emit = f.expressions()
     texts = emit.values(c.copies, loop=False)
@@ -160,30 +160,8 @@ class OrderedFunction(Function):
 
     def loops(self) -> list[Statement]:
         """Return the loops once."""
-        pointwise = self.kernel.pointwise
-        tiles = turned(self) if pointwise else None
-        if tiles:
-            return turned_loops(self, tiles)
-        rows = short_loops(self)
-        if rows:
-            return rows
-        whole = written_out(self) if pointwise else None
-        if whole:
-            return self.apart(*whole, self.most)
-        parts = cut(self, self.most) if pointwise else None
-        if parts:
-            return [Block("", self.apart(*merged(*part), self.most // len(parts))) for part in parts]
-        starts = pieces(self) if pointwise else None
-        if starts:
-            return loops_by_pieces(self, starts)
-        found = chunks(self) if pointwise else None
-        if found:
-            return loops_by_chunks(self, found)
-        d = divisor(self) if pointwise else None
-        if d:
-            return blocked_loops(self, d)
-        order = running(self.kernel)
-        return running_loops(self, order) if order else super().loops()
+        orders = (lines for order in (POINTWISE if self.kernel.pointwise else FOLDING) if (lines := order(self)))
+        return next(orders, None) or super().loops()
 
     def apart(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]], most: int) -> list[Statement]:
         """Return the loops of a part of this kernel, which can have so many pieces."""
@@ -202,7 +180,7 @@ def running(kernel: Kernel) -> Running | None:
     """
     inner = [a for a in kernel.inner if a.size > 1]
     batches = fold_batches(kernel)
-    if len(inner) != 1 or len(batches) != 1 or kernel.uniform or isinstance(inner[0].size, Extent):
+    if len(inner) != 1 or len(batches) != 1 or kernel.uniform or not inner[0].fixed:
         return None
     if any(s.inner for s in kernel.stores):
         return None
@@ -246,8 +224,14 @@ def _has(index: Index, axis: str) -> bool:
     return any(getattr(atom, "name", None) == axis for atom in atoms_of(index))
 
 
-def running_loops(f: Function, r: Running) -> list[Statement]:
-    """Return the loops of a kernel whose folds run along an axis: by columns, or along rows if neighbours are added."""
+def running_loops(f: Function) -> list[Statement] | None:
+    """Return the loops of a kernel whose folds run along an axis: by columns, or along rows if neighbours are added.
+
+    None if they run along no axis.
+    """
+    r = running(f.kernel)
+    if r is None:
+        return None
     axis, others, folds = r[0], [a for a in f.outer if a != r[0]], fold_batches(f.kernel)[0]
     if f.outer[-1] == axis:
         return _along_rows(f, r, others, folds)
@@ -268,7 +252,7 @@ def _along_rows(f: Function, r: Running, others: list[Axis], folds: Sequence[Fol
     """Return the loops along rows: some rows side by side, because each addition of a row waits for the one before."""
     start = [f"{C_TYPE[x.value.dtype.name]} t{x.local} = {f.emit.identity(x)};" for x in folds]
     alone = [*start, _along(f, r, _step(f, r, folds, ""))]
-    if not others or isinstance(others[-1].size, Extent) or others[-1].size < RUNNING_ROWS:
+    if not others or not others[-1].fixed or others[-1].size < RUNNING_ROWS:
         return f.split(others, [Block("", alone)])
     rows = others.pop()
     arrays, identities = _started(f, folds, RUNNING_ROWS)
@@ -300,3 +284,25 @@ def _step(f: Function, r: Running, folds: Sequence[Fold], at: str) -> list[str]:
     known = [emit.let(x.local, f"t{x.local}{at}") for x in folds]
     lines = [*f.read(), *emit.flush(), *added, *known]
     return [*lines, *f.stores(emit, f.kernel.stores, loop=False)]
+
+
+def _written_out(f: OrderedFunction) -> list[Statement] | None:
+    """Return the loops of a kernel with its short last axis written out; None if that is of no use."""
+    whole = written_out(f)
+    return whole and f.apart(*whole, f.most)
+
+
+def _in_parts(f: OrderedFunction) -> list[Statement] | None:
+    """Return the loops of each part of an axis before the last, one after the other; None if it is not cut."""
+    parts = cut(f, f.most)
+    if parts is None:
+        return None
+    return [Block("", f.apart(*merged(*part), f.most // len(parts))) for part in parts]
+
+
+# The first of these that suits a kernel writes its loops
+Order = Callable[[OrderedFunction], list[Statement] | None]
+POINTWISE: Sequence[Order] = (
+    turned_loops, short_loops, _written_out, _in_parts, loops_by_pieces, loops_by_chunks, blocked_loops,
+)  # fmt: skip
+FOLDING: Sequence[Order] = (short_loops, running_loops)

@@ -16,8 +16,8 @@ from itertools import pairwise
 
 from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.axis_pieces import Loaded, piece_of, starts_of, stretches_of, with_axes
-from tracegrad.kernels.expr import Index, Quotient, Space, atoms_of, indices_of, names_of, walk
-from tracegrad.kernels.form import Axis, Extent, Kernel
+from tracegrad.kernels.expr import Guard, Index, Quotient, Space, guards_of, indices_of, names_of, quotients_of, walk
+from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.render.c import Function
 from tracegrad.render.emit import Loop, Statement
 from tracegrad.tuning import FEW_CHOICES, FEWEST_TURNS, LANES, MOST_PIECES, MOST_WRITTEN, PIECE_GRAIN
@@ -46,7 +46,7 @@ def cut(f: Function, most: int) -> list[tuple[Kernel, Loaded]] | None:
 
 def _steps(f: Function, axis: Axis) -> list[tuple[int, int, int]]:
     """Return the pieces of an axis, or its phases if it has no pieces: where each begins and ends, and its step."""
-    if isinstance(axis.size, Extent):
+    if not axis.fixed:
         return []
     if axis.size < FEWEST_TURNS and _is_remainder(f, axis):
         return [(r, r + 1, 1) for r in range(axis.size)]
@@ -59,21 +59,17 @@ def _steps(f: Function, axis: Axis) -> list[tuple[int, int, int]]:
 
 def _is_remainder(f: Function, axis: Axis) -> bool:
     """Return whether conditions ask for a coordinate whose remainder by the size of an axis is that axis."""
-    guards = [g for v in walk([s.value for s in f.kernel.stores]) if v.op == "inside" for g in v.arg]
-    strides = [g.index.strides for g in guards]
+    strides = [g.index.strides for g in guards_of(walk([s.value for s in f.kernel.stores]))]
     return any(len(x) == 2 and x.get(axis.name) == 1 and axis.size in x.values() for x in strides)
 
 
 def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
     """Return a pointwise kernel with each two neighbouring axes as one that all indices treat as one."""
     indices = [*all_indices(kernel), *(index for _, index in loaded.values())]
-    strides = [
-        x.strides for x in (*indices, *(q.index for i in indices for q in atoms_of(i) if isinstance(q, Quotient)))
-    ]
+    strides = [x.strides for x in (*indices, *(q.index for q in quotients_of(indices)))]
     outer = [a for a in kernel.outer if a.size > 1]
     for k, (a, b) in enumerate(pairwise(outer)):
-        one = not isinstance(a.size, Extent) and not isinstance(b.size, Extent)
-        if one and all(x.get(a.name, 0) == b.size * x.get(b.name, 0) for x in strides):
+        if a.fixed and b.fixed and all(x.get(a.name, 0) == b.size * x.get(b.name, 0) for x in strides):
             space, both = Space(), Axis(f"{a.name}{b.name}", a.size * b.size)
             at = {a.name: space.number(0), b.name: space.var(both.name, both.size)}
             axes = [*outer[:k], both, *outer[k + 2 :]]
@@ -83,16 +79,19 @@ def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
 
 def _phase(f: Function, axis: Axis) -> int:
     """Return d if indices divide an axis by d, and conditions ask for remainders by d; 1 if none do so alike."""
-    found, size = set[int](), axis.size
-    values = list(walk([s.value for s in f.kernel.stores]))
-    for atom in (a for v in values for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Quotient)):
-        if axis.name in atom.index.strides:  # else it divides another axis, or a quotient
-            found.add(atom.d if _alone(atom.index, axis) else 0)
-    for g in (g for v in values if v.op == "inside" for g in v.arg):
-        if g.step > 1 and axis.name in names_of(a for a, _ in g.index.terms):
-            found.add(g.step if _alone(g.index, axis) else 0)
+    quotients, guards = _remainders(f)
+    # a quotient without the axis among its strides divides another axis, or a quotient
+    asked = [(q.index, q.d) for q in quotients if axis.name in q.index.strides]
+    asked += [(g.index, g.step) for g in guards if axis.name in names_of(a for a, _ in g.index.terms)]
+    found = {d if _alone(index, axis) else 0 for index, d in asked}
     d = found.pop() if len(found) == 1 else 1
-    return d if 1 < d < LANES and size // d >= FEWEST_TURNS else 1
+    return d if 1 < d < LANES and axis.size // d >= FEWEST_TURNS else 1
+
+
+def _remainders(f: Function) -> tuple[list[Quotient], list[Guard]]:
+    """Return the quotients and remainders in the indices of values, and the guards that ask for a remainder."""
+    values = f.values()
+    return quotients_of(index for v in values for index in indices_of(v)), [g for g in guards_of(values) if g.step > 1]
 
 
 def _alone(index: Index, axis: Axis) -> bool:
@@ -106,15 +105,12 @@ def written_out(f: Function) -> tuple[Kernel, Loaded] | None:
 
     Lowering makes such an axis of one that indices divide: i = 5 * block + within.
     """
-    *others, last = f.outer or (Axis("", 1),)
-    if not others or isinstance(last.size, Extent) or last.size * len(f.kernel.stores) > MOST_WRITTEN:
+    others, last, space = f.outer[:-1], f.last, Space()
+    if not others or last.size * len(f.kernel.stores) > MOST_WRITTEN:
         return None
-    values = list(walk([s.value for s in f.kernel.stores]))
-    asked = [g.index for v in values if v.op == "inside" for g in v.arg if g.step > 1]
-    asked += [a.index for v in values for i in indices_of(v) for a in atoms_of(i) if isinstance(a, Quotient)]
-    if not any(last.name in index.strides for index in asked):
+    quotients, guards = _remainders(f)
+    if not any(last.name in x.index.strides for x in (*quotients, *guards)):
         return None
-    space = Space()
     return with_axes(f.kernel, f.loaded, others, [{last.name: space.number(r)} for r in range(last.size)], space)
 
 
@@ -134,9 +130,7 @@ def _phased(f: Function, d: int) -> list[Statement]:
 
 def pieces(f: Function) -> list[int] | None:
     """Return where the pieces of a pointwise kernel's last axis begin, and its end; None if pieces are of no use."""
-    last = f.outer[-1] if f.outer else None
-    if last is None or isinstance(last.size, Extent):
-        return None
+    last = f.last
     stretches = stretches_of(f.kernel, last)
     starts = starts_of(stretches, last)
     wasted = int(last.size) * max(1, len(stretches) - 1)  # values that are not chosen, if there are no pieces
@@ -146,8 +140,11 @@ def pieces(f: Function) -> list[int] | None:
     return [0, int(last.size)] if len(f.outer) > 1 and _phase(f, last) > 1 else None
 
 
-def loops_by_pieces(f: Function, starts: list[int]) -> list[Statement]:
-    """Return the loops of a pointwise kernel, with one loop for each piece of its last axis."""
+def loops_by_pieces(f: Function) -> list[Statement] | None:
+    """Return the loops of a pointwise kernel, one for each piece of its last axis; None if pieces are of no use."""
+    starts = pieces(f)
+    if starts is None:
+        return None
     *others, last = f.outer
     loops = list[Statement]()
     for start, end in pairwise(starts):

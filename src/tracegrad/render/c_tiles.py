@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import f32, i32
 from tracegrad.ir import PRIMITIVES
-from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of, walk
-from tracegrad.kernels.form import Axis, Extent, Store
+from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of
+from tracegrad.kernels.form import Axis, Store
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, when
@@ -29,29 +29,27 @@ Turned = tuple[Axis, dict[Value, int]]
 
 def turned(f: Function) -> Turned | None:
     """Return the loads of a pointwise kernel that are worth turning."""
-    last, stores = f.outer[-1] if f.outer else None, f.kernel.stores
-    if last is None or not _long(last) or any(_stride(s.index, last.name) != 1 for s in stores):
+    last = f.last.name
+    if not _long(f.last) or any(_stride(s.index, last) != 1 for s in f.kernel.stores):
         return None
     replaced = {s.replaces for s in f.kernel.slots}
-    found = [
-        v for v in _bare([s.value for s in stores]) if v.arg[0] not in replaced and f.kernel.loaded(v) in (f32, i32)
-    ]
-    for axis in f.outer[:-1]:
-        steps = {v: _stride(v.arg[1], last.name) for v in found if _stride(v.arg[1], axis.name) == 1}
+    found = [v for v in _bare(f) if v.arg[0] not in replaced and f.kernel.loaded(v) in (f32, i32)]
+    for axis in filter(_long, f.outer[:-1]):
+        steps = {v: _stride(v.arg[1], last) for v in found if _stride(v.arg[1], axis.name) == 1}
         known = {v: c for v, c in steps.items() if c is not None and c not in (0, 1)}
-        if known and _long(axis):
+        if known:
             return axis, known
     return None
 
 
 def _long(a: Axis) -> bool:
-    return not isinstance(a.size, Extent) and a.size >= TILE
+    return a.fixed and a.size >= TILE
 
 
-def _bare(roots: list[Value]) -> list[Value]:
+def _bare(f: Function) -> list[Value]:
     """Return the loads that are in bounds at every point, also without their guards."""
-    used = list(roots)
-    for v in walk(roots):
+    used = [s.value for s in f.kernel.stores]
+    for v in f.values():
         used += v.args if v.op != "inside" else ()
         used += [a.value for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Dynamic)]
     return [v for v in dict.fromkeys(used) if v.op == "load"]
@@ -68,9 +66,15 @@ def _stride(index: Index, axis: str) -> int | None:
     return stride
 
 
-def turned_loops(f: Function, t: Turned) -> list[Statement]:
-    """Return the loops of a kernel by tiles of the two axes; tiles at the edges are computed point by point."""
-    across, last = t[0], f.outer[-1]
+def turned_loops(f: Function) -> list[Statement] | None:
+    """Return the loops of a pointwise kernel by tiles of two axes; None if no loads are worth turning.
+
+    Tiles at the edges are computed point by point.
+    """
+    t = turned(f)
+    if t is None:
+        return None
+    across, last = t[0], f.last
     others = [a for a in f.outer if a not in (across, last)]
     tile = _tile(f, t)
     if across.size % TILE or last.size % TILE:
@@ -87,7 +91,7 @@ def turned_loops(f: Function, t: Turned) -> list[Statement]:
 def _tile(f: Function, t: Turned) -> list[Statement]:
     """Return the statements of a whole tile, which begins at (rt, ct)."""
     (axis, loads), emit = t, f.expressions()
-    across, last = axis.name, f.outer[-1].name
+    across, last = axis.name, f.last.name
     arrays = [f"{C_TYPE[f.kernel.loaded(v).name]} u{k}[{TILE * TILE}] {ALIGNED};" for k, v in enumerate(loads)]
     turns = [
         f"turn(&{f.element(v.arg[0], emit.index(v.arg[1], False))}, {stride}, {TILE}, {TILE}, u{k}, {TILE});"
@@ -114,25 +118,23 @@ def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[
 
     A load is known by its group and its number there.
     """
-    last, stores = f.outer[-1] if f.outer else None, f.kernel.stores
-    written_out = not (f.loaded or f.inner or f.kernel.folds)
-    if last is None or not _long(last) or not written_out:
+    if not _long(f.last) or f.loaded or f.inner or f.kernel.folds:
         return None
-    values = [s.value for s in stores]
-    loads = [v for v in dict.fromkeys(walk(values)) if v.op == "load"]
-    indices = [*(v.arg[1] for v in loads), *(s.index for s in stores)]
-    steps = [_stride(i, last.name) for i in indices]
-    if set(loads) != set(_bare(values)) or any(c is None or not 0 <= c <= LONG_ROWS for c in steps):
+    last, stores, values = f.last.name, f.kernel.stores, f.values()
+    loads = [v for v in values if v.op == "load"]
+    steps = [_stride(i, last) for i in (*(v.arg[1] for v in loads), *(s.index for s in stores))]
+    if set(loads) != set(_bare(f)) or any(c is None or not 0 <= c <= LONG_ROWS for c in steps):
         return None
-    read: dict[Value, tuple[Group, int]] = {}
-    for group, members in _groups([(v.arg[0], v.arg[1]) for v in loads], last.name):
-        if _worth_turning(f, group):
-            read |= {loads[k]: (group, loads[k].arg[1].const - group.first.const) for k in members}
-    places = _groups([(s.slot, s.index) for s in stores], last.name)
-    calls = any(v.op == "map" and PRIMITIVES[v.arg[0]].helper for v in walk(values))
-    if not _unlike_vectors([g for g, _ in read.values()], [g for g, _ in places if _whole(f, g)], calls):
-        return None
-    return read, [(group, tuple([stores[k] for k in at])) for group, at in places]
+    read = {
+        loads[k]: (group, loads[k].arg[1].const - group.first.const)
+        for group, members in _groups([(v.arg[0], v.arg[1]) for v in loads], last)
+        if _worth_turning(f, group)
+        for k in members
+    }
+    written = [(g, tuple([stores[k] for k in at])) for g, at in _groups([(s.slot, s.index) for s in stores], last)]
+    calls = any(v.op == "map" and PRIMITIVES[v.arg[0]].helper for v in values)
+    pays = _unlike_vectors([g for g, _ in read.values()], [g for g, _ in written if _whole(f, g)], calls)
+    return (read, written) if pays else None
 
 
 def _unlike_vectors(read: Sequence[Group], whole: Sequence[Group], calls: bool) -> bool:

@@ -1,17 +1,17 @@
-"""Values in C: expressions whose loads are always safe to do, so that no choice needs a branch."""
+"""Values in C: expressions whose loads are always safe to do, so that no choice needs a branch; vectors of columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from tracegrad.dtypes import bool_
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
-from tracegrad.kernels.form import Axis, Extent
+from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.program import MARGIN
 from tracegrad.render.c_text import as_c, helpers_in_form, in_form
 from tracegrad.render.emit import Emitter
-from tracegrad.tuning import LANES
+from tracegrad.tuning import LANES, NEAR, SHORT_COLUMNS, SHORT_WINDOW
 
 VECTOR = LANES // 2  # columns of the vectors that every processor has
 
@@ -107,10 +107,32 @@ def overruns(last: Axis, reads: Sequence[tuple[int, Index]], sizes: Sequence[int
     Such folds read elements of no meaning, within the margin around every array, and no result of them is stored. One
     column more than whole vectors takes less time on its own.
     """
-    if isinstance(last.size, Extent) or last.size % VECTOR < 2:
+    if not last.fixed or last.size % VECTOR < 2:
         return False
     far = [VECTOR * abs(index.strides.get(last.name, 0)) for _, index in reads]
     return all(
         index.linear and index.lo - n >= -MARGIN and index.hi + n < sizes[slot] + MARGIN
         for (slot, index), n in zip(reads, far)
     )
+
+
+def column_wise(kernel: Kernel) -> bool:
+    """Return whether neighbours in memory belong to different folds."""
+    outer = [a for a in kernel.outer if a.size > 1]
+    inner = [a for a in kernel.inner if a.size > 1]
+    if not outer or outer[-1].size < SHORT_COLUMNS:
+        return False
+    loads = [i.strides for v in walk([s.value for s in kernel.body]) if v.op == "load" for i in indices_of(v)]
+    return kernel.length < LANES or _along_columns(loads, outer[-1], inner[-1])
+
+
+def _along_columns(loads: Sequence[Mapping[str, int]], column: Axis, row: Axis) -> bool:
+    """Return whether vectors of columns suit the strides of loads better than vectors of a row."""
+    if loads and not any(column.name in x for x in loads):  # as in running sums: what is loaded serves all columns
+        return True
+    both = [x for x in loads if column.name in x and row.name in x]  # other loads are small, and repeat
+    if both and row.size < SHORT_WINDOW and all(x[column.name] <= NEAR for x in both):  # short rows of windows
+        return True
+    columns, rows = (sum(x.get(axis.name) == 1 for x in both or loads) for axis in (column, row))
+    pairs = not both and columns == rows > 0  # f(x[i], y[j]): vectors run along the longer axis
+    return columns > rows or (pairs and column.size >= row.size)

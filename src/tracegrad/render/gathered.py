@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tracegrad.dtypes import f32, strides_of
 from tracegrad.kernels.axes import substituted
 from tracegrad.kernels.expr import Guard, Index, Value, indices_of, walk
-from tracegrad.kernels.form import Axis, Extent, Kernel
+from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.tuning import JOINED, JOINED_TERMS, LANES, LYING, LYING_ROWS
 
 
@@ -82,7 +82,7 @@ def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
     indices = [i for x in walk([v]) for i in indices_of(x)]
     if not all(i.linear for i in indices) or any(x.op == "local" for x in walk([v])):
         return None
-    if any(isinstance(a.size, Extent) for a in (*rows, *columns)):
+    if not all(a.fixed for a in (*rows, *columns)):
         return None
     terms = [i.strides for i in indices]
     pairs = pairs_of(terms, rows, columns)
