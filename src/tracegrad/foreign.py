@@ -10,7 +10,7 @@ from typing import Any
 
 from tracegrad.errors import MissingNameError, TraceError, call_site, located
 from tracegrad.methods import METHODS
-from tracegrad.refusals import found
+from tracegrad.refusals import family, found
 
 # ufuncs that an ndarray on the left of an operator calls
 OPERATORS = {
@@ -19,6 +19,8 @@ OPERATORS = {
     "less": "less", "less_equal": "less_equal", "greater": "greater", "greater_equal": "greater_equal",
     "equal": "equal", "not_equal": "not_equal", "bitwise_and": "logical_and", "bitwise_or": "logical_or",
 }  # fmt: skip
+
+OTHERS = ("torch", "torch.nn", "torch.nn.functional", "jax", "jax.lax", "optax")  # if their names are asked for
 
 
 def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
@@ -51,15 +53,27 @@ def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]], *ta
                 own.setdefault(_plain(n), f"{prefix}.{n}")
             if n == name and n[0].isupper():
                 same = f"did you mean {prefix}.{n}?"
-    plain = _plain(name)
-    near = get_close_matches(plain, own, n=1, cutoff=0.75) or [n for n in own if len(plain) > 3 and n.startswith(plain)]
-    remedy = (
-        found(name, *tables, "names", "tensors")
-        or same
-        or (found(name, "schedules") if name[0].isupper() else None)  # a class, such as StepLR, wherever it is sought
-        or (f"did you mean {own[near[0]]}?" if near else f"dir({module}) lists what it has")
-    )
+    remedy = found(name, *tables, "names", "tensors") or same or found(name, "schedules")
+    remedy = remedy or family(name) or _near(name, own)
+    if remedy is None and hasattr(sys.modules.get("numpy"), name):
+        remedy = f"there is no counterpart; of values known before, compute it with np.{name}, and pass the result"
+    elif remedy is None:
+        other = any(hasattr(sys.modules.get(m), name) for m in OTHERS)
+        remedy = f"{'there is no counterpart; ' if other else ''}dir({module}) lists what it has"
     return MissingNameError.here(f"{module} has no {name!r}: {remedy}")
+
+
+def _near(name: str, own: Mapping[str, str]) -> str | None:
+    """Return the remedy that names what was probably meant, or None. own: full names by plain name."""
+    plain = _plain(name)
+    near = get_close_matches(plain, own, n=1, cutoff=0.8) or [n for n in own if len(plain) > 3 and n.startswith(plain)]
+    if not near:
+        return None
+    meant = own[near[0]]
+    if name.endswith("_"):
+        return f"tensors never change: use the result of {meant}(x)"
+    layer = name[0].isupper() and meant.startswith("tg.") and meant[3].islower()
+    return f"did you mean {meant}?{' It is a function; nn.Sequential takes functions too' if layer else ''}"
 
 
 def _plain(name: str) -> str:

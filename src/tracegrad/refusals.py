@@ -31,12 +31,20 @@ def remedies() -> dict[str, dict[str, Any]]:
 
 
 def found(name: str, *tables: str) -> Any:
-    """Return the entry for a name in the first of some tables of `remedies.toml` that has one, or None."""
+    """Return the entry for a name in the first of some tables of `remedies.toml` that has one, or None.
+
+    SoftMarginLoss is looked up as soft_margin_loss too, and add_ as add.
+    """
     entries = {
         k: entry for table in reversed(tables) for keys, entry in remedies()[table].items() for k in keys.split()
     }
-    function = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()  # SoftMarginLoss is soft_margin_loss as a class
-    return entries.get(name, entries.get(function))
+    function = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return next((entries[n] for n in (name, function, name.removesuffix("_")) if n in entries), None)
+
+
+def family(name: str) -> str | None:
+    """Return the remedy of the first pattern of names that fits, or None."""
+    return next((remedy for pattern, remedy in remedies()["families"].items() if re.fullmatch(pattern, name)), None)
 
 
 def absent(what: str, name: str, own: Iterable[str], *tables: str, hint: str = "") -> MissingNameError:
