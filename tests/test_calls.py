@@ -102,3 +102,21 @@ def test_transposing_by_pytorchs_pair_of_axes_is_refused_where_it_would_change_n
         x.transpose(0, 1)
     assert x.transpose(1, 0).tolist() == x.T.tolist() == [[1.0, 3.0], [2.0, 4.0]]
     assert x.transpose((0, 1)).tolist() == x.tolist()  # NumPy's order of axes
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: tg.normal(0, 1, (3,)), r"normal: the shape is the first argument here; got \(3,\) as the last one"),
+        (lambda x: tg.uniform(-1, 1, (3,)), "uniform: the shape is the first"),
+        (lambda x: tg.randint(0, 10, (2, 3)), "randint: the shape is the first"),
+        (lambda x: tg.max(x, x + 1), r"max: axis must be an integer or integers, got f32\[2,2\]; .* write tg.maximum"),
+        (
+            lambda x: x * (x > 0),
+            r"mul: .* cast a condition with tg.cast\(mask, tg.f32\), or write tg.where\(mask, x, 0\)",
+        ),
+    ],
+)
+def test_orders_and_kinds_of_other_libraries_get_a_remedy(call: Any, said: str) -> None:
+    with pytest.raises(tg.TracegradError, match=said):
+        call(tg.tensor([[1.0, -2.0], [3.0, 4.0]]))

@@ -223,6 +223,9 @@ def ordered_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim))
     if isinstance(axis, bool):
         normalize_axis(axis, ndim)
+    if hasattr(axis, "type"):
+        hint = "of two tensors, write tg.maximum(a, b) or tg.minimum(a, b)"
+        raise ShapeError(f"axis must be an integer or integers, got {getattr(axis, 'type')}; {hint}")  # noqa: B009
     out = tuple([normalize_axis(a, ndim) for a in integers(axis, "axis")])
     if len(set(out)) != len(out):
         raise ShapeError(f"axis {axis} names the same dimension twice; leave one out")

@@ -112,6 +112,13 @@ def probability(p: Any, setting: str = "") -> float:
     return float(p)
 
 
+def _sizes(shape: int | Sequence[int], last: Any) -> Shape:
+    """Return the sizes. Raises ShapeError if the last argument is a shape, as in NumPy and PyTorch."""
+    if isinstance(last, tuple):
+        raise ShapeError(f"the shape is the first argument here; got {last} as the last one")
+    return sizes_of(shape)
+
+
 @op
 def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> Tensor:
     """Draw uniform numbers in [low, high): 24 random bits times 2^-24, scaled.
@@ -128,7 +135,7 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
     >>> tg.uniform((2, 3), -1.0, 1.0).shape
     (2, 3)
     """
-    dims = sizes_of(shape)
+    dims = _sizes(shape, high)
     if not -HUGE <= low < high <= HUGE or high - low > HUGE:
         raise InputError(f"low = {low!r} must be less than high = {high!r}, both and their difference finite f32")
     u = _closed(_bits(dims, _key("uniform")))
@@ -182,7 +189,7 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
     >>> tg.normal((2, 3), 5.0, 0.1).shape
     (2, 3)
     """
-    dims = sizes_of(shape)
+    dims = _sizes(shape, std)
     y = _normal(dims, _key("normal")) * std + mean
     if y.shape != dims:
         raise ShapeError(f"mean and std must broadcast to {show(dims)}; together they are {y.type}")
@@ -205,7 +212,7 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
     >>> tg.randint((2, 3), 0, 10).shape
     (2, 3)
     """
-    dims = sizes_of(shape)
+    dims = _sizes(shape, high)
     low, high = (0, integer(low, "high")) if high is None else (integer(low, "low"), integer(high, "high"))
     if not -(2**31) <= low < high <= 2**31 or high - low >= 2**31:
         raise InputError(f"low = {low} must be less than high = {high}, by less than 2^31, both i32")

@@ -114,7 +114,11 @@ def _refusal(
     """Return the error for the operands of a row."""
     if any(t.dtype not in accepts for t in alike):
         takes, other = " or ".join([d.name for d in accepts]), accepts[0].name.replace("bool", "bool_")
-        return DTypeError(f"takes {takes}, got {all_of(alike)}; cast with tg.cast(x, tg.{other})")
+        mask = other == "f32" and any(t.dtype == bool_ for t in alike)
+        remedy = "cast a condition with tg.cast(mask, tg.f32), or write tg.where(mask, x, 0)"
+        return DTypeError(
+            f"takes {takes}, got {all_of(alike)}; {remedy if mask else f'cast with tg.cast(x, tg.{other})'}"
+        )
     if any(t.dtype != alike[0].dtype for t in alike):
         return DTypeError(f"dtypes differ: {all_of(alike)}; cast one with tg.cast(x, dtype)")
     return ShapeError(f"shapes differ: {all_of(types)}")
