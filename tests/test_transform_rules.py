@@ -25,8 +25,8 @@ N = 3  # elements of a batch
 COUNTERS = dict.fromkeys(("seed", "step"), np.uint32(7))
 DIFFERENTIABLE = [c for c in ALL_CASES if c.grad and c.shapes]
 RANDOM = (  # other numbers in each element
-    "dropout", "dropout_twice", "uniform", "randn", "bernoulli", "categorical", "uniform_between", "normal", "randint",
-    "gumbel_softmax", "gumbel_softmax_hard",
+    "dropout", "dropout_twice", "uniform", "randn", "bernoulli", "bernoulli_of", "categorical", "uniform_between",
+    "normal", "randint", "gumbel_softmax", "gumbel_softmax_hard",
 )  # fmt: skip
 SMOOTH = [c for c in DIFFERENTIABLE if c.second and math.isfinite(c.tol)]
 DTYPES = {"f": f32, "i": i32, "b": bool_}  # by the kind of an array
