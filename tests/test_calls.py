@@ -110,6 +110,8 @@ def test_transposing_by_pytorchs_pair_of_axes_is_refused_where_it_would_change_n
         (lambda x: tg.normal(0, 1, (3,)), r"normal: the shape is the first argument here; got \(3,\) as the last one"),
         (lambda x: tg.uniform(-1, 1, cast("Any", (3,))), "uniform: the shape is the first"),
         (lambda x: tg.randint(0, 10, cast("Any", (2, 3))), "randint: the shape is the first"),
+        (lambda x: tg.permute(x, 1, 0), "permute: .* got 3 by position; axes go in one tuple"),  # type: ignore[call-arg]
+        (lambda x: tg.reshape(x, 4, 1), "reshape: .* got 3 by position; a shape goes in one"),  # type: ignore[call-arg]
         (lambda x: tg.max(x, x + 1), r"max: axis must be an integer or integers, got f32\[2,2\]; .* write tg.maximum"),
         (
             lambda x: x * (x > 0),

@@ -325,8 +325,11 @@ class _Called:
             return ""
         named = "".join([f"{x}=..., " for x in self.takes[self.most :][:3]])
         instead = f"write {self.who}({named}...)" if named else f"it takes {', '.join(self.takes) or 'none'}"
-        if self.takes[:1] == ("shape",):
-            instead = "a shape goes in one tuple, as (2, 3)"
+        for name, told in (
+            ("shape", "a shape goes in one tuple, as (2, 3)"),
+            ("axes", "axes go in one tuple, as (1, 0)"),
+        ):
+            instead = told if name in self.takes[:2] else instead
         count = f"{self.most} argument{'s' if self.most != 1 else ''} by position"
         most = f"takes {count}" if self.most > 0 else "takes its arguments by name"
         return f"{most}, got {len(self.args)} by position; {instead}"
