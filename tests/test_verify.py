@@ -240,7 +240,7 @@ def test_a_verdict_is_kept(
     x = np.ones((9, 5), np.float32)
     with pytest.warns(RuntimeWarning, match="numbers are wrong"):
         want = outputs(x)
-    monkeypatch.setattr("tracegrad.runtime.verify.Contents.lacking", lambda *a, **k: pytest.fail("checked again"))
+    monkeypatch.setattr("tracegrad.runtime.trials.Contents.lacking", lambda *a, **k: pytest.fail("checked again"))
     monkeypatch.setattr("tracegrad.runtime.cpu_verify._difference", lambda *a: pytest.fail("checked again"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

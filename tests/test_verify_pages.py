@@ -21,7 +21,7 @@ from tracegrad import optim
 from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.points import Patterns
 from tracegrad.runtime.recorded import ANY, recorded, some_groups
-from tracegrad.runtime.verify import layout_of, plan_of
+from tracegrad.runtime.trials import layout_of, plan_of
 
 __all__ = ["browser", "served"]  # fixtures
 

@@ -13,7 +13,7 @@ from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
 from tracegrad.runtime.points import PERIOD, STRIDE, Kind
-from tracegrad.runtime.verify import Contents, Name, Trial
+from tracegrad.runtime.trials import Contents, Name, Trial
 
 THREADS = 64
 ROW = 32768  # workgroups in x

@@ -248,16 +248,16 @@ class CpuSession:
         """Return whether C computes a kernel wrongly. Expected values are computed while libraries compile."""
         assert self._compiler is not None
 
-        def launch(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> None:
+        def prepared(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> Callable[[], object]:
             calls = _calls_into(libraries, np.array([program.capacity], np.int64))
             if calls is None:
                 raise DeviceError("the compiler failed")
             self._add(calls, kernel, memory, Dispatch(0, (), tuple(offsets), (1, 1)))
-            calls.bound().whole()
+            return calls.bound().whole
 
         try:
             begin = partial(self._compiler.begin, children=self._children)
-            return computes_wrongly(program.kernels, self._compiler, begin, _with_margins, launch)
+            return computes_wrongly(program.kernels, self._compiler, begin, _with_margins, prepared)
         except DeviceError:
             return False  # nothing to check
 

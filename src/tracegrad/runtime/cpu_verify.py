@@ -25,7 +25,8 @@ from tracegrad.render.c_text import PRELUDE, as_c, helper
 from tracegrad.runtime import verify
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.cache import WRONG, Verdicts, key_of
-from tracegrad.runtime.points import PERIOD, STRIDE
+from tracegrad.runtime.points import PERIOD, STRIDE, Name
+from tracegrad.runtime.trials import Contents, Trial, layout_of, sizes_of
 
 
 def computes_wrongly(
@@ -33,13 +34,13 @@ def computes_wrongly(
     compiler: Compiler,
     begin: Begin,
     allocate: Callable[[int, Any], Array],
-    launch: Callable[[KernelSource, Sequence[Array], Sequence[int]], None],
+    prepared: Callable[[KernelSource, Sequence[Array], Sequence[int]], Callable[[], object]],
 ) -> bool:
     """Return whether C computes a kernel or an operation wrongly. Warn if this was not known before.
 
     begin:    compiles a library.
     allocate: returns an array of zeros, by size and NumPy type.
-    launch:   runs a kernel on arrays, with its offsets.
+    prepared: returns a function that runs a kernel on arrays, with its offsets.
     """
     if not verify.enabled():
         return False
@@ -47,15 +48,20 @@ def computes_wrongly(
     in_half = any("half_" in f or "f16" in f for k in kernels for f in k.texts["c"].functions)
     arithmetic = [Arithmetic(verdicts, begin, rows) for rows in ((ROWS, IN_HALF) if in_half else (ROWS,))]
     keyed = {key_of(repr(k.texts["c"]), repr(k.binding_of)): k for k in kernels}
-    placed = {key: (k, verify.layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
-    sizes = verify.sizes_of(layout for _, layout in placed.values())
+    placed = {key: (k, layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
+    sizes = sizes_of(layout for _, layout in placed.values())
     arrays = {name: allocate(size, STORED[name[1]].numpy) for name, size in sizes.items()}
 
+    @cache
+    def launch(key: str) -> Callable[[], object]:
+        kernel, layout = placed[key]
+        return prepared(kernel, [arrays[name] for name in layout.arrays], layout.offsets)
+
     def run(trials: verify.Trials) -> Iterator[list[Array]]:
-        contents = verify.Contents(sizes)
-        for _, trial in trials:
+        contents = Contents(sizes)
+        for key, trial in trials:
             _prepare(trial, contents, arrays)
-            launch(trial.plan.kernel, [arrays[name] for name in trial.plan.layout.arrays], trial.plan.layout.offsets)
+            launch(key)()
             yield [arrays[c.array][c.at] for c in trial.checks]
 
     found = verify.faults(verify.trials_of(placed, strict=True), run, verify.FURTHER)
@@ -67,7 +73,7 @@ def computes_wrongly(
     return any(verdicts.known(key) == WRONG for key in (*[x.key for x in arithmetic], *keyed))
 
 
-def _prepare(trial: verify.Trial, contents: verify.Contents, arrays: Mapping[verify.Name, Array]) -> None:
+def _prepare(trial: Trial, contents: Contents, arrays: Mapping[Name, Array]) -> None:
     """Fill the arrays with the values that a trial expects."""
     for f in contents.lacking(trial):
         target = arrays[f.array][f.begin : f.end]

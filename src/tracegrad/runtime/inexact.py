@@ -80,8 +80,8 @@ class Inexact(Points):
         if y.dtype.kind != "f":
             return y
         double = values.astype(np.float64)
-        size = combine.reduce(np.abs(double), axis=1, keepdims=True)
-        return self._off(y, [y], combine.reduce(double, axis=1, keepdims=True) != y, size)
+        size = combine.reduce(np.abs(double), axis=-1, keepdims=True)
+        return self._off(y, [y], combine.reduce(double, axis=-1, keepdims=True) != y, size)
 
     def _off(self, y: Array, operands: Sequence[Array], where: Array, size: Array) -> Array:
         key = np.full((1, 1), self.number + 1, np.uint64)

@@ -3,8 +3,8 @@
 The numbers that a check fills arrays with follow from seed and index. NumPy and `js/verify.js` make the same bits, so
 an exported page need not contain them.
 
-Points are columns, and the row that a point folds runs along axis 1, so every value has shape (points, 1), (1, row) or
-(points, row). Nothing here depends on the text of a kernel.
+Points are columns, and the row that a point folds runs along the last axis, so every value has shape (points, 1),
+(1, row) or (points, row), with a leading axis for several trials. Nothing here depends on the text of a kernel.
 """
 
 from __future__ import annotations
@@ -118,6 +118,11 @@ def _is_static(index: Index, free: set[str]) -> bool:
     return all(isinstance(a, Quotient) or (isinstance(a, Var) and a.name in free) for a in atoms_of(index))
 
 
+def _at_least(x: Array, shape: tuple[int, ...]) -> Array:
+    """Broadcast an array to a shape; the axis of trials, if it has one, stays."""
+    return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
+
+
 def _unread(slot: int, at: Array) -> Array:
     raise AssertionError("coordinates alone decide here")
 
@@ -146,7 +151,7 @@ class Points:
 
         Constants and integers converted to floats are exact: neither the limits of a cast nor 24 random bits leave any.
         """
-        sums = [np.abs(x).sum(axis=1) for x in self.folded]
+        sums = [np.abs(x).sum(axis=-1) for x in self.folded]
         rounded = [x for v, x in self.known.items() if not _is_exact(v)]
         found = [x for x in (*rounded, *sums) if x.dtype.kind == "f"]
         return max([float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in found], default=0.0)
@@ -175,21 +180,21 @@ class Points:
     def stored(self, s: Store) -> Written:
         at, values = np.asarray(self.index(s.index)), self.value(s.value)
         shape = (len(self.outer), self.row.size if s.inner else 1)
-        at, values, counts = (np.broadcast_to(x, shape) for x in (at, values, self.counts))
+        at, values, counts = (_at_least(x, shape) for x in (at, values, self.counts))
         return Written(s.slot, at, values, counts)
 
     def fold(self, f: Fold) -> Array:
         """Fold the row's values; for a product, the values that its limits and parts select."""
-        values = np.broadcast_to(self.value(f.value), (len(self.outer), self.row.size))
+        values = _at_least(self.value(f.value), (len(self.outer), self.row.size))
         if f.product is not None:
-            values = np.where(self.counted(f.product), values, values.dtype.type(0))
+            values = cast("Array", np.where(self.counted(f.product), values, values.dtype.type(0)))
         self.folded.append(values)
         with np.errstate(all="ignore"):
             return self.combined(getattr(np, str(PRIMITIVES[f.prim.combine].array)), values)
 
     def combined(self, combine: Any, values: Array) -> Array:
         """Combine the values of each row into one."""
-        return combine.reduce(values, axis=1, keepdims=True).astype(values.dtype)
+        return combine.reduce(values, axis=-1, keepdims=True).astype(values.dtype)
 
     def counted(self, p: Product) -> Array:
         """Return which points of the rows are summed. Results without readers are not."""

@@ -22,7 +22,7 @@ from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench, Launch
 from tracegrad.runtime.inexact import EPS, Check
 from tracegrad.runtime.points import STRIDE, Patterns, drawn, kind_of
-from tracegrad.runtime.verify import SEED, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trial_of
+from tracegrad.runtime.trials import SEED, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trials_with
 
 MOST = 256  # elements of one store: they are most of the file
 MOST_GROUPS = 0.5  # share of a kernel's workgroups from which on all of them run
@@ -62,7 +62,8 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
         return None
     seeds = list(islice(filter(partial(_draws, drawing), count(SEED)), 2))
     plans = [plan_of(*kernel, few_groups=True) for kernel in kernels.values()]
-    trials = [[trial_of(plan, Patterns(s, strict=False)) for plan in plans] for s in seeds]
+    both = [(Patterns(s, strict=False), ()) for s in seeds]
+    trials = list(zip(*[trials_with(plan, both) for plan in plans]))
     tries = [[(trial, list(map(_expected, trial.checks))) for trial in those] for those in trials]
     bench, checks = _on_bench(kernels, [firsts[int(n)].grid for n in kernels], tries[0])
     sizes = {"table": sum(x.size for x in bench.table), "picks": sum(x.size for x in bench.picks)}

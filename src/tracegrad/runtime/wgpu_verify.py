@@ -18,6 +18,8 @@ from tracegrad.runtime import verify
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.bench import Bench, Launch, mover
 from tracegrad.runtime.cache import RIGHT, Verdicts, key_of
+from tracegrad.runtime.points import Name
+from tracegrad.runtime.trials import Layout, layout_of, sizes_of
 from tracegrad.runtime.wgpu_program import offsets_of_kernels
 
 SELF_TEST = Program(
@@ -57,7 +59,7 @@ class Unchecked:
     def __init__(self, program: Program, verdicts: Verdicts) -> None:
         self.program, self.verdicts = program, verdicts
         self.numbers: dict[str, int] = {}
-        self.kernels: dict[str, tuple[KernelSource, verify.Layout]] = {}
+        self.kernels: dict[str, tuple[KernelSource, Layout]] = {}
         self.launches: dict[str, Launch] = {}
         self.trials: verify.Trials = ()
         self.helpers: list[Any] = []  # pipelines of the bench, kept until they were used
@@ -72,7 +74,7 @@ class Unchecked:
             self.numbers = {key: n for key, n in keys.items() if known(key) != RIGHT}
             constant = offsets_of_kernels(self.program)
             for key, n in self.numbers.items():
-                self.kernels[key] = kernels[n], verify.layout_of(kernels[n], firsts[n].offsets)
+                self.kernels[key] = kernels[n], layout_of(kernels[n], firsts[n].offsets)
                 self.launches[key] = Launch(firsts[n].grid, n in constant)
             for n, k in used.items():
                 if k.turns:
@@ -91,7 +93,7 @@ class Unchecked:
                 moved = turn.moved if several else (0,) * len(turn.moved)
                 own = [x + more for x, more in zip(first.offsets[turn.first :], moved)]
                 self.numbers[key] = turn.kernel
-                self.kernels[key] = turn.source, verify.layout_of(turn.source, own)
+                self.kernels[key] = turn.source, layout_of(turn.source, own)
                 self.launches[key] = Launch(first.grid, False, (loop.slots, turn.first, moved), several * turns + k)
 
     def refuse_wrong(self, session: Session) -> None:
@@ -114,7 +116,7 @@ class Unchecked:
 def _checked(kernels: verify.Kernels, trials: verify.Trials, launches: Launches, session: Session) -> dict[str, str]:
     """Describe what each kernel computes wrongly. If memory does not suffice for all kernels, check them in halves."""
     try:
-        run = partial(_run, session, verify.sizes_of(x for _, x in kernels.values()), launches)
+        run = partial(_run, session, sizes_of(x for _, x in kernels.values()), launches)
         return verify.faults(trials, run, verify.FURTHER)
     except DeviceLostError:
         raise
@@ -128,9 +130,7 @@ def _checked(kernels: verify.Kernels, trials: verify.Trials, launches: Launches,
         return parts[0] | parts[1]
 
 
-def _run(
-    session: Session, sizes: Mapping[verify.Name, int], launches: Launches, trials: verify.Trials
-) -> list[list[Array]]:
+def _run(session: Session, sizes: Mapping[Name, int], launches: Launches, trials: verify.Trials) -> list[list[Array]]:
     """Return the device's results at the elements that each trial checks."""
     bench = Bench(sizes)
     for key, trial in trials:

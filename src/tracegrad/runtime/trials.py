@@ -1,0 +1,339 @@
+"""Trials of kernels: memory of their own, its initial contents, and what a correct device must write there.
+
+Every array repeats a pattern, so the value of an element follows from its index. Trials of one kernel that differ in
+numbers alone are computed together, along a leading axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, cast
+
+from tracegrad.arrays import Array, np
+from tracegrad.dtypes import f16
+from tracegrad.kernel_source import KernelSource
+from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
+from tracegrad.kernels.form import Kernel, Slot
+from tracegrad.kernels.tiling import group_of
+from tracegrad.runtime.inexact import TRIES, Again, Check, Inexact
+from tracegrad.runtime.points import STRIDE, Kind, Name, Patterns, Points, Read, Written, chosen, kind_of, left_out
+
+SEED = 7  # of the first trial, and of the points that are compared
+GAP = 64  # elements around a value that hold its pattern as well, so a load beyond the value does not return zero
+POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # initial contents of what the kernel writes
+INDICES = 7  # bound of integers that do not index anything
+HALF = 2.0**-11  # of a value: the most that rounding to the nearest f16 can add
+
+
+class Layout(NamedTuple):
+    """Places of the values of a kernel in arrays of its own."""
+
+    arrays: tuple[Name, ...]  # the array of each binding
+    ends: tuple[int, ...]  # the least number of elements of each binding's array
+    offsets: tuple[int, ...]  # the offset of each slot, forms one after the other
+
+
+def layout_of(kernel: KernelSource, given: Sequence[int] = ()) -> Layout:
+    """Choose a place for every slot; a value that replaces another shares its place.
+
+    given: the offsets of a dispatch, in an array for each binding. They are used unless a value that is written, or of
+           another type, overlaps others. Without them one array of each type serves all bindings.
+    """
+    arrays = tuple((k if given else 0, b.dtype) for k, b in enumerate(kernel.bindings))
+    places: list[int] = []  # for each slot, the slot whose memory it uses
+    for form in kernel.forms:
+        places += [len(places) + (k if s.replaces < 0 else s.replaces) for k, s in enumerate(form.slots)]
+    slots = [s for form in kernel.forms for s in form.slots]
+    own = [(arrays[kernel.binding_of[k]], k, s) for k, s in enumerate(slots) if places[k] == k]
+    offsets, after = list(given), dict.fromkeys(arrays, 0)
+    if not given or not _apart(own, given):
+        offsets = [0] * len(slots)
+        for name, k, slot in own:
+            offsets[k] = after[name] + GAP
+            after[name] = offsets[k] + -(-slot.size // GAP) * GAP
+    for name, k, slot in own:
+        after[name] = max(after[name], offsets[k] + slot.size)
+    ends = tuple(max(after[name], b.size) for name, b in zip(arrays, kernel.bindings))
+    if given:  # the largest arrays of all kernels share memory
+        ranks = sorted(range(len(ends)), key=lambda k: -ends[k])
+        arrays = tuple((ranks.index(k), b.dtype) for k, b in enumerate(kernel.bindings))
+    return Layout(arrays, ends, tuple(offsets[k] for k in places))
+
+
+def _apart(own: Sequence[tuple[Name, int, Slot]], offsets: Sequence[int]) -> bool:
+    """Return whether no value overlaps one that is written or has another type."""
+    ends: dict[Name, tuple[int, Slot]] = {}  # array -> its end so far, and the slot that ends there
+    for name, k, slot in sorted(own, key=lambda x: offsets[x[1]]):
+        end, last = ends.get(name, (0, slot))
+        if offsets[k] < end and (slot.written or last.written or slot.dtype is not last.dtype):
+            return False
+        if offsets[k] + slot.size > end:
+            ends[name] = (offsets[k] + slot.size, slot)
+    return True
+
+
+def indexed(form: Kernel) -> int:
+    """Return the size of what integers index, plus one: they reach past its end."""
+    found = [a.hi + 2 for v in walk([s.value for s in form.body]) for i in indices_of(v)
+             for a in atoms_of(i) if isinstance(a, Dynamic)]  # fmt: skip
+    return max(found, default=INDICES)
+
+
+class Fill(NamedTuple):
+    """Elements of an array that must hold the pattern of a kind."""
+
+    array: Name
+    begin: int
+    end: int
+    kind: Kind
+
+
+class Put(NamedTuple):
+    """Single elements of an array, and the values that replace their pattern."""
+
+    array: Name
+    at: Array
+    value: float | int
+
+
+class Odd(NamedTuple):
+    """An element with a number that flags and counts of programs are compared with, and patterns have too rarely."""
+
+    array: Name
+    at: int
+    value: float | int  # infinite, because steps that meet such a number must change nothing; or 0
+
+
+class Plan(NamedTuple):
+    """What all trials of a kernel have in common, whatever their numbers are."""
+
+    kernel: KernelSource
+    layout: Layout
+    below: int  # bound of integers
+    outer: list[Array]  # for each form, the points that are compared
+    zeros: dict[Name, Array]  # elements that products can skip
+    fills: list[Fill]
+    written: list[tuple[Name, int, int]]  # begin and end in each array
+
+
+class Trial(NamedTuple):
+    """One run of a kernel on memory of its own: the initial contents, and the expected results."""
+
+    plan: Plan
+    patterns: Patterns
+    odd: Sequence[Odd]
+    puts: list[Put]  # applied after the fills
+    checks: list[Check]
+    undefined: bool = False  # are most results of a store not finite?
+    one_sided: Sequence[bool] = ()  # for each form: did a choice among few values fall the same way for all of them?
+
+
+Trials = Sequence[tuple[str, Trial]]  # each with the key of its kernel
+
+
+def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> Plan:
+    """Choose the points of each form to compare. few_groups: in few workgroups, where a device can run some of them."""
+    groups: list[Any] = [None] * len(kernel.forms)
+    if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
+        groups = [partial(group_of, form, t) for form, t in zip(kernel.forms, kernel.apart)]
+    outer = [chosen(form, SEED, group) for form, group in zip(kernel.forms, groups)]
+    zeros = _left_out(kernel, layout, outer)
+    return at_points(Plan(kernel, layout, max(map(indexed, kernel.forms)), outer, zeros, [], []), outer)
+
+
+def at_points(plan: Plan, outer: list[Array]) -> Plan:
+    """Return a plan that compares these points. Forms without points are not computed, so they need no contents."""
+    around, within, written = list[Fill](), list[Fill](), list[tuple[Name, int, int]]()
+    for form, points, places in zip(plan.kernel.forms, outer, _places(plan)):
+        for s, (name, begin) in zip(form.slots, places):
+            if s.written:
+                written.append((name, begin, begin + s.size))
+            elif points.size:
+                kind = kind_of(s.dtype, plan.below)
+                around.append(Fill(name, max(0, begin - GAP), begin + s.size + GAP, kind))
+                within.append(Fill(name, begin, begin + s.size, kind))  # after all others, whose kind can differ
+    mixed = {f.array for f in around for g in around if f.array == g.array and f.kind != g.kind}
+    fills = _joined(f for f in around if f.array not in mixed)
+    fills += [f for f in (*around, *within) if f.array in mixed]
+    return plan._replace(outer=outer, fills=fills, written=written)
+
+
+def _joined(fills: Iterable[Fill]) -> list[Fill]:
+    """Return the same elements as fewer fills, where those of an array have one kind."""
+    out: list[Fill] = []
+    for f in sorted(fills, key=lambda f: (f.array, f.begin)):
+        if out and out[-1].array == f.array and f.begin <= out[-1].end:
+            out[-1] = out[-1]._replace(end=max(out[-1].end, f.end))
+        else:
+            out.append(f)
+    return out
+
+
+def _places(plan: Plan) -> Iterator[list[tuple[Name, int]]]:
+    """Yield the array and offset of every slot of each form."""
+    first = 0
+    for form in plan.kernel.forms:
+        slots = slice(first, first + len(form.slots))
+        names = [plan.layout.arrays[b] for b in plan.kernel.binding_of[slots]]
+        yield list(zip(names, plan.layout.offsets[slots]))
+        first += len(form.slots)
+
+
+Numbers = tuple[Patterns, Sequence[Odd]]  # of one trial
+
+
+def trials_with(plan: Plan, some: Sequence[Numbers]) -> list[Trial]:
+    """Return a trial with each of these numbers."""
+    out = [Trial(plan, patterns, odd, [], []) for patterns, odd in some]
+    for trial in out:
+        trial.puts.extend(Put(name, at, 0) for name, at in plan.zeros.items())
+        trial.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in trial.odd)
+    one_sided: list[bool] = []
+    for form, outer, places in zip(plan.kernel.forms, plan.outer, _places(plan)):
+        if not outer.size:
+            continue
+        kinds = [kind_of(s.dtype, plan.below) for s in form.slots]
+        reads = [_reader(form.slots, kinds, places, plan.zeros, *numbers) for numbers in some]
+        exact = Points(form, _together(reads), outer, np.float64)
+        written = list(exact.written())
+        for k, (trial, read) in enumerate(zip(out, reads)):
+            again = _less_exact(form, read, outer, strict=trial.patterns.strict)
+            for n, all_written in enumerate(written):
+                _add_check(trial, form, places, _of_trial(k, all_written), partial(again, n))
+        one_sided.append(exact.one_sided())
+    return [trial._replace(one_sided=one_sided, undefined=_is_undefined(trial)) for trial in out]
+
+
+def _of_trial(k: int, written: Written) -> Written:
+    """Return what trial `k` of several writes. What does not depend on the trial has two axes."""
+    at, values, counts = (x[k] if x.ndim > 2 else x for x in written[1:])
+    return Written(written.slot, at, values, counts)
+
+
+def _add_check(
+    trial: Trial, form: Kernel, places: Sequence[tuple[Name, int]], exact: Written, again: Callable[[], Again]
+) -> None:
+    slot, (name, offset) = form.slots[exact.slot], places[exact.slot]
+    at, strict = offset + exact.at, trial.patterns.strict
+    half = (HALF if strict else 2 * HALF) if slot.dtype is f16 else 0.0
+    trial.checks.append(Check(name, slot, at, exact, again, half, strict))
+    if slot.replaces < 0:
+        trial.puts.append(Put(name, at, POISON[name[1]]))
+
+
+def _is_undefined(trial: Trial) -> bool:
+    """Return whether most results of a store are not finite."""
+    floats = [c.exact.values for c in trial.checks if c.exact.values.dtype.kind == "f"]
+    return any(2 * np.count_nonzero(np.isfinite(x)) < x.size for x in floats)
+
+
+def _together(reads: Sequence[Read]) -> Read:
+    """Return a function that reads the memory of several trials; its results have a leading axis for them."""
+    if len(reads) == 1:
+        return reads[0]
+
+    def read(slot: int, at: Array) -> Array:
+        return np.stack([one(slot, at[k] if at.ndim > 2 else at) for k, one in enumerate(reads)])
+
+    return read
+
+
+def _left_out(kernel: KernelSource, layout: Layout, outer: Sequence[Array]) -> dict[Name, Array]:
+    """Return the elements of each array that products can skip at these points of each form.
+
+    They must be zeros for every form that reads them. Elements that only other points skip can have any value.
+    """
+    found: dict[Name, list[Array]] = {}
+    first = 0
+    for form, points in zip(kernel.forms, outer):
+        for slot, elements in left_out(form, points):
+            k = first + slot
+            found.setdefault(layout.arrays[kernel.binding_of[k]], []).append(layout.offsets[k] + elements)
+        first += len(form.slots)
+    return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
+
+
+def _reader(
+    slots: Sequence[Slot],
+    kinds: Sequence[Kind],
+    places: Sequence[tuple[Name, int]],
+    zeros: Mapping[Name, Array],
+    patterns: Patterns,
+    odd: Sequence[Odd],
+) -> Read:
+    """Return a function that reads a trial's memory, by slot and element."""
+
+    def read(slot: int, at: Array) -> Array:
+        name, offset = places[slot]
+        x = patterns.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
+        for array, element, value in odd:
+            if name == array:
+                x = cast("Array", np.where(at + offset == element, x.dtype.type(value), x))
+        return np.where(_among(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
+
+    return read
+
+
+def _among(x: Array, those: Array) -> Array:
+    """Return which of `x` are among some sorted numbers. NumPy's isin loads a module that takes 40 ms to import."""
+    if not those.size:
+        return np.zeros(x.shape, bool)
+    place = cast("Array", np.searchsorted(those, x))
+    return those[np.minimum(place, those.size - 1)] == x
+
+
+def _less_exact(form: Kernel, read: Read, outer: Array, *, strict: bool) -> Callable[[int], Again]:
+    """Return a function that computes with less precision what a form writes at these points, by the store's number."""
+
+    @cache
+    def single() -> tuple[list[Written], float]:
+        double = Points(form, read, outer, np.float64)
+        _ = list(double.written())
+        return list(Points(form, read, outer, np.float32).written()), double.scale()
+
+    @cache
+    def others() -> list[list[Written]]:
+        return [list(Inexact(form, read, outer, n, strict=strict).written()) for n in range(TRIES)]
+
+    def again(k: int) -> Again:
+        written, scale = single()
+        return Again(written[k].values, scale, lambda: [x[k].values for x in others()])
+
+    return again
+
+
+class Contents:
+    """The known contents of arrays while trials run on them, one after the other, so that nothing is filled twice."""
+
+    def __init__(self, sizes: Mapping[Name, int]) -> None:
+        self._sizes = sizes
+        self._known: dict[Name, list[tuple[int, int, Kind]]] = {}
+
+    def lacking(self, trial: Trial) -> Iterator[Fill]:
+        """Yield what must be filled before a trial. Elements that the trial writes are unknown afterwards."""
+        for array, begin, end, kind in trial.plan.fills:
+            at, end = begin, min(end, self._sizes[array])
+            for b, e, _ in sorted(x for x in self._known.get(array, ()) if x[2] == kind):
+                at = max(at, e) if b <= at else at
+            if at < end:
+                self._forget(array, begin, end)
+                self._known[array].append((begin, end, kind))
+                yield Fill(array, at, end, kind)
+        puts = [(array, int(at.min(initial=0)), int(at.max(initial=0)) + 1) for array, at, _ in trial.puts]
+        for array, begin, end in (*puts, *trial.plan.written):
+            self._forget(array, begin, end)
+
+    def _forget(self, array: Name, begin: int, end: int) -> None:
+        parts = [p for b, e, kind in self._known.get(array, ())
+                 for p in ((b, min(e, begin), kind), (max(b, end), e, kind)) if p[0] < p[1]]  # fmt: skip
+        self._known[array] = parts
+
+
+def sizes_of(layouts: Iterable[Layout]) -> dict[Name, int]:
+    """Return the size of each array: one serves all trials, and has a gap behind every value."""
+    out: dict[Name, int] = {}
+    for layout in layouts:
+        for name, end in zip(layout.arrays, layout.ends):
+            out[name] = max(out.get(name, 1), end + GAP)
+    return out
