@@ -213,6 +213,16 @@ ODD = {
 }
 
 
+def test_choices_between_equal_numbers_are_seen(compiler: Callable[[str, str], Path]) -> None:
+    """No pattern has the constant, so only elements that are made equal to it tell below from at most."""
+    compiler(r"less_f32 ?\((\w+), (1\.37\w*)\)", r"(! less_f32 (\2, \1))")
+    f = tg.compile_forward(
+        model=Net(), forward=lambda m, x: tg.where(x < 1.37, 2.0 * x, x), inputs={"x": (40, 50)}, device="cpu", seed=0
+    )
+    with f, pytest.warns(RuntimeWarning, match="numbers are wrong"):
+        _ = f.run(x=np.zeros((40, 50), np.float32)).output
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_single_numbers_that_decide_about_steps_are_seen(name: str, compiler: Callable[[str, str], Path]) -> None:
     """Whether a sum is finite, a count is 0, the last column is as the others, or negative numbers make all NaN."""

@@ -50,7 +50,7 @@ class Bench:
         self.kernels: dict[KernelSource, int] = {}
         self.dispatches: list[Dispatch] = []
         self.table, self.picks = list[Array](), list[Array]()
-        self.entries: dict[Kind | tuple[str, float], int] = {}  # where patterns and numbers begin in the table
+        self.entries: dict[Kind, int] = {}  # where patterns and numbers begin in the table
         self.picked: dict[bytes, int] = {}  # where a set of indices begins among all
         self.launches: list[int] = []  # for each trial, the dispatch of its kernel
         self.places: list[list[int]] = []  # for each trial, where its checks begin among the picked bits
@@ -62,7 +62,8 @@ class Bench:
             begin = self._entry(f.kind, trial.patterns.of(f.kind))
             self._move(f.array, begin, f.begin, f.end - f.begin, PATTERN + f.array[0] * STRIDE % PERIOD)
         for array, value in dict.fromkeys((p.array, p.value) for p in trial.puts):
-            begin = self._entry(("one", value), np.full(1, value, np.int32 if array[1] == "i32" else np.float32))
+            bits = np.full(1, value, np.int32 if array[1] == "i32" else np.float32).view(np.int32)
+            begin = self._entry(("one", int(bits[0])), bits)
             at = [p.at for p in trial.puts if (p.array, p.value) == (array, value)]
             self._move(array, begin, *self._picked(at), SINGLE)
         kernel, buffers = trial.plan.kernel, tuple(self.arrays[name] for name in trial.plan.layout.arrays)
@@ -84,7 +85,7 @@ class Bench:
                 begins[k], self.found = self.found, self.found + at.size
         self.places.append([begins[k] for k in range(len(begins))])
 
-    def _entry(self, key: Kind | tuple[str, float], values: Array) -> int:
+    def _entry(self, key: Kind, values: Array) -> int:
         """Return where these values begin in the table."""
         if key not in self.entries:
             self.entries[key] = sum(x.size for x in self.table)

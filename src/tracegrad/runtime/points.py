@@ -3,8 +3,8 @@
 The numbers that a check fills arrays with follow from seed and index. NumPy and `js/verify.js` make the same bits, so
 an exported page need not contain them.
 
-Points are columns, and the row that a point folds runs along the last axis, so every value has shape (points, 1),
-(1, row) or (points, row), with a leading axis for several trials. Nothing here depends on the text of a kernel.
+Points are columns, and the row that a point folds runs along the last axis. So every value has shape (points, 1),
+(1, row) or (points, row). Several trials add a leading axis. Nothing here depends on the text of a kernel.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _sides(kernel: Kernel, candidates: Array) -> Array:
                 tests.append(v)
     if not tests:
         return np.zeros(len(candidates), np.int64)
-    at = Points(kernel, _unread, candidates, np.float64)
+    at = Points(kernel, unread, candidates, np.float64)
     number = np.zeros((len(candidates), 1), np.int64)
     for test in dict.fromkeys(tests):
         number = (2 * number + (at.holds(test) if isinstance(test, Guard) else at.value(test))) % (2**31 - 1)
@@ -123,7 +123,8 @@ def _at_least(x: Array, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(x, np.broadcast_shapes(x.shape, shape))
 
 
-def _unread(slot: int, at: Array) -> Array:
+def unread(slot: int, at: Array) -> Array:
+    """Stand for memory where coordinates alone decide."""
     raise AssertionError("coordinates alone decide here")
 
 
@@ -299,7 +300,7 @@ def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
     p = form.product
     if p is None:
         return
-    at = Points(form, _unread, outer, np.float64)
+    at = Points(form, unread, outer, np.float64)
     sides = {"m": at.flat(p.m), "n": at.flat(p.n), "k": at.row}
     for limit in p.limits:
         operand = p.a if "m" in (limit.low, limit.high) else p.b

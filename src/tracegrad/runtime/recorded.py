@@ -75,7 +75,7 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     facts = {
         "program": data,
         "groups": [[n, *run] for n, runs in groups.items() for run in runs],
-        "table": [[*map(_plain, key)] for key in bench.entries],
+        "table": list(map(list, bench.entries)),
         "seeds": seeds,
         "checks": checks,
         "allowed": [[e.allowed for e in those] for those in values],
@@ -172,11 +172,6 @@ def _draws(drawing: Sequence[tuple[KernelSource, Layout]], seed: int) -> bool:
             if s.dtype is f32 and s.size == 1 and patterns.read(s, kind_of(f32, 0), at) < LEAST:
                 return False
     return True
-
-
-def _plain(x: str | float) -> str | int:
-    """Return a part of a table's key as plain data. A float is the poison, which is no number in JSON."""
-    return int(np.float32(x).view(np.int32)) if isinstance(x, float) else x
 
 
 def _expected(c: Check) -> Expected:

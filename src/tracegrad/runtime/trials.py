@@ -11,18 +11,32 @@ from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
-from tracegrad.dtypes import f16
+from tracegrad.dtypes import f16, f32, i32
 from tracegrad.kernel_source import KernelSource
-from tracegrad.kernels.expr import Dynamic, atoms_of, indices_of, walk
+from tracegrad.kernels.expr import Dynamic, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.kernels.tiling import group_of
 from tracegrad.runtime.inexact import TRIES, Again, Check, Inexact
-from tracegrad.runtime.points import STRIDE, Kind, Name, Patterns, Points, Read, Written, chosen, kind_of, left_out
+from tracegrad.runtime.points import (
+    STRIDE,
+    Kind,
+    Name,
+    Patterns,
+    Points,
+    Read,
+    Written,
+    chosen,
+    kind_of,
+    left_out,
+    unread,
+)
 
 SEED = 7  # of the first trial, and of the points that are compared
 GAP = 64  # elements around a value that hold its pattern as well, so a load beyond the value does not return zero
 POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # initial contents of what the kernel writes
 INDICES = 7  # bound of integers that do not index anything
+FEWEST = 16  # elements that a comparison reads where some are made equal to what they are compared with
+TIE = 0.5  # the value of two equal elements
 HALF = 2.0**-11  # of a value: the most that rounding to the nearest f16 can add
 
 
@@ -98,11 +112,11 @@ class Put(NamedTuple):
 
 
 class Odd(NamedTuple):
-    """An element with a number that flags and counts of programs are compared with, and patterns have too rarely."""
+    """An element with a number that programs compare with, and patterns have too rarely."""
 
     array: Name
     at: int
-    value: float | int  # infinite, because steps that meet such a number must change nothing; or 0
+    value: float | int  # infinite, because steps that meet such a number must change nothing; 0; or a constant
 
 
 class Plan(NamedTuple):
@@ -113,6 +127,7 @@ class Plan(NamedTuple):
     below: int  # bound of integers
     outer: list[Array]  # for each form, the points that are compared
     zeros: dict[Name, Array]  # elements that products can skip
+    ties: list[Odd]  # elements that make operands of a comparison equal
     fills: list[Fill]
     written: list[tuple[Name, int, int]]  # begin and end in each array
 
@@ -138,8 +153,10 @@ def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> P
     if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
         groups = [partial(group_of, form, t) for form, t in zip(kernel.forms, kernel.apart)]
     outer = [chosen(form, SEED, group) for form, group in zip(kernel.forms, groups)]
-    zeros = _left_out(kernel, layout, outer)
-    return at_points(Plan(kernel, layout, max(map(indexed, kernel.forms)), outer, zeros, [], []), outer)
+    plan = Plan(kernel, layout, max(map(indexed, kernel.forms)), outer, _left_out(kernel, layout, outer), [], [], [])
+    for form, points, places in zip(kernel.forms, outer, _places(plan)):
+        plan.ties.extend(_ties(form, points, places))
+    return at_points(plan, outer)
 
 
 def at_points(plan: Plan, outer: list[Array]) -> Plan:
@@ -153,7 +170,8 @@ def at_points(plan: Plan, outer: list[Array]) -> Plan:
                 kind = kind_of(s.dtype, plan.below)
                 around.append(Fill(name, max(0, begin - GAP), begin + s.size + GAP, kind))
                 within.append(Fill(name, begin, begin + s.size, kind))  # after all others, whose kind can differ
-    mixed = {f.array for f in around for g in around if f.array == g.array and f.kind != g.kind}
+    kinds = {f.array: f.kind for f in around}
+    mixed = {f.array for f in around if f.kind != kinds[f.array]}
     fills = _joined(f for f in around if f.array not in mixed)
     fills += [f for f in (*around, *within) if f.array in mixed]
     return plan._replace(outer=outer, fills=fills, written=written)
@@ -168,6 +186,34 @@ def _joined(fills: Iterable[Fill]) -> list[Fill]:
         else:
             out.append(f)
     return out
+
+
+def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
+    """Yield elements that make both operands of a comparison equal at a few points, where loads alone decide it.
+
+    Patterns of many numbers seldom have the constant that a value is compared with, and a device that divides inexactly
+    has patterns without equal numbers.
+    """
+    at = Points(form, unread, outer, np.float64)
+    for v in walk([s.value for s in form.body]):
+        compared = v.op == "map" and v.dtype.name == "bool" and len(v.args) == 2
+        operands: list[Value] = [x.args[0] if x.op == "inside" else x for x in v.args] if compared else []
+        loads = [x for x in operands if _is_static_load(x, form)]
+        numbers: list[float] = [x.arg for x in operands if x.op == "const"]
+        for load in loads if len(loads) + len(numbers) == len(operands) else ():
+            slot = int(load.arg[0])
+            (name, offset), size = places[slot], form.slots[slot].size
+            elements = np.broadcast_to(at.index(load.arg[1]), (outer.size, at.row.size)).reshape(-1)
+            if size >= FEWEST and elements.size >= FEWEST and elements[0] != elements[-1]:
+                some = [int(e) for e in elements[elements.size // 5 :: elements.size // 4]]
+                yield from [Odd(name, offset + e, (numbers or [TIE])[0]) for e in some if 0 <= e < size]
+
+
+def _is_static_load(v: Value, form: Kernel) -> bool:
+    """Return whether a value is a number in memory at a place that no other number decides."""
+    if v.op != "load" or v.dtype not in (f32, i32):
+        return False
+    return form.slots[int(v.arg[0])].dtype is v.dtype and not any(isinstance(a, Dynamic) for a in atoms_of(v.arg[1]))
 
 
 def _places(plan: Plan) -> Iterator[list[tuple[Name, int]]]:
@@ -188,13 +234,13 @@ def trials_with(plan: Plan, some: Sequence[Numbers]) -> list[Trial]:
     out = [Trial(plan, patterns, odd, [], []) for patterns, odd in some]
     for trial in out:
         trial.puts.extend(Put(name, at, 0) for name, at in plan.zeros.items())
-        trial.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in trial.odd)
+        trial.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in (*plan.ties, *trial.odd))
     one_sided: list[bool] = []
     for form, outer, places in zip(plan.kernel.forms, plan.outer, _places(plan)):
         if not outer.size:
             continue
         kinds = [kind_of(s.dtype, plan.below) for s in form.slots]
-        reads = [_reader(form.slots, kinds, places, plan.zeros, *numbers) for numbers in some]
+        reads = [_reader(form.slots, kinds, places, plan.zeros, x, (*plan.ties, *odd)) for x, odd in some]
         exact = Points(form, _together(reads), outer, np.float64)
         written = list(exact.written())
         for k, (trial, read) in enumerate(zip(out, reads)):
