@@ -226,3 +226,48 @@ def test_without_jax_the_error_says_how_to_install_it() -> None:
     ran = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, check=True)
     message = json.loads(ran.stdout)
     assert "pip install tracegrad[jax]" in message and "<string>" in message, "the extra, and the caller's line"
+
+
+def test_full_calls_get_a_loop_of_a_known_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where such a loop is compiled beside the first full calls: the same bits, whichever loop runs."""
+    from tracegrad.runtime import jax_calls
+
+    def run_many(old: list[Any], held: list[Any], rows: list[Any], words: Any, n: Any) -> Any:
+        def body(k: Any, carried: Any) -> Any:
+            return [x * held[0] + rows[0][k] + words[k] for x in carried[0]], carried[1].at[k].set(carried[0][0].sum())
+
+        import jax
+
+        return jax.lax.fori_loop(0, n, body, (old, jax.numpy.zeros(4)))
+
+    monkeypatch.setattr(jax_calls, "WORTH", 0.0)
+    rows, words = np.arange(12, dtype=np.float32).reshape(4, 3), np.ones(4, np.float32)
+    loop, plain = jax_calls.Loop(run_many, 4, "gpu"), jax_calls.Loop(run_many, 4, "cpu")
+    ours, theirs = ([jax_calls.jnp.ones(3)] for _ in range(2))
+    for n in (4, 4, 4, 2, 4, 4, 1):
+        ours, told = loop.run(n, (ours, [np.float32(0.9)], [rows], words))
+        theirs, wanted = plain.run(n, (theirs, [np.float32(0.9)], [rows], words))
+        assert np.array_equal(ours[0], theirs[0]) and np.array_equal(told, wanted)
+        loop.close()  # waits for the compilation
+    assert loop._compiled is not None and loop._compiled.done()  # pyright: ignore[reportPrivateUsage]
+    assert plain._compiled is None  # pyright: ignore[reportPrivateUsage]
+
+
+def test_large_inputs_of_a_loop_are_passed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are not there need no transfer of their inputs; the steps are the same."""
+    from tracegrad.runtime import jax_calls
+
+    data = batches(12)
+    with compiled("jax") as one:
+        want = [one.step(b).loss for b in data]
+    monkeypatch.setattr(jax_calls, "KEPT_BYTES", 100)
+    with compiled("jax") as other:
+        calls = other.worker.call(lambda s: s._loaded[1].calls)  # pyright: ignore
+        assert other.step(data[0]).loss == want[0]
+        x, y = (calls._stacked([{**data[0], **blank_words(calls)}])[0][k] for k in (0, 1))
+        assert isinstance(x, list) and len(x) == calls.most and not isinstance(y, list)
+        assert [p.loss for p in [other.step(b) for b in data[1:]]] == want[1:]
+
+
+def blank_words(calls: Any) -> dict[str, Any]:
+    return {v.name: np.zeros(v.shape, v.numpy) for v in calls._scalars.values}

@@ -5,7 +5,10 @@ How much work a step is, estimated from the traced function, decides how to call
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -14,8 +17,10 @@ from tracegrad.arrays import Array, np
 from tracegrad.dtypes import DTYPES, Shape
 from tracegrad.runtime.jax_memory import jax, jnp
 from tracegrad.runtime.jax_mesh import Layout
+from tracegrad.runtime.process import in_background
 
 MOST_RUNS = 32  # of one call
+LONGER_RUNS = 8  # the same, of longer steps: a few of them hide the overhead of their call
 LOOPED_BYTES = 4 << 20  # of the inputs and outputs of one call: stacking more would cost more than a call
 LEAST_RUNS = 4  # a loop over fewer saves nothing
 KEPT_BYTES = 1 << 16  # an input that comes again stays on the device if it is larger
@@ -103,6 +108,52 @@ class Begun(NamedTuple):
     n: int | None
 
 
+class Loop:
+    """Several runs as one loop of XLA.
+
+    A GPU's host asks after each turn of a loop whether there is another one, unless XLA knows the number of turns. So
+    full calls are loops of a known number. They are compiled beside the first full calls, once those have taken WORTH
+    of the time of the first compilation. Both loops have the same body, which gives the same bits.
+    """
+
+    def __init__(self, run_many: Callable[..., Any], most: int, platform: str) -> None:
+        """run_many: (arrays, held, inputs, words, runs) -> (arrays, outputs, words), for at most `most` runs."""
+        self.most, self._knows = most, platform != "cpu"
+        self._some = jax.jit(run_many, donate_argnums=0)
+        self._full = jax.jit(lambda *given: run_many(*given, most), donate_argnums=0)
+        self._compiled: Future[Callable[..., Any]] | None = None
+        self._compiling = self._spent = 0.0  # seconds of the first compilation, and of full calls
+
+    def run(self, n: int, given: Sequence[Any]) -> Any:
+        """Begin `n` runs."""
+        if n == self.most and self._compiled is not None and self._compiled.done():
+            return self._compiled.result()(*given)
+        shapes, began = None, time.perf_counter()
+        if self._knows and self._compiled is None and self._compiling and self._spent > WORTH * self._compiling:
+            shapes = jax.tree.map(_shaped, given)
+        found = self._some(*given, np.int32(n))
+        if not self._compiling:
+            self._compiling = time.perf_counter() - began
+        elif n == self.most:
+            self._spent += time.perf_counter() - began
+        if shapes is not None:
+            self._compiled = in_background(lambda: self._full.lower(*shapes).compile())
+        return found
+
+    def close(self) -> None:
+        """Wait for a compilation under way, which an interpreter that exits must not interrupt."""
+        if self._compiled is not None:
+            with contextlib.suppress(Exception):  # no run needs it any more
+                self._compiled.result()
+
+
+WORTH = 0.1
+
+
+def _shaped(x: Array) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
 class Calls:
     """The runs of a program. The runs of a short step are a loop on the device, so that one call does many of them.
 
@@ -125,7 +176,7 @@ class Calls:
             whole = layout.whole()
             how = {"out_shardings": ([placed[key] for key in function.written], [whole] * len(self._large), whole)}
         self._once = jax.jit(self._run_one, donate_argnums=0, **how)
-        self._many: Callable[..., Any] | None = None
+        self._loop: Loop | None = None
         self._decided = False
         self.most = 1  # runs of one call
 
@@ -138,8 +189,8 @@ class Calls:
         for at in range(0, len(runs), self.most):
             some = runs[at : at + self.most]
             old = [arrays[k] for k in written]
-            if self._many is not None:
-                new, large, words = self._many(old, held, *self._stacked(some), np.int32(len(some)))
+            if self._loop is not None:
+                new, large, words = self._loop.run(len(some), (old, held, *self._stacked(some)))
                 begun.append(Begun(words, large, len(some)))
             else:
                 new, large, words = self._once(old, held, self._batched(some[0]), self._words(some[0]))
@@ -149,6 +200,11 @@ class Calls:
                 for x in (words, *large):
                     x.copy_to_host_async()
         return begun
+
+    def close(self) -> None:
+        """Wait for what is compiled beside the runs."""
+        if self._loop is not None:
+            self._loop.close()
 
     def outputs(self, begun: Sequence[Begun]) -> list[dict[str, Array]]:
         """Wait for the results of each run."""
@@ -171,7 +227,9 @@ class Calls:
         new, outputs = self.function.compute(old, held, inputs)
         return new, [outputs[k] for k in self._large], Words.joined([outputs[k] for k in self._small])
 
-    def _run_many(self, old: list[Array], held: list[Array], stacks: list[Array], words: Array, n: Array) -> Any:
+    def _run_many(self, old: list[Array], held: list[Array], rows: list[Any], words: Array, n: Any) -> Any:
+        stacks = [jnp.stack(x) if isinstance(x, list) else x for x in rows]
+
         def body(k: Array, carried: Any) -> Any:
             arrays, large, small = carried
             arrays, some, told = self._run_one(arrays, held, [x[k] for x in stacks], words[k])
@@ -194,16 +252,26 @@ class Calls:
         traced = jax.make_jaxpr(self._run_one)(
             [arrays[k] for k in f.written], [arrays[k] for k in f.read], shaped, words
         )
-        if loops(traced.jaxpr, self._platform):
-            self.most, self._many = most, jax.jit(self._run_many, donate_argnums=0)
+        self.most = min(most, runs_of(traced.jaxpr, self._platform))
+        if self.most > 1:
+            self._loop = Loop(self._run_many, self.most, self._platform)
 
-    def _stacked(self, runs: Sequence[Mapping[str, Any]]) -> tuple[list[Array], Array]:
-        """Return the inputs of some runs, each along a new axis 0 with room for the largest number of runs."""
-        stacks: list[Array] = []
+    def _stacked(self, runs: Sequence[Mapping[str, Any]]) -> tuple[list[Any], Array]:
+        """Return the inputs of some runs, with room for the largest number of runs.
+
+        Each small input is one array with a new axis 0. A large one is a list, so that runs that are not there cost no
+        transfer: they have the first one's array.
+        """
+        stacks: list[Any] = []
         for v in self._batch:
+            rows = [np.asarray(run[v.name], v.numpy).reshape(v.shape) for run in runs]
+            lacking = self.most - len(rows)
+            if rows[0].nbytes >= KEPT_BYTES:
+                first = jax.device_put(rows[0]) if lacking else rows[0]
+                stacks.append([first, *rows[1:], *[first] * lacking])
+                continue
             stack = np.empty((self.most, *v.shape), v.numpy)
-            for k, run in enumerate(runs):
-                stack[k] = np.asarray(run[v.name]).reshape(v.shape)
+            np.stack(rows, out=stack[: len(rows)])
             stacks.append(stack)
         words = np.zeros((self.most, len(self._scalars.values)), np.uint32)
         for k, run in enumerate(runs):
@@ -235,17 +303,21 @@ class Calls:
 
 
 # Steps of fewer FLOPs share a loop on the device. On a CPU (two cores of an x86-64 VM), a step of 7e6
-# takes 0.08 ms in a loop and 0.12 ms without, one of 5e8 takes 5.9 and 4.2 ms. A call costs a GPU's host 0.2 ms.
+# takes 0.08 ms in a loop and 0.12 ms without, one of 5e8 takes 5.9 and 4.2 ms. A call costs a GPU's host 0.2 ms, and
+# each kernel of a step outside of a loop some microseconds.
 LOOPED = {"cpu": 2e7}
-LOOPED_ELSEWHERE = 1e9
+LOOPED_ELSEWHERE, LONGER = 5e10, 1e9
 # Ops that XLA's CPU passes to a library, but computes on one thread inside a loop: a small CNN took 361 instead of 27
 # ms.
 SLOW_IN_LOOPS = {"cpu": {"conv_general_dilated"}}
 
 
-def loops(jaxpr: Any, platform: str) -> bool:
-    """Return whether it is worth running the function several times in one call."""
-    return flops(jaxpr, SLOW_IN_LOOPS.get(platform, set())) < LOOPED.get(platform, LOOPED_ELSEWHERE)
+def runs_of(jaxpr: Any, platform: str) -> int:
+    """Return how many runs of the function are worth one call."""
+    work = flops(jaxpr, SLOW_IN_LOOPS.get(platform, set()))
+    if work >= LOOPED.get(platform, LOOPED_ELSEWHERE):
+        return 1
+    return LONGER_RUNS if work >= LONGER else MOST_RUNS
 
 
 def flops(jaxpr: Any, never: set[str]) -> float:

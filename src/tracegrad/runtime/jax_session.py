@@ -56,7 +56,7 @@ class JaxBatch:
 class JaxSession:
     """Named arrays on JAX's devices, and programs that compute on them."""
 
-    batch_seconds, door = 0.01, None
+    batch_seconds, door = 0.03, None
 
     def __init__(self, layout: Layout | None = None) -> None:
         """layout: the placement of arrays on a mesh of devices; else all are on the first device."""
@@ -189,7 +189,8 @@ class JaxSession:
 
     def unload(self, handle: int) -> None:
         """Free what only this program uses."""
-        if self._loaded.pop(handle, None) is not None:
+        if (gone := self._loaded.pop(handle, None)) is not None:
+            gone.calls.close()
             names = {b.name for one in self._loaded.values() for b in one.program.buffers}
             self._memory.forget(names)
 
@@ -232,6 +233,8 @@ class JaxSession:
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
         self._closed = True
+        for one in self._loaded.values():
+            one.calls.close()
         self._loaded.clear()
         self._memory.forget(set())
 
