@@ -241,6 +241,25 @@ def test_single_numbers_that_decide_about_steps_are_seen(name: str, compiler: Ca
         _ = f.run(given).output
 
 
+@pytest.mark.parametrize("lie", [(), ("5.0f", "4.9f")])
+def test_a_largest_element_beside_nan_is_no_defect(
+    lie: tuple[str, str] | tuple[()], compiler: Callable[[str, str], Path]
+) -> None:
+    """Roots of negative numbers: in most rows the largest element may be NaN or not, and the other rows are checked."""
+    compiler(*(lie or ("no such text", "")))
+
+    def forward(m: Net, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+        return tg.cross_entropy(5.0 * tg.sqrt(x + 1e-8), y)
+
+    shapes: Any = {"x": (32, 10), "y": tg.i32[32]}
+    given = {"x": np.ones((32, 10), np.float32), "y": np.zeros(32, np.int32)}
+    f = tg.compile_forward(model=Net(), forward=forward, inputs=shapes, device="cpu", seed=0)
+    with f, pytest.warns(RuntimeWarning, match="numbers are wrong") if lie else warnings.catch_warnings():
+        if not lie:
+            warnings.simplefilter("error")
+        _ = f.run(given).output
+
+
 @pytest.mark.parametrize("fault", [FAULTS["a guard that always holds"], OPERATIONS["a minimum that drops NaN"]])
 def test_a_verdict_is_kept(
     fault: tuple[str, str], compiler: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f16
+from tracegrad.evaluate import function_of
 from tracegrad.ir import Primitive
 from tracegrad.kernels.form import Kernel, Slot
-from tracegrad.runtime.points import Name, Points, Read, Written
+from tracegrad.runtime.points import Name, Points, Read, Written, combination
 
 MARGIN = 32.0
 ULPS = 64.0
@@ -74,11 +75,19 @@ class Inexact(Points):
         approximate = p.cost > 1 and not self.strict  # several instructions, which each language writes in its own way
         return self._off(y, operands, (exact != y) | approximate, np.abs(y))
 
-    def combined(self, combine: Any, values: Array) -> Array:
-        """Return a fold in another order."""
-        y = super().combined(combine, values)
+    def combined(self, prim: Primitive, values: Array) -> Array:
+        """Return a fold in another order.
+
+        Where the array rule of a fold keeps a NaN that its combination drops, a device may do either, and every second
+        one keeps it.
+        """
+        y = super().combined(prim, values)
         if y.dtype.kind != "f":
             return y
+        if self.number % 2 and prim.family == "fold" and np.isnan(values).any():
+            ruled: Array = function_of(prim, 1, {"axes": (-1,)}, np)(values)
+            y = cast("Array", np.where(np.isnan(ruled), ruled, y))
+        combine = combination(prim)
         double = values.astype(np.float64)
         size = combine.reduce(np.abs(double), axis=-1, keepdims=True)
         return self._off(y, [y], combine.reduce(double, axis=-1, keepdims=True) != y, size)
@@ -124,8 +133,8 @@ def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -
         off = [np.where((x == exact) | (np.isnan(x) & np.isnan(exact)), 0.0, np.abs(x - exact)) for x in tries]
         error = np.max(np.where(np.isfinite(off), off, np.inf), axis=0)
     usual = float(np.partition(error.reshape(-1), error.size // 2)[error.size // 2]) if error.size else 0.0
-    which = error <= MARGIN * MARGIN * usual + ULPS * EPS * largest(exact) + more
-    own = OWN * float(error[which & np.isfinite(error)].max(initial=0.0))
+    which = np.isfinite(error) & (error <= MARGIN * MARGIN * usual + ULPS * EPS * largest(exact) + more)
+    own = OWN * float(error[which].max(initial=0.0))
     return Decided(which, max(rounding(np.where(which, single, exact), exact), own) + more)
 
 

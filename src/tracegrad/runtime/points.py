@@ -191,11 +191,11 @@ class Points:
             values = cast("Array", np.where(self.counted(f.product), values, values.dtype.type(0)))
         self.folded.append(values)
         with np.errstate(all="ignore"):
-            return self.combined(getattr(np, str(PRIMITIVES[f.prim.combine].array)), values)
+            return self.combined(f.prim, values)
 
-    def combined(self, combine: Any, values: Array) -> Array:
+    def combined(self, prim: Primitive, values: Array) -> Array:
         """Combine the values of each row into one."""
-        return combine.reduce(values, axis=-1, keepdims=True).astype(values.dtype)
+        return combination(prim).reduce(values, axis=-1, keepdims=True).astype(values.dtype)
 
     def counted(self, p: Product) -> Array:
         """Return which points of the rows are summed. Results without readers are not."""
@@ -275,6 +275,11 @@ class Points:
             return np.clip(self.known[a.value].astype(np.int64), 0, a.hi)
         inner = self.index(a.index)
         return inner % a.d if a.mod else inner // a.d
+
+
+def combination(prim: Primitive) -> Any:
+    """Return the function of NumPy that combines two elements of a fold."""
+    return getattr(np, str(PRIMITIVES[prim.combine].array))
 
 
 @lru_cache(256)
