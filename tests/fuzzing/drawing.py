@@ -86,7 +86,7 @@ class Pool:
 
     def shaped(self, shape: tuple[int, ...], dtype: str = "f32", low: float = -2.0, high: float = 2.0) -> int:
         """A value of exactly this type: one that exists, or a new input."""
-        usual = (low, high) == (-2.0, 2.0) and dtype != "i32"
+        usual = (low, high) == (-2.0, 2.0) and dtype not in ("i32", "u32")
         if usual and self.chance(2):
             found = self.find(lambda k: self.dtype(k) == dtype and self.of(k) == shape)
             if found is not None:
@@ -97,10 +97,11 @@ class Pool:
         """The number of a new input; inside a body there are none."""
         if not self.fresh or 0 in shape or len(self.inputs) >= MOST_INPUTS:
             raise UnfitError
-        kind = {"f32": self.flavour, "i32": "below", "bool": "bools"}[dtype]
+        kind = {"f32": self.flavour, "i32": "below", "u32": "wild", "bool": "bools"}[dtype]
         if dtype == "f32" and (low, high) != (-2.0, 2.0):
             kind = "uniform"
-        if dtype == "i32" and low < 0:
+        if dtype == "i32" and low < 0:  # no index: all numbers will do
+            kind = self.one(("below", "wild"))
             low, high = 0, max(high, 3)
         x = Input(dtype, tuple(shape), kind, self.below(2**31), low, high)
         number = ~len(self.inputs)

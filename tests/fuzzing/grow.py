@@ -15,6 +15,7 @@ from fuzzing.exact import analysed
 from fuzzing.nested import NESTED, arguments
 from fuzzing.program import Input, Program, Step
 from fuzzing.table import OPS
+from fuzzing.training import OURS, SCHEDULES
 from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, as_dtype
 from tracegrad.ir import Tensor
@@ -24,7 +25,7 @@ TRIES = 12  # draws for one step
 LARGEST = 1e5
 BLURRED = 1e-3  # a value whose bound is larger than this, in parts of it, says nothing
 FLAVOURS = ("uniform",) * 11 + ("integers",) * 5 + ("eighths",) * 3 + ("special",)
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop")
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", *sorted(OURS))
 
 
 class RefusedError(Exception):
@@ -72,7 +73,7 @@ def _training(pool: Pool) -> dict[str, object]:
         options["accumulate"] = 2
     if pool.chance(6):
         options["normalize_grads"] = True
-    more = {"schedule": pool.one(("", "", "linear", "staircase", "warmup")), "state": bool(pool.chance(2))}
+    more = {"schedule": pool.one(("", "", *sorted(SCHEDULES))), "state": bool(pool.chance(2))}
     more |= {"steps": 4 if "accumulate" in options else 3, "options": options}
     return {**plain, **more, **(_losses(pool, options) if pool.chance(3) else {})}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuzzing.drawing import Pool, UnfitError
-from fuzzing.table import Drawn, Op, register
+from fuzzing.table import Drawn, NoCounterpartError, Op, register
 
 UNARY = {  # name here: name in torch, name in jax.numpy or jax.nn
     "neg": ("neg", "negative"), "exp": ("exp", "exp"),
@@ -55,6 +55,15 @@ def _integers(pool: Pool) -> Drawn:
     return (a, pool.broadcastable(pool.of(a), "i32")), {}
 
 
+def _unsigned(pool: Pool) -> Drawn:
+    a = pool.pick("u32")
+    return (a, pool.broadcastable(pool.of(a), "u32")), {}
+
+
+def _divisor_int(pool: Pool) -> Drawn:
+    return (pool.pick(pool.one(("i32", "u32"))),), {"c": pool.one((1, 2, 3, 7, 16, 1000, 2**31 - 1))}
+
+
 def _booleans(pool: Pool) -> Drawn:
     a = pool.pick("bool")
     return (a, pool.broadcastable(pool.of(a), "bool")), {}
@@ -79,8 +88,9 @@ def _divisor(pool: Pool) -> Drawn:
 
 
 def _cast(pool: Pool) -> Drawn:
-    dtype = pool.one(("f32", "i32", "bool"))
-    to = pool.one({"f32": ("i32", "bool"), "i32": ("f32", "bool"), "bool": ("f32", "i32")}[dtype])
+    dtype = pool.one(("f32", "i32", "u32", "bool"))
+    to = pool.one({"f32": ("i32", "bool"), "i32": ("f32", "bool", "u32"), "u32": ("f32", "i32"),
+                   "bool": ("f32", "i32")}[dtype])  # fmt: skip
     k = pool.find(lambda k: pool.dtype(k) == dtype)
     if k is None or pool.flavour == "special":  # each library casts what is out of range in its own way
         raise UnfitError
@@ -88,11 +98,13 @@ def _cast(pool: Pool) -> Drawn:
 
 
 def _cast_torch(torch: Any, x: Any, to: str) -> Any:
+    if to == "u32":
+        raise NoCounterpartError(to)
     return x.to({"f32": torch.float64, "i32": torch.int32, "bool": torch.bool}[to])
 
 
 def _cast_jax(jax: Any, x: Any, to: str) -> Any:
-    return x.astype({"f32": "float64", "i32": "int32", "bool": "bool"}[to])
+    return x.astype({"f32": "float64", "i32": "int32", "u32": "uint32", "bool": "bool"}[to])
 
 
 def _quotient(torch: Any, a: Any, b: Any) -> Any:
@@ -159,6 +171,26 @@ register(
            lambda torch, a, b, n=n: _whole(n, torch, a, b).int(),
            lambda jax, a, b, n=n: _whole(n, jax.numpy, a, b).astype("int32"))
         for n in ("remainder", "floor_divide")
+    ),
+    *(
+        Op(f"uint_{n}", _unsigned, lambda tg, a, b, n=n: getattr(tg, n)(a, b), None,
+           lambda jax, a, b, n=j: getattr(jax.numpy, n)(a, b), weight=1)
+        for n, j in [*list(BINARY.items())[:3], *list(BINARY.items())[4:6], *((n, n) for n in COMPARE)]
+    ),
+    *(
+        Op(f"uint_{n}", _unsigned, lambda tg, a, b, n=n: getattr(tg, n)(a, b), None,
+           lambda jax, a, b, n=n: _whole(n, jax.numpy, a, b).astype("uint32"))
+        for n in ("remainder", "floor_divide")
+    ),
+    *(
+        Op(f"int_{n}_number", _divisor_int, lambda tg, x, c, n=n: getattr(tg, n)(x, c), None,
+           lambda jax, x, c, n=n: getattr(jax.numpy, n)(x, c).astype(x.dtype))
+        for n in ("remainder", "floor_divide")
+    ),
+    *(
+        Op(f"int_{n}", lambda p: ((p.pick("i32"),), {}), lambda tg, x, n=n: getattr(tg, n)(x),
+           lambda torch, x, n=n: getattr(torch, n)(x), lambda jax, x, n=j: getattr(jax.numpy, n)(x), weight=1)
+        for n, j in (("neg", "negative"), ("abs", "abs"), ("sign", "sign"), ("square", "square"))
     ),
     Op("logical_not", lambda p: ((p.pick("bool"),), {}), lambda tg, x: tg.logical_not(x),
        lambda torch, x: torch.logical_not(x), lambda jax, x: jax.numpy.logical_not(x)),

@@ -21,7 +21,7 @@ class Input:
     """One argument: its type, and how its values are made.
 
     kind:  uniform in [low, high), integers (small, with many ties), eighths, below (i32 in [0, high)), bools,
-           special (zeros of both signs, infinities, NaN), or given: `values` has them
+           special (zeros, infinities, NaN), wild (integers that wrap around), or given by `values`
     """
 
     dtype: str
@@ -33,13 +33,16 @@ class Input:
     values: tuple[float, ...] = ()
 
     def array(self) -> Array:
-        """The values, as f32, i32 or bool."""
+        """The values, as f32, i32, u32 or bool."""
         rng = np.random.default_rng(self.seed)
-        dtype = {"f32": np.float32, "i32": np.int32, "bool": np.bool_}[self.dtype]
+        dtype = {"f32": np.float32, "i32": np.int32, "u32": np.uint32, "bool": np.bool_}[self.dtype]
         if self.kind == "given":
             return np.array(self.values, dtype).reshape(self.shape)
         if self.kind == "below":
             return rng.integers(int(self.low), int(self.high), self.shape).astype(dtype)
+        if self.kind == "wild":
+            ends = np.array([0, 1, -1, 2, 7, -7, 2**31 - 1, 1 - 2**31, 65536, -46341, 2**30, -5], np.int64)
+            return ends[rng.integers(0, len(ends), self.shape)].astype(np.int32).astype(dtype)
         if self.kind == "bools":
             return rng.integers(0, 2, self.shape).astype(dtype)
         if self.kind == "integers":

@@ -117,7 +117,7 @@ def name(k: int) -> str:
 
 def array(x: Input) -> str:
     """What makes the values of an input."""
-    dtype = {"f32": "np.float32", "i32": "np.int32", "bool": "np.bool_"}[x.dtype]
+    dtype = {"f32": "np.float32", "i32": "np.int32", "u32": "np.uint32", "bool": "np.bool_"}[x.dtype]
     values = x.array()
     if values.size <= WRITTEN_OUT:
         return f"np.array({values.tolist()}, {dtype})".replace("nan", "np.nan").replace("inf", "np.inf")

@@ -28,11 +28,23 @@ OURS: dict[str, Callable[..., optim.Optimizer]] = {
     "adam": optim.adam,
     "adamw": lambda **how: optim.adamw(weight_decay=0.125, **how),
     "rmsprop": optim.rmsprop,
+    "centered": lambda **how: optim.rmsprop(centered=True, momentum=0.5, **how),
+    "decayed": lambda **how: optim.adam(weight_decay=0.125, **how),
+    "adagrad": optim.adagrad,
+    "adadelta": optim.adadelta,
+    "nadam": optim.nadam,
+    "radam": optim.radam,
+    "lion": optim.lion,
+    "lamb": optim.lamb,
 }
 SCHEDULES = {
     "linear": lambda lr: tg.lr.linear(lr, 0.0, 3),
     "staircase": lambda lr: tg.lr.staircase(lr, 2, 0.5),
     "warmup": lambda lr: tg.lr.warmup(lr, 2, 0.5 * lr),
+    "cosine_annealing": lambda lr: tg.lr.cosine_annealing(lr, 0.25 * lr, 3),
+    "multi_step": lambda lr: tg.lr.multi_step(lr, (1, 2), 0.5),
+    "exponential": lambda lr: tg.lr.exponential(lr, 0.5),
+    "one_cycle": lambda lr: tg.lr.one_cycle(lr, 4),
 }
 
 
@@ -176,10 +188,18 @@ def trained_by_torch(program: Program) -> Outputs:
     how, lr = program.train["optimizer"], program.train["lr"]
     if any(program.train.get(n) for n in ("options", "schedule", "state", "losses")):
         raise NoCounterpartError("options, schedules, states and several losses")
+    if how in ("lion", "lamb"):
+        raise NoCounterpartError(how)
     held, _ = parts(program)
     every = [torch.tensor(double(x)).requires_grad_(n in held) for n, x in program.arrays().items()]
     wanted = [x for x in every if x.requires_grad]
     made = {
+        "adagrad": lambda: torch.optim.Adagrad(wanted, lr),
+        "adadelta": lambda: torch.optim.Adadelta(wanted, lr),
+        "nadam": lambda: torch.optim.NAdam(wanted, lr),
+        "radam": lambda: torch.optim.RAdam(wanted, lr),
+        "decayed": lambda: torch.optim.Adam(wanted, lr, weight_decay=0.125),
+        "centered": lambda: torch.optim.RMSprop(wanted, lr, centered=True, momentum=0.5),
         "sgd": lambda: torch.optim.SGD(wanted, lr),
         "momentum": lambda: torch.optim.SGD(wanted, lr, momentum=0.5, weight_decay=0.125),
         "nesterov": lambda: torch.optim.SGD(wanted, lr, momentum=0.5, nesterov=True),
