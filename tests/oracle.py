@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-import torch
+import pytest
 
 from tracegrad import ambient
 from tracegrad.dtypes import TensorType, as_dtype, f32
@@ -14,6 +14,8 @@ from tracegrad.evaluate import evaluate
 from tracegrad.ir import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.walks import gradients
+
+torch: Any = pytest.importorskip("torch")
 
 
 def typed(name: str, a: np.ndarray) -> Tensor:

@@ -10,13 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 import tracegrad as tg
 from models import Training, cnn, cnn_logits, gpt, sine, sine_predict
 from tracegrad import lr, optim
 from tracegrad.demo.data import load_digits, load_text
+
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:  # on the systems of tests/portable.txt; `torch_run` skips
+    torch = F = None
 
 STEPS = 50
 LOSS = 1e-4  # relative, at every step: what the project promises
@@ -55,7 +59,7 @@ def text_batches() -> Iterator[dict[str, Any]]:
 
 # --- the same models in PyTorch, on parameters by name ---
 
-Params = dict[str, torch.Tensor]
+Params = dict[str, Any]
 
 
 def torch_sine(p: Params, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -125,6 +129,8 @@ class Run:
 
 
 def compiled(training: Training, device: str = "cpu", seed: int = 0, **more: Any) -> tg.CompiledTraining:
+    if device == "jax":
+        pytest.importorskip("jax", reason="JAX is not installed")
     return tg.compile(**training.arguments(), device=device, seed=seed, **more)
 
 
@@ -147,6 +153,7 @@ def decays(name: str) -> bool:
 
 def torch_run(job: Job, first: dict[str, np.ndarray], make: Callable[[list[Any]], torch.optim.Optimizer], clip: float,
               rate: Callable[[int], float] | None = None) -> Run:  # fmt: skip
+    pytest.importorskip("torch")
     torch.manual_seed(0)
     params = {n: torch.tensor(x, requires_grad=True) for n, x in first.items()}
     groups = [
@@ -395,6 +402,7 @@ def test_states_may_need_each_others_old_values(device: str, request: Any) -> No
 
 
 def test_attached_forwards_see_every_step_and_take_any_batch() -> None:
+    pytest.importorskip("torch")
     job = JOBS["cnn"]
     data = load_digits()
     with compiled(job.training) as train:

@@ -68,3 +68,16 @@ def test_files_are_replaced_whole_without_locks(tmp_path: Path, monkeypatch: pyt
 def test_the_portable_tests_exist() -> None:
     for line in (HOME / "tests" / "portable.txt").read_text(encoding="utf-8").split():
         assert (HOME / line).exists(), line
+
+
+@pytest.mark.slow
+def test_the_portable_tests_are_collected_without_pytorch_and_jax() -> None:
+    code = (
+        "import sys; sys.modules |= {'torch': None, 'jax': None}; import pytest; "
+        "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', '@tests/portable.txt']))"
+    )
+    environment = {**os.environ, "TRACEGRAD_NO_SKIP": "0", "CI": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=240, env=environment
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
