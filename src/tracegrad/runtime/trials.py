@@ -315,7 +315,7 @@ def _reader(
         x = patterns.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
         for array, element, value in odd:
             if name == array:
-                x = cast("Array", np.where(at + offset == element, x.dtype.type(value), x))
+                x = cast("Array", np.where(at + offset == element, np.asarray(value).astype(x.dtype), x))
         return np.where(_among(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
 
     return read
