@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# a - b floor(a / b), exactly: the significands are divided as integers, 8 bits at a time, because a / b rounds
+# a - b floor(a / b), exactly: the significands are divided as integers, 8 bits at a time, because a / b rounds. A GPU can
+# flush denormals, so the difference of |b| and a smaller |a| is that of both times 2^149.
 MODULO = """fn modulo_(a: f32, b: f32) -> f32 {
   let u = bitcast<u32>(a) & 0x7fffffffu;
   let v = bitcast<u32>(b) & 0x7fffffffu;
@@ -21,8 +22,11 @@ MODULO = """fn modulo_(a: f32, b: f32) -> f32 {
   m = select(m, n - m, apart && m != 0u);
   let shift = min(countLeadingZeros(m) - 8u, f - 1u);
   let reduced = select((m << shift) + ((f - shift - 1u) << 23u), 0u, m == 0u);
-  let smaller = select(bitcast<f32>(v) - bitcast<f32>(u), bitcast<f32>(v), v == 0x7f800000u);
-  let within = select(u, bitcast<u32>(smaller), apart && u != 0u);
+  let up = select(0u, 149u << 23u, f <= 105u);
+  let small = select(bitcast<f32>(u + up), f32(u), u < 0x800000u && up > 0u);
+  let less = bitcast<u32>(bitcast<f32>(v + up) - small) - up;
+  let smaller = select(less, v, v == 0x7f800000u);
+  let within = select(u, smaller, apart && u != 0u);
   let y = select(reduced, within, e < f) | (bitcast<u32>(b) & 0x80000000u);
   return bitcast<f32>(select(y, nan_bits, v == 0u || u >= 0x7f800000u || v > 0x7f800000u));
 }"""
