@@ -208,3 +208,21 @@ def test_each_phase_reads_a_product_of_its_own(n: int) -> None:
     np.testing.assert_array_equal(computed(along, a, b, v), a @ b + np.repeat(v, 3)[:n])
     across = lambda a, b, v: b.T @ a.T + tg.repeat(v, 3, 0)[:n].reshape(-1, 1)
     np.testing.assert_array_equal(computed(across, a, b, v), (a @ b).T + np.repeat(v, 3)[:n, None])
+
+
+@pytest.mark.parametrize("n", (19, 23, 31, 47, 59))
+@pytest.mark.parametrize("rows", (1, 3, 40))
+def test_the_last_elements_of_a_row_are_one_vector(n: int, rows: int) -> None:
+    """What lies behind a row is neither folded nor overwritten, also if it is NaN or infinite."""
+    x = np.random.default_rng(n).standard_normal((rows, n)).astype(np.float32)
+    x[rows // 2] = np.nan
+    x[rows // 3, -1] = np.inf
+    each = lambda fn: np.concatenate([computed(fn, x[k : k + 1]) for k in range(rows)])
+    for fn in (tg.softmax, lambda x: tg.logsumexp(x, -1), lambda x: tg.max(x, -1), lambda x: tg.sum(tg.tanh(x), -1)):
+        np.testing.assert_array_equal(computed(fn, x), each(fn))
+    with np.errstate(all="ignore"):
+        shifted = np.exp(x - x.max(-1, keepdims=True))
+        expected = shifted / shifted.sum(-1, keepdims=True)
+    np.testing.assert_allclose(computed(tg.softmax, x), expected, rtol=2e-6)
+    twice = computed(lambda x: tg.stack([tg.softmax(x), tg.exp(x) - tg.max(x, -1, True)]), x)
+    np.testing.assert_array_equal(twice[0], computed(tg.softmax, x))

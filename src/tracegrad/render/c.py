@@ -7,7 +7,6 @@ neighbours in memory belong to different folds. The order of a fold depends on i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from tracegrad.dtypes import f16, strides_of
 from tracegrad.ir import PRIMITIVES
@@ -15,7 +14,7 @@ from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
-from tracegrad.render.c_values import CEmitter, column_wise, overruns, reorders, rounded
+from tracegrad.render.c_values import CEmitter, Partial, column_wise, in_one_vector, overruns, reorders, rounded
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 from tracegrad.tuning import (
     C_GRAIN,
@@ -26,6 +25,7 @@ from tracegrad.tuning import (
     FEWEST_COLUMNS,
     INLINED_CALLS,
     LANES,
+    LONG_CALL,
 )
 
 # GCC 11 and 12 unroll a short loop and vectorize the sum around it. If the short loop reads backwards, or in any other
@@ -36,20 +36,6 @@ ROLLED = "#pragma GCC unroll 1"
 def library_source(texts: Iterable[str]) -> str:
     """Return the texts of all kernels as one library."""
     return "\n".join([PRELUDE, *dict.fromkeys(texts)])
-
-
-class Partial(NamedTuple):
-    """A partial result of a fold: its name and type, what it starts with, two of them combined, and one element."""
-
-    name: str
-    type: str
-    start: str
-    both: str
-    value: str
-
-    def step(self, to: str, value: str) -> str:
-        """Return the line that combines a variable with a value."""
-        return f"{to} = {self.both.format(to, value)};"
 
 
 class Function:
@@ -211,10 +197,29 @@ class Function:
         lines = [*self.read(), *self.folds_of_row()]
         inner = [s for s in self.kernel.stores if s.inner]
         if inner:
+            roots, sizes = [s.value for s in inner], [s.size for s in self.kernel.slots]
+            long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(roots))
+            whole = self.inner and self.inner[-1].size > LANES and all(s.index.linear for s in inner)
+            beyond = long and whole and in_one_vector(self.inner[-1], LANES, roots, sizes)
             written = self.stores(self.emit, inner, loop=True)
             # in braces if all inner axes are unrolled, because stores once a row use the same names
-            lines += [*self.emit.flush(), *(self.nest(self.inner, written) if self.inner else [Block("", written)])]
+            nested = self.nest(self.inner, written) if self.inner else [Block("", written)]
+            lines += [*self.emit.flush(), *(self.in_vectors(inner, written) if beyond else nested)]
         return [*lines, *self.stores(self.emit, [s for s in self.kernel.stores if not s.inner], loop=False)]
+
+    def in_vectors(self, stores: Sequence[Store], written: Sequence[str]) -> list[Statement]:
+        """Return the loops of stores along a row, whose last elements one vector has before they are stored."""
+        *others, last = self.inner
+        rest = int(last.size) % LANES
+        whole = int(last.size) - rest
+        at, count = f"const long {last.name} = {whole} + l;", len(stores)
+        held = [f"u{k}[l] = s{k};" for k in range(count)]
+        arrays = [f"{C_TYPE[s.value.dtype.name]} u{k}[{LANES}] {ALIGNED};" for k, s in enumerate(stores)]
+        kept = [f"const __auto_type s{k} = u{k}[l];" for k in range(count)]
+        first = Loop(last.name, whole, written)
+        computed = at_once(LANES, [at, *written[:-count], *held])
+        end = Block("", [*arrays, computed, at_once(rest, [at, *kept, *written[-count:]])])
+        return self.nest(others, [first, end])
 
     def folds_of_row(self) -> list[Statement]:
         lines: list[Statement] = []
@@ -275,7 +280,8 @@ class Function:
         rest: int | str = int(last.size) - whole
         if not last.fixed:
             whole, rest = f"{last.size} / {lanes} * {lanes}", f"{last.size} % {lanes}"
-        apart = bool(others and rest) and isinstance(rest, int)
+        beyond = in_one_vector(last, lanes, [f.value for f in folds], [s.size for s in self.kernel.slots])
+        apart = bool(others and rest) and isinstance(rest, int) and not beyond
         parts = [p for f, v in zip(folds, values) for p in self.partial(f, v)]
         named = [*lets, *[x for f, v in zip(folds, values) for x in self.element_of(f, v)]]
         start: list[Statement] = []
@@ -292,7 +298,11 @@ class Function:
             ]
 
         loop: list[Statement] = [Loop("jb", whole, [at_once(lanes, at("jb", "t"))], step=lanes)]
-        if rest:
+        if beyond:
+            both = [(f"t{p.name}[l]", p.both.format(f"t{p.name}[l]", p.value)) for p in parts]
+            chosen = [f"{t} = select({t}, {more}, l < {rest});" for t, more in both]
+            loop.append(at_once(lanes, [f"const long {last.name} = {whole} + l;", *named, *chosen]))
+        elif rest:
             loop.append(at_once(rest, at(str(whole), "r" if apart else "t")))
         halves: list[Statement] = []
         if apart:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from tracegrad.dtypes import bool_
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
@@ -101,15 +101,24 @@ def rounded(width: int | str) -> str:
     return f"({width} + {VECTOR - 1}) / {VECTOR} * {VECTOR}"
 
 
-def overruns(last: Axis, reads: Sequence[tuple[int, Index]], sizes: Sequence[int]) -> bool:
-    """Return whether folds can go on beyond the last column, so that compilers make whole vectors of them.
+def in_one_vector(last: Axis, lanes: int, roots: Sequence[Value], sizes: Sequence[int]) -> bool:
+    """Return whether the elements of a row behind whole vectors are computed in one vector, with others of no meaning.
+
+    Compilers use a vector for each power of two that is in their number, and compute the last one alone.
+    """
+    rest = int(last.size) % lanes if last.fixed else 0
+    return rest & (rest - 1) > 0 and overruns(last, [v.arg for v in walk(roots) if v.op == "load"], sizes, lanes)
+
+
+def overruns(last: Axis, reads: Sequence[tuple[int, Index]], sizes: Sequence[int], vector: int = VECTOR) -> bool:
+    """Return whether folds can go on beyond the last column or element, so that compilers make whole vectors of them.
 
     Such folds read elements of no meaning, within the margin around every array, and no result of them is stored. One
     column more than whole vectors takes less time on its own.
     """
-    if not last.fixed or last.size % VECTOR < 2:
+    if not last.fixed or last.size % vector < 2:
         return False
-    far = [VECTOR * abs(index.strides.get(last.name, 0)) for _, index in reads]
+    far = [vector * abs(index.strides.get(last.name, 0)) for _, index in reads]
     return all(
         index.linear and index.lo - n >= -MARGIN and index.hi + n < sizes[slot] + MARGIN
         for (slot, index), n in zip(reads, far)
@@ -136,3 +145,17 @@ def _along_columns(loads: Sequence[Mapping[str, int]], column: Axis, row: Axis) 
     columns, rows = (sum(x.get(axis.name) == 1 for x in both or loads) for axis in (column, row))
     pairs = not both and columns == rows > 0  # f(x[i], y[j]): vectors run along the longer axis
     return columns > rows or (pairs and column.size >= row.size)
+
+
+class Partial(NamedTuple):
+    """A partial result of a fold: its name and type, what it starts with, two of them combined, and one element."""
+
+    name: str
+    type: str
+    start: str
+    both: str
+    value: str
+
+    def step(self, to: str, value: str) -> str:
+        """Return the line that combines a variable with a value."""
+        return f"{to} = {self.both.format(to, value)};"
