@@ -59,7 +59,9 @@ class Steps:
             graph = source.traced().graph
         slots = {slot.name: slot.offset for slot in arena_of(trained, optimizer).slots}
         dtypes = {n: np.float64 if t.dtype.is_float else np.int32 for n, t in graph.writes.items()}
-        states = {n: certain(np.zeros(t.shape, dtypes[n])) for n, t in graph.writes.items() if n not in STATES}
+        fills = {n: 0.0 if isinstance(x, str) else x for n, x in optimizer.transform.fills.items()}
+        states = {n: np.full(graph.writes[n].shape, fills.get(n, 0.0), kind) for n, kind in dtypes.items()}
+        states = {n: certain(x) for n, x in states.items() if n not in STATES}
         steps = Steps(optimize(graph).graph if passed else graph, optimizer, slots, graph.writes["params"].size, states)
         if "ema" in states:
             held = {f"held.{n}": certain(double(x)) for n, x in parts(program)[0].items()}
