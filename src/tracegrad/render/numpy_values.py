@@ -132,13 +132,16 @@ class Values:
         name = self.arrays.fresh("x")
         base = self.arrays.fresh("x")
         text = " + ".join([f"{self.arrays.atom_text(a)} * {c}" for a, c in static] + [str(index.const), offset])
-        self.arrays.setup.append(f"{base} = np.asarray({text}, 'int64')")
+        shape = self.shape_of_index(index)
+        self.arrays.setup.append(
+            f"{base} = np.array({text}, 'int64', ndmin={len(shape)})"
+        )  # other terms can be constants
         picked = [f"{self.atom_now(a)} * {c}" for a, c in index.terms if _varies(a)]
         self.arrays.lines.append(f"{name} = {' + '.join([base, *picked])}")
         for a, _ in index.terms:
             if isinstance(a, Dynamic):
                 self.release(a.value)
-        return self.take(v, array, name, self.shape_of_index(index))
+        return self.take(v, array, name, shape)
 
     def index_now(self, index: Index) -> str:
         """Return an expression for an index that depends on values."""
