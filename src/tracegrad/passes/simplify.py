@@ -102,8 +102,8 @@ def _arithmetic(
     return rule
 
 
-# x - x, x / x, x * 0, x / 0 and 0 / x keep their NaN and infinities: WGSL lets drivers assume finite numbers, so
-# drivers would fold them for every x.
+# x - x, x / x, x * 0, x / 0, x / inf and 0 / x keep their NaN and infinities: WGSL lets drivers assume finite numbers,
+# so drivers would fold them for every x.
 def _difference(x: Tensor) -> Tensor:
     """x - x"""
     return where(nonfinite(x), math.nan, 0.0)
@@ -114,7 +114,7 @@ def _ratio(x: Tensor) -> Tensor:
     return where(logical_or(nonfinite(x), x == 0.0), math.nan, 1.0)
 
 
-OfZero = Callable[[Tensor, float], Tensor]
+OfConstant = Callable[[Tensor, float], Tensor | None]  # None: the constant is none of those that drivers fold
 
 
 def _signed(x: Tensor, size: float) -> Tensor:
@@ -122,27 +122,35 @@ def _signed(x: Tensor, size: float) -> Tensor:
     return where(x < 0.0, -size, size)
 
 
-def _times_zero(x: Tensor, zero: float) -> Tensor:
-    return where(nonfinite(x), math.nan, where(x == 0.0, x if math.copysign(1.0, zero) > 0 else -x, _signed(x, zero)))
+def _times(x: Tensor, c: float) -> Tensor | None:
+    """x * 0"""
+    if c != 0.0:
+        return None
+    return where(nonfinite(x), math.nan, where(x == 0.0, x if math.copysign(1.0, c) > 0 else -x, _signed(x, c)))
 
 
-def _over_zero(x: Tensor, zero: float) -> Tensor:
-    return where(logical_or(isnan(x), x == 0.0), math.nan, _signed(x, math.copysign(math.inf, zero)))
+def _over(x: Tensor, c: float) -> Tensor | None:
+    """x / 0; x / inf is x * 0"""
+    if c == 0.0:
+        return where(logical_or(isnan(x), x == 0.0), math.nan, _signed(x, math.copysign(math.inf, c)))
+    return _times(x, math.copysign(0.0, c)) if math.isinf(c) else None
 
 
-def _zero_over(x: Tensor, zero: float) -> Tensor:
-    return where(logical_or(isnan(x), x == 0.0), math.nan, _signed(x, zero))
+def _under(x: Tensor, c: float) -> Tensor | None:
+    """0 / x"""
+    return None if c != 0.0 else where(logical_or(isnan(x), x == 0.0), math.nan, _signed(x, c))
 
 
-def _with_zero(left: OfZero, right: OfZero, rest: Shortcut) -> Shortcut:
-    """Return the rule by which 0 f x is `left`, x f 0 is `right`, and all else follows `rest`."""
+def _with_constant(left: OfConstant, right: OfConstant, rest: Shortcut) -> Shortcut:
+    """Return the rule by which c f x is `left`, x f c is `right`, and all else follows `rest`."""
 
     def rule(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
         a, b = xs
         for x, other, f in ((b, a, left), (a, b, right)):
-            zero = constant(other) if t.dtype.is_float else None
-            if zero is not None and zero == 0.0 and constant(x) is None:
-                return f(x, zero)
+            c = constant(other) if t.dtype.is_float and constant(x) is None else None
+            special = None if c is None else f(x, c)
+            if special is not None:
+                return special
         return rest(t, xs)
 
     return rule
@@ -208,8 +216,8 @@ def _unchanged(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
 SHORTCUTS: dict[str, Shortcut] = {
     "add": _arithmetic(float.__add__, -0.0, -0.0),  # -0.0 + 0.0 is 0.0
     "sub": _arithmetic(float.__sub__, 0.0, same=_difference),
-    "mul": _with_zero(_times_zero, _times_zero, _arithmetic(float.__mul__, 1.0, 1.0)),
-    "div": _with_zero(_zero_over, _over_zero, _arithmetic(_quotient, 1.0, same=_ratio)),
+    "mul": _with_constant(_times, _times, _arithmetic(float.__mul__, 1.0, 1.0)),
+    "div": _with_constant(_under, _over, _arithmetic(_quotient, 1.0, same=_ratio)),
     "neg": _neg, "reshape": _reshape, "permute": _permute, "broadcast": _broadcast,
     **dict.fromkeys(("sum", "max", "peak", "min", "prod", "cast", "stop_gradient", "variable"), _unchanged),
 }  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# a - b floor(a / b), exactly: the significands are divided as integers, 8 bits at a time, because a / b rounds. A GPU can
-# flush denormals, so the difference of |b| and a smaller |a| is that of both times 2^149.
+# a - b floor(a / b), exactly: the significands are divided as integers, 8 bits at a time, because a / b rounds. A GPU
+# can flush denormals, so the difference of |b| and a smaller |a| is that of both times 2^149.
 MODULO = """fn modulo_(a: f32, b: f32) -> f32 {
   let u = bitcast<u32>(a) & 0x7fffffffu;
   let v = bitcast<u32>(b) & 0x7fffffffu;
