@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -311,21 +312,28 @@ def reduction_rows() -> list[Row]:
 def system_rows() -> list[Row]:
     """Decompositions and systems of equations; scales are bounds of the error by that of the matrix."""
 
-    def lower(rng: Rng, n: int) -> list[Array]:
-        a = rng.normal(size=(8, 32, 32)) / 8 + 2 * np.eye(32)
-        return [a.astype(np.float32), rng.normal(size=(8, 32, 5)).astype(np.float32)]
+    def lower(size: int, rng: Rng, n: int) -> list[Array]:
+        a = rng.normal(size=(8, size, size)) / 8 + 2 * np.eye(size)
+        return [a.astype(np.float32), rng.normal(size=(8, size, 5)).astype(np.float32)]
 
-    def positive(rng: Rng, n: int) -> list[Array]:
-        x = rng.normal(size=(8, 32, 32))
-        a = x @ x.swapaxes(-1, -2) / 32 + 0.1 * np.eye(32)
+    def positive(size: int, rng: Rng, n: int) -> list[Array]:
+        x = rng.normal(size=(8, size, size))
+        a = x @ x.swapaxes(-1, -2) / size + 0.1 * np.eye(size)
         return [((a + a.swapaxes(-1, -2)) / 2).astype(np.float32)]
 
     inverted = lambda a: np.linalg.inv(a)
     return [
-        Row("linalg.cholesky", "32×32", tg.linalg.cholesky, positive, factors, 4, factors_scale,
-            "|L| |L⁻¹| |L| |Lᵀ| |L⁻ᵀ|"),
-        Row("linalg.solve_triangular", "32×32, lower", lambda a, b: tg.linalg.solve_triangular(a, b, upper=False),
-            lower, lower_solved, 4, lower_solved_scale, "|A⁻¹| |A| |X|"),
+        *[
+            Row("linalg.cholesky", f"{size}×{size}", tg.linalg.cholesky, partial(positive, size), factors, 4,
+                factors_scale, "|L| |L⁻¹| |L| |Lᵀ| |L⁻ᵀ|")
+            for size in (32, 100)
+        ],
+        *[
+            Row("linalg.solve_triangular", f"{size}×{size}, lower",
+                lambda a, b: tg.linalg.solve_triangular(a, b, upper=False), partial(lower, size), lower_solved, 4,
+                lower_solved_scale, "|A⁻¹| |A| |X|")
+            for size in (32, 100)
+        ],
         Row("linalg.solve", "32×32", tg.linalg.solve, arrays((8, 32, 32), (8, 32, 5)), np.linalg.solve, 4,
             solved_scale, "|A⁻¹| |A| |X|"),
         Row("linalg.inv", "32×32", tg.linalg.inv, arrays((8, 32, 32)), inverted, 4,

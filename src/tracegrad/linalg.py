@@ -1,25 +1,35 @@
-"""Decompositions of small matrices, and systems of equations. Each is a scan over the columns or rows of a matrix."""
+"""Decompositions of small matrices, and systems of equations.
+
+Each is a scan over the columns or rows of a matrix. `cholesky` and `solve_triangular` have derivatives by formulas, and
+go block by block: one product subtracts what earlier blocks explain, so that the rows of a block need no others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracegrad import foreign, ops
-from tracegrad.dtypes import broadcast_shapes
+from tracegrad import ambient, foreign, ops
+from tracegrad.dtypes import TensorType, broadcast_shapes, i32, normalize_axis
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir import Tensor, bind
 from tracegrad.methods import op
-from tracegrad.ops.constants import eye, ones, tril, triu, zeros
+from tracegrad.ops.constants import eye, tril, triu, zeros
+from tracegrad.ops.indexing import take
 from tracegrad.ops.linalg import matmul
 from tracegrad.ops.reduction import argmax, sum
-from tracegrad.ops.shaping import expand_dims
+from tracegrad.ops.shaping import expand_dims, pad
 from tracegrad.prims.elementwise import abs, sqrt, where
-from tracegrad.prims.leaves import as_tensor, iota
-from tracegrad.prims.maps import float_type
-from tracegrad.prims.views import broadcast_to, moved
+from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.maps import composite, float_type
+from tracegrad.prims.rules import alike
+from tracegrad.prims.views import broadcast_to
 from tracegrad.transforms.recurrence import scan
 
 __all__ = ["cholesky", "inv", "solve", "solve_triangular"]
+
+
+BLOCK, UNBLOCKED = 16, 32  # rows of a block; the largest matrix without blocks
 
 
 def _square(a: Any) -> Tensor:
@@ -42,6 +52,145 @@ def _system(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return broadcast_to(a, (*batch, n, n)), broadcast_to(b, (*batch, n, b.shape[-1]))
 
 
+def _blocks(n: int) -> tuple[int, int]:
+    """Return the number and the size of the blocks that n rows are computed in."""
+    count = -(-n // BLOCK) if n > UNBLOCKED else 1
+    return count, -(-n // count)
+
+
+def _padded(a: Tensor, n: int) -> Tensor:
+    """Return a square matrix with the identity after it, n rows in all."""
+    more = n - a.shape[-1]
+    return pad(a, ((0, 0),) * (a.ndim - 2) + ((0, more),) * 2) + where(iota((n,), 0) >= a.shape[-1], eye(n), 0.0)
+
+
+def _at(x: Tensor, i: Tensor, axis: int) -> Tensor:
+    return take(x, i, normalize_axis(axis, x.ndim))
+
+
+def _each(fn: Callable[[Tensor, Tensor], Tensor], init: Tensor, n: int, reverse: bool = False) -> Tensor:
+    """Return what `fn` makes of `init` with 0, 1, ..., n - 1; also where composites are expanded, after the trace."""
+    with ambient.tracing():
+        return scan(lambda found, i: (fn(found, i), None), init, iota((n,), 0), reverse=reverse)[0]
+
+
+# cholesky
+def _cholesky(a: Tensor) -> Tensor:
+    """Subtract from each block of rows of L^T what the blocks before it explain, in one product; factor the rest."""
+    size, batch = a.shape[-1], a.shape[:-2]
+    m, b = _blocks(size)
+    if m == 1:
+        return _factored(a.swapaxes(-1, -2), const(0, i32)).swapaxes(-1, -2)
+    n = m * b
+    blocks = _padded(a, n).swapaxes(-1, -2).reshape((*batch, m, b, n))
+
+    def block(found: Tensor, t: Tensor) -> Tensor:
+        factors = _at(found.reshape((*batch, n, m, b)), t, -2).swapaxes(-1, -2)
+        left = _at(blocks, t, -3) - matmul(factors, found.reshape((*batch, n, n)))
+        return where((iota((m,), 0) == t)[:, None, None], expand_dims(_factored(left, t * b), -3), found)
+
+    found = _each(block, zeros(blocks.shape), m)
+    return found.reshape((*batch, n, n)).swapaxes(-1, -2)[..., :size, :size]
+
+
+def _factored(a: Tensor, first: Tensor) -> Tensor:
+    """Return the rows of L^T from `first` on, from what the rows before leave of A, one after the other."""
+    b, n = a.shape[-2:]
+
+    def row(found: Tensor, j: Tensor) -> Tensor:
+        factors = expand_dims(_at(found, first + j, -1), -2)
+        left = _at(a, j, -2) - matmul(factors, found).squeeze(-2)
+        new = where(iota((n,), 0) >= first + j, left / sqrt(expand_dims(_at(left, first + j, -1), -1)), 0.0)
+        return where(expand_dims(iota((b,), 0) == j, 1), expand_dims(new, -2), found)
+
+    return _each(row, zeros(a.shape), b)
+
+
+def _halved(a: Tensor) -> Tensor:
+    """Return the lower triangle of a matrix, with half of its diagonal."""
+    return tril(a) - a * (0.5 * eye(a.shape[-1]))
+
+
+def _cholesky_vjp(ct: Tensor, y: Tensor, a: Tensor) -> tuple[Tensor]:
+    """With S = L^-T halved(L^T ct) L^-1: return halved(S + S^T)."""
+    up = y.swapaxes(-1, -2)
+    half = bind(TRIANGULAR, up, _halved(matmul(up, tril(ct))), upper=True)
+    s = bind(TRIANGULAR, up, half.swapaxes(-1, -2), upper=True)
+    return (_halved(s + s.swapaxes(-1, -2)),)
+
+
+def _cholesky_xla(x: Any, t: Tensor, a: Any) -> Any:
+    return x.lax.linalg.cholesky(a, symmetrize_input=False)
+
+
+CHOLESKY = composite(
+    "cholesky",
+    type=float_type,
+    expand=_cholesky,
+    vjp=_cholesky_vjp,
+    batch=alike,
+    xla=_cholesky_xla,
+)
+
+
+# solve_triangular
+def _triangular(a: Tensor, b: Tensor, *, upper: bool) -> Tensor:
+    """Subtract from each block of right sides what the solved blocks explain, in one product, and solve the rest."""
+    size, k = b.shape[-2:]
+    m, r = _blocks(size)
+    a = triu(a) if upper else tril(a)
+    if m == 1:
+        return _substituted(a, b, upper)
+    n, batch = m * r, b.shape[:-2]
+    blocks = _padded(a, n).reshape((*batch, m, r, n))
+    sides = pad(b, ((0, 0),) * len(batch) + ((0, n - size), (0, 0))).reshape((*batch, m, r, k))
+
+    def block(found: Tensor, t: Tensor) -> Tensor:
+        rows = _at(blocks, t, -3)
+        left = _at(sides, t, -3) - matmul(rows, found.reshape((*batch, n, k)))  # rows not solved yet are 0
+        new = _substituted(_at(rows.reshape((*batch, r, m, r)), t, -2), left, upper)
+        return where((iota((m,), 0) == t)[:, None, None], expand_dims(new, -3), found)
+
+    found = _each(block, zeros(sides.shape), m, reverse=upper)
+    return found.reshape((*batch, n, k))[..., :size, :]
+
+
+def _substituted(a: Tensor, b: Tensor, upper: bool) -> Tensor:
+    """Return X with A X = B, row by row."""
+    n = a.shape[-1]
+
+    def row(found: Tensor, i: Tensor) -> Tensor:
+        factors = _at(a, i, -2)
+        known = matmul(expand_dims(factors, -2), found).squeeze(-2)
+        new = (_at(b, i, -2) - known) / expand_dims(_at(factors, i, -1), -1)
+        return where(expand_dims(iota((n,), 0) == i, 1), expand_dims(new, -2), found)
+
+    return _each(row, zeros(b.shape), n, reverse=upper)
+
+
+def _triangular_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor, *, upper: bool) -> tuple[Tensor, Tensor]:
+    given = bind(TRIANGULAR, a.swapaxes(-1, -2), ct, upper=not upper)
+    return (triu if upper else tril)(-matmul(given, y.swapaxes(-1, -2))), given
+
+
+def _solution(a: TensorType, b: TensorType, *, upper: bool) -> TensorType:
+    return b
+
+
+def _triangular_xla(x: Any, t: Tensor, a: Any, b: Any) -> Any:
+    return x.lax.linalg.triangular_solve(a, b, left_side=True, lower=not t.attrs["upper"])
+
+
+TRIANGULAR = composite(
+    "solve_triangular",
+    type=_solution,
+    expand=_triangular,
+    vjp=_triangular_vjp,
+    batch=alike,
+    xla=_triangular_xla,
+)
+
+
 @op
 def cholesky(a: Any) -> Tensor:
     """Return the lower triangular L with L L^T = A, of a symmetric positive definite matrix.
@@ -50,7 +199,8 @@ def cholesky(a: Any) -> Tensor:
 
     a:        f32, shape (..., n, n). Only the lower triangle is read.
     Returns:  f32, shape of `a`, 0 above the diagonal. Elements are NaN if the matrix is not positive definite.
-    Gradient: to the lower triangle of `a`. A symmetric A that is computed, as X X^T + eye, gets the usual one.
+    Gradient: to the lower triangle of `a`, by two triangular solves (Murray 2016). A symmetric A that is computed, as
+              X X^T + eye, gets the usual one.
     Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
 
     As numpy.linalg.cholesky and torch.linalg.cholesky, which raise for a matrix that is not positive definite.
@@ -60,18 +210,7 @@ def cholesky(a: Any) -> Tensor:
     tensor([[2., 0.],
             [1., 3.]])
     """
-    a = _square(a)
-    n = a.shape[-1]
-
-    def column(found: Tensor, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        values, here, below = given
-        row = sum(found * expand_dims(here, 1), -2)
-        left = values - matmul(found, expand_dims(row, -1)).squeeze(-1)
-        pivot = sqrt(sum(left * here, -1, keepdims=True))
-        new = where(below > 0.0, left / pivot, 0.0)
-        return found + expand_dims(new, -1) * here, new
-
-    return moved(scan(column, zeros(a.shape), (moved(a, -1, 0), eye(n), triu(ones((n, n)))))[1], 0, -1)
+    return bind(CHOLESKY, _square(a))
 
 
 @op
@@ -84,7 +223,7 @@ def solve_triangular(a: Any, b: Any, *, upper: bool) -> Tensor:
     b:        f32, shape (..., n, k). Batch axes broadcast against those of `a`.
     upper:    True: A is upper triangular, and rows are solved from the last one up. False: lower, from the first down.
     Returns:  f32, shape (..., n, k). A zero on the diagonal gives infinities or NaN.
-    Gradient: to `b` and the triangle of `a`.
+    Gradient: A^-T ct to `b`, and -(A^-T ct) X^T to the triangle of `a`.
     Raises:   ShapeError if `a` is not square or `b` has other rows; DTypeError if one is not f32.
 
     As torch.linalg.solve_triangular.
@@ -93,18 +232,7 @@ def solve_triangular(a: Any, b: Any, *, upper: bool) -> Tensor:
     tensor([[2.],
             [2.]])
     """
-    a, b = _system(a, b)
-    n = a.shape[-1]
-
-    def row(found: Tensor, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        factors, values, here = given
-        known = matmul(expand_dims(factors, -2), found).squeeze(-2)  # rows not solved yet are 0
-        new = (values - known) / sum(factors * here, -1, keepdims=True)
-        return found + expand_dims(here, 1) * expand_dims(new, -2), new
-
-    triangle = triu(a) if upper else tril(a)
-    rows = (moved(triangle, -2, 0), moved(b, -2, 0), eye(n))
-    return moved(scan(row, zeros(b.shape), rows, reverse=upper)[1], 0, -2)
+    return bind(TRIANGULAR, *_system(a, b), upper=upper)
 
 
 @op
