@@ -144,25 +144,21 @@ class Trial(NamedTuple):
     one_sided: Sequence[bool] = ()  # for each form: did a choice among few values fall the same way for all of them?
 
 
-Trials = Sequence[tuple[str, Trial]]  # each with the key of its kernel
-
-
 def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> Plan:
     """Choose the points of each form to compare. few_groups: in few workgroups, where a device can run some of them."""
     groups: list[Any] = [None] * len(kernel.forms)
     if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
         groups = [partial(group_of, form, t) for form, t in zip(kernel.forms, kernel.apart)]
     outer = [chosen(form, SEED, group) for form, group in zip(kernel.forms, groups)]
-    plan = Plan(kernel, layout, max(map(indexed, kernel.forms)), outer, _left_out(kernel, layout, outer), [], [], [])
-    for form, points, places in zip(kernel.forms, outer, _places(plan)):
-        plan.ties.extend(_ties(form, points, places))
-    return at_points(plan, outer)
+    below, places = max(map(indexed, kernel.forms)), places_of(kernel, layout)
+    ties = [odd for form, points, at in zip(kernel.forms, outer, places) for odd in _ties(form, points, at)]
+    return at_points(Plan(kernel, layout, below, outer, _left_out(kernel, layout, outer), ties, [], []), outer)
 
 
 def at_points(plan: Plan, outer: list[Array]) -> Plan:
     """Return a plan that compares these points. Forms without points are not computed, so they need no contents."""
     around, within, written = list[Fill](), list[Fill](), list[tuple[Name, int, int]]()
-    for form, points, places in zip(plan.kernel.forms, outer, _places(plan)):
+    for form, points, places in zip(plan.kernel.forms, outer, places_of(plan.kernel, plan.layout)):
         for s, (name, begin) in zip(form.slots, places):
             if s.written:
                 written.append((name, begin, begin + s.size))
@@ -216,13 +212,12 @@ def _is_static_load(v: Value, form: Kernel) -> bool:
     return form.slots[int(v.arg[0])].dtype is v.dtype and not any(isinstance(a, Dynamic) for a in atoms_of(v.arg[1]))
 
 
-def _places(plan: Plan) -> Iterator[list[tuple[Name, int]]]:
+def places_of(kernel: KernelSource, layout: Layout) -> Iterator[list[tuple[Name, int]]]:
     """Yield the array and offset of every slot of each form."""
     first = 0
-    for form in plan.kernel.forms:
+    for form in kernel.forms:
         slots = slice(first, first + len(form.slots))
-        names = [plan.layout.arrays[b] for b in plan.kernel.binding_of[slots]]
-        yield list(zip(names, plan.layout.offsets[slots]))
+        yield list(zip([layout.arrays[b] for b in kernel.binding_of[slots]], layout.offsets[slots]))
         first += len(form.slots)
 
 
@@ -236,7 +231,7 @@ def trials_with(plan: Plan, some: Sequence[Numbers]) -> list[Trial]:
         trial.puts.extend(Put(name, at, 0) for name, at in plan.zeros.items())
         trial.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in (*plan.ties, *trial.odd))
     one_sided: list[bool] = []
-    for form, outer, places in zip(plan.kernel.forms, plan.outer, _places(plan)):
+    for form, outer, places in zip(plan.kernel.forms, plan.outer, places_of(plan.kernel, plan.layout)):
         if not outer.size:
             continue
         kinds = [kind_of(s.dtype, plan.below) for s in form.slots]
@@ -291,12 +286,10 @@ def _left_out(kernel: KernelSource, layout: Layout, outer: Sequence[Array]) -> d
     They must be zeros for every form that reads them. Elements that only other points skip can have any value.
     """
     found: dict[Name, list[Array]] = {}
-    first = 0
-    for form, points in zip(kernel.forms, outer):
+    for form, points, places in zip(kernel.forms, outer, places_of(kernel, layout)):
         for slot, elements in left_out(form, points):
-            k = first + slot
-            found.setdefault(layout.arrays[kernel.binding_of[k]], []).append(layout.offsets[k] + elements)
-        first += len(form.slots)
+            name, offset = places[slot]
+            found.setdefault(name, []).append(offset + elements)
     return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
 
 

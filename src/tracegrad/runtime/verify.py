@@ -16,7 +16,7 @@ from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import KernelSource
 from tracegrad.runtime.inexact import UNSURE
 from tracegrad.runtime.points import FEW, Patterns, forget
-from tracegrad.runtime.trials import SEED, Layout, Odd, Trial, at_points, plan_of, trials_with
+from tracegrad.runtime.trials import SEED, Layout, Odd, Trial, at_points, places_of, plan_of, trials_with
 
 FURTHER = tuple(range(9, 21))  # seeds for kernels whose choices all fell on one side
 OFTEN = 4  # this many of them are always tried
@@ -47,20 +47,17 @@ def _odd(trial: Trial, patterns: Sequence[Patterns]) -> list[Trial]:
     In the first trial these are the elements behind all small slots of floats, which must change nothing. In each other
     one it is the first or last element of one slot. Single numbers come first: they decide about whole steps.
     """
-    plan, odds, first = trial.plan, list[list[list[Odd]]](), 0
+    plan, odds = trial.plan, list[list[list[Odd]]]()
     few = [x[:: max(1, x.size // POINTS_ODD)] for x in plan.outer]
-    for form, points in zip(plan.kernel.forms, plan.outer):
-        places = zip(form.slots, plan.kernel.binding_of[first:], plan.layout.offsets[first:])
-        used = points.size > 0
-        small = [(s, plan.layout.arrays[b], at) for s, b, at in places if used and 0 < s.size <= FEW and not s.written]
-        small.sort(key=lambda x: x[0].size)
+    for form, points, places in zip(plan.kernel.forms, plan.outer, places_of(plan.kernel, plan.layout)):
+        read = [(s, *at) for s, at in zip(form.slots, places) if points.size and not s.written]
+        small = sorted([x for x in read if 0 < x[0].size <= FEW], key=lambda x: x[0].size)
         flags = [(name, at, s.size) for s, name, at in small if not s.dtype.is_float]
         zeros = [Odd(name, at + k, int(k == n)) for name, at, n in flags for k in range(n + 1)]
         floats = [(name, at, s.size) for s, name, at in small if s.dtype.is_float]
         behind = [Odd(name, at + n, np.inf) for name, at, n in floats]
         ends = dict.fromkeys(Odd(name, at + k, np.inf) for name, at, n in floats for k in (0, n - 1))
         odds.append([[*zeros, *behind], *[[*zeros, end] for end in ends]])
-        first += len(form.slots)
     numbers = [(p, list(chain(*those))) for those, p in zip(zip_longest(*odds, fillvalue=[]), patterns)]
     return trials_with(at_points(plan, few), numbers)
 
