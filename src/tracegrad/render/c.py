@@ -200,11 +200,11 @@ class Function:
             roots, sizes = [s.value for s in inner], [s.size for s in self.kernel.slots]
             long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(roots))
             whole = self.inner and self.inner[-1].size > LANES and all(s.index.linear for s in inner)
-            beyond = long and whole and in_one_vector(self.inner[-1], LANES, roots, sizes)
+            padded = long and whole and in_one_vector(self.inner[-1], LANES, roots, sizes)
             written = self.stores(self.emit, inner, loop=True)
             # in braces if all inner axes are unrolled, because stores once a row use the same names
             nested = self.nest(self.inner, written) if self.inner else [Block("", written)]
-            lines += [*self.emit.flush(), *(self.in_vectors(inner, written) if beyond else nested)]
+            lines += [*self.emit.flush(), *(self.in_vectors(inner, written) if padded else nested)]
         return [*lines, *self.stores(self.emit, [s for s in self.kernel.stores if not s.inner], loop=False)]
 
     def in_vectors(self, stores: Sequence[Store], written: Sequence[str]) -> list[Statement]:
@@ -280,8 +280,8 @@ class Function:
         rest: int | str = int(last.size) - whole
         if not last.fixed:
             whole, rest = f"{last.size} / {lanes} * {lanes}", f"{last.size} % {lanes}"
-        beyond = in_one_vector(last, lanes, [f.value for f in folds], [s.size for s in self.kernel.slots])
-        apart = bool(others and rest) and isinstance(rest, int) and not beyond
+        padded = in_one_vector(last, lanes, [f.value for f in folds], [s.size for s in self.kernel.slots])
+        apart = bool(others and rest) and isinstance(rest, int) and not padded
         parts = [p for f, v in zip(folds, values) for p in self.partial(f, v)]
         named = [*lets, *[x for f, v in zip(folds, values) for x in self.element_of(f, v)]]
         start: list[Statement] = []
@@ -298,7 +298,7 @@ class Function:
             ]
 
         loop: list[Statement] = [Loop("jb", whole, [at_once(lanes, at("jb", "t"))], step=lanes)]
-        if beyond:
+        if padded:
             both = [(f"t{p.name}[l]", p.both.format(f"t{p.name}[l]", p.value)) for p in parts]
             chosen = [f"{t} = select({t}, {more}, l < {rest});" for t, more in both]
             loop.append(at_once(lanes, [f"const long {last.name} = {whole} + l;", *named, *chosen]))

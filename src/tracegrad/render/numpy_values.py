@@ -132,10 +132,8 @@ class Values:
         name = self.arrays.fresh("x")
         base = self.arrays.fresh("x")
         text = " + ".join([f"{self.arrays.atom_text(a)} * {c}" for a, c in static] + [str(index.const), offset])
-        shape = self.shape_of_index(index)
-        self.arrays.setup.append(
-            f"{base} = np.array({text}, 'int64', ndmin={len(shape)})"
-        )  # other terms can be constants
+        shape = self.shape_of_index(index)  # the other terms can be constants, which have no axes
+        self.arrays.setup.append(f"{base} = np.array({text}, 'int64', ndmin={len(shape)})")
         picked = [f"{self.atom_now(a)} * {c}" for a, c in index.terms if _varies(a)]
         self.arrays.lines.append(f"{name} = {' + '.join([base, *picked])}")
         for a, _ in index.terms:

@@ -21,6 +21,7 @@ from tracegrad.runtime.process import in_background
 
 MOST_RUNS = 32  # of one call
 LONGER_RUNS = 8  # the same, of longer steps: a few of them hide the overhead of their call
+WORTH = 0.1  # of the first compilation's time, that full calls take before a loop of a known number is compiled
 LOOPED_BYTES = 4 << 20  # of the inputs and outputs of one call: stacking more would cost more than a call
 LEAST_RUNS = 4  # a loop over fewer saves nothing
 KEPT_BYTES = 1 << 16  # an input that comes again stays on the device if it is larger
@@ -145,9 +146,6 @@ class Loop:
         if self._compiled is not None:
             with contextlib.suppress(Exception):  # no run needs it any more
                 self._compiled.result()
-
-
-WORTH = 0.1
 
 
 def _shaped(x: Array) -> Any:
