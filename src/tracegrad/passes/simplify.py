@@ -102,8 +102,8 @@ def _arithmetic(
     return rule
 
 
-# x - x, x / x, x * 0, x / 0, x / inf and 0 / x keep their NaN and infinities: WGSL lets drivers assume finite numbers,
-# so drivers would fold them for every x.
+# x - x, x / x, x * 0, x / 0, x / inf and 0 / x keep their NaN and infinities. WGSL lets drivers assume finite numbers,
+# so drivers would fold these for every x.
 def _difference(x: Tensor) -> Tensor:
     """x - x"""
     return where(nonfinite(x), math.nan, 0.0)
