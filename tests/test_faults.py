@@ -240,6 +240,9 @@ def test_a_limit_a_feature_and_a_shader_that_a_device_refuses_leave_the_training
                 train.replace_model(SineMLP(16))
             with pytest.raises(tg.DeviceError, match="max-storage-buffer-binding-size"):
                 compiled("webgpu")
+            tiny = {"max-compute-invocations-per-workgroup": 64}
+            with pytest.raises(tg.DeviceError, match=r"needs 256 threads in one workgroup; .* allows 64"):
+                compiled("webgpu")
         with monkeypatch.context() as patch:
             patch.setattr("tracegrad.runtime.native.check_limits",
                           lambda p, limits, features, device: limited(p, limits, set(), device))  # fmt: skip

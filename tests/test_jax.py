@@ -69,6 +69,23 @@ def test_relu_keeps_nan(n: int) -> None:
         np.testing.assert_array_equal(run.run(x=x).output, np.maximum(x, 0))
 
 
+@pytest.mark.parametrize("n", [3, 5000])
+def test_a_mask_keeps_nan_and_infinity_times_zero(n: int) -> None:
+    """XLA makes a choice of a product with a mask, which gives 0: so the gradient of `max` beside NaN was 0."""
+    x = np.linspace(-1, 1, n, dtype=np.float32)
+    x[0], x[-1] = np.nan, np.inf
+
+    def forward(m: Nothing, x: tg.Tensor) -> dict[str, tg.Tensor]:
+        masked = x * tg.cast(tg.abs(x) > 2.0, tg.f32)
+        return {"masked": masked, "max": tg.grad(tg.max)(x), "min": tg.grad(tg.min)(x)}
+
+    with tg.compile_forward(model=Nothing(), forward=forward, inputs={"x": (n,)}, device="jax", seed=0) as run:
+        got = run.run(x=x).output
+    np.testing.assert_array_equal(np.isnan(got["masked"]), np.isnan(x))
+    assert got["masked"][-1] == np.inf and not got["masked"][1:-1].any()
+    assert np.isnan(got["max"]).all() and np.isnan(got["min"]).all()
+
+
 SLICES = {
     "all": [(0, 3), (3, 5), (5, 9)],
     "in another order": [(5, 9), (0, 3), (3, 5)],

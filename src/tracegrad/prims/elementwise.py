@@ -105,6 +105,8 @@ CAST = map_row(
     array="{0}.astype('{dtype.numpy}')",
     vjp=lambda ct, y, x, *, dtype: (cast(ct, x.dtype) if x.dtype.is_float and dtype.is_float else None,),
     wgsl="{dtype}({0})",
+    # XLA would make a choice of `y * mask.astype(f32)`, which gives 0 for infinity times False
+    xla=lambda x, t, y: (x.np.where(y, 1.0, 0.0) if y.dtype == x.np.bool_ else y).astype(t.dtype.numpy),
 )
 
 

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -51,14 +51,11 @@ def _extremum_xla(x: Any, t: Tensor, values: Any) -> Any:
     There reductions by max and min of some thousand elements drop NaN: jnp.max(jnp.full(8000, jnp.nan)) is -inf in JAX
     0.10.2, where that of 100 elements is NaN. As https://github.com/openxla/xla/issues/21461 says of constants.
     """
-    reduced, axes = {"max": x.np.max, "min": x.np.min}[t.prim.name], t.attrs["axes"]
-
-    def plain(values: Any) -> Any:
-        return reduced(values, axis=axes, keepdims=True)
+    over: dict[str, Any] = {"axis": t.attrs["axes"], "keepdims": True}
+    plain = partial(getattr(x.np, t.prim.name), **over)
 
     def keeping(values: Any) -> Any:
-        odd = x.np.isnan(values).any(axis=axes, keepdims=True)
-        return x.np.where(odd, x.np.nan, plain(values)).astype(values.dtype)
+        return x.np.where(x.np.isnan(values).any(**over), x.np.nan, plain(values)).astype(values.dtype)
 
     return x.lax.platform_dependent(values, cpu=keeping, default=plain) if t.dtype == f32 else plain(values)
 
@@ -117,7 +114,7 @@ def check_product(a: TensorType, b: TensorType) -> None:
         hint = ""
         if b.ndim > 1 and a.shape[-1] == b.shape[-1]:
             hint = " (did you mean swapaxes(b, -1, -2)?)"
-        elif math.prod(a.shape[1:]) == b.shape[at]:
+        elif prod(a.shape[1:]) == b.shape[at]:
             hint = " (did you mean tg.flatten(a)?)"
         raise ShapeError(
             f"inner dimensions differ: a is {a}, b is {b}; "

@@ -124,10 +124,10 @@ def _refusal(
     return ShapeError(f"shapes differ: {all_of(types)}")
 
 
-def map_row(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: str = "", cost: int = 1) -> Primitive:
-    """Register a row of the family: all rows share the forward-mode and batching rules."""
+def map_row(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: str = "", **more: Any) -> Primitive:
+    """Register a row of the family: all rows share the forward-mode and batching rules. `more`: cost and xla."""
     jvp = symmetric if vjp is not None else None
-    return register(Primitive(name, "map", type, array, vjp, jvp, alike, wgsl, helper, cost=cost))
+    return register(Primitive(name, "map", type, array, vjp, jvp, alike, wgsl, helper, **more))
 
 
 def composite(

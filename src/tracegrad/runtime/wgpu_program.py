@@ -29,7 +29,7 @@ from tracegrad.runtime.wgpu_rings import (
     stride_of,
     whole,
 )
-from tracegrad.tuning import COMPILERS
+from tracegrad.tuning import COMPILERS, LOOP_THREADS
 
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE = 0x1, 0x4, 0x8, 0x40, 0x80  # GPUBufferUsage
 COMPUTE = 0x4  # GPUShaderStage
@@ -259,6 +259,7 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
         ("max-storage-buffer-binding-size", max(needs.binding_bytes, largest.bytes), f"bytes in one binding ({name})"),
         ("max-storage-buffers-per-shader-stage", needs.storage_buffers, "arrays in one kernel"),
         ("max-compute-workgroup-storage-size", needs.workgroup_memory, "bytes of workgroup memory"),
+        ("max-compute-invocations-per-workgroup", LOOP_THREADS, "threads in one workgroup"),
     )
     for limit, need, what in rows:
         if need > limits[limit]:
