@@ -231,7 +231,7 @@ def repeat(*args: Any, **kwargs: Any) -> Any:
     tensor(8.)
     """
     if not args or not callable(args[0]):
-        return ops.shaping.repeat(*args, **kwargs)
+        return ops.repeat(*args, **kwargs)
     check_call("tg.repeat", _iterated, args, kwargs)
     return _iterated(*args, **kwargs)
 
