@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -106,25 +104,6 @@ def test_asking_for_adapters_prints_nothing_and_loads_no_wgpu() -> None:
         [sys.executable, "-c", code], capture_output=True, env={**os.environ, "PYTHONPATH": SRC}, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-
-
-def test_types_are_read_as_cffi_reads_them_with_every_name_declared() -> None:
-    pytest.importorskip("wgpu")
-    finding.load_wgpu()
-    ffi: Any = importlib.import_module("wgpu.backends.wgpu_native").ffi
-    parser = ffi._parser
-    assert "parse_type" in vars(parser)
-    texts = [
-        "WGPUBufferDescriptor *", "WGPUAdapter[]", "WGPUCommandBuffer[1]", "char []", "uintptr_t", "uint32_t[1]",
-        "struct WGPULimits *", "WGPUChainedStruct * ", "WGPUFeatureName[]", "void *",
-        "void(WGPUDevice const *, WGPUErrorType, WGPUStringView, void *, void *)",
-    ]  # fmt: skip
-    everything = parser._declarations
-    for text in texts:
-        assert parser.parse_type(text) == type(parser).parse_type(parser, text), text
-    with pytest.raises(Exception, match="nonsense"):
-        parser.parse_type("nonsense *")
-    assert parser._declarations is everything
 
 
 @pytest.mark.parametrize(("gpu", "loaded"), [(False, []), (True, ["wgpu", "tracegrad.runtime.native"])])

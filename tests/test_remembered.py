@@ -188,42 +188,63 @@ def test_where_only_software_is_remembered_auto_loads_no_wgpu(cache: Path, monke
     assert chosen("webgpu") is not None and loaded == ["wgpu"]
 
 
-HEADER = """
+TYPES = """
 import cffi.cparser, sys
 from tracegrad.runtime.adapters import load_wgpu
 parsed, parse = [], cffi.cparser.Parser._parse
 cffi.cparser.Parser._parse = lambda self, source: parsed.append(len(source)) or parse(self, source)
-load_wgpu()
+if sys.argv[1] == "known":
+    load_wgpu()
+import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 print(sum(n > 50_000 for n in parsed))
-names = sorted(ffi._parser._declarations)
-print(names, sorted(ffi._parser._int_constants.items()))
-structs = [n.split()[1] for n in names if n.startswith("typedef WGPU")]
-print([(n, ffi.sizeof(n), ffi.typeof(n).kind == "struct" and [f for f, _ in ffi.typeof(n).fields]) for n in structs
-       if ffi.typeof(n).kind in ("struct", "enum", "pointer", "primitive") and ffi.typeof(n).cname != "void"])
-print([str(ffi.typeof(getattr(lib, n.split()[1]))) for n in names if n.startswith("function ")])
+typedefs, structs, unions = ffi.list_types()
+print(typedefs, structs, unions)
+def told(t):  # the ways to read a header name a type with or without const
+    return t.kind, t.cname.rstrip("*") == "void " or t.kind == "void" or ffi.sizeof(t)
+for n in dir(lib):
+    if n.startswith("wgpu"):
+        t = ffi.typeof(getattr(lib, n))
+        print(n, told(t.result), [told(x) for x in t.args])
+def constant(name):
+    try:
+        return getattr(lib, name)
+    except Exception:  # one that is no integer
+        return None
+print([(n, constant(n)) for n in dir(lib) if n.startswith("WGPU")])
+for t in (ffi.typeof(n) for n in typedefs if ffi.typeof(n).kind == "struct" and ffi.typeof(n).fields):
+    print(t.cname.split()[-1], ffi.sizeof(t), [(n, told(f.type), f.offset) for n, f in t.fields])
 """
 
 
-def header(cache: Path) -> tuple[int, str]:
-    """How often a new process parses wgpu's header, and all that cffi then knows of it."""
+def types_of(cache: Path, how: str = "known") -> tuple[int, str]:
+    """How often a new process parses wgpu's header, and what it knows of C's types, functions and constants."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), "PYTHONPATH": SRC}
-    done = subprocess.run([sys.executable, "-c", HEADER], env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", TYPES, how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     parsed, _, known = done.stdout.partition("\n")
     return int(parsed), known
 
 
 @pytest.mark.skipif(find_spec("wgpu") is None, reason="needs wgpu")
 def test_the_header_is_parsed_by_one_process_only(cache: Path) -> None:
-    parsed, known = header(cache)
+    parsed, known = types_of(cache, "parsed")
     assert parsed == 1 and len(known) > 50_000
-    assert header(cache) == (0, known)
-    (path,) = cache.glob("header-*.json")
-    text = path.read_text()
-    other = text.replace('"PointerType"', '"Parser"', 1)
-    assert other != text
-    for spoil in (lambda: path.chmod(0o666), lambda: path.write_bytes(path.read_bytes()[:-9]),
-                  lambda: path.write_text(other)):  # fmt: skip
+    assert types_of(cache) == (1, known)
+    assert types_of(cache) == (0, known)
+    (path,) = cache.glob("types-*")
+    assert remembered.types_file() == path
+    text = path.read_bytes()
+    for spoil in (lambda: path.chmod(0o666), lambda: path.write_bytes(text[:-9]),
+                  lambda: path.write_bytes(text.replace(b"_version", b"_versions"))):  # fmt: skip
         spoil()
-        assert header(cache) == (1, known)  # others could have written it; it is damaged
-        assert header(cache) == (0, known)
+        assert types_of(cache) == (1, known)  # others could have written it; it is damaged
+        assert types_of(cache) == (0, known)
+
+
+@pytest.mark.skipif(find_spec("wgpu") is None, reason="needs wgpu")
+def test_without_a_place_to_keep_them_types_are_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wgpu", raising=False)
+    assert len(remembered.types()) > 50_000 and not list(tmp_path.glob("tracegrad/*"))

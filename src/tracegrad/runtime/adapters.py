@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracegrad.errors import DeviceError
 from tracegrad.refusals import helpful
-from tracegrad.runtime import cffi_names, process, remembered, tab
+from tracegrad.runtime import process, remembered, tab, wgpu_types
 from tracegrad.runtime.process import quiet_stderr
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ GPU_NODES = ("/dev/dri/renderD*", "/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "
 PROBE = """
 import json, os, sys
 try:
+    names = {}
+    exec(open(sys.argv[1]).read(), names)
+    with names["known"](open(sys.argv[2]).read()):
+        import wgpu.backends.wgpu_native
+except BaseException:
+    pass
+try:
     import wgpu
 except BaseException as e:
     print("\\nTRACEGRAD" + json.dumps({"error": f"{type(e).__name__}: {e}"})); sys.exit()
-try:
-    from wgpu.backends.wgpu_native import ffi
-    names = {}
-    exec(open(sys.argv[1]).read(), names)
-    names["declare_what_occurs"](ffi._parser)
-except Exception:
-    pass
 try:
     from wgpu.backends.wgpu_native.extras import set_instance_extras
     set_instance_extras(backends=["Primary"])
@@ -230,9 +230,8 @@ def open_device(adapter: AdapterInfo) -> Any:
 def load_wgpu() -> Any:
     """Return the wgpu module, without loading a driver. Raises DeviceError if the package cannot be loaded."""
     try:
-        with remembered.read_once():
-            native = importlib.import_module("wgpu.backends.wgpu_native")
-        cffi_names.declare_what_occurs(getattr(native.ffi, "_parser", None))  # if wgpu was imported before
+        with wgpu_types.known(remembered.types()):
+            importlib.import_module("wgpu.backends.wgpu_native")
         wgpu: Any = importlib.import_module("wgpu")
         if not wgpu.__version__.startswith(PINNED):
             raise ImportError(f"this is wgpu {wgpu.__version__}, tracegrad needs {PINNED}x")
@@ -325,7 +324,7 @@ def _started_child() -> subprocess.Popen[bytes] | None:
     if getattr(sys, "frozen", False) or not sys.executable or importlib.util.find_spec("wgpu") is None:
         return None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-P", "-c", PROBE, cffi_names.__file__]
+    command = [sys.executable, "-P", "-c", PROBE, wgpu_types.__file__, str(remembered.types_file())]
     import subprocess
 
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
