@@ -24,10 +24,11 @@ class MultiheadAttention(Module):
     dim, n_heads: the size of an element, and the number of heads. `n_heads` divides `dim`.
     kv_heads:     number of heads of keys and values, a divisor of n_heads. Each serves n_heads / kv_heads heads of
                   queries (Ainslie et al. 2023). By default n_heads.
+    bias:         False: the four `Linear`s have no b.
     causal:       True: element t sees elements up to t only.
     cache:        (batch, length) of a cache of keys and values for generation, in the states `keys` and `values`,
-                  f32[batch, kv_heads, length, d].
-    Layers q_proj, k_proj, v_proj and out_proj are `Linear`s, W from init.xavier_uniform(), b zeros.
+                  f32[batch, kv_heads, length, d]. Needs causal=True.
+    Layers q_proj, k_proj, v_proj and out_proj are `Linear`s, W from tg.init.xavier_uniform(), b zeros.
 
     layer(x, memory=None, value=None, *, mask=None, position=None, dropout=0.0) gives f32[B, T, dim]:
     x:        f32[B, T, dim]: the queries, and without `memory` the keys and values, too.
@@ -38,7 +39,9 @@ class MultiheadAttention(Module):
     position: i32[]: the position of the first element of `x` in sequences whose earlier elements are in the cache. The
               cache gets the elements of `x`, so the forward needs writes=True. Position 0 begins new sequences. `x`
               must end within the cache: otherwise the run is Failed, or a computed position is clamped.
-    dropout:  probability of dropping a weight. Pass 0 outside of training.
+    dropout:  the probability of dropping an attention weight. Pass 0 outside of training.
+    Raises:   ShapeError for sizes that do not fit; TraceError for a cache without `causal`, and for a position without
+              a cache or with `memory`.
 
     >>> x = np.zeros((2, 5, 8), np.float32)
     >>> tg.instantiate(nn.MultiheadAttention(8, 2), 0)(x).shape
@@ -140,12 +143,16 @@ class TransformerBlock(Module):
     norm_first:  h = x + attention(norm1(x)),  y = h + linear2(f(linear1(norm2(h))))
     else:        h = norm1(x + attention(x)),  y = norm2(h + linear2(f(linear1(h))))
 
-    dim, n_heads: as for `MultiheadAttention`. The attribute `self_attn` also gets kv_heads, causal and cache.
+    dim, n_heads, kv_heads, causal, cache: as for `MultiheadAttention`, the attribute `self_attn`.
     hidden:       size between linear1 and linear2, by default 4 dim.
     activation:   f, by default tg.gelu.
-    dropout:      probability, in training, of dropping attention weights, results of f, and results of both branches.
+    dropout:      the probability, if training=True, of dropping attention weights, results of f, and results of both
+                  branches.
+    bias:         False: no layer has a b.
+    eps:          of the two `LayerNorm`s.
 
     block(x, *, mask=None, position=None, training=False) gives f32[B, T, dim], as x; see `MultiheadAttention`.
+    Raises:       as `MultiheadAttention`; InputError if `activation` is no function.
 
     >>> tg.instantiate(nn.TransformerBlock(8, 2, causal=True), 0)(np.zeros((2, 5, 8), np.float32)).shape
     (2, 5, 8)

@@ -106,10 +106,12 @@ class _Convolution(_Windowed):
 class Conv1d(_Convolution):
     """Cross-correlation of sequences (NCL), plus a bias for each output channel.
 
-    x: f32[B, in_ch, L]; the result is f32[B, out_ch, L'],
-       L' = floor((L + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
-    W: f32[out_ch, in_ch/groups, k], from `init`, default kaiming(); `decay` says whether W decays.
-    b: f32[out_ch], zeros.
+    x: f32[B, in_ch, length]; the result is f32[B, out_ch, length'], with the size of `Conv2d`.
+    W: f32[out_ch, in_ch/groups, kernel_size], from `init`, default tg.init.kaiming().
+    b: f32[out_ch], zeros. bias=False: no b.
+    kernel_size, stride, padding, dilation: integers. padding="same" and groups as in `Conv2d`.
+    decay:     whether weight decay applies to W; None: `nn.decays` decides.
+    trainable: False: no step changes W and b.
     As torch.nn.Conv1d.
 
     >>> tg.instantiate(nn.Conv1d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9), np.float32)).shape
@@ -122,13 +124,15 @@ class Conv1d(_Convolution):
 class Conv2d(_Convolution):
     """Cross-correlation of images (NCHW), plus a bias for each output channel.
 
-    x: f32[B, in_ch, H, W]; the result is f32[B, out_ch, H', W'],
-       H' = floor((H + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
-    W: f32[out_ch, in_ch/groups, kh, kw], from `init`, default kaiming(); `decay` says whether W decays.
-    b: f32[out_ch], zeros.
-
-    kernel_size, stride, padding and dilation are an integer or one for each of the two axes. padding="same" keeps
-    height and width, with stride 1 and odd kernels.
+    x: f32[B, in_ch, height, width]; the result is f32[B, out_ch, height', width']. A size n becomes
+       n' = floor((n + 2 padding - dilation (kernel_size - 1) - 1) / stride) + 1.
+    W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
+    b: f32[out_ch], zeros. bias=False: no b.
+    kernel_size, stride, padding, dilation: an integer, or one for height and one for width. padding="same" keeps the
+               sizes; stride is then 1, and dilation (kernel_size - 1) even. "valid" is 0.
+    groups:    a divisor of in_ch and out_ch. Each of as many groups of outputs sees its own group of inputs only.
+    decay:     whether weight decay applies to W; None: `nn.decays` decides.
+    trainable: False: no step changes W and b.
     As torch.nn.Conv2d.
 
     >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9, 9), np.float32)).shape
@@ -141,10 +145,14 @@ class Conv2d(_Convolution):
 class Conv3d(_Convolution):
     """Cross-correlation of volumes (NCDHW), plus a bias for each output channel.
 
-    x: f32[B, in_ch, D, H, W]; the result is f32[B, out_ch, D', H', W'], with sizes as for `Conv2d`.
-    W: f32[out_ch, in_ch/groups, kd, kh, kw], from `init`, default kaiming(); `decay` says whether W decays.
-    b: f32[out_ch], zeros.
-    kernel_size, stride, padding and dilation are an integer or one for each of the three axes.
+    x: f32[B, in_ch, depth, height, width]; the result is f32[B, out_ch, depth', height', width'], with the sizes of
+       `Conv2d`.
+    W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
+    b: f32[out_ch], zeros. bias=False: no b.
+    kernel_size, stride, padding, dilation: an integer, or one for each of depth, height and width. padding="same" and
+               groups as in `Conv2d`.
+    decay:     whether weight decay applies to W; None: `nn.decays` decides.
+    trainable: False: no step changes W and b.
     As torch.nn.Conv3d.
 
     >>> tg.instantiate(nn.Conv3d(3, 8, 3), 0)(np.zeros((2, 3, 5, 5, 5), np.float32)).shape
@@ -189,10 +197,12 @@ class _Transpose(_Windowed):
 class ConvTranspose1d(_Transpose):
     """The transpose of `Conv1d`, which makes sequences longer, plus a bias.
 
-    x: f32[B, in_ch, l]; the result is f32[B, out_ch, L],
-       L = (l - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
-    W: f32[in_ch, out_ch/groups, k], from `init`, by default as for `ConvTranspose2d`; `decay` says whether W decays.
-    b: f32[out_ch], zeros.
+    x: f32[B, in_ch, length]; the result is f32[B, out_ch, length'], with the size of `ConvTranspose2d`.
+    W: f32[in_ch, out_ch/groups, kernel_size], from `init`, by default as for `ConvTranspose2d`.
+    b: f32[out_ch], zeros. bias=False: no b.
+    kernel_size, stride, padding, output_padding, dilation: integers. groups as in `Conv2d`.
+    decay:     whether weight decay applies to W; None: `nn.decays` decides.
+    trainable: False: no step changes W and b.
     As torch.nn.ConvTranspose1d.
 
     >>> tg.instantiate(nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1), 0)(np.zeros((2, 3, 5), np.float32)).shape
@@ -205,14 +215,16 @@ class ConvTranspose1d(_Transpose):
 class ConvTranspose2d(_Transpose):
     """The transpose of `Conv2d`, which makes images larger, plus a bias.
 
-    x: f32[B, in_ch, h, w]; the result is f32[B, out_ch, H, W],
-       H = (h - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
-    W: f32[in_ch, out_ch/groups, kh, kw], from `init`; `decay` says whether W decays.  b: f32[out_ch], zeros.
-
-    By default W is normal with deviation sqrt(2 / n), as `kaiming()` for the other convolutions. Here
-    n = in_ch/groups * kh*kw / (product of the strides), the mean number of terms in an element of the result.
-
-    kernel_size, stride, padding, output_padding and dilation are an integer or one for each of the two axes.
+    x: f32[B, in_ch, height, width]; the result is f32[B, out_ch, height', width']. A size n becomes
+       n' = (n - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
+    W: f32[in_ch, out_ch/groups, *kernel_size], from `init`. By default W is normal with standard deviation
+       sqrt(2 / k), where k = in_ch/groups * (product of kernel_size) / (product of stride), but at least 1.
+       This k is the mean number of terms in an element of the result.
+    b: f32[out_ch], zeros. bias=False: no b.
+    kernel_size, stride, padding, output_padding, dilation: an integer, or one for height and one for width. groups as
+               in `Conv2d`.
+    decay:     whether weight decay applies to W; None: `nn.decays` decides.
+    trainable: False: no step changes W and b.
     As torch.nn.ConvTranspose2d.
 
     >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 4, 4), np.float32)).shape
@@ -225,10 +237,14 @@ class ConvTranspose2d(_Transpose):
 class ConvTranspose3d(_Transpose):
     """The transpose of `Conv3d`, which makes volumes larger, plus a bias.
 
-    x: f32[B, in_ch, d, h, w]; the result is f32[B, out_ch, D, H, W], with sizes as for `ConvTranspose2d`.
-    W: f32[in_ch, out_ch/groups, kd, kh, kw], from `init`, by default as for `ConvTranspose2d`.
-    b: f32[out_ch], zeros. `decay` says whether W decays.
-    kernel_size, stride, padding, output_padding and dilation are an integer or one for each of the three axes.
+    x: f32[B, in_ch, depth, height, width]; the result is f32[B, out_ch, depth', height', width'], with the sizes of
+       `ConvTranspose2d`.
+    W: f32[in_ch, out_ch/groups, *kernel_size], from `init`, by default as for `ConvTranspose2d`.
+    b: f32[out_ch], zeros. bias=False: no b.
+    kernel_size, stride, padding, output_padding, dilation: an integer, or one for each of depth, height and width.
+               groups as in `Conv2d`.
+    decay:     whether weight decay applies to W; None: `nn.decays` decides.
+    trainable: False: no step changes W and b.
     As torch.nn.ConvTranspose3d.
 
     >>> tg.instantiate(nn.ConvTranspose3d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 2, 2, 2), np.float32)).shape

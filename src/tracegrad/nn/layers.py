@@ -26,7 +26,9 @@ class Linear(Module):
     """The affine map y = x W + b. As torch.nn.Linear, but W is [in, out], as in the product.
 
     x: f32[..., in_dim]; the result is f32[..., out_dim].
-    W: f32[in_dim, out_dim], from `init`, default kaiming(); `decay` says whether W decays.  b: f32[out_dim], zeros.
+    W: f32[in_dim, out_dim], from `init`, default tg.init.kaiming().  b: f32[out_dim], zeros. bias=False: no b.
+    decay:     whether weight decay applies to W; None: `nn.decays` decides.
+    trainable: False: no step changes W and b.
 
     >>> tg.instantiate(nn.Linear(3, 4), 0)(np.zeros((2, 3), np.float32)).shape
     (2, 4)
@@ -54,7 +56,10 @@ class Linear(Module):
 class LayerNorm(Module):
     """Layer normalization, (x - mean) / sqrt(var + eps) * g + b over the last axis.
 
-    x: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. `decay` says whether weight decay applies to both.
+    x and the result: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. bias=False: no b.
+    Each vector along the axis has its own mean and (population) variance.
+    decay:     whether weight decay applies to g and b; None: `nn.decays` decides.
+    trainable: False: no step changes g and b.
     As torch.nn.LayerNorm over the last axis (Ba et al. 2016).
 
     >>> tg.instantiate(nn.LayerNorm(2), 0)(np.array([[1.0, 3.0]], np.float32))
@@ -76,8 +81,10 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """Root-mean-square normalization, x / sqrt(mean(x^2) + eps) * g over the last axis.
 
-    x: f32[..., dim].  g: f32[dim], ones.
-    As torch.nn.RMSNorm (Zhang and Sennrich 2019).
+    x and the result: f32[..., dim].  g: f32[dim], ones.
+    decay:     whether weight decay applies to g; None: `nn.decays` decides.
+    trainable: False: no step changes g.
+    As torch.nn.RMSNorm (Zhang and Sennrich 2019), whose default `eps` is 1.2e-7.
 
     >>> tg.instantiate(nn.RMSNorm(2), 0)(np.array([[3.0, 4.0]], np.float32))
     tensor([[0.8485281, 1.1313708]], requires_grad=True)
@@ -93,10 +100,12 @@ class RMSNorm(Module):
 
 
 class Embedding(Module):
-    """A table of vectors: the layer returns row `indices[...]`.
+    """A table of vectors: layer(indices) returns the rows of W at `indices`, as `tg.embedding`.
 
     indices: i32[...], in [0, vocab); the result is f32[..., dim].
-    W: f32[vocab, dim], from `init`, default randn(0.02).
+    W: f32[vocab, dim], from `init`, default tg.init.randn(0.02).
+    decay:     whether weight decay applies to W; None: `nn.decays` decides.
+    trainable: False: no step changes W.
     As torch.nn.Embedding.
 
     >>> tg.instantiate(nn.Embedding(10, 4), 0)(np.array([[1, 2, 3]], np.int32)).shape
@@ -119,8 +128,9 @@ class Embedding(Module):
 
 
 class Dropout(Module):
-    """`tg.dropout(x, p, training)` as a layer. It drops elements only if you call it with training=True.
+    """A layer that drops elements: layer(x, training=False) gives `tg.dropout(x, p, training)`.
 
+    p: the probability of dropping an element. Without training=True the layer returns x.
     As torch.nn.Dropout (Srivastava et al. 2014).
 
     >>> nn.Dropout(0.5)(np.ones(3, np.float32), False)
@@ -141,8 +151,9 @@ class Sequential(Module):
         net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
         y = net(x, training=True)
 
-    Layers that have an argument `training` get it. Parameters are named `layers.0.W` and so on. `net[0]` is a layer,
-    and `net[:-1]` a chain of the same layers: all but the last.
+    Each entry gets the result of the one before. Layers whose call has an argument `training` get that of the chain,
+    by default False. Parameters are named `layers.0.W` and so on. `net[0]` is the first layer, and `net[:-1]` a chain
+    of all layers but the last, with the same parameters.
     Raises: TraceError for an entry that cannot be called.
 
     >>> net = nn.Sequential(nn.Linear(3, 4), tg.relu, nn.Linear(4, 1))
@@ -194,10 +205,11 @@ class BatchNorm(Module):
         mean <- (1 - momentum) mean + momentum * mean of the batch
         var  <- (1 - momentum) var + momentum * unbiased variance of the batch
 
-    Without `training`, mean and var are the states (Ioffe & Szegedy 2015).
+    By default training=False, and mean and var are the states (Ioffe & Szegedy 2015).
 
     x and the result: f32[B, dim, ...].  g: f32[dim], ones.  b: f32[dim], zeros. affine=False: neither g nor b.
     States: mean f32[dim], zeros, and var f32[dim], ones. Two calls in one loss update them twice.
+    Raises: ShapeError if x has another number of channels, or in training only one value for each.
 
     >>> tg.instantiate(nn.BatchNorm(3), 0)(np.ones((2, 3), np.float32)).shape
     (2, 3)
@@ -266,8 +278,9 @@ class GroupNorm(Module):
 class InstanceNorm(GroupNorm):
     """Instance normalization, (x - mean) / sqrt(var + eps) over each channel of each example.
 
-    x: f32[B, dim, ...]. `affine` adds g f32[dim] and b f32[dim]. A `GroupNorm` with one channel per group.
-    As torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
+    x and the result: f32[B, dim, ...]. affine=True: then * g + b, where g is f32[dim], ones, and b f32[dim], zeros.
+    Raises: ShapeError if x has another number of channels.
+    As `GroupNorm` with one channel per group, and torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
 
     >>> tg.instantiate(nn.InstanceNorm(4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape
     (1, 4, 3, 3)

@@ -102,10 +102,12 @@ class Module(NoNumber):
         shape:      an integer or a sequence of them; () is a scalar.
         init:       one of `tg.init`; default `randn(0.02)`. Integers and booleans take zeros, their default, ones or
                     literal.
-        decay:      whether weight decay applies; None: the optimizer's decay_filter decides, else `init`.
-        trainable:  False for constants that are saved with the model and that no step changes. The default is True
-                    for f32, and False for integers and booleans, which have no gradient. As torch.nn.Parameter.
-        Raises TraceError outside `__init__` and inside a forward, ShapeError and DTypeError for values that do not fit.
+        decay:      whether weight decay applies to the parameter; None: `nn.decays` decides.
+        dtype:      tg.f32, tg.i32, tg.u32, tg.bool_ or a name such as "i32".
+        trainable:  False: no step changes the parameter; it is saved with the model. The default is True for f32, and
+                    False for integers and booleans, which have no gradient. As torch.nn.Parameter.
+        Raises:     TraceError outside `__init__` and inside a forward. ShapeError for sizes below 1 and an `init` of
+                    another shape. DTypeError for an `init` that does not suit the dtype, and for trainable integers.
 
         >>> class Scale(tg.Module):
         ...     def __init__(self):
@@ -139,8 +141,10 @@ class Module(NoNumber):
         shape:      an integer or a sequence of them; () is a scalar.
         init:       one of `tg.init`; default zeros. Integers and booleans take zeros, ones or literal. States are drawn
                     after all parameters, so that a new state does not change the parameters.
+        dtype:      tg.f32, tg.i32, tg.u32, tg.bool_ or a name such as "i32".
         Gradient:   none: a state is a constant of the step.
-        Raises TraceError outside `__init__` and inside a forward, ShapeError and DTypeError for values that do not fit.
+        Raises:     TraceError outside `__init__` and inside a forward; ShapeError for sizes below 1 and an `init` of
+                    another shape; DTypeError for an `init` that does not suit the dtype.
 
         >>> class Counter(tg.Module):
         ...     def __init__(self):
@@ -157,8 +161,9 @@ class Module(NoNumber):
 def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
     """Return whether weight decay applies to a parameter.
 
-    Its own `decay` decides if it is set, else `decay_filter`. Without both, all parameters decay except those that
-    begin as zeros or ones. As Optax's mask of add_decayed_weights.
+    The `decay` that the parameter or its layer was made with decides, if it is not None. Else `decay_filter(name)`, an
+    option of optimizers, decides. Without both, all parameters decay except those whose `init` is zeros or ones.
+    As Optax's mask of add_decayed_weights.
 
     >>> [nn.decays(name, p) for name, p in nn.named_parameters(nn.Linear(2, 1)).items()]
     [True, False]
@@ -174,9 +179,9 @@ def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = N
 def named_parameters(model: Any) -> dict[str, Any]:
     """Return the parameters by attribute path, such as `layers.0.attn.q.W`, in declaration order.
 
-    Inside a forward these are the tensors that stand for the parameters. A parameter with several paths gets the first
-    one as its name. Raises TraceError if `model` is not a tree of modules, and if two parameters have the same path, as
-    with the keys 1 and "1" of a dict. As Module.named_parameters of PyTorch.
+    Outside a forward the values are declarations, `tg.Parameter`; inside, they are tensors. A parameter with several
+    paths gets the first one as its name. Raises TraceError if `model` is not a tree of modules, and if two parameters
+    have the same path, as with the keys 1 and "1" of a dict. As Module.named_parameters of PyTorch.
 
     >>> {name: p.shape for name, p in nn.named_parameters(nn.Linear(2, 1)).items()}
     {'W': (2, 1), 'b': (1,)}
@@ -188,7 +193,8 @@ def named_parameters(model: Any) -> dict[str, Any]:
 def named_states(model: Any) -> dict[str, Any]:
     """Return the states by attribute path, in declaration order. As `named_parameters`, and named_buffers of PyTorch.
 
-    Inside a forward each has `assign`. Raises TraceError as `named_parameters`.
+    Outside a forward the values are declarations; inside, they are tensors with a method `assign`. Raises TraceError
+    as `named_parameters`.
 
     >>> list(nn.named_states(nn.BatchNorm(3)))
     ['mean', 'var']

@@ -20,7 +20,10 @@ COPY = "copy"  # kind of a spec: the state begins as a copy of a parameter
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Parameter(NoArray):
-    """The declaration of a parameter. In a forward, a tensor replaces it.
+    """The declaration of a parameter, made by `Module.param`. It has no values. In a forward, a tensor replaces it.
+
+    shape, dtype, init, decay, trainable: as for `Module.param`.
+    site: your line that made the parameter.
 
     >>> nn.Linear(2, 1).W.shape
     (2, 1)
@@ -61,7 +64,7 @@ class Parameter(NoArray):
 
         @property
         def requires_grad(self) -> bool:
-            """Whether steps change the parameter: PyTorch's name for `trainable`."""
+            """True if steps change the parameter: PyTorch's name for `trainable`."""
             return self.trainable
 
         def __getattr__(self, name: str) -> Any:

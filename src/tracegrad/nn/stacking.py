@@ -23,9 +23,10 @@ def stack(model: M, n: int) -> M:
         def loss(m, x, y):
             return tg.sum(tg.vmap(loss_of_one, in_axes=(0, None, None))(m, x, y))
 
-    Each member draws its own initial values, with the deviation of a single model; literals are repeated. Member `k` is
-    the slice `[k]` of every parameter. Sum the losses of the members to keep them independent: Adam and any other
-    elementwise optimizer then trains each as if it were alone. Clipping by the global norm mixes them.
+    Each member draws its own initial values, with the standard deviation of a single model. Literal values are
+    repeated. Member `k` is the slice `[k]` of every parameter. Sum the losses of the members to keep them independent:
+    Adam and any other elementwise optimizer then trains each as if it were alone. Clipping by the global norm mixes
+    them.
 
     model:  a tree of modules, which does not change.
     Raises: ShapeError unless `n` is at least 1. As torch.func.stack_module_state of PyTorch.
@@ -71,10 +72,11 @@ def as_states(model: M) -> M:
         for t, p in zip(tg.tree_leaves(m.target), tg.tree_leaves(m.q)):     # in the loss
             t.assign(0.995 * t + 0.005 * p)
 
-    Call the copy as you call the model. No optimizer changes it, and it gets no gradient. Its states start as copies of
-    the drawn parameters. After `train.upload_params`, set them by `train.set_states`. States of `model` become separate
-    states of the copy.
-    model:   a tree of modules, which does not change; TraceError for anything else.
+    Call the copy as you call the model. No optimizer changes the copy, and it gets no gradient. Its states start as
+    copies of the drawn parameters. `train.upload_params` does not change them; `train.set_states` does. States of
+    `model` become separate states of the copy.
+    model:   a tree of modules, which does not change.
+    Raises:  TraceError if `model` is not a tree of modules.
 
     As the target network of Mnih et al. 2015.
 

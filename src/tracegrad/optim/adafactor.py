@@ -33,13 +33,13 @@ def _rms(x: Tensor) -> Tensor:
 def scale_by_adafactor(
     beta2_decay: float = -0.8, eps1: float = EPS_F32, eps2: float = 1e-3, d: float = 1.0
 ) -> Transform:
-    """Replace g by u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v).
+    """Replace the gradient g by u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v).
 
-    rms is over one parameter.
+    rms is the root of the mean square over one parameter p. `step` counts updates from 1.
 
-    v estimates the mean of g^2 over the steps. Each step has the share step^beta2_decay in it. For a vector, v has one
-    value for each element. For a matrix, only the means r of each row and c of each column are kept, and v[i, j] is
-    r[i] c[j] / mean(r). As torch.optim.Adafactor (Shazeer & Stern 2018).
+    v <- (1 - s) v + s g^2, s = step^beta2_decay. For a vector, v has one value for each element. For a matrix, only the
+    means r of each row and c of each column are kept, and v[i, j] is r[i] c[j] / max(mean(r), eps1). The divisor
+    sqrt(v) is at least eps1. As torch.optim.Adafactor (Shazeer & Stern 2018).
 
     >>> optimizer = optim.custom(optim.scale_by_adafactor(), lr=1e-2)
     """
@@ -86,6 +86,7 @@ def adafactor(
     """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr * a scaled gradient, see `scale_by_adafactor`.
 
     The state has m + n numbers for a matrix [m, n], and n for a vector [n].
+    weight_decay: applies to decayed parameters; see `nn.decays`.
     options, errors: see `Options`.
     As torch.optim.Adafactor.
 

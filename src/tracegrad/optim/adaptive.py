@@ -21,9 +21,10 @@ ADADELTA = {"rho": SHARE, "eps": AT_LEAST_0}
 
 
 def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
-    """Replace g by d = sqrt(u + eps) / sqrt(v + eps) g, with running means v of g^2 and u of d^2.
+    """Replace the gradient g by d = sqrt(u + eps) / sqrt(v + eps) g, with running means v of g^2 and u of d^2.
 
-    v includes this step, u does not. As torch.optim.Adadelta (Zeiler 2012, algorithm 1).
+    v <- rho v + (1 - rho) g^2 before the division, and u <- rho u + (1 - rho) d^2 after it. Both start at 0.
+    As torch.optim.Adadelta (Zeiler 2012, algorithm 1).
 
     >>> optimizer = optim.custom(optim.scale_by_adadelta(), lr=1.0)
     """
@@ -43,7 +44,8 @@ def adadelta(
 ) -> Chain:
     """Make an Adadelta optimizer: p <- p - lr * d, see `scale_by_adadelta`. As torch.optim.Adadelta.
 
-    weight_decay: an L2 penalty. options, errors: see `Options`.
+    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    options, errors: see `Options`.
 
     >>> optimizer = optim.adadelta(lr=1.0)
     """
@@ -54,9 +56,10 @@ ADAGRAD = {"lr_decay": AT_LEAST_0, "eps": AT_LEAST_0}
 
 
 def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> Transform:
-    """Replace g by g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), after sum <- sum + g^2.
+    """Replace the gradient g by g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), after sum <- sum + g^2.
 
-    The sum begins at `initial_accumulator_value`. As torch.optim.Adagrad (Duchi et al. 2011).
+    The sum begins at `initial_accumulator_value`. `step` counts updates from 1.
+    As torch.optim.Adagrad (Duchi et al. 2011).
 
     >>> optimizer = optim.custom(optim.scale_by_adagrad(), lr=1e-2)
     """
@@ -81,7 +84,8 @@ def adagrad(
 ) -> Chain:
     """Make an Adagrad optimizer: p <- p - lr * g / (sqrt(sum of g^2) + eps), see `scale_by_adagrad`.
 
-    weight_decay: an L2 penalty. options, errors: see `Options`. As torch.optim.Adagrad.
+    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    options, errors: see `Options`. As torch.optim.Adagrad.
 
     >>> optimizer = optim.adagrad(lr=1e-2)
     """
@@ -96,10 +100,10 @@ PRODUCT = PerParameter(lambda _: (1,), 1.0)  # one number per parameter, so that
 def scale_by_nadam(
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
 ) -> Transform:
-    """Replace g by (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps), as torch.optim.NAdam.
+    """Replace the gradient g by (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps).
 
     mu = beta1 (1 - 0.96^(step momentum_decay) / 2), mu' is the mu of the next step, M is the product of all mu so far.
-    m and v are the means of Adam (Dozat 2016).
+    m and v_hat are those of `scale_by_adam`. `step` counts updates from 1. As torch.optim.NAdam (Dozat 2016).
 
     >>> optimizer = optim.custom(optim.scale_by_nadam(), lr=2e-3)
     """
@@ -150,7 +154,8 @@ def nadam(
 ) -> Chain:
     """Make a NAdam optimizer: Adam with Nesterov's momentum, see `scale_by_nadam`. As torch.optim.NAdam.
 
-    decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
+    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    decoupled_weight_decay: decay as AdamW instead, p <- (1 - lr weight_decay) p.
     options, errors: see `Options`.
 
     >>> optimizer = optim.nadam(lr=2e-3)
@@ -188,11 +193,13 @@ def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
 
 
 def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Replace g by Adam's m_hat, divided by a rectified sqrt(v_hat) once v_hat is certain (Liu et al. 2020).
+    """Replace the gradient g by m_hat, after the first steps divided by a rectified sqrt(v_hat) (Liu et al. 2020).
 
-    With rho = `average_length` and its limit r = 2 / (1 - beta2) - 1, steps with rho > 5 are
-    m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps); others are m_hat.
-    As torch.optim.RAdam.
+    if rho > 5: m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps)
+    else:       m_hat
+
+    r = 2 / (1 - beta2) - 1,  rho = r - 2 step beta2^step / (1 - beta2^step). m_hat and v are those of `scale_by_adam`.
+    `step` counts updates from 1. As torch.optim.RAdam.
 
     >>> optimizer = optim.custom(optim.scale_by_radam(), lr=1e-3)
     """
@@ -229,7 +236,8 @@ def radam(
 ) -> Chain:
     """Make a RAdam optimizer: rectified Adam, see `scale_by_radam`. As torch.optim.RAdam.
 
-    decoupled_weight_decay: decay as AdamW, p <- (1 - lr weight_decay) p; else weight_decay is an L2 penalty.
+    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    decoupled_weight_decay: decay as AdamW instead, p <- (1 - lr weight_decay) p.
     options, errors: see `Options`.
 
     >>> optimizer = optim.radam(lr=1e-3)
@@ -238,9 +246,9 @@ def radam(
 
 
 def scale_by_trust_ratio() -> Transform:
-    """Replace the update g of each parameter p by g norm(p) / norm(g); leave it as it is if a norm is 0.
+    """Replace the update g of each parameter p by g norm(p) / norm(g). If a norm is 0, g stays (You et al. 2020).
 
-    You et al. 2020.
+    The norm is the Euclidean length over all elements of the parameter. As optax.scale_by_trust_ratio.
 
     >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_trust_ratio()), lr=1e-3)
     """
@@ -264,7 +272,8 @@ def lamb(
 ) -> Chain:
     """Make a LAMB optimizer (You et al. 2020, algorithm 2): p <- p - lr norm(p) / norm(u) u, for each parameter.
 
-    u = m_hat / (sqrt(v_hat) + eps) + weight_decay p. options, errors: see `Options`.
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay p, with the means of `scale_by_adam`. If a norm is 0: p <- p - lr u.
+    weight_decay: applies to decayed parameters; see `nn.decays`. options, errors: see `Options`.
 
     >>> optimizer = optim.lamb(lr=1e-3)
     """

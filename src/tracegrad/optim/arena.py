@@ -25,16 +25,22 @@ from tracegrad.tuning import MOST_ORDERED
 
 
 class Slot(NamedTuple):
-    """The place of one parameter in an `Arena`."""
+    """The place of one parameter in the flat arrays of an `Arena`.
+
+    name:   the parameter's name, as in `nn.named_parameters`.
+    shape:  the parameter's shape.
+    offset: position of its first element in the flat array, in elements from 0. Its elements follow in row-major order.
+    decay:  whether weight decay applies to the parameter.
+    """
 
     name: str
     shape: Shape
-    offset: int  # in elements
-    decay: bool  # weight decay applies
+    offset: int
+    decay: bool
 
     @property
     def size(self) -> int:
-        """Number of elements. As numpy.ndarray.size."""
+        """Number of elements of the parameter. As numpy.ndarray.size."""
         return math.prod(self.shape)
 
 
@@ -44,16 +50,19 @@ def _alignment(size: int) -> int:
 
 
 class Arena(NamedTuple):
-    """The places of all parameters in one flat f32[size] array, which optimizers update.
+    """The places of all trained parameters in one flat array f32[size], which an optimizer updates.
 
-    Decayed parameters come first: elements before `decayed_size` decay.
+    slots:        a `Slot` for each parameter, in the order of the array.
+    size:         number of elements of the array.
+    decayed_size: number of elements that weight decay applies to. With one loss, these come first in the array.
 
-    With several losses, this order holds within each group of parameters that the same losses train.
+    With several losses, each optimizer has an arena. Decayed parameters then come first within each group of parameters
+    that the same losses train.
     """
 
     slots: tuple[Slot, ...]
     size: int
-    decayed_size: int  # elements that weight decay applies to
+    decayed_size: int
 
     @staticmethod
     def of(entries: Iterable[tuple[str, Shape, bool]]) -> Arena:
@@ -73,9 +82,10 @@ class Arena(NamedTuple):
         return Arena(tuple(slots), sum(s.size for s in slots), sum(s.size for s in slots if s.decay))
 
     def shaped(self, shape: Callable[[Shape], Shape | None]) -> Arena:
-        """Return the layout of arrays with one part per parameter, of shape `shape(parameter.shape)`; None: no part.
+        """Return the layout of a flat array with one part for each parameter, of another shape than the parameter.
 
-        If no parameter has a part, the array has one element: arrays on a device are never empty.
+        shape: function of a parameter's shape that returns the shape of its part; None: no part. If no parameter has a
+               part, the array has one element, because arrays on a device are never empty.
         """
         slots: list[Slot] = []
         at = 0
@@ -87,25 +97,34 @@ class Arena(NamedTuple):
         return Arena(tuple(slots), max(at, 1), 0)
 
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
-        """Return the part of `flat` for one parameter, in the parameter's shape."""
+        """Return the elements of one parameter in `flat`, f32[size], in the parameter's shape. slot: one of `slots`."""
         return reshape(slice_(flat, 0, slot.offset, slot.size), slot.shape)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return the part of `flat` for every parameter, by name. As torch.nn.utils.vector_to_parameters."""
+        """Return `view(flat, slot)` for each parameter, by its name. As torch.nn.utils.vector_to_parameters."""
         return {slot.name: self.view(flat, slot) for slot in self.slots}
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Join one tensor for each parameter into a flat array. As torch.nn.utils.parameters_to_vector."""
+        """Join tensors, one for each parameter by its name, into a flat array: the inverse of `views`.
+
+        As torch.nn.utils.parameters_to_vector.
+        """
         if not self.slots:
             return reshape(const(0.0), (1,))
         return pack([reshape(parts[slot.name], (slot.size,)) for slot in self.slots])
 
     def each(self, fn: Callable[..., Tensor], *flats: Tensor) -> Tensor:
-        """Apply `fn` to each parameter's views of `flats`, and pack the results. Costs kernels for each parameter."""
+        """Return a flat array of fn(*views) for each parameter, where the views are those of `flats`, f32[size] each.
+
+        `fn` returns a tensor of the parameter's shape. Each parameter gets kernels of its own.
+        """
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 
     def decayed(self) -> Tensor:
-        """Return bool[size], True where weight decay applies. As the mask of optax.add_decayed_weights."""
+        """Return a mask, bool[size]: True for elements that weight decay applies to.
+
+        As the mask of optax.add_decayed_weights.
+        """
         ends = [0, *(a.offset + a.size for a, b in pairwise(self.slots) if a.decay != b.decay), self.size]
         runs = list(pairwise(ends))[0 if self.slots[0].decay else 1 :: 2]
         at = iota((self.size,), 0)

@@ -58,7 +58,8 @@ def _units(host: Host) -> tuple[Tensor, Tensor]:
 def clip_by_global_norm(max_norm: float) -> Transform:
     """Scale the gradient down to `max_norm` if it is longer: g * min(1, max_norm / (norm(g) + 1e-6)).
 
-    The norm is over all parameters. `train.set(clip_grad_norm=...)` replaces `max_norm`.
+    g is the gradient of all parameters, and norm(g) its Euclidean length. `train.set(clip_grad_norm=...)` replaces
+    `max_norm`.
     As torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
 
     >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum()))
@@ -78,7 +79,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
     """Divide each parameter's gradient by its norm: g / (norm(g) + 1e-8).
 
-    only: a filter of parameter names; None means all.
+    only: function of a parameter's name: is its gradient divided? None means all.
     As optax.normalize_by_update_norm.
     Raises InputError, when the step is traced, if `only` matches no parameter.
 
@@ -114,8 +115,9 @@ def _at(host: Host, update: Tensor, every: int) -> Host:
 def accumulate(every: int, inner: Transform) -> Transform:
     """Apply `inner` at every `every`-th step, to the mean of the gradients since the last update.
 
-    `inner` counts updates, not steps (`host.step`), so its bias corrections are those of one large batch. Schedules
-    count steps. Exact for the first 2^24 steps. As optax.MultiSteps of Optax.
+    In all other steps the parameters and the state of `inner` do not change. `host.step` of `inner` counts updates, not
+    steps, so its bias corrections are those of one large batch. Schedules count steps. Exact for the first 2^24 steps.
+    As optax.MultiSteps of Optax.
     Raises InputError if `every` is not an integer from 1 to 2^24, if `inner` is no transform, or if `accumulate` is
     nested.
 

@@ -57,9 +57,13 @@ class Options(TypedDict, total=False):
 class Optimizer:
     """The update rule and its values, for `tg.compile`. Make one with `optim.adam` and the like, or `optim.custom`.
 
-    transform:  traced once; its result is added to the parameters.
-    lr:         a number or a schedule. Its value at each step is the hyperparameter "lr".
+    transform:  the update rule. It is traced once, and its result is added to the parameters.
+    lr:         a number, or a schedule of `tg.lr`. Its value at each step is the hyperparameter "lr".
     hyper:      first values of all other hyperparameters. `train.set` changes them.
+    name:       the name of the function that made it, such as "adam".
+    decay_filter, groups: as in `Options`.
+    options:    the options that shape the transform, as plain data.
+    again, off: for the library: what `train.set` needs to switch options on.
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
     >>> optimizer.name
@@ -85,14 +89,16 @@ class Optimizer:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """Ranges of the hyperparameters, including "lr". A name without a range takes any finite number."""
+        """The range of each hyperparameter, by name, also of "lr". A name without a range takes any finite number."""
         own = self.transform.ranges
         return {**own, **{n: own[n.split(GROUP)[0]] for n in self.groups.hyper if n.split(GROUP)[0] in own}}
 
     def regrouped(self, given: Any) -> tuple[Optimizer, dict[str, float]]:
-        """Return the optimizer for `train.set(groups=given)`, itself if no value is new, and the values to set.
+        """Return the optimizer after `train.set(groups=given)`, and the values of the groups' hyperparameters to set.
 
-        Raises InputError if the optimizer was not made by a function that takes groups."""
+        The optimizer is this one if groups and the names that they override stay: then no step is compiled again.
+        Raises InputError if the optimizer was not made by a function that takes groups.
+        """
         old = dict(zip(self.groups.selections, self.groups.overrides))
         asked: Mapping[Any, Any] = cast("Mapping[Any, Any]", given) if isinstance(given, Mapping) else {}
         merged: dict[Any, Any] = dict(old)
@@ -106,14 +112,17 @@ class Optimizer:
         return (self if same else new), {name: x for name, x in new.groups.hyper.items() if name in places}
 
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
-        """Return the optimizer with the `values` that were off and are on now; itself if there are none."""
+        """Return the optimizer after `train.set(**values)`, with the options among `values` that were off switched on.
+
+        The optimizer is this one if `values` switch nothing on.
+        """
         wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
         return self.again(**wanted) if wanted and self.again is not None else self
 
     def spec(self) -> dict[str, Any]:
-        """Return plain data about the optimizer, without the update rule, which the program has as kernels.
+        """Return the optimizer as plain data: "kind", "lr", "hyper", "state" (first values) and "options".
 
-        As `defaults` of torch.optim.Optimizer.
+        The update rule is not included. As `defaults` of torch.optim.Optimizer.
         """
         return {
             "kind": self.name,
@@ -235,8 +244,10 @@ def sgd(
 ) -> Chain:
     """Make gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. As torch.optim.SGD.
 
-    nesterov: step along g + momentum * m. options, errors: see `Options`.
-    Raises InputError for nesterov without momentum.
+    g is the gradient, p a parameter, and m starts at 0.
+    nesterov:     p <- p - lr (g + momentum m), with the new m.
+    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    options, errors: see `Options`. Raises InputError for nesterov without momentum.
 
     >>> optimizer = optim.sgd(lr=0.1, momentum=0.9, nesterov=True)
     """
@@ -257,8 +268,9 @@ def adam(
 ) -> Chain:
     """Make an Adam optimizer: p <- p - lr * m_hat / (sqrt(v_hat) + eps), see `scale_by_adam`.
 
-    weight_decay: an L2 penalty; `adamw` decays the parameters apart from the gradient. options, errors: see `Options`.
-    As torch.optim.Adam (Kingma and Ba 2015).
+    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`. `adamw` decays the
+                  parameters apart from the gradient.
+    options, errors: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
     """
@@ -274,12 +286,13 @@ def adamw(
     eps: float = 1e-8,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make an AdamW optimizer: p <- (1 - lr * weight_decay) p for decayed parameters, then Adam's step.
+    """Make an AdamW optimizer: p <- (1 - lr * weight_decay) p - lr * m_hat / (sqrt(v_hat) + eps).
 
-    The decay follows the schedule. options, errors: see `Options`.
-    As torch.optim.AdamW (Loshchilov and Hutter 2019).
+    m_hat and v_hat: see `scale_by_adam`. The lr of the decay is that of the schedule, too.
+    weight_decay: applies to decayed parameters; see `nn.decays`.
+    options, errors: see `Options`. As torch.optim.AdamW (Loshchilov and Hutter 2019).
 
-    >>> optimizer = optim.adamw(lr=lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
+    >>> optimizer = optim.adamw(lr=tg.lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
     """
     return [scaling.scale_by_adam(beta1, beta2, eps), scaling.add_decayed_weights(weight_decay)]
 
@@ -291,7 +304,7 @@ def lion(
     """Make a Lion optimizer: p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g), see `scale_by_lion`.
 
     The rate should be 3 to 10 times smaller than for adamw, and the decay larger by the same factor (Chen et al. 2023).
-    options, errors: see `Options`.
+    weight_decay: applies to decayed parameters; see `nn.decays`. options, errors: see `Options`.
 
     >>> optimizer = optim.lion(lr=1e-4)
     """
@@ -310,7 +323,10 @@ def rmsprop(
 ) -> Chain:
     """Make an RMSprop optimizer: p <- p - lr * g / (sqrt(mean of g^2) + eps), see `scale_by_rms`.
 
-    weight_decay: an L2 penalty. options, errors: see `Options`. As torch.optim.RMSprop.
+    momentum:     replaces the step by a running sum: see `scale_by_momentum`.
+    centered:     see `scale_by_rms`.
+    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    options, errors: see `Options`. As torch.optim.RMSprop.
 
     >>> optimizer = optim.rmsprop(lr=1e-2)
     """
@@ -338,7 +354,8 @@ def muon(
 
     Embeddings and output layers do better with Adam: exclude them by `only`. With adjust_lr="match_rms_adamw", a rate
     that suits adamw suits all parameters. With "original", scale the rate of Adam by `adam_lr_scale`.
-    As torch.optim.Muon, in f32. options, errors: see `Options`.
+    weight_decay: p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.
+    options, errors: see `Options`. As torch.optim.Muon, in f32.
 
     >>> optimizer = optim.muon(lr=1e-3)
     """

@@ -31,9 +31,9 @@ def moments(state: State, g: Tensor, host: Host) -> tuple[Tensor, Tensor]:
 
 
 def scale_by_lr() -> Transform:
-    """Replace g by -lr * g, with the schedule's value of this step. `optim.custom` adds it to a chain that lacks it.
+    """Replace g by -lr * g, with the optimizer's learning rate in this step: the last part of most chains.
 
-    As optax.scale_by_learning_rate.
+    `optim.custom` adds it to a chain without it. As optax.scale_by_learning_rate.
 
     >>> rate = optim.scale_by_lr()
     """
@@ -46,7 +46,7 @@ def scale_by_lr() -> Transform:
 
 
 def add_decayed_weights(weight_decay: float) -> Transform:
-    """Add weight_decay * p to g for the decayed parameters, and nothing for all others.
+    """Add weight_decay * p to g for decayed parameters p. `nn.decays` says which parameters decay.
 
     Before `scale_by_adam` or momentum, this is an L2 penalty. After them, and before `scale_by_lr`, it is decoupled
     weight decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
@@ -71,9 +71,9 @@ def add_decayed_weights(weight_decay: float) -> Transform:
 
 
 def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transform:
-    """Replace g by m <- momentum * m + g, or with `nesterov` by g + momentum * m. The first m is g, as in PyTorch.
+    """Replace the gradient g by m <- momentum * m + g, or with `nesterov` by g + momentum * m with the new m.
 
-    A momentum of 0 leaves g as it is, and does not change m, as in PyTorch.
+    m starts at 0. A momentum of 0 leaves g as it is, and does not change m, as in PyTorch.
     As torch.optim.SGD (Polyak 1964; Nesterov 1983).
 
     >>> optimizer = optim.custom(optim.scale_by_momentum(0.9), lr=1e-2)
@@ -96,9 +96,11 @@ def adam_direction(m: Tensor, v: Tensor, host: Host, eps: str) -> Tensor:
 
 
 def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Replace g by m_hat / (sqrt(v_hat) + eps), with running means m of g and v of g^2 (Kingma & Ba 2015).
+    """Replace the gradient g by m_hat / (sqrt(v_hat) + eps), with running means of g and g^2 (Kingma & Ba 2015).
 
     m <- beta1 m + (1 - beta1) g;  m_hat = m / (1 - beta1^step);  v and v_hat likewise, from g^2 with beta2.
+
+    m and v start at 0. `step` counts updates from 1. As optax.scale_by_adam.
 
     >>> optimizer = optim.custom(optim.scale_by_adam(), lr=1e-3)
     """
@@ -116,7 +118,9 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
 
 
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
-    """Replace g by sign(beta1 m + (1 - beta1) g), then m <- beta2 m + (1 - beta2) g (Chen et al. 2023, algorithm 2).
+    """Replace the gradient g by sign(beta1 m + (1 - beta1) g), with a running mean m of g.
+
+    Then m <- beta2 m + (1 - beta2) g. m starts at 0. Chen et al. 2023, algorithm 2.
 
     >>> optimizer = optim.custom(optim.scale_by_lion(), lr=1e-4)
     """
@@ -130,9 +134,10 @@ def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
-    """Replace g by g / (sqrt(v) + eps), after v <- alpha v + (1 - alpha) g^2 (Tieleman & Hinton 2012).
+    """Replace the gradient g by g / (sqrt(v) + eps), after v <- alpha v + (1 - alpha) g^2 (Tieleman & Hinton 2012).
 
-    centered: subtract the square of the running mean of g from v, under the root: an estimate of the variance.
+    v starts at 0.
+    centered: divide by sqrt(v - m^2) + eps, with m <- alpha m + (1 - alpha) g: an estimate of the standard deviation.
     As torch.optim.RMSprop (Hinton 2012).
 
     >>> optimizer = optim.custom(optim.scale_by_rms(), lr=1e-2)
@@ -159,10 +164,11 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 def track_ema(decay: float) -> Transform:
     """Keep the state "ema", a running average of the parameters: e <- decay e + (1 - decay) p, starting at p.
 
-    Put it last in a chain, after `scale_by_lr`: it reads the parameters as they are after this step, and changes none.
+    p are the parameters after this step: put this transform last in a chain, after `scale_by_lr`. It changes no update.
+    `train.download_params(ema=True)` reads the average.
     As torch.optim.swa_utils.AveragedModel; Polyak and Juditsky 1992.
 
-    >>> optimizer = optim.adam(lr=1e-3, ema=0.999)
+    >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_lr(), optim.track_ema(0.999)))
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -210,12 +216,16 @@ def scale_by_muon(
     beta2: float = 0.999,
     adam_eps: float = 1e-8,
 ) -> Transform:
-    """Replace g by orthogonalized momentum for matrices, by Adam's direction for others (Jordan et al. 2024).
+    """Replace the gradient g by orthogonalized momentum for matrices, by Adam's step for others (Jordan et al. 2024).
 
-    Matrices: m <- momentum m + (1 - momentum) g; g becomes orthogonalize(m) times `lr_factor`. With `nesterov`,
-    momentum m + (1 - momentum) g with the new m takes the place of m. Others: Adam's direction times `adam_lr_scale`.
-    only: a filter of names: which parameters with two axes are treated as matrices; None means all.
-    Raises InputError for an unknown `adjust_lr`.
+    Matrices: m <- momentum m + (1 - momentum) g; g becomes f * orthogonalize(m), a matrix with singular values of about
+    1. With `nesterov`, momentum m + (1 - momentum) g with the new m takes the place of m.
+    Others: adam_lr_scale times the result of `scale_by_adam(beta1, beta2, adam_eps)`.
+
+    eps, ns_steps: of the orthogonalization: the smallest norm to divide by, and the number of Newton-Schulz iterations.
+    adjust_lr:     for a matrix [a, b], "original": f = sqrt(max(1, b / a)); "match_rms_adamw": f = 0.2 sqrt(max(a, b)).
+    only:          function of a name: is this parameter with two axes treated as a matrix? None means all.
+    Raises InputError for an unknown `adjust_lr`, and for `ns_steps` that is no positive integer.
 
     >>> optimizer = optim.custom(optim.scale_by_muon(), lr=1e-3)
     """

@@ -103,9 +103,12 @@ NO_VALUES: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Host(NamedTuple):
-    """The argument `host` of every update rule: hyperparameters, counts of updates, and places of parameters.
+    """The argument `host` of every `Transform.update`: hyperparameters, counts of updates, and places of parameters.
 
-    Scalars are f32[], and can change at each step without compiling.
+    arena: the places of the parameters in the flat arrays f32[n] that `update` gets; n = arena.size.
+
+    The library makes the host; read the other fields by its methods and properties. These give f32[] tensors, whose
+    values can change at each step without compiling, or f32[n] with a value for each element of the flat arrays.
     """
 
     arena: Arena
@@ -119,14 +122,17 @@ class Host(NamedTuple):
     def hyper(self, name: str) -> Tensor:
         """Return the hyperparameter `name`. Its first value is in the transform's `hyper`. As optax.inject_hyperparams.
 
-        f32[]; or f32[n] if groups override the name: for each element the value of its group.
+        f32[]; or, if groups of parameters have values of their own, f32[n]: for each element the value of its group.
         """
         return self._spread(
             name, lambda leaf: self._leaf(name) * scalar(leaf) if leaf.startswith(f"lr{GROUP}") else self._leaf(leaf)
         )
 
     def complement(self, name: str) -> Tensor:
-        """Return 1 - hyper(name), computed in double precision: 1 - f32(0.999) would be wrong in the fifth digit."""
+        """Return 1 - hyper(name), of the same shape, computed in double precision.
+
+        In f32, 1 - 0.999 would be wrong in the fifth digit.
+        """
         return self._spread(name, lambda leaf: self._leaf(COMPLEMENT + leaf))
 
     def _leaf(self, name: str) -> Tensor:
@@ -151,19 +157,25 @@ class Host(NamedTuple):
 
     @property
     def unit(self) -> Tensor:
-        """The factor for gradients before they are squared: 2^10, or 2^-80 if the squares would overflow."""
+        """A factor, f32[], to multiply gradients by before you square them: their squares then fit f32.
+
+        2^10, which keeps small squares from vanishing. In a step whose squares would overflow, 2^-80.
+        """
         return scalar(UNIT)
 
     @property
     def step(self) -> Tensor:
-        """The number of this update, 1 at the first. Exact up to 2^24. As state["step"] of torch.optim.Adam."""
+        """The number of this update, f32[], counted from 1. Exact up to 2^24. As state["step"] of torch.optim.Adam.
+
+        Inside `accumulate`, several steps are one update.
+        """
         return cast(counter("step"), f32) if self.updates is None else self.updates
 
     @property
     def steps(self) -> Tensor:
-        """The number of this update for each parameter, 1 at its first: `step` less the updates while it was frozen.
+        """The number of this update, counted from 1 for each parameter: `step` less the updates while it was frozen.
 
-        f32[]; or f32[n] in programs that can freeze. A transform that reads it says so by `counts`.
+        f32[] until the first `train.freeze`, then f32[n]. Needs `Transform(..., counts=True)`, else it is `step`.
         """
         if self.missed is None:
             return self.step
@@ -171,15 +183,15 @@ class Host(NamedTuple):
         return as_tensor(1.0) if self.largest else maximum(self.step - self.missed, 1.0)
 
     def steps_of(self, slot: Slot) -> Tensor:
-        """Return `steps` of one parameter, f32[]."""
+        """Return `steps` of the parameter at `slot`, f32[]."""
         if self.missed is None:
             return self.step
         return reshape(slice_(self.steps, 0, slot.offset, 1), ()) if slot.size else self.step
 
     def bias_correction(self, name: str) -> Tensor:
-        """Return 1 - b^steps for a running mean with factor b = hyper(name), also exact while the result is small.
+        """Return 1 - b^steps, b = hyper(name): the divisor for a running mean that starts at 0 (Kingma and Ba 2015).
 
-        Kingma and Ba 2015, section 3.
+        `steps` counts from 1. Small results are exact, too. f32[], or f32[n] as `steps` and `hyper`.
         """
         return -expm1(self.steps * log1p(-self.complement(name)))
 
@@ -191,10 +203,10 @@ Update = Callable[[Tensor, Tensor, State, Host], "tuple[Tensor, State]"]
 
 @dataclass(frozen=True, slots=True)
 class PerParameter:
-    """A state with one part for each parameter, in another shape than the parameter.
+    """A state with one part for each parameter, in another shape than the parameter. See `Transform.state`.
 
     shape: function of a parameter's shape that returns the shape of its part, such as (m, n) -> (m, 1); None: no part.
-    fill:  the value that a reset writes.
+    fill:  the first value of all elements, which `train.reset` writes again.
 
     >>> rows = optim.PerParameter(lambda shape: (shape[0], 1) if len(shape) == 2 else None)
     >>> rows.shape((3, 4))
@@ -205,7 +217,7 @@ class PerParameter:
     fill: float = 0.0
 
     def layout(self, arena: Arena) -> Arena:
-        """Return the layout of the parts in the flat array of this state."""
+        """Return the places of the parts in the flat array of this state, for the parameters of `arena`."""
         return arena.shaped(self.shape)
 
 
@@ -216,16 +228,16 @@ Kept = Fill | PerParameter
 class Transform:
     """One part of an optimizer: its states, and a pure function on tensors.
 
-    update: (g, p, state, host) -> (g', new state). Every tensor is flat, f32[n], with all parameters in one array;
-            `host.arena` has their places. The first transform of a chain gets the gradient, each next one the result of
-            the one before. The result of the last one is added to the parameters `p`.
-    state:  the arrays to keep, by name, with the value that a reset writes: a number, or "params" for a copy of the
-            parameters. An array has the layout of the parameters, unless a `PerParameter` gives the shape of each part.
-            `update` gets and returns exactly these arrays, flat.
+    update: (g, p, state, host) -> (g', new state). `g` is the gradient and `p` the parameters, each flat, f32[n]: one
+            array with the elements of all parameters, whose places are in `host.arena`. The first transform of a chain
+            gets the gradient, each next one the g' of the one before. The last g' is added to `p`. `host`: see `Host`.
+    state:  first values of the arrays that `update` keeps, by name, which `train.reset` writes again: a number for all
+            elements, or "params" for a copy of the parameters. An array is f32[n], in the layout of the parameters,
+            unless a `PerParameter` gives the shape of each part. `update` gets and returns exactly these arrays, flat.
     hyper:  first values of the hyperparameters that `update` reads by `host.hyper` or `host.complement`.
     ranges: ranges of hyperparameters, by name. A name without a range takes any number that is finite in f32.
-    counts: True if `update` reads the number of updates of each parameter: `host.steps`, `host.bias_correction`. From
-            the first `train.freeze` on, these are f32[n]. False: both go by `host.step`.
+    counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count the
+            updates of each parameter, and are f32[n] from the first `train.freeze` on. With False, frozen steps count.
     bounds: `update` on magnitudes, f32[] each. It gets numbers that no |element| of g, p and the state exceeds, and
             returns such numbers for the results of `update`. They can be far too large, even infinite. While they are
             finite, the device checks no elements. None: each step checks all new values, in one more dispatch.
@@ -250,11 +262,14 @@ class Transform:
 
     @property
     def fills(self) -> dict[str, Fill]:
-        """The value that a reset writes to each state. As init of optax.GradientTransformation."""
+        """First values of the states, by name, which `train.reset` writes again; see `state`.
+
+        A number for all elements, or "params" for a copy of the parameters. As init of optax.GradientTransformation.
+        """
         return {name: kept.fill if isinstance(kept, PerParameter) else kept for name, kept in self.state.items()}
 
     def sizes(self, arena: Arena) -> dict[str, int]:
-        """Return the number of elements of each state."""
+        """Return the number of elements of each state, by name, for the parameters of `arena`."""
         return {
             name: (kept.layout(arena) if isinstance(kept, PerParameter) else arena).size
             for name, kept in self.state.items()
@@ -291,8 +306,8 @@ def chain(*transforms: Transform) -> Transform:
 
     State names that occur twice get a number: "m", "m.1". Hyperparameters of the same name share one value.
     As optax.chain.
-    Raises InputError if two transforms give one hyperparameter different values; InputError or ShapeError for a
-    transform that does not return its own state.
+    Raises InputError for an argument that is no transform, and if two transforms give one hyperparameter different
+    values. When the step is traced: InputError or ShapeError if an `update` does not return its own state.
 
     >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_adam()))
     """
