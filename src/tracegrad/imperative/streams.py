@@ -15,13 +15,14 @@ COUNTERS = {"seed": 0, "step": 1}  # leaves by their index in `_place`; any othe
 
 @helpful
 def manual_seed(seed: int, step: int = 0) -> None:
-    """Restart the random numbers of ops outside of a trace, keyed by `seed`.
+    """Restart the random numbers of eager ops: those that run at once, outside of a compiled loss or forward.
 
-    The k-th random op from here on draws the numbers of the k-th random op of a forward or loss compiled with the same
-    seed, in training step `step`. Without this call, seed and numbers differ from one run of Python to the next. The
-    seed also applies to parameters that `tg.eager` and `tg.instantiate` draw.
-    Raises InputError unless `seed` fits u32.
-    It takes no tensor, so it has no shape and no gradient. As torch.manual_seed.
+    seed: an integer from 0 to 2^32 - 1. Without this call, each run of Python draws another seed.
+    step: the training step, counted from 1, whose numbers to draw. The k-th random op from here on then draws the same
+          numbers as the k-th random op of a loss compiled with this seed. No training step has the number 0.
+
+    The seed also applies to parameters that `tg.eager` and `tg.instantiate` draw.
+    Raises InputError unless `seed` fits u32. No shape, no gradient: it takes no tensor. As torch.manual_seed.
 
     >>> tg.manual_seed(0)
     >>> first = np.asarray(tg.randn((3,)))

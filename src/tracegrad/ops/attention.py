@@ -35,7 +35,7 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
     n_heads:  H, a divisor of D.
     Returns:  dtype of `x`, shape (..., H, T, D/H). A view: no kernel.
     Raises:   ShapeError if the rank is below 2 or H does not divide D.
-    Gradient: the heads of the cotangent, merged. As in Vaswani et al. 2017.
+    Gradient: the heads of the result's gradient, merged. As in Vaswani et al. 2017.
 
     >>> tg.split_heads(np.zeros((2, 5, 32)), 4).shape
     (2, 4, 5, 8)
@@ -55,7 +55,7 @@ def merge_heads(x: Any) -> Tensor:
     x:        any dtype, shape (..., H, T, d).
     Returns:  dtype of `x`, shape (..., T, H * d). A view: no kernel.
     Raises:   ShapeError if the rank is below 3.
-    Gradient: the cotangent, split into heads. As in Vaswani et al. 2017.
+    Gradient: the result's gradient, split into heads. As in Vaswani et al. 2017.
 
     >>> tg.merge_heads(np.zeros((2, 4, 5, 8))).shape
     (2, 5, 32)
@@ -111,7 +111,7 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
 
     q, k:     f32, shape (..., T, D) with an even D; positions count from 0. Their other axes may differ.
     Returns:  q and k, rotated.
-    Gradient: the cotangent, rotated the other way.
+    Gradient: the result's gradient, rotated the other way.
     Raises:   ShapeError if D is odd or the rank below 2; DTypeError if q or k is not f32; InputError unless base > 0.
 
     The rotate-half form of Su et al., RoFormer (2021), as in Llama.

@@ -142,7 +142,7 @@ def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
 def tril(x: Operand, k: int = 0) -> Tensor:
     """Return the lower triangle of the last two axes of `x`: elements with column > row + k become 0.
 
-    Any dtype, rank 2 or more. Gradient: the lower triangle of the cotangent. NaN above the diagonal becomes 0.
+    Any dtype, rank 2 or more. Gradient: the lower triangle of the result's gradient. NaN above the diagonal becomes 0.
     Raises:   ShapeError for fewer than two axes. As numpy.tril and torch.tril.
 
     >>> tg.tril(np.ones((2, 2)))
@@ -166,7 +166,7 @@ def triu(x: Operand, k: int = 0) -> Tensor:
     """Return the upper triangle of the last two axes of `x`: elements with column < row + k become 0.
 
     x:        any dtype, rank 2 or more.
-    Gradient: the upper triangle of the cotangent. NaN below the diagonal becomes 0.
+    Gradient: the upper triangle of the result's gradient. NaN below the diagonal becomes 0.
     Raises:   ShapeError for rank 0 or 1. As numpy.triu and torch.triu.
 
     >>> import tracegrad as tg
@@ -183,7 +183,7 @@ def diag(x: Operand, k: int = 0) -> Tensor:
 
     x:        any dtype, rank 1 or 2. k: 0 for the main diagonal, positive above it, negative below it.
     Returns:  for a matrix [n, m], the elements x[i, i + k]; for a vector [n], a matrix [n + |k|, n + |k|].
-    Gradient: the cotangent at the elements on the diagonal. Both forms are views: no kernel.
+    Gradient: the result's gradient at the elements on the diagonal. Both forms are views: no kernel.
     Raises:   ShapeError for any other rank, and if `k` is outside the matrix.
 
     As numpy.diag and torch.diag.

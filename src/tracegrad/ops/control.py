@@ -57,7 +57,7 @@ def capture(name: str, x: Any) -> Tensor:
     name:     unique within the forward or loss.
     x:        any dtype and shape.
     Returns:  `x`.
-    Gradient: the cotangent, unchanged. As Flax's `sow` for JAX.
+    Gradient: the result's gradient, unchanged. As Flax's `sow` for JAX.
     Raises:   TraceError if the name is taken.
 
     >>> forward = lambda m, x: m(tg.capture("input", x))

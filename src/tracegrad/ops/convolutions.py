@@ -238,12 +238,13 @@ def conv2d(
 ) -> Tensor:
     """Cross-correlate images with filters.
 
-    out[b, o, i, j] = sum over c, k, l of x[b, c, i*s + k*d - p, j*s + l*d - p] w[o, c, k, l]
+    out[b, o, i, j] = sum over c, k, l of x[b, c, i*s + k*d - p, j*s + l*d - p] w[o, c, k, l], for groups = 1
 
-    x:        f32 [B, C, H, W]; zeros outside.
-    w:        f32 [O, C/groups, kh, kw]; filter `o` sees the channels of its own group only.
+    x:        f32 [B, C, H, W], height H and width W; zeros outside.
+    w:        f32 [O, C/groups, kh, kw], O filters of height kh and width kw.
     stride, padding, dilation: s, p and d; each an integer, or one for the height and one for the width.
-    Returns:  f32 [B, O, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1.
+    groups:   a divisor of C and O. Each of as many groups of filters sees its own group of channels only.
+    Returns:  f32 [B, O, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1, and ow likewise from W and kw.
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 
@@ -260,7 +261,7 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     """Cross-correlate sequences with filters: `conv2d` with one axis less.
 
     x:        f32 [B, C, L]; zeros outside.
-    w:        f32 [O, C/groups, k]. stride, padding and dilation are the integers s, p and d.
+    w:        f32 [O, C/groups, k], O filters of size k. groups: as for `conv2d`. stride, padding, dilation: s, p and d.
     Returns:  f32 [B, O, floor((L + 2p - d(k - 1) - 1) / s) + 1].
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
@@ -281,10 +282,10 @@ def conv3d(
 
     out[b, o, h, i, j] = sum over c, m, k, l of x[b, c, h*s + m*d - p, i*s + k*d - p, j*s + l*d - p] w[o, c, m, k, l]
 
-    x:        f32 [B, C, D, H, W]; zeros outside.
-    w:        f32 [O, C/groups, kd, kh, kw]; filter `o` sees the channels of its own group only.
+    x:        f32 [B, C, D, H, W], depth D, height H and width W; zeros outside.
+    w:        f32 [O, C/groups, kd, kh, kw], O filters. groups: as for `conv2d`; the equation is for 1.
     stride, padding, dilation: s, p and d; each an integer, or one for each of depth, height and width.
-    Returns:  f32 [B, O, od, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1.
+    Returns:  f32 [B, O, od, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1, and od and ow likewise.
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 
@@ -308,12 +309,12 @@ def conv_transpose2d(
 ) -> Tensor:
     """Apply the transpose of `conv2d`: each element of `x` adds a scaled filter to the output.
 
-    out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l]
+    out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l], for groups = 1
 
-    x:        f32 [B, O, h, w].
-    w:        f32 [O, C/groups, kh, kw]. stride, padding and dilation are s, p and d, as for `conv2d`.
+    x:        f32 [B, O, H, W], height H and width W.
+    w:        f32 [O, C/groups, kh, kw]. groups, stride, padding and dilation: as for `conv2d`.
     output_padding: rows and columns added at the end, less than the stride or the dilation.
-    Returns:  f32 [B, C, H, W], H = (h - 1) s - 2p + d(kh - 1) + output_padding + 1.
+    Returns:  f32 [B, C, oh, ow], oh = (H - 1) s - 2p + d(kh - 1) + output_padding + 1, and ow likewise from W and kw.
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 
@@ -332,10 +333,10 @@ def conv_transpose1d(
 ) -> Tensor:
     """Apply the transpose of `conv1d`: each element of `x` adds a scaled filter to the output.
 
-    x:        f32 [B, O, l].
-    w:        f32 [O, C/groups, k]. stride, padding and dilation are the integers s, p and d.
+    x:        f32 [B, O, L].
+    w:        f32 [O, C/groups, k]. groups, stride, padding and dilation: as for `conv1d`.
     output_padding: elements added at the end, less than the stride or the dilation.
-    Returns:  f32 [B, C, L], L = (l - 1) s - 2p + d(k - 1) + output_padding + 1.
+    Returns:  f32 [B, C, (L - 1) s - 2p + d(k - 1) + output_padding + 1].
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 
@@ -360,10 +361,10 @@ def conv_transpose3d(
 ) -> Tensor:
     """Apply the transpose of `conv3d`: `conv_transpose2d` with one more axis.
 
-    x:        f32 [B, O, d, h, w].
-    w:        f32 [O, C/groups, kd, kh, kw].
-    stride, padding, dilation: s, p and d; like output_padding an integer, or one for each of depth, height and width.
-    Returns:  f32 [B, C, D, H, W], H = (h - 1) s - 2p + d(kh - 1) + output_padding + 1.
+    x:        f32 [B, O, D, H, W], depth D, height H and width W.
+    w:        f32 [O, C/groups, kd, kh, kw]. groups, stride, padding and dilation: as for `conv3d`.
+    output_padding: added at the ends, less than the stride or the dilation; one integer, or one for each axis.
+    Returns:  f32 [B, C, od, oh, ow], oh = (H - 1) s - 2p + d(kh - 1) + output_padding + 1, and od and ow likewise.
     Gradient: to both.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
 

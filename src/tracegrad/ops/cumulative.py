@@ -72,7 +72,7 @@ CUMSUM = composite(
 def cumsum(x: Operand, axis: int | None = None) -> Tensor:
     """Return running sums along `axis` (None: of the flattened `x`): out[k] = x[0] + ... + x[k].
 
-    x: f32, i32, u32; bool is counted as i32. Gradient: running sums of the cotangent from the other end.
+    x: f32, i32, u32; bool is counted as i32. Gradient: running sums of the result's gradient from the other end.
     Raises:   ShapeError if axis is out of range. As numpy.cumsum and torch.cumsum.
 
     >>> tg.cumsum([1.0, 2.0, 3.0], axis=0)

@@ -193,7 +193,7 @@ def normalize(x: Any, axis: int | tuple[int, ...] = -1, ord: float = 2, eps: flo
     x:        f32. axis: several axes count as one vector; PyTorch's default is 1.
     ord:      as in `norm`. eps: the smallest length to divide by.
     Returns:  f32, the shape of `x`. A vector of zeros stays zero.
-    Gradient: (ct - out sum(ct out)) / norm(x) for ord=2; finite at vectors of zeros.
+    Gradient: (dy - out sum(dy out)) / norm(x) for ord=2, dy the result's gradient; finite at vectors of zeros.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError for another `ord`.
 
     As torch.nn.functional.normalize, whose `p` is `ord`.

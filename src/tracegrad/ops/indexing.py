@@ -30,7 +30,7 @@ def getitem(x: Operand, key: Any) -> Tensor:
     An array of indices selects along its axis; the axes of the array replace that axis. Several arrays broadcast
     against each other and select elements together: x[i, j][k] = x[i[k], j[k]]. Their axes replace those of `x`, or
     come first if other axes lie between, as in PyTorch.
-    Any dtype. Gradient: the cotangent at the elements read, summed where an index repeats, and 0 elsewhere.
+    Any dtype. Gradient: the result's gradient at the elements read, summed where an index repeats, and 0 elsewhere.
     Raises an error that is both a ShapeError and an IndexError if an integer is out of range, and ShapeError for more
     indices than axes.
     """
@@ -254,7 +254,7 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     x:       any dtype, shape (..., n, ...).
     indices: i32, any shape, which replaces `axis`. Constants may count from the end;
              values known only on the device are clamped to [0, n).
-    Gradient: each cotangent is added at its index, in a fixed order.
+    Gradient: each element of the result's gradient is added at its index, in a fixed order.
     Raises:  DTypeError if the indices are not i32; ShapeError if `axis` is out of range, InputError if a constant
              index is.
     As numpy.take and torch.index_select.
@@ -273,7 +273,7 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
 
     out[..., :] = table[indices[...], :]
 
-    Gradient: each cotangent is added to its row, in a fixed order. No one-hot is stored.
+    Gradient: each row of the result's gradient is added to its row of `table`, in a fixed order. No one-hot is stored.
     The host checks indices that are an input against [0, V). Computed indices are clamped.
     Raises ShapeError unless `table` has two axes, DTypeError unless `indices` are i32.
     As torch.nn.functional.embedding(indices, table).
@@ -310,7 +310,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
     x:       any dtype, shape (..., n, ...).
     indices: i32, same rank; its other axes equal those of `x`, or one of the two is 1. Constants may count from
              the end; values known only on the device are clamped to [0, n).
-    Gradient: each cotangent is added at its index.
+    Gradient: each element of the result's gradient is added at its index.
     Raises:  DTypeError if `indices` is not i32; ShapeError if the other axes do not fit; InputError if a constant index
              is out of range.
     As numpy.take_along_axis and torch.gather(x, axis, indices).
@@ -335,7 +335,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     updates: the dtype of `x`, and its size on every axis but `axis`.
     indices: i32; rank 1 with one index per slice of `updates`, or the rank of `updates` and broadcast to its shape.
              The host checks indices that are an input against [0, n). Computed indices are clamped.
-    Gradient: to `x` the cotangent, to `updates` the cotangent at the indices.
+    Gradient: to `x` the result's gradient, to `updates` the result's gradient at the indices.
     Raises:  DTypeError if the indices are not i32; ShapeError if `updates` do not fit `x` or the indices.
     As x.at[indices].add(updates) of JAX.
 

@@ -76,8 +76,8 @@ def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
 def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     """Join the tensors of `xs` one after the other along `axis`.
 
-    xs: one dtype, equal shapes except on `axis`. Gradient: to each input its part of the cotangent.
-    Raises ShapeError or DTypeError, naming every type, if shapes or dtypes do not fit.
+    xs: one dtype, equal shapes except on `axis`. Gradient: to each input its part of the result's gradient.
+    Raises ShapeError if the shapes do not fit, DTypeError if the dtypes differ.
     As numpy.concatenate and torch.cat.
 
     >>> tg.concat([np.zeros((1, 2)), np.ones((1, 2))], axis=0)
@@ -93,7 +93,8 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     """Join the tensors of `xs` along a new axis `axis`. One dtype, equal shapes.
 
-    Gradient: to each its slice of the cotangent. Raises ShapeError if shapes differ. As numpy.stack and torch.stack.
+    Gradient: to each its slice of the result's gradient. Raises ShapeError if shapes differ, DTypeError if dtypes do.
+    As numpy.stack and torch.stack.
 
     >>> tg.stack([[1.0, 2.0], [3.0, 4.0]], 0)
     tensor([[1., 2.],
@@ -113,7 +114,7 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
 
     split(f32[6], 3) is three f32[2]; split(f32[6], (1, 5)) is f32[1] and f32[5]. Any dtype.
     Raises ShapeError if the parts do not add up to the axis.
-    Gradient: the cotangents of the parts, joined. As numpy.split; with sizes, as torch.split.
+    Gradient: the gradients of the parts, joined. As numpy.split; with sizes, as torch.split.
 
     >>> [part.shape for part in tg.split(np.zeros((6, 2)), 3, 0)]
     [(2, 2), (2, 2), (2, 2)]
@@ -146,7 +147,7 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
 
     x:        any dtype. shift: an integer for all axes, or one for each, in the order of `axis`.
     axis:     None rolls the flattened `x`, and restores its shape. The shifts of an axis named twice add up.
-    Gradient: the cotangent, moved back. Raises ShapeError unless there is one shift for each axis.
+    Gradient: the result's gradient, moved back. Raises ShapeError unless there is one shift for each axis.
 
     As numpy.roll and torch.roll.
 

@@ -28,7 +28,8 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     a, b: f32 of rank 1 or more; batch axes broadcast. As in numpy.matmul, a rank-1 `a` is a row and a rank-1 `b` a
     column, and the result lacks that axis. With a rank-2 `b`, batch and rows of `a` become one axis, so that the
     gradient of `b` is a single product too.
-    Gradients: ct @ b^T and a^T @ ct. Raises ShapeError naming both types, and DTypeError if one is not f32.
+    Gradient: dy @ b^T to `a` and a^T @ dy to `b`, dy the result's gradient.
+    Raises ShapeError if the shapes do not fit, DTypeError if one is not f32. As numpy.matmul and torch.matmul.
 
     >>> tg.matmul([[1.0, 2.0]], [[3.0], [4.0]])
     tensor([[11.]])
@@ -64,7 +65,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 def outer(a: Operand, b: Operand) -> Tensor:
     """Return all products of two vectors: out[i, j] = a[i] b[j]. `a` and `b` have rank 1 and one dtype.
 
-    Gradient: ct b and ct^T a. Raises ShapeError unless both are vectors. As numpy.outer and torch.outer.
+    Gradient: dy b to `a` and dy^T a to `b`, dy the result's gradient.
+    Raises ShapeError unless both are vectors. As numpy.outer and torch.outer.
 
     >>> tg.outer([1.0, 2.0], [3.0, 4.0])
     tensor([[3., 4.],
@@ -84,7 +86,7 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
     Without `->` the output has the letters that occur once, in alphabetical order, as in NumPy.
     Operands are f32, one axis for each letter. They are contracted from left to right, each pair as one matmul.
     Raises ShapeError if the specification does not fit the operands.
-    Gradient: to every operand, the einsum of the other operands with ct.
+    Gradient: to every operand, the einsum of the other operands with the result's gradient.
 
     >>> tg.einsum("ij,jk->ik", np.ones((2, 3)), np.ones((3, 2)))
     tensor([[3., 3.],

@@ -188,7 +188,8 @@ def cross_entropy(
     weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. The mean of
                      classes divides by the sum of the targets' weights, that of probabilities by their number.
     Returns:         f32, rank 0, or the shape of `logits` without classes for "none".
-    Gradient:        to `logits`, without `weight` (softmax(x) - q) * ct; to probabilities and `weight` too.
+    Gradient:        to `logits` (softmax(x) - q) * dy without `weight`, dy the gradient of the loss of the position; to
+                     probabilities and `weight` too.
     Raises:          ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
 
     As torch.nn.functional.cross_entropy, with the classes on the last axis.
@@ -225,7 +226,7 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     reduction:    "mean" over the positions not ignored, "sum", or "none" for one value per position.
     ignore_index: positions with this target cost 0, get no gradient and do not count.
     Returns:      f32, rank 0, or the shape of `targets` for "none".
-    Gradient:     to `log_probs`, -ct at the target, divided by the number of positions for "mean".
+    Gradient:     to `log_probs`, -1 at the target, divided by the number of positions for "mean"; 0 elsewhere.
     Raises:       ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
 
     As torch.nn.functional.nll_loss, with the classes on the last axis.

@@ -47,11 +47,12 @@ def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 @entered
 def greater(a: Operand, b: Operand) -> Tensor:
-    """Return whether `a > b`, element by element.
+    """Return a > b, element by element; a and b broadcast.
 
-    a, b: f32, i32 or u32; broadcast against each other.
+    a, b: f32, i32, u32; tensors, arrays (float64 becomes f32) or numbers, any shape.
     Returns bool. No gradient.
-    Any shapes that broadcast. Raises DTypeError, ShapeError. As numpy.greater and torch.gt.
+    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
+    As numpy.greater and torch.gt.
 
     >>> tg.greater([1.0, 3.0], 2.0)
     tensor([False,  True], dtype=bool)
@@ -62,11 +63,12 @@ def greater(a: Operand, b: Operand) -> Tensor:
 
 @entered
 def greater_equal(a: Operand, b: Operand) -> Tensor:
-    """Return whether `a >= b`, element by element.
+    """Return a >= b, element by element; a and b broadcast.
 
-    a, b: f32, i32 or u32; broadcast against each other.
+    a, b: f32, i32, u32; tensors, arrays (float64 becomes f32) or numbers, any shape.
     Returns bool. No gradient.
-    Any shapes that broadcast. Raises DTypeError, ShapeError. As numpy.greater_equal and torch.ge.
+    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
+    As numpy.greater_equal and torch.ge.
 
     >>> tg.greater_equal([1.0, 2.0], 2.0)
     tensor([False,  True], dtype=bool)
@@ -77,12 +79,13 @@ def greater_equal(a: Operand, b: Operand) -> Tensor:
 
 @method
 def pow(a: Operand, b: Operand) -> Tensor:
-    """Return `a` to the power of `b`, element by element.
+    """Return `a` to the power of `b`, element by element; a and b broadcast.
 
-    a, b: f32, broadcast against each other; an i32 or u32 `a` takes a Python integer `b >= 0`.
-    The Python numbers 2, 3, 0.5 and -1 as exponents become square, x * square, sqrt and reciprocal.
-    Gradient to `a`: b a^(b-1), 0 for b = 0. Gradient to `b`: log(a) a^b, 0 for a = 0 and b >= 0.
-    Any shapes that broadcast. Raises DTypeError, ShapeError. As numpy.power and torch.pow.
+    a, b: f32; tensors, arrays (float64 becomes f32) or numbers, any shape. Or `a` i32 or u32, and `b` a Python integer
+          of at least 0.
+    The Python numbers 2, 3, 0.5 and -1 as `b` are computed as a a, a a a, sqrt(a) and 1 / a.
+    Returns the dtype of `a`. Gradient to `a`: b a^(b-1), 0 for b = 0. Gradient to `b`: log(a) a^b, 0 for a = 0, b >= 0.
+    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit. As numpy.power and torch.pow.
 
     >>> tg.pow([1.0, 2.0, 3.0], 2.0)
     tensor([1., 4., 9.])
@@ -123,11 +126,12 @@ def _integer_power(x: Tensor, n: int) -> Tensor:
 
 @method
 def remainder(a: Operand, b: Operand) -> Tensor:
-    """Return a - b floor(a / b), element by element: the remainder that has the sign of `b`. As `a % b`.
+    """Return a - b floor(a / b), the remainder that has the sign of `b`, element by element. As `a % b`.
 
-    a, b: f32, i32 or u32, of one dtype; broadcast against each other.
+    a, b: f32, i32, u32, of one dtype; tensors, arrays (float64 becomes f32) or numbers, any shapes that broadcast.
     Returns the same dtype, exactly. For b = 0 the result is NaN, and `a` for integers.
-    Gradient: 1 to `a`, -floor(a / b) to `b`. Any shapes that broadcast. Raises DTypeError, ShapeError.
+    Gradient: 1 to `a`, -floor(a / b) to `b`.
+    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
     As numpy.remainder and torch.remainder. For integers with b = 0, NumPy gives 0 and PyTorch raises.
 
     >>> tg.remainder([7.0, -7.0], 3.0)
@@ -139,11 +143,12 @@ def remainder(a: Operand, b: Operand) -> Tensor:
 
 @method
 def fmod(a: Operand, b: Operand) -> Tensor:
-    """Return a - b trunc(a / b), element by element: the remainder that has the sign of `a`, as C's % and fmod.
+    """Return a - b trunc(a / b), the remainder that has the sign of `a`, element by element. As C's % and fmod.
 
-    a, b: f32, i32 or u32, of one dtype; broadcast against each other.
+    a, b: f32, i32, u32, of one dtype; tensors, arrays (float64 becomes f32) or numbers, any shapes that broadcast.
     Returns the same dtype, exactly. For b = 0 the result is NaN, and `a` for integers.
-    Gradient: 1 to `a`, -trunc(a / b) to `b`. Any shapes that broadcast. Raises DTypeError, ShapeError.
+    Gradient: 1 to `a`, -trunc(a / b) to `b`.
+    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
     As numpy.fmod and torch.fmod. `a % b` and `remainder` have the sign of `b`.
 
     >>> tg.fmod([7.0, -7.0], 3.0)
@@ -163,10 +168,10 @@ def fmod(a: Operand, b: Operand) -> Tensor:
 def floor_divide(a: Operand, b: Operand) -> Tensor:
     """Return floor(a / b), element by element. As `a // b`.
 
-    a, b: f32, i32 or u32, of one dtype; broadcast against each other.
-    Returns the same dtype, exactly up to 2^22; beyond, f32 rounds. For b = 0 the result is a / b, and 0 for integers.
-    No gradient: it is 0 where it exists.
-    Any shapes that broadcast. Raises DTypeError, ShapeError.
+    a, b: f32, i32, u32, of one dtype; tensors, arrays (float64 becomes f32) or numbers, any shapes that broadcast.
+    Returns the same dtype. It is exact for integers, and in f32 up to results of 2^22.
+    For b = 0 the result is a / b, and 0 for integers. No gradient: it is 0 where it exists.
+    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
     As numpy.floor_divide and torch.floor_divide, which refuses integers for b = 0.
 
     >>> tg.floor_divide([7.0, -7.0], 3.0)
@@ -187,7 +192,7 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
 
 @method
 def reciprocal(x: Operand) -> Tensor:
-    """Return 1 / x. f32, any shape; gradient -1 / x^2.
+    """Return 1 / x, element by element. f32, any shape; gradient -1 / x^2.
 
     Raises:   DTypeError if x is not f32. As numpy.reciprocal and torch.reciprocal.
 
@@ -199,12 +204,13 @@ def reciprocal(x: Operand) -> Tensor:
 
 @method
 def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """Limit `x` to [lo, hi]. None leaves a side open.
+    """Limit `x` to [lo, hi], element by element. None leaves a side open.
 
-    x, lo, hi: f32, i32 or u32, one dtype; broadcast against each other. NaN stays NaN. Where arrays have lo > hi, the
-    result is hi.
+    x, lo, hi: f32, i32, u32, of one dtype, any shapes that broadcast. NaN stays NaN. Where arrays have lo > hi, the
+               result is hi.
     Gradient: to `x` where lo <= x <= hi; elsewhere to the limit that replaced it.
-    Raises InputError for numbers with lo > hi.
+    Raises InputError for numbers with lo > hi; DTypeError for other or differing dtypes, ShapeError if shapes do not
+    fit.
     As numpy.clip and torch.clamp.
 
     >>> tg.clip([-2.0, 0.5, 2.0], -1.0, 1.0)
@@ -222,10 +228,10 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
 
 @method
 def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """Limit `x` to [lo, hi], as `clip`.
+    """Limit `x` to [lo, hi], element by element: another name of `clip`.
 
-    x, lo, hi: f32, i32 or u32, one dtype, shapes that broadcast. Gradient and errors: as `clip`; raises InputError for
-    numbers with lo > hi. As torch.clamp.
+    x, lo, hi: f32, i32, u32, of one dtype, any shapes that broadcast. Gradient and what it raises: see `clip`.
+    As torch.clamp.
 
     >>> tg.clamp([-2.0, 0.5, 2.0], -1.0, 1.0)
     tensor([-1. ,  0.5,  1. ])
@@ -235,7 +241,7 @@ def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> T
 
 @method
 def isfinite(x: Operand) -> Tensor:
-    """Return whether an element is neither infinite nor NaN.
+    """Return whether x is neither infinite nor NaN, element by element.
 
     x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
     As numpy.isfinite and torch.isfinite.
@@ -248,7 +254,7 @@ def isfinite(x: Operand) -> Tensor:
 
 @method
 def isinf(x: Operand) -> Tensor:
-    """Return whether an element is infinite, of either sign.
+    """Return whether x is infinite, of either sign, element by element.
 
     x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
     As numpy.isinf and torch.isinf.
@@ -268,7 +274,7 @@ def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf
 
     x:              f32, any shape.
     nan:            replaces NaN.
-    posinf, neginf: replace the infinities; None means the largest and the smallest finite f32.
+    posinf, neginf: replace inf and -inf; None means the largest finite f32 and its negative.
     Gradient:       1 where `x` is finite, else 0. Raises DTypeError if `x` is not f32.
 
     As torch.nan_to_num.

@@ -55,7 +55,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
 
     x:        f32, rank at least 1. A row of -inf gives NaN.
     Returns:  f32, shape of `x`; each row sums to 1.
-    Gradient: y * (ct - sum(ct * y)).
+    Gradient: out * (dy - sum(dy * out)), dy the result's gradient.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
 
     As torch.softmax.
@@ -92,7 +92,7 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
 
     x:        f32, rank at least 1. A row of -inf gives NaN.
     Returns:  f32, shape of `x`.
-    Gradient: ct - softmax(x) * sum(ct).
+    Gradient: dy - softmax(x) * sum(dy), dy the result's gradient.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
 
     As torch.log_softmax.
@@ -290,7 +290,8 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
     mean, var: f32 [C], known statistics for inference; by default mean and population variance of this batch.
     Returns:   f32, shape of `x`.
     Gradient:  to `x`, `g`, `b`, and to `mean` and `var` where given.
-    Raises:    ShapeError if a vector is not [C], or only one of `mean` and `var` is given; DTypeError.
+    Raises:    ShapeError if a vector is not [C], or only one of `mean` and `var` is given; DTypeError if any is not
+               f32.
 
     As torch.nn.functional.batch_norm, with training=True if `mean` and `var` are None.
 

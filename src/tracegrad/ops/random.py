@@ -127,7 +127,8 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
 
     shape:     an integer or integers.
     low, high: finite Python numbers, low < high.
-    Returns:   f32 of that shape; new numbers every step, the same for the same seed.
+    Returns:   f32 of that shape; new numbers in each step or call.
+    Seed:      set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high.
     As numpy.random.Generator.uniform and torch.rand.
@@ -159,7 +160,8 @@ def randn(shape: int | Sequence[int]) -> Tensor:
     out = sqrt(-2 log(1 - u)) cos(2 pi v), with u, v uniform in [0, 1)
 
     shape:    an integer or integers.
-    Returns:  f32 of that shape; new numbers every step, the same for the same seed. |out| < 5.8.
+    Returns:  f32 of that shape, |out| < 5.8; new numbers in each step or call.
+    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
     Gradient: none.
     Raises:   ShapeError for a negative size.
     As torch.randn.
@@ -182,7 +184,8 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
 
     shape:     an integer or integers.
     mean, std: numbers, or f32 tensors that broadcast to `shape`.
-    Returns:   f32 of that shape; new numbers every step, the same for the same seed.
+    Returns:   f32 of that shape; new numbers in each step or call.
+    Seed:      set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
     Gradient:  to `mean` and `std`, through the sum: the reparameterization of Kingma & Welling (2014).
     Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`. As torch.normal.
 
@@ -204,7 +207,8 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
 
     shape:     an integer or integers.
     low, high: integers within i32, low < high.
-    Returns:   i32 of that shape; new numbers every step, the same for the same seed.
+    Returns:   i32 of that shape; new numbers in each step or call.
+    Seed:      set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high, at most 2^31 - 1 apart.
     As torch.randint and numpy.random.Generator.integers.
@@ -235,7 +239,8 @@ def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) ->
     shape:    an integer or integers.
     p:        a number in [0, 1], or f32 of a shape that broadcasts to `shape`: the probability of each element.
     dtype:    bool, or the type that True and False are cast to.
-    Returns:  `dtype`, of that shape; new numbers every step, the same for the same seed.
+    Returns:  `dtype`, of that shape; new numbers in each step or call.
+    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
     Gradient: none.
     Raises:   InputError if a number `p` is outside [0, 1]; DTypeError if a tensor is not f32; ShapeError for a shape of
               `p` that does not broadcast, and for a negative size.
@@ -251,12 +256,13 @@ def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) ->
 
 @op
 def categorical(logits: Any, axis: int = -1) -> Tensor:
-    """Draw one class per row, with the probabilities softmax(logits).
+    """Draw a class along `axis`, with the probabilities softmax(logits).
 
     out = argmax(logits + g),  g = -log(-log(u)) with u uniform in the open (0, 1) (the Gumbel-max trick)
 
-    logits:   f32, raw, classes along `axis`; a class of -inf is never drawn.
-    Returns:  i32, the shape of `logits` without `axis`.
+    logits:   f32, raw scores, with the classes along `axis`; a class of -inf is never drawn.
+    Returns:  i32, the shape of `logits` without `axis`: for each position a class, counted from 0; new numbers in each step or call.
+    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
     Gradient: none.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
     As jax.random.categorical.
@@ -279,10 +285,11 @@ def _gumbel(shape: Shape, key: Tensor) -> Tensor:
 def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
     """Draw a differentiable sample of classes: softmax((logits + g) / tau), g as in `categorical`.
 
-    logits:   f32, raw, classes along `axis`.
+    logits:   f32, raw scores, with the classes along `axis`.
     tau:      the temperature, a positive number. A smaller one gives samples nearer to one class.
     hard:     return 1 for the drawn class and 0 for the others, with the gradient of the soft sample.
-    Returns:  f32, shape of `logits`; new numbers every step, the same for the same seed.
+    Returns:  f32, shape of `logits`; new numbers in each step or call.
+    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
     Gradient: the gradient of the softmax.
     Raises:   InputError unless tau > 0; ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
 
@@ -327,8 +334,9 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     x:        f32, any shape.
     p:        a Python number in [0, 1]; 0 gives `x`, 1 gives zeros.
     training: False gives `x`, as in inference.
-    Returns:  f32, shape of `x`; a new mask every step, the same for the same seed.
-    Gradient: the same mask and scale on the cotangent.
+    Returns:  f32, shape of `x`; new numbers in each step or call.
+    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
+    Gradient: the same mask and scale on the result's gradient.
     Raises:   InputError if `p` is outside [0, 1]; DTypeError if `x` is not f32.
 
     As torch.nn.functional.dropout.

@@ -65,7 +65,8 @@ def _float(x: Operand) -> Tensor:
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis` (None: over all axes).
 
-    x: f32, i32, u32; bool is counted as i32. Gradient: the cotangent, to every element.
+    x: f32, i32, u32; bool is counted as i32. axis: an integer or several. keepdims: keep these axes, with size 1.
+    Gradient: the result's gradient, to every element.
     Raises:   ShapeError if axis is out of range. As numpy.sum and torch.sum.
 
     >>> tg.sum([[1.0, 2.0], [3.0, 4.0]], axis=0)
@@ -83,7 +84,9 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Average over `axis` (None: over all axes): the sum divided by the number of elements.
 
     x: f32; other dtypes are cast to it, so that `mean(prediction == target)` is an accuracy.
-    Gradient: ct / n to each element. Raises ShapeError if axis is out of range. As numpy.mean and torch.mean.
+    axis: an integer or several. keepdims: keep these axes, with size 1.
+    Gradient: dy / n to each of n elements, dy the result's gradient.
+    Raises:   ShapeError if axis is out of range. As numpy.mean and torch.mean.
 
     >>> tg.mean([[1.0, 3.0], [2.0, 0.0]], axis=1)
     tensor([2., 1.])
@@ -123,8 +126,9 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
     sum((x - mean(x))^2) / (n - ddof)
 
-    x: f32; other dtypes are cast. ddof: 0 for the population, 1 for a sample (PyTorch's default is 1).
-    Gradient: 2 (x - mean) ct / (n - ddof). Raises ShapeError if axis is out of range.
+    x: f32; other dtypes are cast to it. axis: an integer or several. keepdims: keep these axes, with size 1.
+    ddof: 0 for the population, 1 for a sample (PyTorch's default is 1). n: the number of elements over `axis`.
+    Gradient: 2 (x - mean(x)) / (n - ddof). Raises ShapeError if axis is out of range.
 
     >>> tg.var([1.0, 3.0])
     tensor(1.)
@@ -138,8 +142,8 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
     """Return the variance over `axis` (None: over all axes), with the divisor n - correction.
 
-    f32. The default correction, 1, is that of a sample. Gradient and errors: as `var`; raises ShapeError if axis is out
-    of range. As torch.var.
+    n is the number of elements over `axis`; the default correction, 1, is that of a sample. x, keepdims, gradient and
+    what it raises: as `var` with ddof = correction. f32. As torch.var.
 
     >>> tg.variance([1.0, 3.0])
     tensor(2.)
@@ -159,7 +163,8 @@ def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
     sqrt(sum((x - mean(x))^2) / (n - ddof))
 
-    x:        f32, other dtypes are cast. ddof: 0 for the population, 1 for a sample (PyTorch's default is 1).
+    x:        f32; other dtypes are cast to it. axis: an integer or several. keepdims: keep these axes, with size 1.
+    ddof:     0 for the population, 1 for a sample (PyTorch's default is 1). n: the number of elements over `axis`.
     Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where all elements are equal, as PyTorch.
     Raises:   ShapeError if `axis` is out of range.
 
@@ -177,6 +182,7 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     sum(|x|^ord)^(1 / ord); for ord=inf the largest |x|, for -inf the smallest, for 0 the number of nonzero elements
 
     x:        f32. axis: several axes count as one vector. For a matrix norm, only Frobenius's (ord=2) is available.
+    keepdims: keep these axes, with size 1.
     ord:      a number >= 0, inf or -inf.
     Gradient: x / norm for ord=2, and 0 at a vector of zeros, as PyTorch. For ord=inf, ties share it evenly.
     Raises:   InputError for another `ord`; DTypeError if `x` is not f32.
@@ -233,8 +239,9 @@ def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
 def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the largest element over `axis` (None: over all axes).
 
-    x: f32, i32, u32. The maximum of elements with a NaN is NaN, as in NumPy.
-    Gradient: tied positions share it evenly.
+    x: f32, i32, u32. axis: an integer or several. keepdims: keep these axes, with size 1.
+    If one element is NaN, the result is NaN, as in NumPy.
+    Gradient: to the largest element; tied elements share it evenly.
     Raises:   ShapeError if axis is out of range or x has no elements. As numpy.max and torch.amax.
 
     >>> tg.max([[1.0, 3.0], [2.0, 0.0]], axis=1)
@@ -247,8 +254,9 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the smallest element over `axis` (None: over all axes).
 
-    x: f32, i32, u32. The minimum of elements with a NaN is NaN, as in NumPy.
-    Gradient: tied positions share it evenly.
+    x: f32, i32, u32. axis: an integer or several. keepdims: keep these axes, with size 1.
+    If one element is NaN, the result is NaN, as in NumPy.
+    Gradient: to the smallest element; tied elements share it evenly.
     Raises:   ShapeError if axis is out of range or x has no elements. As numpy.min and torch.amin.
 
     >>> tg.min([[1.0, 3.0], [2.0, 0.0]], axis=1)
@@ -259,8 +267,9 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Multiply the elements over `axis` (None: over all axes). f32, i32, u32; bool is counted as i32.
+    """Multiply the elements over `axis` (None: over all axes).
 
+    x: f32, i32, u32; bool is counted as i32. axis: an integer or several. keepdims: keep these axes, with size 1.
     Gradient: the product of the other elements, exact at zeros too.
     Raises:   ShapeError if axis is out of range. As numpy.prod and torch.prod.
 
@@ -273,8 +282,9 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return whether any element over `axis` is true or nonzero. Any dtype; returns bool; False for no elements.
+    """Return whether any element over `axis` (None: over all axes) is true or nonzero.
 
+    Any dtype; returns bool; False for no elements. axis: an integer or several. keepdims: keep these axes, with size 1.
     No gradient. Raises ShapeError if axis is out of range. As numpy.any and torch.any.
 
     >>> tg.any(np.array([[True, False], [False, False]]), axis=1)
@@ -288,8 +298,9 @@ def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return whether every element over `axis` is true or nonzero. Any dtype; returns bool; True for no elements.
+    """Return whether every element over `axis` (None: over all axes) is true or nonzero.
 
+    Any dtype; returns bool; True for no elements. axis: an integer or several. keepdims: keep these axes, with size 1.
     No gradient. Raises ShapeError if axis is out of range. As numpy.all and torch.all.
 
     >>> tg.all(np.array([[True, False], [True, True]]), axis=1)
@@ -327,7 +338,7 @@ def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the position of the largest element over `axis` (None: in the flattened `x`).
 
     x: f32, i32, u32. Returns i32: the first position of tied elements, or of a NaN, as in NumPy. No gradient.
-    For a tuple of axes, the position is the row-major index over these axes.
+    For a tuple of axes, the position is the row-major index over these axes. keepdims: keep the axes, with size 1.
     Raises:   ShapeError if axis is out of range or x has no elements. As numpy.argmax and torch.argmax.
 
     >>> tg.argmax([[1.0, 3.0, 2.0]], axis=-1)
@@ -341,7 +352,7 @@ def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the position of the smallest element over `axis` (None: in the flattened `x`).
 
     x: f32, i32, u32. Returns i32: the first position of tied elements, or of a NaN, as in NumPy. No gradient.
-    For a tuple of axes, the position is the row-major index over these axes.
+    For a tuple of axes, the position is the row-major index over these axes. keepdims: keep the axes, with size 1.
     Raises:   ShapeError if axis is out of range or x has no elements. As numpy.argmin and torch.argmin.
 
     >>> tg.argmin([[1.0, 3.0, 2.0]], axis=-1)
@@ -367,9 +378,9 @@ LOGSUMEXP = composite("logsumexp", type=_reduced_float, expand=_logsumexp, vjp=_
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over `axis` (None: over all axes). The maximum is subtracted, so exp stays finite.
 
-    x: f32. Gradient: ct softmax(x). A row of -inf gives -inf with a NaN gradient, a row with inf gives inf. A row
-    without elements gives -inf.
-    As torch.logsumexp.
+    x: f32. axis: an integer or several. keepdims: keep these axes, with size 1.
+    Elements that are all -inf give -inf with a NaN gradient; inf gives inf; no elements give -inf.
+    Gradient: softmax(x) over the same axes. As torch.logsumexp.
     Raises:   DTypeError if x is not f32, ShapeError if axis is out of range.
 
     >>> tg.logsumexp([[0.0, 0.0]], axis=-1)

@@ -48,7 +48,7 @@ def interpolate(
                    for volumes.
     align_corners: whether the first and last elements keep their positions; not for "nearest".
     Returns:       f32, with the axes after the channels at the new size.
-    Gradient:      each cotangent, weighted as in the forward, to the elements read.
+    Gradient:      that of each result, weighted as in the forward, to the elements it was read from.
     Raises:        InputError unless one of `size` and `scale_factor` is given, for another mode, and for factors <= 0;
                    ShapeError if `x` has another rank; DTypeError if `x` is not f32.
 
@@ -252,7 +252,7 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
     x:        any dtype, [..., C r^2, H, W].
     factor:   r, a positive integer.
     Returns:  [..., C, H r, W r]. A view: no kernel.
-    Gradient: `pixel_unshuffle` of the cotangent.
+    Gradient: `pixel_unshuffle` of the result's gradient.
     Raises:   ShapeError if the number of channels is not divisible by r^2.
 
     As torch.nn.functional.pixel_shuffle (Shi et al. 2016).
@@ -276,7 +276,7 @@ def pixel_unshuffle(x: Any, factor: int) -> Tensor:
 
     x:        any dtype, [..., C, H r, W r], r = factor.
     Returns:  [..., C r^2, H, W]. A view: no kernel.
-    Gradient: `pixel_shuffle` of the cotangent.
+    Gradient: `pixel_shuffle` of the result's gradient.
     Raises:   ShapeError if height or width is not divisible by r.
 
     As torch.nn.functional.pixel_unshuffle.

@@ -39,7 +39,7 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
               computed numbers are clamped.
     n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]].
-    Gradient: to each slice the cotangent of its segment; none to `segments`.
+    Gradient: to each slice the result's gradient of its segment; none to `segments`.
     Raises:   ShapeError unless there is one segment for each slice; DTypeError if `segments` is not i32.
 
     As jax.ops.segment_sum, and torch's zeros(n).index_add(0, segments, x).
@@ -93,7 +93,7 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n).
     n:        the number of segments.
     Returns:  f32, the shape of `x`. Each segment sums to 1. A segment of -inf alone is NaN, as in `softmax`.
-    Gradient: y * (ct - sum of ct * y over the segment); none to `segments`.
+    Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
     Raises:   ShapeError unless there is one segment for each slice; DTypeError if `x` is not f32 or `segments` not i32.
 
     As softmax(x, segments, num_nodes=n) of PyTorch Geometric. The maxima cost `n` comparisons an element.

@@ -200,7 +200,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     """Return `length` elements of `axis` from `start` on: x[..., start:start+length, ...]. Any dtype.
 
     A negative `start` counts from the end. Raises ShapeError if the range leaves the axis.
-    Gradient: ct at these places, 0 elsewhere. As torch.narrow.
+    Gradient: the result's gradient at these places, 0 elsewhere. As torch.narrow.
 
     >>> tg.narrow([1.0, 2.0, 3.0, 4.0], 0, 1, 2)
     tensor([2., 3.])
@@ -271,7 +271,7 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
     """Surround `x` with `value`.
 
     x: any dtype. widths: an integer for every side, (before, after) for every axis, or one such pair per axis.
-    Gradient: the inner part of the cotangent. Raises ShapeError for negative or misshapen widths.
+    Gradient: the inner part of the result's gradient. Raises ShapeError for negative or misshapen widths.
     As numpy.pad with mode "constant".
 
     >>> tg.pad([1.0, 2.0], ((1, 1),))

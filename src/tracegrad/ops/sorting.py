@@ -210,7 +210,7 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
     descending: the largest first.
     Returns:    values of the dtype of `x`, and i32 indices, both of the shape of `x`. Equal elements keep their order,
                 in both directions; -0 equals 0. NaN counts as the largest, as in PyTorch and NumPy.
-    Gradient:   each cotangent to the element it came from; none through the indices.
+    Gradient:   that of each value to the element it came from; none through the indices.
     Raises:     ShapeError if `axis` is out of range.
 
     As torch.sort(stable=True). np.sort(x) is tg.sort(x)[0].
@@ -249,7 +249,7 @@ def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tens
     largest:  False returns the smallest elements, the smallest first.
     Returns:  values of the dtype of `x`, and indices in i32. Equal elements keep their order; NaN counts as the
               largest.
-    Gradient: each cotangent to the element it came from; none through the indices.
+    Gradient: that of each value to the element it came from; none through the indices.
     Raises:   ShapeError if `k` or `axis` is out of range.
 
     As torch.topk, which promises no order among equal elements.

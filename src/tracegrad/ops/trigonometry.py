@@ -139,7 +139,7 @@ def atan(x: Operand) -> Tensor:
 def sinh(x: Operand) -> Tensor:
     """Return the hyperbolic sine, (exp(x) - exp(-x)) / 2, without cancellation near 0.
 
-    x:        f32, any shape. The result is infinite beyond |x| = 89.415.
+    x:        f32, any shape. The result is infinite from |x| = 89.41599 on.
     Gradient: cosh(x). Raises DTypeError if `x` is not f32.
     As numpy.sinh and torch.sinh.
 
@@ -154,7 +154,7 @@ def sinh(x: Operand) -> Tensor:
 def cosh(x: Operand) -> Tensor:
     """Return the hyperbolic cosine, (exp(x) + exp(-x)) / 2.
 
-    x:        f32, any shape. The result is infinite beyond |x| = 89.415.
+    x:        f32, any shape. The result is infinite from |x| = 89.41599 on.
     Gradient: sinh(x). Raises DTypeError if `x` is not f32.
     As numpy.cosh and torch.cosh.
 

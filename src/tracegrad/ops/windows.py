@@ -339,7 +339,7 @@ def col2im(
     shape:    of the image, (B, C, H, W).
     kernel, stride, padding: as for `im2col`.
     Returns:  f32 of that shape.
-    Gradient: im2col of the cotangent.
+    Gradient: im2col of the result's gradient.
     Raises:   ShapeError if `columns` does not have the shape of these windows; DTypeError if it is not f32.
 
     As torch.nn.functional.fold with the last two axes of its input exchanged.

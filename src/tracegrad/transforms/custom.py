@@ -216,7 +216,8 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
 
     fn:       a function of tensors and trees of them. Tensors it closes over are constants.
     fwd:      takes the arguments of `fn`, and returns (value, residuals). Calls use this value, and do not run `fn`.
-    bwd:      takes the residuals and the cotangent of the value, and returns a tuple: one cotangent per argument.
+    bwd:      takes the residuals and the cotangent of the value (the gradient of a loss with respect to it), and
+              returns a tuple: one cotangent per argument.
     Returns:  a function of the same arguments.
     Raises:   TraceError unless `fn` is a function.
 

@@ -92,6 +92,7 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
         (g,) = pull(ct)                                  # ct times the Jacobian
 
     primals: trees of f32 tensors, arrays and floats; leaves of other dtypes are constants, with the cotangent None.
+             The cotangent of a value is the gradient of a loss with respect to it.
     Returns: (result, pull), with `has_aux` (result, pull, aux). `pull` takes a tree like the result, in which None is
              zero. It gives a tuple with a tree for each argument. You can call it any number of times.
     Raises:  DTypeError for an argument without f32.
