@@ -19,16 +19,19 @@ Dimension = int | str | None  # of an input; each call chooses a size that is No
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type. `tg.i32[B, T]` is the type of an input.
+    """An element type: tg.f32, tg.i32, tg.u32 or tg.bool_. `tg.i32[B, T]` is the type of an input.
+
+    name, itemsize: such as "f32", and the bytes of an element.
+    numpy: its name in NumPy.  wgsl: its type in a shader.  storage: its type in a buffer; booleans are integers there.
 
     >>> tg.f32.name
     'f32'
     """
 
     name: str
-    numpy: str  # name for numpy.dtype()
-    wgsl: str  # type of a value in a shader
-    storage: str  # type in a buffer: booleans are stored as integers
+    numpy: str
+    wgsl: str
+    storage: str
     itemsize: int = 4
 
     def __getitem__(self, shape: Dimension | tuple[Dimension, ...]) -> InputType:
@@ -36,7 +39,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """True for types that carry gradients. As torch.dtype.is_floating_point."""
+        """True for f32, the only type with gradients in programs. As torch.dtype.is_floating_point."""
         return self.name == "f32"
 
     @property
@@ -94,7 +97,7 @@ class TensorType(NamedTuple):
 
 
 class InputType(NamedTuple):
-    """The declared type of an input. Each call chooses the dimensions that are None or a name.
+    """The declared type of an input: `dtype`, and `shape`. Each call chooses the sizes that are None or a name.
 
     >>> tg.i32[64, 128]
     i32[64,128]

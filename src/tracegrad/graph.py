@@ -23,21 +23,27 @@ class Graph(Value):
 
     outputs: dict[str, Tensor]
     captures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # state name -> its new value
+    writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     precision: str = "f32"
 
     @property
     def roots(self) -> list[Tensor]:
-        """Everything the program must compute. As the outvars of a jaxpr of JAX."""
+        """The values that the program must compute: outputs, captures and writes, in this order.
+
+        As the outvars of a jaxpr of JAX.
+        """
         return [*self.outputs.values(), *self.captures.values(), *self.writes.values()]
 
     @property
     def results(self) -> dict[str, Tensor]:
-        """The results of a run, by their names in the program."""
+        """The values that a run returns, by their names in the program: the outputs, and captures as "capture.NAME"."""
         return {**self.outputs, **{f"capture.{name}": t for name, t in self.captures.items()}}
 
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
-        """Return the graph with other values under the same names. roots: in the order of `self.roots`."""
+        """Return the graph with other outputs, captures and writes under the same names.
+
+        roots: the new values, in the order of `self.roots`.
+        """
         it = iter(roots)
         outputs, captures, writes = (
             {name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)
@@ -46,11 +52,15 @@ class Graph(Value):
 
     @property
     def nodes(self) -> list[Tensor]:
-        """All nodes in order. As the equations of JAX's jaxprs."""
+        """All nodes that the roots need, each after its inputs. As the equations of JAX's jaxprs."""
         return toposort(self.roots)
 
     def leaves(self, *roles: str) -> list[Tensor]:
-        """Return the leaves of some roles: "param", "frozen", "input", "patch", "state", "hyper"."""
+        """Return the leaves (nodes without inputs) that have one of `roles`.
+
+        "param" are trained parameters, "frozen" other ones, and "input" the inputs of a call. "patch" are values and
+        masks of `tg.patch`, "state" optimizer arrays and states of the model, and "hyper" hyperparameters.
+        """
         return [t for t in self.nodes if t.prim.family == "leaf" and t.attrs.get("role") in roles]
 
     @property

@@ -108,7 +108,10 @@ def register(p: Primitive) -> Primitive:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tensor(TensorMethods):
-    """A value in a traced graph. It has a type but no numbers.
+    """A value in a traced graph: a node, with a type but no numbers. Ops make it inside a loss or forward.
+
+    prim:   the primitive that computes it.  inputs: the nodes that it depends on.  attrs: the primitive's settings.
+    type:   element type and shape.  site: your line that made it.  serial: a number that no other node has.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs["output"].shape
@@ -134,22 +137,28 @@ class Tensor(TensorMethods):
 
     @property
     def name(self) -> str:
-        """The name of the primitive; for a leaf, its own name."""
+        """The name of the node's primitive, such as "add"; for a leaf, its own name, such as "layers.0.W"."""
         return str(self.attrs["name"]) if "name" in self.attrs else self.prim.name
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """The inputs whose elements the node reads. A view reads the first, and only waits for the others."""
+        """The inputs whose elements the node reads: all inputs, but of a view (such as a reshape) only the first.
+
+        A view is computed after its other inputs.
+        """
         return self.inputs[:1] if self.prim.family == "view" else self.inputs
 
     @property
     def axis(self) -> int:
-        """The attribute `axis` of the node."""
+        """The axis that the node works along: `attrs["axis"]`. KeyError for nodes without an axis."""
         return self.attrs["axis"]
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The attribute `axes` of the node: the axes of a fold."""
+        """The axes that the node works along, such as those that a sum removes: `attrs["axes"]`.
+
+        KeyError for nodes without axes.
+        """
         return self.attrs["axes"]
 
     def __repr__(self) -> str:

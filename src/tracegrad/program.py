@@ -142,7 +142,21 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One step (or one forward) as plain data.
+    """One step (or one forward) as plain data: all that a runtime needs to execute it.
+
+    kernels:    the texts of the kernels, and what they bind.
+    buffers:    the flat arrays.
+    dispatches: launches of kernels, in order, each with its buffers and the offsets of its values.
+    inputs:     values that the host writes before each run. Hyperparameters are named "hyper.lr" and so on.
+    outputs:    values read after a run: "loss", "halted", "aux.NAME", "capture.NAME" or "output".
+    params:     the parameters, in declaration order.
+    states:     the optimizer's arrays and flags, and the states of the model.
+    needs:      requirements for a device: the maxima over the program.
+    meta:       hyperparameters, schedule and optimizer, as plain data.
+    copies:     pairs of buffers; after a run, the first is copied to the second.
+    loops:      ranges of dispatches that run repeatedly, in order of their first dispatch, outer before inner.
+    capacity:   the largest size of a run; 0 if there is only one. `size`: the size that this program is for.
+    graph:      the traced graph, for a runtime with a compiler of its own.
 
     >>> train.program
     <Program: 4 kernels, 4 dispatches, 10 buffers>
@@ -151,55 +165,60 @@ class Program:
     kernels: tuple[KernelSource, ...]
     buffers: tuple[Buffer, ...]
     dispatches: tuple[Dispatch, ...]
-    inputs: tuple[Field, ...]  # written by the host before each run; hyperparameters are named "hyper.lr" and so on
-    outputs: tuple[Field, ...]  # read after a run: "loss", "halted", "aux.*", "capture.*" or "output"
-    params: tuple[Field, ...]  # by declaration order
-    states: tuple[Field, ...]  # persistent optimizer arrays and flags, and the states of the model
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+    params: tuple[Field, ...]
+    states: tuple[Field, ...]
     needs: Needs
-    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])  # hyperparameters, schedule, optimizer: plain data
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
     copies: tuple[tuple[int, int], ...] = ()
-    loops: tuple[Loop, ...] = ()  # in the order of their first dispatch, outer before inner
-    capacity: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # largest size of a run; 0: one size
-    size: int = field(default=0, repr=False, compare=False, metadata=LOCAL)  # size of runs
-    # the source of the program, for a runtime with a compiler of its own, which needs no kernels
+    loops: tuple[Loop, ...] = ()
+    capacity: int = field(default=0, repr=False, compare=False, metadata=LOCAL)
+    size: int = field(default=0, repr=False, compare=False, metadata=LOCAL)
     graph: Graph | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     def at(self, size: int) -> Program:
-        """Return the program for runs of `size`, up to the capacity. Texts, buffers and places do not change.
+        """Return the program for runs of `size`, from 1 to `capacity`: its inputs and outputs have that size.
 
-        Neither do its dispatches: `launched` gives their grids, which C and NumPy do not read.
+        Kernels, buffers and `dispatches` do not change; `launched()` gives the grids for the size.
         """
         assert 0 < size <= self.capacity, size
         inputs, outputs = (tuple([f.at(size) for f in fields]) for fields in (self.inputs, self.outputs))
         return replace(self, inputs=inputs, outputs=outputs, size=size)
 
     def launched(self) -> tuple[Dispatch, ...]:
-        """Return the dispatches with the grids of the program's size."""
+        """Return the dispatches as a GPU launches them: each with as many workgroups as the program's size needs.
+
+        C and NumPy do not read the numbers of workgroups.
+        """
         if self.size == self.capacity:
             return self.dispatches
         grids = [k.reach and grid_of(k.reach.at(self.size)) for k in self.kernels]
         return tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
 
     def unrolled(self) -> Iterator[Dispatch]:
-        """Return all dispatches in execution order. One in a loop occurs once per iteration, with its offsets.
+        """Yield all dispatches in execution order. One in a loop comes once per iteration, with its offsets there.
 
-        Moves that follow the size are applied, and stay.
+        Offsets that depend on the size of a run are those of the program's size.
         """
         dispatches = self.launched()
         for k, at in self.order():
             yield dispatches[k].moved(at, self.size)
 
     def order(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield the number of each dispatch in execution order, with the iterations of the loops around it."""
+        """Yield (k, iterations) for each launch in execution order.
+
+        k: index of the dispatch in `dispatches`.  iterations: of the loops around it, outermost first, from 0.
+        """
         return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
-        """Return which of the dispatches that run at the capacity run at the program's size, in order."""
+        """Return which launches of a run at `capacity` are launches at the program's size too: their numbers from 0."""
         return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property
     def model_states(self) -> tuple[Field, ...]:
-        """The states of the model, named `state/<path>`. All other states belong to the optimizer."""
+        """The states of the model, such as running means, named `state/<path>`. All others belong to the optimizer."""
         return tuple(f for f in self.states if "init" in f.spec)
 
     @property
@@ -209,7 +228,7 @@ class Program:
 
     @property
     def first(self) -> int:
-        """The begin of the optimizer's run in the array "params". With several losses, each has a run of its own."""
+        """Where the optimizer's parameters begin in the array "params", in elements; 0 if there is only one loss."""
         return self.meta.get("part", {}).get("first", 0)
 
     @property
@@ -238,7 +257,7 @@ class Program:
         return replace(self, kernels=kernels, dispatches=dispatches)
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain data, without the host code of the kernels."""
+        """Return dicts, lists, numbers and strings, without the host's code of the kernels: see `from_data`."""
         return plain(self)
 
     @staticmethod

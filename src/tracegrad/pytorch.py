@@ -103,12 +103,14 @@ class TorchReport:
 def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> TorchReport:
     """Load the weights of a PyTorch model that has the same layers as the model of `target`.
 
-        train = tg.compile(model=Net(), ...)
+        torch_net = torch.nn.Linear(2, 1)
+        train = tg.compile(model=nn.Linear(2, 1), ...)
         print(tg.from_torch(torch_net.state_dict(), train))
 
     Names are attribute paths in both, and `nn.Sequential` numbers layers as PyTorch does. PyTorch's `weight` is `W`
-    transposed for Linear, `W` for Embedding and convolutions, and `g` for norms. Running statistics are states.
-    Recurrent and attention weights are split by PyTorch's layout. States of other modules are buffers in PyTorch.
+    transposed for Linear, `W` for Embedding and convolutions, and `g` for norms; its `bias` is `b`. Running statistics
+    of norms are states. Recurrent and attention weights are split by PyTorch's layout. Parameters and states that your
+    own modules declare have the same names in PyTorch, as parameters and buffers.
 
     state_dict: arrays or tensors by name, or a PyTorch module. torch is not imported.
     target:     a training or a forward. For an attached forward, the weights go to its training.

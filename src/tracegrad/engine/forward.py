@@ -151,7 +151,7 @@ class CompiledForward(HasStates):
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
-        """Return the graph that a run with these inputs executes, compiling it if needed. Raises errors of compiling.
+        """Return the graph that a run with these inputs executes. Compiles it first if needed; raises as `tg.compile`.
 
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}
@@ -237,7 +237,10 @@ class CompiledForward(HasStates):
 
     @property
     def cached_shapes(self) -> list[int | None | dict[str, int]]:
-        """Sizes whose programs are kept, least recently used first; dicts by name if calls choose several."""
+        """The sizes whose programs are kept, least recently used first.
+
+        Each is the size that calls choose, or a dict by name if calls choose several, or None if they choose none.
+        """
         return [as_read(sizes) for sizes in self._programs.sizes]
 
     @helpful
@@ -259,8 +262,9 @@ class CompiledForward(HasStates):
 
     @property
     def sites(self) -> tuple[SiteInfo, ...]:
-        """The sites of `tg.capture` and `tg.patch`, in order; each has `kind name type site`, where site is your line.
+        """The uses of `tg.capture` and `tg.patch` in the forward, in order.
 
+        Each has a `kind`, "capture" or "patch", its `name`, the `type` of its value, and `site`, your line of code.
         If calls choose sizes, types are those of the sizes used last; before the first run, of size 1.
         """
         with self.store.worker.own(self._lock):
@@ -272,12 +276,12 @@ class CompiledForward(HasStates):
 
     @property
     def input_types(self) -> Mapping[str, InputType]:
-        """Types of the inputs, by name, as declared."""
+        """The declared type of each input, by name."""
         return self._programs.free.types
 
     @property
     def closed(self) -> str:
-        """The reason why no more runs are done; "" while they are."""
+        """Why new runs are `Aborted`, such as "closed"; "" while the forward accepts runs."""
         return self._programs.closed
 
     def __repr__(self) -> str:

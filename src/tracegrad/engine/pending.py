@@ -87,7 +87,7 @@ class Pending(NoArray, Generic[T]):
         self._callbacks: list[Callable[[Pending[T]], object]] = []
 
     def done(self) -> bool:
-        """Return True once the result is there.
+        """Return whether the result is there. Does not wait.
 
         >>> p = train.step(x=x, y=y)
         >>> r = p.result()
@@ -98,7 +98,7 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def wanted(self) -> bool:
-        """True if a caller waits for the result, so it should be fetched before more work is queued."""
+        """True once a caller waits for the result. The library then reads it back before it queues more work."""
         return self._wanted
 
     def result(self, timeout: float | None = None) -> T:
@@ -172,7 +172,9 @@ class Pending(NoArray, Generic[T]):
                 self._callbacks.remove(callback)
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
-        """Call `callback(self)` when the result is there: at once if it is, else on the library's worker thread.
+        """Call `callback(self)` once the result is there.
+
+        If it is there already, the callback runs at once in this thread; else later, on the library's worker thread.
 
         >>> p = train.step(x=x, y=y)
         >>> p.add_done_callback(lambda pending: None)
@@ -199,36 +201,39 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def loss(self) -> float:
-        """The loss of a step."""
+        """The loss of the step before its update, a float; of `run_steps`, that of the last step. Waits for it."""
         return self._of_kind("loss")
 
     @property
     def losses(self) -> Any:
-        """The loss of every step of the call, as an array."""
+        """The loss of each step of the call, float32[number of steps]. Waits for it."""
         return self._of_kind("losses")
 
     @property
     def step(self) -> int:
-        """The number of the step."""
+        """The number of the step in its training, counted from 1; of `run_steps`, the last one's. Waits for it."""
         return self._of_kind("step")
 
     @property
     def aux(self) -> Mapping[str, Any]:
-        """The extra outputs of the loss."""
+        """The tensors that the loss returned beside its value, as arrays by name. Waits for them."""
         return self._of_kind("aux")
 
     @property
     def output(self) -> Any:
-        """The output of a forward."""
+        """The output of the forward: an array, or a tuple or dict of arrays, as the forward returns. Waits for it."""
         return self._of_kind("output")
 
     @property
     def captures(self) -> Captures:
-        """The captured arrays."""
+        """The arrays that `tg.capture(name, x)` kept in this step or run, by name. Waits for them."""
         return self._completed().captures
 
     def resolve(self, result: T) -> None:
-        """Set the result, once; later calls change nothing. For the code that does the work."""
+        """Set the result, for code that makes Pendings of its own. Only the first call counts.
+
+        result: a Completed, Aborted or Failed.
+        """
         with _SETTLING:
             if not self._done:
                 self._unseen = _Unseen(self._what, result.error) if isinstance(result, Failed) else None

@@ -40,9 +40,9 @@ class Captures(Mapping[str, Any]):
         return f"Captures({', '.join(f'{k}{list(v.shape)}' for k, v in self._arrays.items())})"
 
     def per_head(self, name: str) -> list[Any]:
-        """Return one array per head of an attention map.
+        """Return one array for each head of a captured attention map.
 
-        `[B,H,T,T]` gives H arrays `[B,T,T]`, and `[H,T,T]` gives H arrays `[T,T]`.
+        name: of the capture. An array [B,H,T,T] gives H arrays [B,T,T], and [H,T,T] gives H arrays [T,T].
         Raises: KeyError for an unknown name; InputError for an array of another rank.
         """
         x = self[name]
@@ -82,8 +82,9 @@ class Loss(float, Value):
 class Completed:
     """The result of finished work: a `CompletedStep` of a training, or a `CompletedRun` of a forward.
 
-    Match them with `case Completed(loss=...)`, `case Completed(output=...)`, or `case Completed(value)`, where value is
-    the loss of a step or the output of a run.
+    captures: the arrays of `tg.capture`, by name.
+    Match results with `case Completed(loss=...)`, `case Completed(output=...)`, or `case Completed(value)`, where value
+    is the loss of a step or the output of a run.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
     >>> type(infer.run(x=[[1.0, 2.0]]).result()).__name__
@@ -141,6 +142,8 @@ class CompletedRun(Completed):
 class Aborted:
     """The result of work that `close`, `replace_model` or a newer call ended. It changed nothing.
 
+    reason: why the work ended, in words, such as "closed".
+
     >>> tg.Aborted("closed").reason
     'closed'
     """
@@ -151,6 +154,8 @@ class Aborted:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The result of work that failed and changed nothing.
+
+    error: the exception, such as a `tg.InputError` for inputs that do not fit. It was not raised.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
     >>> result = infer.run(x=[[1.0]]).result()

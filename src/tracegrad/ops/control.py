@@ -73,14 +73,13 @@ def capture(name: str, x: Any) -> Tensor:
 
 @op
 def patch(name: str, x: Any) -> Tensor:
-    """Mark `x` as a value that a call may overwrite: `run(..., patches={name: array})` or `{name: (mask, array)}`.
+    """Return `x`, and let calls overwrite it: `run(..., patches={name: array})` or `{name: (mask, array)}`.
 
-    out = mask ? value : x     in calls of `run` with patches
-    out = x                    in all other calls, and in training steps
+    out = where(mask, array, x)     in calls of `run` with patches; without a mask, `array` replaces all of `x`
+    out = x                         in all other calls, in training steps, and outside of a trace
 
-    Each case has a program of its own, so a site costs nothing in a call without patches. The first call with patches
-    traces and compiles the second program. Its leaves of role "patch" are `patch.<name>.mask`, a bool of the shape of
-    `x`, and `patch.<name>.value`, of the type of `x`.
+    The first call with patches compiles a second program. Calls without patches run a program without `patch`, so it
+    costs them no time.
 
     name:     unique among the patches of the forward or loss.
     x:        any dtype and shape.

@@ -261,7 +261,7 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
     out = argmax(logits + g),  g = -log(-log(u)) with u uniform in the open (0, 1) (the Gumbel-max trick)
 
     logits:   f32, raw scores, with the classes along `axis`; a class of -inf is never drawn.
-    Returns:  i32, the shape of `logits` without `axis`: for each position a class, counted from 0; new numbers in each step or call.
+    Returns:  i32, the shape of `logits` without `axis`: classes counted from 0; new numbers in each step or call.
     Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
     Gradient: none.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.

@@ -83,10 +83,13 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class WebGPUSupport:
-    """Tell whether `device="webgpu"` can work here, and if not, why.
+    """The answer of `tg.check_webgpu`: whether `device="webgpu"` can work here, and if not, why.
 
-    reason: "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
-            "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
+    ok:      whether it can work. The object itself is true or false likewise.
+    reason:  "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
+             "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
+    message: the reason in plain words, with a remedy.
+    adapter: the GPU that would be used, or None.
 
     >>> tg.WebGPUSupport(False, "no-driver", "there is no GPU here").ok
     False

@@ -20,18 +20,28 @@ if TYPE_CHECKING:
 class DeviceInfo(Value):
     """A usable device, as `tg.devices()` lists it.
 
+    name:        the name for `device=`: "webgpu", "cpu" or "jax".
+    description: such as "NVIDIA H200 (Vulkan)".
+    software:    True for a CPU that acts as a GPU: correct, slow, never chosen by "auto".
+    gpu:         True for every WebGPU adapter, and for JAX unless it computes on a CPU.
+    sizes:       which sizes one program serves: "exact": any size up to its capacity; "room": any size up to its
+                 capacity, computed in larger shapes; "one": only one.
+    precisions:  valid values of `precision=`.
+    share:       with several processes, (k, n): this process gives part k, from 0, of n equal parts of each batch.
+    process:     the number of this process, from 0.
+
     >>> train.device.name
     'cpu'
     """
 
-    name: str  # the name for `device=`: "webgpu", "cpu" or "jax"
-    description: str  # e.g. "NVIDIA H200 (Vulkan)"
-    software: bool = False  # a CPU that acts as a GPU: correct, slow, never chosen by "auto"
-    gpu: bool = True  # does the host see it as a GPU?
-    sizes: str = "room"  # of a program: "exact", any up to its capacity; "room", in larger shapes than a call's; "one"
-    precisions: tuple[str, ...] = ("f32", "f16")  # valid values of `precision=`
-    share: tuple[int, int] = (0, 1)  # of several processes: which of how many equal parts of each batch this one gives
-    process: int = 0  # its number
+    name: str
+    description: str
+    software: bool = False
+    gpu: bool = True
+    sizes: str = "room"
+    precisions: tuple[str, ...] = ("f32", "f16")
+    share: tuple[int, int] = (0, 1)
+    process: int = 0
 
     def __str__(self) -> str:
         return f"{self.name} ({self.description})"

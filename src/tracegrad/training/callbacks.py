@@ -81,11 +81,11 @@ class EarlyStopping:
         self._snapshot: list[Snapshot] | None = None
 
     def on_begin(self) -> None:
-        """Start counting from 0 for a new `fit`."""
+        """Forget the best value and the count of evaluations. `fit` calls this when it begins."""
         self._best, self._bad, self._snapshot = _Best(self.metric, self.min_delta, self.mode), 0, None
 
     def on_evaluate(self, state: FitState) -> None:
-        """Count evaluations without an improvement, and stop at `patience`."""
+        """Count evaluations without an improvement, and stop `fit` at `patience`. `fit` calls this after each one."""
         store = state.train.store
         if self._best.improved(state):
             self._bad, self._snapshot = 0, store.call(take_all) if self.restore else None
@@ -101,10 +101,13 @@ class EarlyStopping:
 class Checkpoint:
     """Save the training to `path` after each evaluation that is the best so far.
 
-    best: name of the metric; None saves after each epoch. Names and `mode` are as for `EarlyStopping`.
-          `fit(resume=path)` continues from the file. As keras.callbacks.ModelCheckpoint.
-    wait: False writes the file while the training goes on, as `train.save(path, wait=False)`.
+    path:    the file, overwritten by each save. `fit(resume=path)` continues from it.
+    best:    name of the metric, as `metric` of `EarlyStopping`. None: save after each epoch instead.
+    mode:    as for `EarlyStopping`.
+    wait:    False writes the file while the training goes on, as `train.save(path, wait=False)`.
     sharded: write a folder, as `train.save(path, sharded=True)`.
+
+    As keras.callbacks.ModelCheckpoint.
 
     >>> callback = tg.Checkpoint("best.safetensors")
     """
@@ -116,12 +119,12 @@ class Checkpoint:
         self._best = None if best is None else _Best(best, mode=mode)
 
     def on_evaluate(self, state: FitState) -> None:
-        """Save the training if the metric is the best so far."""
+        """Save the training if the metric `best` has improved. `fit` calls this after each evaluation."""
         if self._best is not None and self._best.improved(state):
             state.train.save(self.path, wait=self.wait, sharded=self.sharded)
 
     def on_epoch(self, state: FitState) -> None:
-        """Save the training after each epoch if there is no metric."""
+        """Save the training if `best` is None. `fit` calls this after each epoch."""
         if self._best is None:
             state.train.save(self.path, wait=self.wait, sharded=self.sharded)
 
@@ -138,11 +141,11 @@ class CSVLogger:
         self._rows: list[dict[str, Any]] = []
 
     def on_begin(self) -> None:
-        """Start a new table."""
+        """Start a new table. `fit` calls this when it begins."""
         self._rows = []
 
     def on_epoch(self, state: FitState) -> None:
-        """Add a line, and write the whole file."""
+        """Add the row of an epoch, and write the whole file. `fit` calls this after each epoch."""
         self._rows.append({"epoch": state.epoch, "step": state.step, "loss": state.loss, **state.metrics})
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         with open(self.path, "w", newline="", encoding="utf-8") as f:
@@ -166,24 +169,27 @@ class TensorBoard:
         self._file: EventFile | None = None
 
     def on_begin(self) -> None:
-        """Start a new file."""
+        """Start a new event file. `fit` calls this when it begins."""
         self.on_end()
         self._file = EventFile(self.folder)
 
     def on_log(self, record: Mapping[str, Any]) -> None:
-        """Write the scalars of a step or an evaluation."""
+        """Write the scalars of a step or an evaluation. `fit` calls this.
+
+        record: the numbers by name, with "step", the training's step counter.
+        """
         for name, value in record.items():
             if name != "step" and np.ndim(value) == 0 and self._file is not None:
                 self._file.write(name, float(value), record["step"])
 
     def on_epoch(self, state: FitState) -> None:
-        """Write the learning rate, and have TensorBoard see all."""
+        """Write the learning rate, and flush the file so that TensorBoard shows it. `fit` calls this once an epoch."""
         if self._file is not None:
             self._file.write("lr", state.lr, state.history.step[-1])
             self._file.flush()
 
     def on_end(self) -> None:
-        """Close the file."""
+        """Close the event file. `fit` calls this when it ends."""
         if self._file is not None:
             self._file.close()
         self._file = None

@@ -265,7 +265,10 @@ class CompiledTraining(Training):
 
     @property
     def memory(self) -> Memory:
-        """Bytes on the device by role, and their "total"; prints as a table. Attached forwards add their own."""
+        """Bytes on the device by role, such as "param", "state" or "temp", and their "total". Prints as a table.
+
+        Memory of attached forwards is not included.
+        """
         from tracegrad.introspection.explain import Memory
 
         return Memory(*(stepper.latest.program for stepper in self.store.stepper.together))
