@@ -56,7 +56,8 @@ def compile(
     optimizer: one of tg.optim. With several losses, one for each by name, or one for all; states are separate.
     params:    with several losses, the parameters that each trains: a pattern of names such as "D.*", a list of
                patterns, or a function of the name. Default: all. Only these parameters get optimizer state.
-    seed:      seed of the initialisation and of all randomness. None draws one; see `train.seed`.
+    seed:      an integer that determines the first parameters and all numbers of random ops. None draws one; see
+               `train.seed`.
     device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu", "cpu", or "jax" (XLA compiles the step for the
                devices of JAX). The environment variable TRACEGRAD_DEVICE sets what "auto" means.
     keep_grads: make `download_grads` available.
@@ -73,7 +74,9 @@ def compile(
     layout:    how the mesh stores parameters and their optimizer state. By default every device has all of them. "fsdp"
                splits each over "data". {"*.W": P(None, "model")} splits the parameters of a pattern as the
                jax.sharding.PartitionSpec says; the first matching pattern counts.
-    Raises:    CompileError, InputError, ShapeError, DTypeError, TraceError with the line of your code; DeviceError.
+    Raises:    InputError for arguments that do not fit. Errors of ops in `loss`, such as ShapeError and DTypeError,
+               with the line of your code. CompileError for a loss that is no f32[], or a model without parameters.
+               DeviceError for a device that is missing or too small.
 
     >>> loss = lambda m, x, y: tg.mse_loss(m(x), y)
     >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2), "y": (4, 1)},
@@ -125,6 +128,7 @@ def compile_forward(
 ) -> CompiledForward:
     """Compile a forward with parameters of its own, drawn from `seed`. `upload_params` sets them.
 
+    model:    any tree of modules, which does not change.
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
     inputs:   as for `compile`. Each call chooses the sizes that are None or a name. The first sizes get a program of
               their own. The second sizes get one program that serves all further sizes, where that is possible:
@@ -134,9 +138,9 @@ def compile_forward(
     precision: "f32" or "f16": with "f16", kernels store intermediate values in half precision. "bf16" and "tf32" need
               device="jax", as in `compile`.
     writes:   the forward can write states of the model; `states` and `set_states` of the result read and write them.
-    Raises:   InputError for inputs that are neither shapes nor types, or that `forward` does not take; CompileError
-              for a model without parameters and states; DeviceError. Errors inside `forward` are raised here, but if
-              calls choose sizes, by the first run.
+    Raises:   InputError for inputs that are neither shapes nor types, or that `forward` does not take. CompileError
+              for a model without parameters and states. DeviceError for a device that is missing or too small. Errors
+              inside `forward` are raised here, but if calls choose sizes, by the first run.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (None, 2)}, seed=0)
     >>> infer.run(x=np.zeros((3, 2))).output.shape

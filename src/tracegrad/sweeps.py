@@ -59,7 +59,7 @@ def sweep(
 
     A member whose loss, gradient or new values are not finite keeps its parameters and optimizer state in that step.
     Its loss is NaN or infinite, and the other members go on. The step fails only if no member has a finite loss.
-    Gradient: exact; members share none.
+    Gradient: each member's is exact, and depends on this member only.
     Raises:    InputError for lists of different lengths, for unknown hyperparameters, and for numbers out of range;
                errors of `tg.compile`. As jax.vmap of a training step.
 

@@ -18,9 +18,11 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
 
     data:          a number, nested lists, an array or a tensor; copied.
     requires_grad: False for a tensor without a gradient.
-    dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64"; default f32, of integer and bool arrays their own.
+    dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64". By default, numbers, lists and float arrays become
+                   f32, integer arrays i32 (uint32: u32), and booleans bool; an eager tensor keeps its dtype.
     Returns:       a leaf: its `grad` is None until a `backward` reaches it.
-    Raises:        DTypeError for a cast that loses data, and for an integer tensor that requires a gradient.
+    Raises:        DTypeError for integers or booleans with requires_grad=True, which is the default here. Also for
+                   floats with an integer dtype, numbers with bool, and integers that the dtype cannot hold exactly.
 
     As torch.tensor(data, requires_grad=True).
 
@@ -34,9 +36,10 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
 
 
 def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
-    """Return an eager tensor of given values, without a gradient; otherwise as `tg.parameter`.
+    """Return an eager tensor of given values, without a gradient.
 
-    As torch.tensor. Raises DTypeError for a cast that loses data.
+    data, dtype: as for `tg.parameter`: by default, numbers, lists and float arrays become f32, integer arrays i32.
+    Raises DTypeError as `tg.parameter`. As torch.tensor.
 
     >>> import tracegrad as tg
     >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]

@@ -24,8 +24,8 @@ def instantiate(model: M, seed: int | None = None) -> M:
     """Return a copy of a model whose parameters are eager tensors, drawn as `tg.compile` would draw them.
 
     model:   a tree of modules; it is never changed.
-    seed:    the seed of the parameters; None takes the seed of `tg.manual_seed`.
-    Returns: the copy. Call it, call `backward()` on the result, and read `m.l1.W.grad`.
+    seed:    the seed of the parameters; None takes the seed of `tg.manual_seed`. Random ops always take the latter.
+    Returns: the copy m. Call it, call `backward()` on the result, and read `m.W.grad`.
     Raises:  TraceError if `model` is not a tree of modules.
 
     >>> import tracegrad as tg
@@ -45,7 +45,7 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     forward: called as `tg.compile` calls it, forward(m, **inputs), with eager tensors.
     model:   a tree of modules, whose parameters are drawn from the seed of `tg.manual_seed`; a copy from
              `tg.instantiate`; or a training or compiled forward, whose current parameters are used. Random ops draw
-             the numbers of a training's next step.
+             by `tg.manual_seed`, but with a training the numbers of its next step.
     inputs:  arrays, eager tensors, nested lists or numbers. Those of a training or compiled forward are converted to
              the declared dtypes without loss, as `step` and `run` do; else integers are i32.
     Returns: the result of `forward`. For a loss, `backward()` fills the gradients of an instantiated model.

@@ -39,8 +39,8 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 class GradTensor(TensorMethods):
     """A tensor with values: every op on it runs at once, and `backward` fills the gradients of its leaves.
 
-    Made by `tg.parameter` and `tg.tensor`. Values never change in place: incoming arrays are copied, `data` is
-    read-only, and `numpy()` returns a copy. In a trace, a tensor without a gradient is a constant.
+    Made by `tg.parameter` and `tg.tensor`, whose arguments it takes. Values never change in place: incoming arrays are
+    copied, `data` is read-only, and `numpy()` returns a copy. In a trace, a tensor without a gradient is a constant.
 
     >>> tg.tensor([[1.0, 2.0]]).shape
     (1, 2)
@@ -82,25 +82,24 @@ class GradTensor(TensorMethods):
         """Return whether `value` is an eager tensor. As torch.is_tensor."""
         return isinstance(value, GradTensor)
 
-    # properties
     @property
     def type(self) -> TensorType:
-        """Element type and shape. As jax.typeof."""
+        """Element type and shape, such as f32[2,3]. As jax.typeof."""
         return TensorType(self._spec.dtype, self._spec.shape)
 
     @property
     def dtype(self) -> DType:
-        """Element type. As torch.Tensor.dtype."""
+        """Element type, such as tg.f32. As torch.Tensor.dtype."""
         return self._spec.dtype
 
     @property
     def shape(self) -> Shape:
-        """Shape. As torch.Tensor.shape."""
+        """Number of elements along each axis, a tuple. As torch.Tensor.shape."""
         return self._spec.shape
 
     @property
     def requires_grad(self) -> bool:
-        """Whether `backward` gives this tensor, or a tensor it was computed from, a gradient.
+        """True for a leaf that `backward` gives a gradient, and for a tensor that was computed from such a leaf.
 
         As torch.Tensor.requires_grad.
         """
@@ -108,15 +107,14 @@ class GradTensor(TensorMethods):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the tensor was made by hand, not by an op that `backward` goes through. As torch.Tensor.is_leaf."""
+        """False for the result of an op that `backward` goes through, else True. As torch.Tensor.is_leaf."""
         return self._record is None
 
-    # values
     @property
     def data(self) -> Array:
-        """The values, as a read-only array. To change those of a leaf, assign new ones: `w.data = w.data - g`.
+        """The values, as a read-only NumPy array. To change those of a leaf, assign new ones: `w.data = w.data - g`.
 
-        As torch.Tensor.data. Setting raises InputError unless the tensor is a leaf, and ShapeError for another type.
+        Assigning raises InputError unless the tensor is a leaf, ShapeError for another shape. As torch.Tensor.data.
         """
         view = np.asarray(self._array).view()
         view.flags.writeable = False
@@ -132,10 +130,10 @@ class GradTensor(TensorMethods):
         self._array = array
 
     def assign(self, value: Any) -> None:
-        """Give a state of an eager model other values of its own type, at once. See `tg.Module.state`.
+        """Replace the values of a state of an instantiated model, at once. See `tg.Module.state`.
 
-        As torch.Tensor.copy_ of a buffer. Raises TraceError unless the tensor is a state, and ShapeError for
-        another type.
+        value: an array or a tensor of the state's shape and dtype. As torch.Tensor.copy_ of a buffer.
+        Raises TraceError unless the tensor is a leaf without a gradient, and ShapeError for another shape or dtype.
         """
         if self._record is not None or self._spec.requires:
             raise TraceError.here(
@@ -150,7 +148,7 @@ class GradTensor(TensorMethods):
         self._array = new._array
 
     def numpy(self) -> Array:
-        """Return a copy of the values, as an array of your own.
+        """Return a copy of the values, as a NumPy array that you can change.
 
         As torch.Tensor.numpy, which shares the memory.
 
@@ -184,9 +182,9 @@ class GradTensor(TensorMethods):
     # gradients
     @property
     def grad(self) -> GradTensor | None:
-        """The sum of all `backward` calls so far; None before the first, and after `zero_grad`.
+        """The gradient: the sum over all `backward` calls since the last `zero_grad`; None before the first.
 
-        As torch.Tensor.grad.
+        Computed tensors have one only after `retain_grad`. As torch.Tensor.grad.
         """
         return None if self._grad is None else wrap(self._grad, self._spec.requiring(False))
 
@@ -194,8 +192,8 @@ class GradTensor(TensorMethods):
         """Add d sum(self * grad) / d x to `x.grad`, for each leaf x that requires a gradient.
 
         The leaves are those from which this tensor was computed.
-        grad:   the seed, of this tensor's shape and dtype; default ones.
-        Raises: TraceError if no leaf requires a gradient; ShapeError or DTypeError for a seed of another type.
+        grad:   a factor for each element, of this tensor's shape and dtype; default ones.
+        Raises: TraceError if no leaf requires a gradient; ShapeError or DTypeError for a `grad` of another type.
 
         Several calls add up, also over the same ops: ops stay recorded as long as a tensor refers to them.
 
@@ -239,7 +237,7 @@ class GradTensor(TensorMethods):
         self._grad = None
 
     def has_grad(self) -> bool:
-        """True if the tensor has a gradient. As x.grad is not None in PyTorch."""
+        """Return whether `grad` is not None. As x.grad is not None in PyTorch."""
         return self._grad is not None
 
     def detach(self) -> GradTensor:
@@ -251,10 +249,10 @@ class GradTensor(TensorMethods):
         return wrap(self._array, self._spec.requiring(False))
 
     def set_requires_grad(self, flag: bool = True) -> GradTensor:
-        """Set whether a leaf gets a gradient, and return the tensor. f32 and f64 only.
+        """Set whether `backward` gives a leaf a gradient, and return the tensor.
 
-        As torch.Tensor.requires_grad_. Raises DTypeError for integers and bool; TraceError for False on a
-        computed tensor.
+        As torch.Tensor.requires_grad_. Raises DTypeError for True on integers or booleans; TraceError for False on a
+        tensor computed from one with a gradient.
 
         >>> x = tg.tensor([3.0])
         >>> x.requires_grad
@@ -268,7 +266,7 @@ class GradTensor(TensorMethods):
         return self
 
     def retain_grad(self) -> GradTensor:
-        """Keep the gradient of a computed tensor, like that of a leaf, and return the tensor.
+        """Make `backward` set `grad` of a computed tensor too, as of a leaf, and return the tensor.
 
         As torch.Tensor.retain_grad. Raises TraceError if the tensor requires no gradient.
         """
@@ -279,7 +277,7 @@ class GradTensor(TensorMethods):
         return self
 
     def accumulate(self, grad: Array) -> None:
-        """Add to the gradient. As PyTorch's AccumulateGrad."""
+        """Add an array of the tensor's type to `grad`, or set it if it is None. As PyTorch's AccumulateGrad."""
         self._grad = grad if self._grad is None else self._grad + grad
 
     def _checked(self, grad: Any, what: str) -> Array:
@@ -294,7 +292,7 @@ class GradTensor(TensorMethods):
 
     # methods with Deepbox's names
     def slice(self, *ranges: int | slice | Sequence[int | None]) -> GradTensor:
-        """Return `x[ranges]`: each range is an integer, a slice, or (start, stop) or (start, stop, step).
+        """Return `x[ranges]`, one range for each axis: an integer, a slice, (start, stop) or (start, stop, step).
 
         As indexing in NumPy.
         """
@@ -302,9 +300,9 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Return elements at 1-D `indices` along `axis`, negative ones from the end. As tg.take, also of whole f32.
+        """Return the elements at `indices` along `axis`: `tg.take`, which says more. Floats with whole values will do.
 
-        As torch.index_select.
+        Negative indices count from the end. As torch.index_select.
         """
         at = as_array(indices)
         if at.dtype.kind == "f" and bool((at == np.floor(at)).all()):
@@ -312,16 +310,16 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", METHODS["take"](self, at, axis))
 
     def view(self, *shape: int | Sequence[int]) -> GradTensor:
-        """Do the same as `reshape`. As torch.Tensor.view."""
+        """Return the elements in another shape: another name of `reshape`. As torch.Tensor.view."""
         return cast("GradTensor", self.reshape(*shape))
 
     def at(self, *indices: int) -> float | int | bool:
-        """Return one element, as a Python number. As numpy.ndarray.item."""
+        """Return the element at `indices`, one for each axis, as a Python number. As numpy.ndarray.item."""
         return cast("GradTensor", self[indices]).item()
 
     # protocols of Python and NumPy
     def constant(self) -> Array:
-        """Return the array for use in a trace. Raises TraceError if the tensor requires a gradient."""
+        """Return the values, for a trace's constant. Raises TraceError if the tensor requires a gradient."""
         if self._spec.requires:
             raise TraceError(
                 f"the eager tensor {self.type} requires a gradient, which a trace cannot compute: make it a "

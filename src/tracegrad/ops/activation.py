@@ -141,7 +141,7 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
 
 @method
 def sigmoid(x: Operand) -> Tensor:
-    """Return 1 / (1 + exp(-x)), without overflow for any x. f32, any shape; gradient y (1 - y).
+    """Return y = 1 / (1 + exp(-x)), without overflow for any x. f32, any shape; gradient y (1 - y).
 
     Raises:   DTypeError if x is not f32. As torch.sigmoid.
 
@@ -195,8 +195,8 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
     approximate="none":  x/2 (1 + erf(x / sqrt 2))
     approximate="tanh":  x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the form of GPT-2
 
-    x: f32, any shape. Raises InputError for another `approximate`. Hendrycks and Gimpel 2016.
-    Gradient: the derivative of the chosen form, everywhere.
+    x: f32, any shape. Gradient: the derivative of the chosen form, everywhere.
+    Raises InputError for another `approximate`, DTypeError if x is not f32. Hendrycks and Gimpel 2016.
 
     >>> tg.gelu([-1.0, 0.0, 2.0])
     tensor([-0.15865523,  0.        ,  1.9544997 ])
@@ -211,8 +211,9 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
 
 @method
 def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
-    """Limit `x` to [lo, hi]. f32, any shape. At the limits the gradient is 0; the gradient of `clip` is 1 there.
+    """Limit `x` to [lo, hi], element by element. f32, any shape.
 
+    Gradient: 1 inside of (lo, hi), else 0, also at the limits; that of `clip` is 1 there.
     Raises:   DTypeError if x is not f32. As torch.nn.functional.hardtanh.
 
     >>> tg.hardtanh([-3.0, 0.5, 3.0])
@@ -226,7 +227,7 @@ def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
 def tanhshrink(x: Operand) -> Tensor:
     """Return x - tanh(x), element by element.
 
-    x: f32, any shape. Gradient: tanh(x)². Raises DTypeError if x is not f32. As torch.nn.functional.tanhshrink.
+    x: f32, any shape. Gradient: tanh(x)^2. Raises DTypeError if x is not f32. As torch.nn.functional.tanhshrink.
 
     >>> tg.tanhshrink([-1.0, 0.0, 1.0])
     tensor([-0.23840582,  0.        ,  0.23840582])

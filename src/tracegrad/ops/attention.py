@@ -37,7 +37,7 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
     Raises:   ShapeError if the rank is below 2 or H does not divide D.
     Gradient: the heads of the result's gradient, merged. As in Vaswani et al. 2017.
 
-    >>> tg.split_heads(np.zeros((2, 5, 32)), 4).shape
+    >>> tg.split_heads(tg.zeros((2, 5, 32)), 4).shape
     (2, 4, 5, 8)
     """
     x = as_tensor(x)
@@ -57,7 +57,7 @@ def merge_heads(x: Any) -> Tensor:
     Raises:   ShapeError if the rank is below 3.
     Gradient: the result's gradient, split into heads. As in Vaswani et al. 2017.
 
-    >>> tg.merge_heads(np.zeros((2, 4, 5, 8))).shape
+    >>> tg.merge_heads(tg.zeros((2, 4, 5, 8))).shape
     (2, 5, 32)
     """
     x = as_tensor(x)

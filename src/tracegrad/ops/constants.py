@@ -145,7 +145,7 @@ def tril(x: Operand, k: int = 0) -> Tensor:
     Any dtype, rank 2 or more. Gradient: the lower triangle of the result's gradient. NaN above the diagonal becomes 0.
     Raises:   ShapeError for fewer than two axes. As numpy.tril and torch.tril.
 
-    >>> tg.tril(np.ones((2, 2)))
+    >>> tg.tril(tg.ones((2, 2)))
     tensor([[1., 0.],
             [1., 1.]])
     """

@@ -250,7 +250,7 @@ def conv2d(
 
     As torch.nn.functional.conv2d, without bias.
 
-    >>> tg.conv2d(np.ones((1, 1, 4, 4)), np.ones((2, 1, 3, 3))).shape
+    >>> tg.conv2d(tg.ones((1, 1, 4, 4)), tg.ones((2, 1, 3, 3))).shape
     (1, 2, 2, 2)
     """
     return bind(CONV[2], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups))
@@ -268,7 +268,7 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
 
     As torch.nn.functional.conv1d, without bias.
 
-    >>> tg.conv1d(np.ones((1, 1, 5)), np.ones((1, 1, 3)))
+    >>> tg.conv1d(tg.ones((1, 1, 5)), tg.ones((1, 1, 3)))
     tensor([[[3., 3., 3.]]])
     """
     return bind(CONV[1], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups, 1))
@@ -291,7 +291,7 @@ def conv3d(
 
     As torch.nn.functional.conv3d, without bias.
 
-    >>> tg.conv3d(np.ones((1, 1, 4, 4, 4)), np.ones((2, 1, 3, 3, 3))).shape
+    >>> tg.conv3d(tg.ones((1, 1, 4, 4, 4)), tg.ones((2, 1, 3, 3, 3))).shape
     (1, 2, 2, 2, 2)
     """
     return bind(CONV[3], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups, 3))
@@ -320,7 +320,7 @@ def conv_transpose2d(
 
     As torch.nn.functional.conv_transpose2d, without bias.
 
-    >>> tg.conv_transpose2d(np.ones((1, 1, 2, 2)), np.ones((1, 3, 3, 3)), stride=2).shape
+    >>> tg.conv_transpose2d(tg.ones((1, 1, 2, 2)), tg.ones((1, 3, 3, 3)), stride=2).shape
     (1, 3, 5, 5)
     """
     how = _geometry(stride, padding, dilation, groups)
@@ -342,7 +342,7 @@ def conv_transpose1d(
 
     As torch.nn.functional.conv_transpose1d, without bias.
 
-    >>> tg.conv_transpose1d(np.ones((1, 1, 2)), np.ones((1, 1, 3)), stride=2)
+    >>> tg.conv_transpose1d(tg.ones((1, 1, 2)), tg.ones((1, 1, 3)), stride=2)
     tensor([[[1., 1., 2., 1., 1.]]])
     """
     how = _geometry(stride, padding, dilation, groups, 1)
@@ -370,7 +370,7 @@ def conv_transpose3d(
 
     As torch.nn.functional.conv_transpose3d, without bias.
 
-    >>> tg.conv_transpose3d(np.ones((1, 1, 2, 2, 2)), np.ones((1, 3, 3, 3, 3)), stride=2).shape
+    >>> tg.conv_transpose3d(tg.ones((1, 1, 2, 2, 2)), tg.ones((1, 3, 3, 3, 3)), stride=2).shape
     (1, 3, 5, 5, 5)
     """
     how = _geometry(stride, padding, dilation, groups, 3)

@@ -30,8 +30,9 @@ def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     prediction, target: f32, equal shapes; `target` may be a number.
     reduction:          "mean", "sum" or "none".
     Returns:            f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:           the sign of the difference, 0 where the two are equal.
-    Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
+    Gradient:           of an element: the sign of prediction - target to `prediction`, its negative to `target`. Where
+                        they are equal, 0.
+    Raises:             ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
     As torch.nn.functional.l1_loss. PyTorch broadcasts different shapes with a warning; `l1_loss` raises.
 
@@ -53,8 +54,8 @@ def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: 
     reduction:          "mean", "sum" or "none".
     beta:               a number >= 0; 0 gives `l1_loss`.
     Returns:            f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:           d / beta within [-1, 1], else the sign of d.
-    Raises:             InputError for a negative `beta` or a bad reduction; ShapeError, DTypeError as `l1_loss`.
+    Gradient:           of an element: d / beta, limited to [-1, 1], to `prediction`, its negative to `target`.
+    Raises:             InputError for a negative `beta` or another `reduction`; ShapeError, DTypeError as `l1_loss`.
 
     As torch.nn.functional.smooth_l1_loss (Girshick 2015). `huber_loss` is `delta` times this with beta = delta.
 
@@ -85,8 +86,8 @@ def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: flo
     reduction:          "mean", "sum" or "none".
     delta:              a positive number.
     Returns:            f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:           d, limited to [-delta, delta].
-    Raises:             InputError unless delta > 0, and for a bad reduction; ShapeError, DTypeError as `l1_loss`.
+    Gradient:           of an element: d, limited to [-delta, delta], to `prediction`, its negative to `target`.
+    Raises:             InputError unless delta > 0, and for another `reduction`; ShapeError, DTypeError as `l1_loss`.
 
     As torch.nn.functional.huber_loss (Huber 1964).
 
@@ -101,7 +102,7 @@ def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: flo
 
 @op
 def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor:
-    """Return how far each score is from the right side of the margin, for targets of -1 and 1.
+    """Return a loss for targets of -1 and 1 that is 0 where target * prediction is at least 1.
 
     loss = mean(max(0, 1 - target * prediction))
 
@@ -109,10 +110,10 @@ def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor
     targets:    f32, the shape of `prediction`, -1 or 1.
     reduction:  "mean", "sum" or "none".
     Returns:    f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:   -target where the loss is above 0, else 0.
-    Raises:     ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
+    Gradient:   of an element: -target to `prediction`, -prediction to `targets` where the loss is above 0, else 0.
+    Raises:     ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
-    As sklearn.metrics.hinge_loss (Crammer & Singer 2001 is for more classes).
+    As sklearn.metrics.hinge_loss for two classes.
 
     >>> tg.hinge_loss([0.5, -2.0], [1.0, -1.0])
     tensor(0.25)
@@ -126,18 +127,19 @@ def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor
 def triplet_margin_loss(
     anchor: Any, positive: Any, negative: Any, margin: float = 1.0, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """Return how much closer than `negative` each `positive` must still come to its `anchor`.
+    """Return a loss that is 0 where `negative` is farther from `anchor` than `positive` is, by at least `margin`.
 
     loss = mean(max(0, |anchor - positive| - |anchor - negative| + margin)), of Euclidean lengths along the last axis
 
     anchor, positive, negative: f32, equal shapes, (..., d).
-    eps:       is added to the differences.
+    margin:    a number.
+    eps:       is added to each element of the differences, so that the gradient is finite where they are 0.
     reduction: "mean", "sum" or "none".
     Returns:   f32, rank 0, or shape (...) for "none".
     Gradient:  to all three where the loss is above 0, else 0.
-    Raises:    ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
+    Raises:    ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
-    As torch.nn.functional.triplet_margin_loss with p=2 (Schroff et al. 2015, with squared lengths).
+    As torch.nn.functional.triplet_margin_loss with p=2. Schroff et al. 2015 square the lengths.
 
     >>> tg.triplet_margin_loss([[0.0, 0.0]], [[3.0, 4.0]], [[0.0, 5.5]])
     tensor(0.49999952)
@@ -166,7 +168,7 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
     Returns:    f32, rank 0, or the shape of `log_probs` for "none".
     Gradient:   of an element: to `log_probs` -t; to `targets` log(t) + 1 - log_probs, and -log_probs where t = 0.
                 With `log_target`, t = exp(targets), and the gradient to `targets` is t (log(t) + 1 - log_probs).
-    Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
+    Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for another `reduction`.
 
     As torch.nn.functional.kl_div.
 

@@ -220,7 +220,7 @@ def nearest_upsample2d(x: Any, scale: IntOrPair = 2) -> Tensor:
 
     As torch.nn.functional.interpolate(mode="nearest") by a whole factor.
 
-    >>> tg.nearest_upsample2d(np.ones((1, 1, 2, 2)), 2).shape
+    >>> tg.nearest_upsample2d(tg.ones((1, 1, 2, 2)), 2).shape
     (1, 1, 4, 4)
     """
     x, (sh, sw) = as_tensor(x), int_pair("scale", scale, 1)

@@ -339,7 +339,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     Raises:  DTypeError if the indices are not i32; ShapeError if `updates` do not fit `x` or the indices.
     As x.at[indices].add(updates) of JAX.
 
-    >>> tg.scatter_add(np.zeros(3), np.array([0, 0, 2], np.int32), [1.0, 2.0, 3.0])
+    >>> tg.scatter_add(tg.zeros(3), np.array([0, 0, 2], np.int32), [1.0, 2.0, 3.0])
     tensor([3., 0., 3.])
     """
     x, updates = as_tensor(x), as_tensor(updates)

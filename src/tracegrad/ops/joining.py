@@ -80,7 +80,7 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     Raises ShapeError if the shapes do not fit, DTypeError if the dtypes differ.
     As numpy.concatenate and torch.cat.
 
-    >>> tg.concat([np.zeros((1, 2)), np.ones((1, 2))], axis=0)
+    >>> tg.concat([tg.zeros((1, 2)), tg.ones((1, 2))], axis=0)
     tensor([[0., 0.],
             [1., 1.]])
     """
@@ -93,7 +93,7 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
     """Join the tensors of `xs` along a new axis `axis`. One dtype, equal shapes.
 
-    Gradient: to each its slice of the result's gradient. Raises ShapeError if shapes differ, DTypeError if dtypes do.
+    Gradient: to each its slice of the result's gradient. Raises ShapeError or DTypeError if shapes or dtypes differ.
     As numpy.stack and torch.stack.
 
     >>> tg.stack([[1.0, 2.0], [3.0, 4.0]], 0)
@@ -116,7 +116,7 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
     Raises ShapeError if the parts do not add up to the axis.
     Gradient: the gradients of the parts, joined. As numpy.split; with sizes, as torch.split.
 
-    >>> [part.shape for part in tg.split(np.zeros((6, 2)), 3, 0)]
+    >>> [part.shape for part in tg.split(tg.zeros((6, 2)), 3, 0)]
     [(2, 2), (2, 2), (2, 2)]
     """
     x = as_tensor(x)

@@ -88,7 +88,7 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
     Raises ShapeError if the specification does not fit the operands.
     Gradient: to every operand, the einsum of the other operands with the result's gradient.
 
-    >>> tg.einsum("ij,jk->ik", np.ones((2, 3)), np.ones((3, 2)))
+    >>> tg.einsum("ij,jk->ik", tg.ones((2, 3)), tg.ones((3, 2)))
     tensor([[3., 3.],
             [3., 3.]])
     """

@@ -178,7 +178,7 @@ def cross_entropy(
 
     loss = logsumexp(x) - sum_c q[c] x[c],  q = (1 - s) onehot(target) + s / C
 
-    logits:          f32, shape (..., C), raw.
+    logits:          f32, shape (..., C), raw scores x of C classes.
     targets:         i32, shape (...), classes in [0, C). The host checks inputs; computed targets are clamped. Or f32,
                      the shape of `logits`: probabilities, in place of onehot(target).
     reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
@@ -190,7 +190,8 @@ def cross_entropy(
     Returns:         f32, rank 0, or the shape of `logits` without classes for "none".
     Gradient:        to `logits` (softmax(x) - q) * dy without `weight`, dy the gradient of the loss of the position; to
                      probabilities and `weight` too.
-    Raises:          ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
+    Raises:          ShapeError if the shapes do not fit; DTypeError for targets that are neither i32 nor f32, and other
+                     logits than f32; InputError for another `reduction` or a `label_smoothing` outside [0, 1].
 
     As torch.nn.functional.cross_entropy, with the classes on the last axis.
 
@@ -227,7 +228,8 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     ignore_index: positions with this target cost 0, get no gradient and do not count.
     Returns:      f32, rank 0, or the shape of `targets` for "none".
     Gradient:     to `log_probs`, -1 at the target, divided by the number of positions for "mean"; 0 elsewhere.
-    Raises:       ShapeError if the shapes do not fit; DTypeError if a dtype does not; InputError for a bad option.
+    Raises:       ShapeError if the shapes do not fit; DTypeError unless `log_probs` are f32 and `targets` i32;
+                  InputError for another `reduction`.
 
     As torch.nn.functional.nll_loss, with the classes on the last axis.
 
@@ -260,8 +262,9 @@ def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
     prediction, target: f32, equal shapes; `target` may be a number.
     reduction:          "mean", "sum" or "none".
     Returns:            f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:           to both.
-    Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do; InputError for a bad reduction.
+    Gradient:           2 (prediction - target) to `prediction`, its negative to `target`; for "mean" divided by the
+                        number of elements.
+    Raises:             ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
     As torch.nn.functional.mse_loss. PyTorch broadcasts different shapes with a warning; `mse_loss` raises.
 
@@ -310,14 +313,14 @@ def binary_cross_entropy_with_logits(
 
     loss = max(x, 0) - x t + log(1 + exp(-|x|)), which is 0 for x = inf, t = 1 and for x = -inf, t = 0
 
-    logits:     f32, raw.
-    targets:    f32, shape of `logits`, or a number: probabilities in [0, 1].
+    logits:     f32, raw scores x of any shape.
+    targets:    f32, shape of `logits`, or a number: probabilities t in [0, 1].
     reduction:  "mean", "sum" or "none".
     pos_weight: f32, broadcastable to `logits`, or a number: a factor of the term for targets of 1,
                 loss = pos_weight t softplus(-x) + (1 - t) softplus(x).
     Returns:    f32, rank 0, or the shape of `logits` for "none".
-    Gradient:   to `logits`, sigmoid(x) - t; to `targets`, -x; both follow from the second form with `pos_weight`.
-    Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for a bad reduction.
+    Gradient:   of an element: to `logits` sigmoid(x) - t, to `targets` -x; with `pos_weight` those of its loss.
+    Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for another `reduction`.
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
 

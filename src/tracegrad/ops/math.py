@@ -130,7 +130,7 @@ def remainder(a: Operand, b: Operand) -> Tensor:
 
     a, b: f32, i32, u32, of one dtype; tensors, arrays (float64 becomes f32) or numbers, any shapes that broadcast.
     Returns the same dtype, exactly. For b = 0 the result is NaN, and `a` for integers.
-    Gradient: 1 to `a`, -floor(a / b) to `b`.
+    Gradient: 1 to `a`, -floor(a / b) to `b`; none for integers.
     Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
     As numpy.remainder and torch.remainder. For integers with b = 0, NumPy gives 0 and PyTorch raises.
 

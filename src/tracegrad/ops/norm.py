@@ -145,7 +145,7 @@ def softmax_causal(x: Any) -> Tensor:
 
     As torch.softmax of scores masked with -inf.
 
-    >>> tg.softmax_causal(np.zeros((2, 2)))
+    >>> tg.softmax_causal(tg.zeros((2, 2)))
     tensor([[1. , 0. ],
             [0.5, 0.5]])
     """
@@ -163,7 +163,7 @@ def where_causal(x: Any, fill: float) -> Tensor:
     Raises:   ShapeError if the rank is below 2.
     As torch.tril and masked_fill together.
 
-    >>> tg.where_causal(np.ones((2, 2)), 0.0)
+    >>> tg.where_causal(tg.ones((2, 2)), 0.0)
     tensor([[1., 0.],
             [1., 1.]])
     """
@@ -269,7 +269,7 @@ def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
     Gradient: to `x` and `g`.
     Raises:   ShapeError if `g` is not [D]; DTypeError if `x` is not f32.
 
-    As torch.nn.functional.rms_norm over the last axis.
+    As torch.nn.functional.rms_norm over the last axis, whose default `eps` is 1.2e-7.
 
     >>> tg.rms_norm([[3.0, 4.0]], [1.0, 1.0])
     tensor([[0.8485281, 1.1313708]])
@@ -296,7 +296,7 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
     As torch.nn.functional.batch_norm, with training=True if `mean` and `var` are None.
 
     >>> x = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
-    >>> tg.batch_norm(x, np.ones(2), np.zeros(2)).shape
+    >>> tg.batch_norm(x, tg.ones(2), tg.zeros(2)).shape
     (2, 2)
     """
     x = _ranked(x, 2)

@@ -121,9 +121,9 @@ def _sizes(shape: int | Sequence[int], last: Any) -> Shape:
 
 @op
 def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Draw uniform numbers in [low, high): 24 random bits times 2^-24, scaled.
+    """Draw uniform numbers in [low, high).
 
-    out = low + (high - low) u; where this rounds to `high`, the largest f32 below `high`
+    out = low + (high - low) u, u a random multiple of 2^-24 in [0, 1); where this rounds to `high`, the f32 below it
 
     shape:     an integer or integers.
     low, high: finite Python numbers, low < high.
@@ -295,7 +295,7 @@ def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int 
 
     As torch.nn.functional.gumbel_softmax (Jang, Gu & Poole 2017).
 
-    >>> tg.gumbel_softmax(np.zeros((2, 3))).shape
+    >>> tg.gumbel_softmax(tg.zeros((2, 3))).shape
     (2, 3)
     """
     if not tau > 0:

@@ -183,7 +183,7 @@ def adaptive_avg_pool2d(x: Any, output_size: IntOrPair) -> Tensor:
 
     As torch.nn.functional.adaptive_avg_pool2d.
 
-    >>> tg.adaptive_avg_pool2d(np.ones((1, 3, 7, 5)), 1).shape
+    >>> tg.adaptive_avg_pool2d(tg.ones((1, 3, 7, 5)), 1).shape
     (1, 3, 1, 1)
     """
     x, (h, w) = as_tensor(x), int_pair("output_size", output_size, 1)
@@ -257,7 +257,7 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
 
     As torch.nn.functional.pixel_shuffle (Shi et al. 2016).
 
-    >>> tg.pixel_shuffle(np.zeros((1, 4, 2, 2)), 2).shape
+    >>> tg.pixel_shuffle(tg.zeros((1, 4, 2, 2)), 2).shape
     (1, 1, 4, 4)
     """
     x, r = _squared(x, factor)
@@ -281,7 +281,7 @@ def pixel_unshuffle(x: Any, factor: int) -> Tensor:
 
     As torch.nn.functional.pixel_unshuffle.
 
-    >>> tg.pixel_unshuffle(np.zeros((1, 1, 4, 4)), 2).shape
+    >>> tg.pixel_unshuffle(tg.zeros((1, 1, 4, 4)), 2).shape
     (1, 4, 2, 2)
     """
     x, r = _squared(x, factor)
@@ -317,7 +317,7 @@ def unfold(
 
     As torch.nn.functional.unfold.
 
-    >>> tg.unfold(np.zeros((1, 3, 4, 4)), 2).shape
+    >>> tg.unfold(tg.zeros((1, 3, 4, 4)), 2).shape
     (1, 12, 9)
     """
     windows = windows_of(x, int_pair("kernel_size", kernel_size, 1), stride, padding, dilation)

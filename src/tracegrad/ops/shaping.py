@@ -77,7 +77,7 @@ def flatten(x: Operand, start_axis: int = 1) -> Tensor:
 
     Gradient: reshaped back. Raises ShapeError if start_axis is out of range. As torch.flatten.
 
-    >>> tg.flatten(np.zeros((2, 3, 4))).shape
+    >>> tg.flatten(tg.zeros((2, 3, 4))).shape
     (2, 12)
     """
     x = as_tensor(x)
@@ -95,7 +95,7 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
     x: any dtype. axes: every axis once; negative ones count from the end.
     Gradient: permuted back. Raises ShapeError unless `axes` is a permutation. As numpy.transpose and torch.permute.
 
-    >>> tg.permute(np.zeros((2, 3, 4)), (2, 0, 1)).shape
+    >>> tg.permute(tg.zeros((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
     """
     x = as_tensor(x)
@@ -127,7 +127,7 @@ def swapaxes(x: Operand, a: int, b: int) -> Tensor:
 
     Gradient: swapped back. Raises ShapeError if an axis is out of range. As numpy.swapaxes and torch.swapaxes.
 
-    >>> tg.swapaxes(np.zeros((2, 3, 4)), 0, 2).shape
+    >>> tg.swapaxes(tg.zeros((2, 3, 4)), 0, 2).shape
     (4, 3, 2)
     """
     x = as_tensor(x)
@@ -162,7 +162,7 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
 
     Gradient: reshaped back. Raises ShapeError if axis is out of range. As numpy.expand_dims and torch.unsqueeze.
 
-    >>> tg.expand_dims(np.zeros((2, 3)), 1).shape
+    >>> tg.expand_dims(tg.zeros((2, 3)), 1).shape
     (2, 1, 3)
     """
     x = as_tensor(x)
@@ -179,7 +179,7 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
 
     Gradient: reshaped back. Raises ShapeError if a named axis is not 1. As numpy.squeeze and torch.squeeze.
 
-    >>> tg.squeeze(np.zeros((2, 1, 3)), 1).shape
+    >>> tg.squeeze(tg.zeros((2, 1, 3)), 1).shape
     (2, 3)
     """
     x = as_tensor(x)

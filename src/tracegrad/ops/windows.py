@@ -321,7 +321,7 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
 
     As torch.nn.functional.unfold with the last two axes exchanged.
 
-    >>> tg.im2col(np.zeros((1, 3, 4, 4)), 2).shape
+    >>> tg.im2col(tg.zeros((1, 3, 4, 4)), 2).shape
     (1, 9, 12)
     """
     windows = windows_of(x, int_pair("kernel", kernel, 1), stride, padding, 1)

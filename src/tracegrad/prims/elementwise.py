@@ -89,9 +89,10 @@ WHERE = map_row(
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """Return `a` where `condition` holds, else `b`, element by element.
 
-    condition: bool. a, b: of one dtype; a number takes the other's dtype. All three broadcast against each other.
-    Gradient: to the chosen operand, 0 to the other. Raises DTypeError, ShapeError.
-    Any shapes that broadcast. As numpy.where and torch.where.
+    condition: bool. a, b: any dtype, the same for both; a number takes the other's dtype. Any shapes that broadcast.
+    Gradient: to the chosen operand, 0 to the other.
+    Raises DTypeError unless `condition` is bool, and if the dtypes of a and b differ; ShapeError if shapes do not fit.
+    As numpy.where and torch.where.
 
     >>> tg.where(np.array([True, False]), [1.0, 2.0], 0.0)
     tensor([1., 0.])

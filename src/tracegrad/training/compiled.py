@@ -138,7 +138,7 @@ class CompiledTraining(Training):
                       {"B": [8, 64]} has more programs: a call computes in the least size that fits. Steps that draw
                       from the data take the largest. A forward needs none of its sizes here: then the page runs it at
                       the sizes of its demo.
-        Raises:       InputError for data that do not fit, for a schedule that is not one of `tracegrad.lr`, and if no
+        Raises:       InputError for data that do not fit, for a learning rate that is a schedule of your own, and if no
                       program can serve all sizes.
 
         >>> train.export("site", forwards={"predict": infer}).name

@@ -69,12 +69,12 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` with its inner values recomputed in the backward pass instead of kept for it.
 
         for block in m.blocks:
-            x = tg.remat(block)(x)                       # keeps one x a block, and the inside of one block at a time
+            x = tg.remat(block)(x)                       # keeps one x for each block, not the values inside
 
     fn:       a function of any arguments. Gradients also flow to tensors that `fn` closes over. `fn` is called once;
               the backward pass recomputes its graph, with the same random numbers.
     Returns:  a function with the result of `fn`. Values and gradients are the same to the last bit.
-    Cost:     one more forward of `fn`, for each f32 result whose gradient is requested.
+    Cost:     the forward of `fn` once more in the backward pass, for each f32 result that needs a gradient.
     Raises:   TraceError unless `fn` is a function.
 
     Chen et al. 2016. As jax.remat and torch.utils.checkpoint. `tg.checkpoint` is an alias.

@@ -35,9 +35,9 @@ def scan(
     length:   how many iterations; needed without `xs`.
     reverse:  run from the last element to the first; ys[t] still belongs to xs[t].
     Returns:  the last carry, and `ys` with the y of all iterations stacked along a new first axis.
-    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries and results of
-              products, sums and composites are stored for it. Elementwise values are recomputed, except operands
-              of `max` and `min`.
+    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries, products, sums
+              and results of larger ops such as `softmax` are stored for it. Elementwise values are recomputed, except
+              operands of `max` and `min`.
     Raises:   ShapeError, DTypeError if the carry changes its form or a type; ShapeError if lengths differ; TraceError
               if `fn` gives no pair of trees of tensors.
 

@@ -32,10 +32,10 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
         losses = tg.vmap(loss, in_axes=(0, None, None))(models, x, y)   # a model whose parameters have an axis in front
 
     fn:       a function of tensors, arrays, numbers, and trees of them, such as a model inside its forward.
-    in_axes:  the axis of the elements in each argument: an integer for all, or a tuple with one entry an argument. An
-              entry is an integer, None for an argument that is the same for all, or a container of these. Entries
-              follow the order of the signature, however arguments are passed. A keyword-only argument has
-              the axis at 0.
+    in_axes:  the axis of the elements in each argument: an integer for all arguments, or a tuple with one entry for
+              each. An entry is an integer, None for an argument that is the same for all, or a container of these.
+              Entries follow the order of the signature, however arguments are passed. A keyword-only argument has the
+              axis at 0.
     out_axes: the place of the axis in the result: an integer, or a container like the result. None for a result that is
               the same for all, which then has no such axis.
     Returns:  a function with the result of `fn`, each leaf with the axis.
