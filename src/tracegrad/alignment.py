@@ -75,7 +75,8 @@ def ctc_loss(
     Returns:        f32, rank 0, or [N] for "none".
     Gradient:       to `log_probs`: minus the probability that a path passes through the element. PyTorch adds
                     exp(log_probs), which the gradient of log_softmax cancels.
-    Raises:         ShapeError or DTypeError if shapes or dtypes do not fit; InputError for a bad reduction or blank.
+    Raises:         ShapeError or DTypeError if shapes or dtypes do not fit; InputError for another `reduction` or a
+                    `blank` that is no class.
 
     As torch.nn.functional.ctc_loss (Graves et al. 2006), with targets as a matrix.
 

@@ -63,7 +63,7 @@ class CallError(TracegradError, TypeError):
 
 
 class CompileError(TracegradError, RuntimeError):
-    """A traced program that cannot be compiled for the device.
+    """A model or loss that cannot be compiled, such as a loss that is no f32[], or a kernel that the device refuses.
 
     >>> issubclass(tg.CompileError, tg.TracegradError)
     True

@@ -12,9 +12,12 @@ from tracegrad.refusals import Value
 
 @dataclass(frozen=True, slots=True)
 class Graph(Value):
-    """A traced program: named outputs, captures, and new values of states.
+    """A traced program: its values by name.
 
-    precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision; see `kernels.storage`.
+    outputs:   what the loss or forward returns, such as "loss" or "output".
+    captures:  the values of `tg.capture`.
+    writes:    the new values of states, and with an optimizer of parameters and its arrays.
+    precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs

@@ -118,7 +118,8 @@ def hyper(name: str, default: float) -> Tensor:
     The result is f32[], with the value `default` until you set it. Equal names give the same value. A name of the
     optimizer (lr, weight_decay, ...) reads the optimizer's value. No gradient flows to it. Outside of a trace, the
     result is the default. As optax.inject_hyperparams.
-    Raises TraceError if a name has two defaults, InputError for a bad name or default.
+    Raises TraceError if a name has two defaults, InputError for a name that is no Python identifier or a default that
+    is no number.
 
     >>> loss = lambda m, x: tg.mean(m(x)) * tg.hyper("weight", 1.0)
     >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2)}, optimizer=optim.sgd(lr=0.1), seed=0)

@@ -141,7 +141,7 @@ class Sweep:
 
     @property
     def losses(self) -> Array:
-        """The members' losses in the last `step` or `run_steps`, float32[members]. Waits for it. `train.fit` sets none.
+        """The members' losses in the last `step` or `run_steps`, float32[members]. Waits for them.
 
         Raises InputError before the first step, and the error of a step that failed.
         """
@@ -157,7 +157,7 @@ class Sweep:
     def params(self, member: int) -> dict[str, Array]:
         """Return the parameters of one member by name, as `CompiledTraining.download_params`.
 
-        Raises InputError unless there is such a member.
+        member: its number, from 0. Raises InputError unless there is such a member.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -170,7 +170,7 @@ class Sweep:
     def states(self, member: int) -> dict[str, Array]:
         """Return the states of one member by path, such as the running means of its batch normalisation.
 
-        Raises InputError unless there is such a member.
+        member: its number, from 0. Raises InputError unless there is such a member.
 
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm(3))
         >>> sweep = tg.sweep(model=net, loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
@@ -185,7 +185,7 @@ class Sweep:
         """Return the member with the lowest loss of the last step, or the lowest of `scores`. NaN is never the lowest.
 
         scores: a number for each member, such as losses on held-out data.
-        Raises InputError if no number is finite, or unless there is one number for each member.
+        Members count from 0. Raises InputError if no number is finite, or unless there is one number for each member.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -265,8 +265,8 @@ class Sweep:
     def save(self, path: str | os.PathLike[str], member: int | None = None) -> None:
         """Write a safetensors file: a checkpoint of all members, for `load`, or parameters and states of one member.
 
-        member: the member to write, in the form that `tg.load_forward` and `CompiledForward.load` read.
-        Raises InputError unless there is such a member; OSError, with the old file unchanged.
+        member: the number, from 0, of the member to write, for `tg.load_forward` and `CompiledForward.load`. None: all.
+        Raises InputError unless there is such a member; OSError, with the old file unchanged, if writing fails.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])

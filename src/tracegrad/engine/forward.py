@@ -218,7 +218,7 @@ class CompiledForward(HasStates):
 
         path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
         Raises:  InputError, with nothing changed, for a damaged file, or with the name of each parameter that is
-                 missing, unknown or of another type; OSError.
+                 missing, unknown or of another type. OSError for a file that cannot be read.
 
         >>> train.save("checkpoint.safetensors")
         >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)

@@ -71,7 +71,7 @@ def backward(root: Record | Leaf, ct: Array) -> None:
 class no_grad:  # noqa: N801 as in PyTorch
     """Run ops without recording them: `with tg.no_grad(): ...`, `@tg.no_grad()`, or `tg.no_grad(fn)`.
 
-    Results need no gradient. `tg.no_grad(fn)` calls `fn` and returns its result. Async functions and generators are
+    Results have no gradient. `tg.no_grad(fn)` calls `fn` and returns its result. Async functions and generators are
     refused, because they would run after recording is on again.
 
         with tg.no_grad():

@@ -300,7 +300,7 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Return the elements at `indices` along `axis`: `tg.take`, which says more. Floats with whole values will do.
+        """Return the elements at `indices` along `axis`, as `tg.take`. Indices can also be floats with whole values.
 
         Negative indices count from the end. As torch.index_select.
         """

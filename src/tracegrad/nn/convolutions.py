@@ -129,7 +129,7 @@ class Conv2d(_Convolution):
     W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
     b: f32[out_ch], zeros. bias=False: no b.
     kernel_size, stride, padding, dilation: an integer, or one for height and one for width. padding="same" keeps the
-               sizes; stride is then 1, and dilation (kernel_size - 1) even. "valid" is 0.
+               sizes, and needs stride 1 and an even dilation (kernel_size - 1). padding="valid" is 0.
     groups:    a divisor of in_ch and out_ch. Each of as many groups of outputs sees its own group of inputs only.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.

@@ -151,7 +151,7 @@ class Sequential(Module):
         net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
         y = net(x, training=True)
 
-    Each entry gets the result of the one before. Layers whose call has an argument `training` get that of the chain,
+    Each entry gets the result of the one before. Modules whose call has an argument `training` get that of the chain,
     by default False. Parameters are named `layers.0.W` and so on. `net[0]` is the first layer, and `net[:-1]` a chain
     of all layers but the last, with the same parameters.
     Raises: TraceError for an entry that cannot be called.

@@ -36,7 +36,7 @@ def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
 class Module(NoNumber):
     """Base class of models and layers: a tree of attributes that are modules, parameters, lists, tuples and dicts.
 
-    Assign attributes in `__init__` (`super().__init__()` is not needed), and use them in a function of the model.
+    Assign attributes in `__init__` (`super().__init__()` is not needed), and use them in `__call__` or the loss.
     As torch.nn.Module and eqx.Module of Equinox.
 
         class Gate(tg.Module):

@@ -33,7 +33,7 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
 
     x:        any dtype, shape (..., T, D).
     n_heads:  H, a divisor of D.
-    Returns:  dtype of `x`, shape (..., H, T, D/H). A view: no kernel.
+    Returns:  dtype of `x`, shape (..., H, T, D/H). A view: it needs no kernel.
     Raises:   ShapeError if the rank is below 2 or H does not divide D.
     Gradient: the heads of the result's gradient, merged. As in Vaswani et al. 2017.
 
@@ -53,7 +53,7 @@ def merge_heads(x: Any) -> Tensor:
     out[..., t, h * d + k] = x[..., h, t, k]
 
     x:        any dtype, shape (..., H, T, d).
-    Returns:  dtype of `x`, shape (..., T, H * d). A view: no kernel.
+    Returns:  dtype of `x`, shape (..., T, H * d). A view: it needs no kernel.
     Raises:   ShapeError if the rank is below 3.
     Gradient: the result's gradient, split into heads. As in Vaswani et al. 2017.
 

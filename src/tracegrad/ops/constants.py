@@ -67,7 +67,8 @@ def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | N
 def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
     """Return an array of zeros. It takes no memory: kernels that read it compute its elements.
 
-    f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.zeros and torch.zeros.
+    shape: an integer or integers. dtype: default f32. No gradient. Raises ShapeError for a negative size.
+    As numpy.zeros and torch.zeros.
 
     >>> tg.zeros((2,))
     tensor([0., 0.])
@@ -79,7 +80,8 @@ def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
     """Return an array of ones. It takes no memory: kernels that read it compute its elements.
 
-    f32, any shape. No gradient. Raises ShapeError for a negative size. As numpy.ones and torch.ones.
+    shape: an integer or integers. dtype: default f32. No gradient. Raises ShapeError for a negative size.
+    As numpy.ones and torch.ones.
 
     >>> tg.ones((2,))
     tensor([1., 1.])
@@ -128,7 +130,8 @@ def ones_like(x: Operand, dtype: DType | None = None) -> Tensor:
 def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
     """Return a matrix of `n` rows and `m` (default `n`) columns with 1 on the diagonal and 0 elsewhere.
 
-    f32[n, m]. No gradient. Raises ShapeError if n is negative. As numpy.eye and torch.eye.
+    Returns [n, m] of `dtype`, by default f32. No gradient. Raises ShapeError if n or m is negative.
+    As numpy.eye and torch.eye.
 
     >>> tg.eye(2)
     tensor([[1., 0.],
@@ -183,7 +186,7 @@ def diag(x: Operand, k: int = 0) -> Tensor:
 
     x:        any dtype, rank 1 or 2. k: 0 for the main diagonal, positive above it, negative below it.
     Returns:  for a matrix [n, m], the elements x[i, i + k]; for a vector [n], a matrix [n + |k|, n + |k|].
-    Gradient: the result's gradient at the elements on the diagonal. Both forms are views: no kernel.
+    Gradient: the result's gradient at the elements on the diagonal. Both forms are views, which need no kernel.
     Raises:   ShapeError for any other rank, and if `k` is outside the matrix.
 
     As numpy.diag and torch.diag.
@@ -216,7 +219,7 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
     xs:       vectors of any dtype, of sizes a, b, c, ...
     indexing: "xy": the first vector runs along axis 1 and the second along axis 0, and results are [b, a, c, ...], as
               NumPy's default. "ij": the vectors run along axes 0, 1, 2, ..., [a, b, c, ...], as PyTorch's default.
-    Returns:  one array for each vector, as views: no kernel.
+    Returns:  one array for each vector, as views, which need no kernel.
     Gradient: the sum over the repeated axes.
     Raises:   ShapeError if an argument is not a vector; InputError for another `indexing`.
 

@@ -214,7 +214,7 @@ def nearest_upsample2d(x: Any, scale: IntOrPair = 2) -> Tensor:
 
     x:        f32 [B, C, H, W].
     scale:    an integer or a pair.
-    Returns:  f32 [B, C, H * scale, W * scale]. A view: no kernel.
+    Returns:  f32 [B, C, H * scale, W * scale]. A view: it needs no kernel.
     Gradient: summed over the copies.
     Raises:   ShapeError if `x` is not of rank 4 or `scale` is below 1.
 

@@ -175,6 +175,7 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
     indices: i32, in [0, n): a negative one does not count from the end. Eager tensors, constants and inputs of
              programs are checked. Indices that a program computes are not: those out of range give zeros.
+    dtype:   of the result; default f32.
     No gradient. The result takes no memory: kernels that read it compute its elements.
     Raises:   DTypeError if the indices are not i32; IndexError for one out of range. As torch.nn.functional.one_hot.
 
@@ -331,12 +332,13 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
 
     out = x; out[..., indices[..., k, ...], ...] += updates[..., k, ...]
 
-    x:       f32 or i32, shape (..., n, ...).
+    x:       f32, i32, u32, shape (..., n, ...).
     updates: the dtype of `x`, and its size on every axis but `axis`.
     indices: i32; rank 1 with one index per slice of `updates`, or the rank of `updates` and broadcast to its shape.
              The host checks indices that are an input against [0, n). Computed indices are clamped.
     Gradient: to `x` the result's gradient, to `updates` the result's gradient at the indices.
-    Raises:  DTypeError if the indices are not i32; ShapeError if `updates` do not fit `x` or the indices.
+    Raises:  DTypeError if the indices are not i32, or the dtypes of `x` and `updates` differ; ShapeError if `updates`
+             do not fit `x` or the indices.
     As x.at[indices].add(updates) of JAX.
 
     >>> tg.scatter_add(tg.zeros(3), np.array([0, 0, 2], np.int32), [1.0, 2.0, 3.0])

@@ -34,9 +34,9 @@ def interpolate(
     mode: str = "nearest",
     align_corners: bool = False,
 ) -> Tensor:
-    """Resize images or sequences.
+    """Resize sequences, images or volumes.
 
-    nearest:  out[i] = x[floor(i / s)], s = out / in
+    nearest:  out[i] = x[floor(i / s)], s = out / in, the sizes of an axis after and before
     linear:   out[i] = x interpolated at (i + 0.5) / s - 0.5; with align_corners at i (in - 1) / (out - 1)
     bilinear: linear along height and width; trilinear: along depth, too
     bicubic:  along height and width, cubic convolution of four neighbours (Keys 1981, a = -0.75); edges are repeated
@@ -173,7 +173,7 @@ def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
 def adaptive_avg_pool2d(x: Any, output_size: IntOrPair) -> Tensor:
     """Average windows that cover an image evenly, one window for each element of the result.
 
-    window k of an axis: from floor(k H / n) to ceil((k + 1) H / n)
+    window k of n along the height: from floor(k H / n) to ceil((k + 1) H / n); along the width likewise
 
     x:           f32 [B, C, H, W].
     output_size: height and width of the result, an integer or a pair; 1 is the mean of each channel.
@@ -251,7 +251,7 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
 
     x:        any dtype, [..., C r^2, H, W].
     factor:   r, a positive integer.
-    Returns:  [..., C, H r, W r]. A view: no kernel.
+    Returns:  [..., C, H r, W r]. A view: it needs no kernel.
     Gradient: `pixel_unshuffle` of the result's gradient.
     Raises:   ShapeError if the number of channels is not divisible by r^2.
 
@@ -275,7 +275,7 @@ def pixel_unshuffle(x: Any, factor: int) -> Tensor:
     """Move pixels into channels: the inverse of `pixel_shuffle`.
 
     x:        any dtype, [..., C, H r, W r], r = factor.
-    Returns:  [..., C r^2, H, W]. A view: no kernel.
+    Returns:  [..., C r^2, H, W]. A view: it needs no kernel.
     Gradient: `pixel_shuffle` of the result's gradient.
     Raises:   ShapeError if height or width is not divisible by r.
 
@@ -311,11 +311,11 @@ def unfold(
 
     x:        f32 [B, C, H, W].
     kernel_size, dilation, padding, stride: of the windows; an integer, or one for the height and one for the width.
-    Returns:  f32 [B, C*kh*kw, oh*ow], oh and ow as in `conv2d`. A view: no kernel. `im2col` exchanges the last axes.
+    Returns:  f32 [B, C*kh*kw, oh*ow], oh and ow as in `conv2d`. A view: it needs no kernel.
     Gradient: each element summed over the windows that hold it.
     Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
-    As torch.nn.functional.unfold.
+    As torch.nn.functional.unfold. `im2col` returns the windows as rows.
 
     >>> tg.unfold(tg.zeros((1, 3, 4, 4)), 2).shape
     (1, 12, 9)

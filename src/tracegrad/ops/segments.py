@@ -34,13 +34,14 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
 
     out[s] = sum of x[k] over the k with segments[k] = s, in the order of k; 0 for an empty segment
 
-    x:        f32 or i32, rank 1 or more.
+    x:        f32, i32, u32, rank 1 or more.
     segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
               computed numbers are clamped.
     n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]].
     Gradient: to each slice the result's gradient of its segment; none to `segments`.
-    Raises:   ShapeError unless there is one segment for each slice; DTypeError if `segments` is not i32.
+    Raises:   ShapeError unless there is one segment for each slice; DTypeError for another `x`, or `segments` other
+              than i32.
 
     As jax.ops.segment_sum, and torch's zeros(n).index_add(0, segments, x).
 
@@ -59,10 +60,11 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
 
     out[s] = max of x[k] over the k with segments[k] = s; -inf for an empty segment
 
-    Each element is compared in each segment: `n` comparisons an element, and no memory for them.
+    Each element is compared in each segment: `n` comparisons for each element, and no memory for them.
 
     x:        f32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n).
+    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
+              computed numbers outside belong to no segment.
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
     Gradient: to the maxima of each segment, which share it evenly; none to `segments`.
@@ -90,13 +92,14 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     In a graph attention network (Velickovic et al. 2018) `x` has a score for each edge, `segments` the node at its end.
 
     x:        f32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n).
+    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
+              computed numbers must be within it.
     n:        the number of segments.
     Returns:  f32, the shape of `x`. Each segment sums to 1. A segment of -inf alone is NaN, as in `softmax`.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
     Raises:   ShapeError unless there is one segment for each slice; DTypeError if `x` is not f32 or `segments` not i32.
 
-    As softmax(x, segments, num_nodes=n) of PyTorch Geometric. The maxima cost `n` comparisons an element.
+    As softmax(x, segments, num_nodes=n) of PyTorch Geometric. The maxima cost `n` comparisons for each element.
 
     >>> tg.segment_softmax([0.0, 3.0, 0.0], [0, 1, 0], 2)
     tensor([0.5, 1. , 0.5])

@@ -315,7 +315,7 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
 
     x:        f32 [B, C, H, W].
     kernel, stride, padding: of the windows; an integer, or one for the height and one for the width.
-    Returns:  f32 [B, oh*ow, C*kh*kw], oh and ow as in `conv2d`. A view: no kernel.
+    Returns:  f32 [B, oh*ow, C*kh*kw], oh and ow as in `conv2d`. A view: it needs no kernel.
     Gradient: each element summed over the windows that hold it.
     Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
 

@@ -87,7 +87,7 @@ def adafactor(
 
     The state has m + n numbers for a matrix [m, n], and n for a vector [n].
     weight_decay: applies to decayed parameters; see `nn.decays`.
-    options, errors: see `Options`.
+    lr, options, errors: see `Options`.
     As torch.optim.Adafactor.
 
     >>> optimizer = optim.adafactor(lr=1e-2)

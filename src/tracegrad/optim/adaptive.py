@@ -45,7 +45,7 @@ def adadelta(
     """Make an Adadelta optimizer: p <- p - lr * d, see `scale_by_adadelta`. As torch.optim.Adadelta.
 
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    options, errors: see `Options`.
+    lr, options, errors: see `Options`.
 
     >>> optimizer = optim.adadelta(lr=1.0)
     """
@@ -85,7 +85,7 @@ def adagrad(
     """Make an Adagrad optimizer: p <- p - lr * g / (sqrt(sum of g^2) + eps), see `scale_by_adagrad`.
 
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    options, errors: see `Options`. As torch.optim.Adagrad.
+    lr, options, errors: see `Options`. As torch.optim.Adagrad.
 
     >>> optimizer = optim.adagrad(lr=1e-2)
     """
@@ -156,7 +156,7 @@ def nadam(
 
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     decoupled_weight_decay: decay as AdamW instead, p <- (1 - lr weight_decay) p.
-    options, errors: see `Options`.
+    lr, options, errors: see `Options`.
 
     >>> optimizer = optim.nadam(lr=2e-3)
     """
@@ -238,7 +238,7 @@ def radam(
 
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     decoupled_weight_decay: decay as AdamW instead, p <- (1 - lr weight_decay) p.
-    options, errors: see `Options`.
+    lr, options, errors: see `Options`.
 
     >>> optimizer = optim.radam(lr=1e-3)
     """
@@ -273,7 +273,7 @@ def lamb(
     """Make a LAMB optimizer (You et al. 2020, algorithm 2): p <- p - lr norm(p) / norm(u) u, for each parameter.
 
     u = m_hat / (sqrt(v_hat) + eps) + weight_decay p, with the means of `scale_by_adam`. If a norm is 0: p <- p - lr u.
-    weight_decay: applies to decayed parameters; see `nn.decays`. options, errors: see `Options`.
+    weight_decay: applies to decayed parameters; see `nn.decays`. lr, options, errors: see `Options`.
 
     >>> optimizer = optim.lamb(lr=1e-3)
     """

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 
 
 class Options(TypedDict, total=False):
-    """Keywords that every optimizer takes besides its own arguments.
+    """Keywords that every optimizer takes besides its own arguments. Its `lr` is a number or a schedule of `tg.lr`.
 
     An option that is off adds nothing to the program: no time, no memory. If weight_decay, momentum or clip_grad_norm
     is off and `train.set` switches it on, the step is compiled once more, and training goes on from its current state.
@@ -96,7 +96,7 @@ class Optimizer:
     def regrouped(self, given: Any) -> tuple[Optimizer, dict[str, float]]:
         """Return the optimizer after `train.set(groups=given)`, and the values of the groups' hyperparameters to set.
 
-        The optimizer is this one if groups and the names that they override stay: then no step is compiled again.
+        This optimizer itself, if the groups and the names that they override stay: then no step is compiled again.
         Raises InputError if the optimizer was not made by a function that takes groups.
         """
         old = dict(zip(self.groups.selections, self.groups.overrides))
@@ -114,7 +114,7 @@ class Optimizer:
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
         """Return the optimizer after `train.set(**values)`, with the options among `values` that were off switched on.
 
-        The optimizer is this one if `values` switch nothing on.
+        This optimizer itself, if `values` switch nothing on.
         """
         wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
         return self.again(**wanted) if wanted and self.again is not None else self
@@ -247,7 +247,7 @@ def sgd(
     g is the gradient, p a parameter, and m starts at 0.
     nesterov:     p <- p - lr (g + momentum m), with the new m.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    options, errors: see `Options`. Raises InputError for nesterov without momentum.
+    lr, options, errors: see `Options`. Raises InputError for nesterov without momentum.
 
     >>> optimizer = optim.sgd(lr=0.1, momentum=0.9, nesterov=True)
     """
@@ -270,7 +270,7 @@ def adam(
 
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`. `adamw` decays the
                   parameters apart from the gradient.
-    options, errors: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
+    lr, options, errors: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
 
     >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
     """
@@ -288,9 +288,9 @@ def adamw(
 ) -> Chain:
     """Make an AdamW optimizer: p <- (1 - lr * weight_decay) p - lr * m_hat / (sqrt(v_hat) + eps).
 
-    m_hat and v_hat: see `scale_by_adam`. The lr of the decay is that of the schedule, too.
+    m_hat and v_hat: see `scale_by_adam`. A schedule of lr scales the decay, too.
     weight_decay: applies to decayed parameters; see `nn.decays`.
-    options, errors: see `Options`. As torch.optim.AdamW (Loshchilov and Hutter 2019).
+    lr, options, errors: see `Options`. As torch.optim.AdamW (Loshchilov and Hutter 2019).
 
     >>> optimizer = optim.adamw(lr=tg.lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
     """
@@ -304,7 +304,7 @@ def lion(
     """Make a Lion optimizer: p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g), see `scale_by_lion`.
 
     The rate should be 3 to 10 times smaller than for adamw, and the decay larger by the same factor (Chen et al. 2023).
-    weight_decay: applies to decayed parameters; see `nn.decays`. options, errors: see `Options`.
+    weight_decay: applies to decayed parameters; see `nn.decays`. lr, options, errors: see `Options`.
 
     >>> optimizer = optim.lion(lr=1e-4)
     """
@@ -326,7 +326,7 @@ def rmsprop(
     momentum:     replaces the step by a running sum: see `scale_by_momentum`.
     centered:     see `scale_by_rms`.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    options, errors: see `Options`. As torch.optim.RMSprop.
+    lr, options, errors: see `Options`. As torch.optim.RMSprop.
 
     >>> optimizer = optim.rmsprop(lr=1e-2)
     """
@@ -355,7 +355,7 @@ def muon(
     Embeddings and output layers do better with Adam: exclude them by `only`. With adjust_lr="match_rms_adamw", a rate
     that suits adamw suits all parameters. With "original", scale the rate of Adam by `adam_lr_scale`.
     weight_decay: p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.
-    options, errors: see `Options`. As torch.optim.Muon, in f32.
+    lr, options, errors: see `Options`. As torch.optim.Muon, in f32.
 
     >>> optimizer = optim.muon(lr=1e-3)
     """
