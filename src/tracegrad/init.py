@@ -25,7 +25,7 @@ SQRT2 = math.sqrt(2.0)
 class Randn(Gaussian):
     """Normal numbers of mean 0 and standard deviation `scale`: the default of `nn.Embedding` and `self.param`.
 
-    As torch.nn.init.normal_ with mean 0.
+    As torch.nn.init.normal_ with mean 0; the numbers follow from the seed of `tg.compile`.
 
     >>> weight = init.randn(0.02)
     """
@@ -89,8 +89,8 @@ class TruncatedNormal(Initializer):
 class Kaiming(Gaussian):
     """Normal numbers of standard deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
 
-    fan_in is shape[0] for a matrix [in, out], and in/groups * kh * kw for a convolution. The default of `nn.Linear` and
-    `nn.Conv2d`.
+    fan_in is `in` for a matrix [in, out], in/groups * (product of kernel) for a convolution [out, in/groups, *kernel],
+    and n for a vector [n]. The default of `nn.Linear` and the convolutions.
     As torch.nn.init.kaiming_normal_.
 
     >>> layer = nn.Linear(3, 4, init=init.kaiming())
@@ -109,7 +109,7 @@ class Kaiming(Gaussian):
 class Lecun(Gaussian):
     """Normal numbers of standard deviation 1 / sqrt(fan_in), for layers before tanh or selu (LeCun et al. 1998).
 
-    As jax.nn.initializers.lecun_normal without truncation.
+    fan_in: as in `kaiming`. As jax.nn.initializers.lecun_normal without truncation.
 
     >>> layer = nn.Linear(3, 4, init=init.lecun())
     """
@@ -122,7 +122,8 @@ class Lecun(Gaussian):
 class Xavier(Gaussian):
     """Normal numbers of standard deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
 
-    As torch.nn.init.xavier_normal_.
+    fan_in is that of `kaiming`. fan_out is `out` for a matrix [in, out], out * (product of kernel) for a convolution
+    [out, in/groups, *kernel], and n for a vector [n]. As torch.nn.init.xavier_normal_.
 
     >>> layer = nn.Linear(3, 4, init=init.xavier())
     """
@@ -163,6 +164,7 @@ class Uniform(Even):
 class KaimingUniform(Even):
     """Uniform numbers in [-c, c), c = gain * sqrt(3 / fan_in): the standard deviation is that of `kaiming`.
 
+    fan_in: as in `kaiming`.
     As torch.nn.init.kaiming_uniform_ (He et al. 2015); gain=1/sqrt(3) is the default of torch.nn.Linear.
 
     >>> layer = nn.Linear(3, 4, init=init.kaiming_uniform(gain=3**-0.5))        # as PyTorch's begins
@@ -182,7 +184,7 @@ class KaimingUniform(Even):
 class XavierUniform(Even):
     """Uniform numbers in [-c, c), c = gain * sqrt(6 / (fan_in + fan_out)): the standard deviation is that of `xavier`.
 
-    As torch.nn.init.xavier_uniform_ (Glorot & Bengio 2010).
+    fan_in, fan_out: as in `xavier`. As torch.nn.init.xavier_uniform_ (Glorot & Bengio 2010).
 
     >>> layer = nn.Linear(3, 4, init=init.xavier_uniform())
     """

@@ -223,7 +223,7 @@ def solve_triangular(a: Any, b: Any, *, upper: bool) -> Tensor:
     b:        f32, shape (..., n, k). Batch axes broadcast against those of `a`.
     upper:    True: A is upper triangular, and rows are solved from the last one up. False: lower, from the first down.
     Returns:  f32, shape (..., n, k). A zero on the diagonal gives infinities or NaN.
-    Gradient: A^-T ct to `b`, and -(A^-T ct) X^T to the triangle of `a`.
+    Gradient: A^-T dy to `b`, and -(A^-T dy) X^T to the triangle of `a`, dy the result's gradient.
     Raises:   ShapeError if `a` is not square or `b` has other rows; DTypeError if one is not f32.
 
     As torch.linalg.solve_triangular.
@@ -284,7 +284,7 @@ def inv(a: Any) -> Tensor:
 
     a:        f32, shape (..., n, n).
     Returns:  f32, shape of `a`. A singular matrix gives infinities or NaN.
-    Gradient: -A^-T ct A^-T.
+    Gradient: -A^-T dy A^-T, dy the result's gradient.
     Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
 
     As numpy.linalg.inv and torch.linalg.inv.

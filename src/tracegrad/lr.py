@@ -27,7 +27,7 @@ from tracegrad.schedule import check, start_field
 class Constant(Schedule):
     """The same `rate` at every step.
 
-    As torch.optim.lr_scheduler.ConstantLR with factor 1.
+    As torch.optim.lr_scheduler.ConstantLR with factor 1. Step s and `start`: see `Schedule`.
 
     >>> lr.constant(0.1).at(5)
     0.1
@@ -49,7 +49,7 @@ class Linear(Schedule):
     """A straight line from `peak` at step 1 to `final` at step `steps + 1`, then `final`.
 
     rate = peak + (final - peak) * min(s - 1, steps) / steps.
-    As torch.optim.lr_scheduler.LinearLR.
+    As torch.optim.lr_scheduler.LinearLR. Step s and `start`: see `Schedule`.
 
     >>> lr.linear(peak=1.0, final=0.0, steps=10).at(6)
     0.5
@@ -74,6 +74,7 @@ class CosineAnnealing(Linear):
 
     rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2.
     As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
+    Step s and `start`: see `Schedule`.
 
     >>> round(lr.cosine_annealing(peak=1.0, final=0.0, steps=10).at(6), 6)
     0.5
@@ -90,7 +91,7 @@ class Warmup(Schedule):
 
     after: a schedule, or a number for a constant rate.
 
-    As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`.
+    As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`. Step s and `start`: see `Schedule`.
 
     >>> lr.warmup(1.0, 10, lr.constant(1.0)).at(5)
     0.5
@@ -114,7 +115,7 @@ class Warmup(Schedule):
 class Staircase(Schedule):
     """A rate multiplied by `gamma` after every `every` steps: peak * gamma^floor((s - 1) / every).
 
-    As torch.optim.lr_scheduler.StepLR.
+    As torch.optim.lr_scheduler.StepLR. Step s and `start`: see `Schedule`.
 
     >>> lr.staircase(1.0, every=10, gamma=0.5).at(11)
     0.5
@@ -137,7 +138,7 @@ class Staircase(Schedule):
 class MultiStep(Schedule):
     """A rate that begins at `peak`, and is multiplied by `gamma` from step m + 1 on for each m of `milestones`.
 
-    As torch.optim.lr_scheduler.MultiStepLR.
+    As torch.optim.lr_scheduler.MultiStepLR. Step s and `start`: see `Schedule`.
 
     >>> lr.multi_step(1.0, [10, 20], gamma=0.5).at(21)
     0.25
@@ -165,7 +166,7 @@ class MultiStep(Schedule):
 class Exponential(Schedule):
     """A rate that is multiplied by `gamma` at each step: peak * gamma^(s - 1).
 
-    As torch.optim.lr_scheduler.ExponentialLR.
+    As torch.optim.lr_scheduler.ExponentialLR. Step s and `start`: see `Schedule`.
 
     >>> lr.exponential(1.0, 0.5).at(3)
     0.25
@@ -189,7 +190,7 @@ class OneCycle(Schedule):
 
     The rate starts at peak / div_factor, reaches `peak` at step pct_start * steps, and ends at step `steps` with
     peak / div_factor / final_div_factor, where it stays. It follows half cosines, or lines with anneal="linear".
-    As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018).
+    As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018). Step s and `start`: see `Schedule`.
 
     >>> round(lr.one_cycle(1.0, 100).at(31), 6)
     0.999497
@@ -235,7 +236,7 @@ class Plateau(Schedule):
     the epoch. With mode="max", it is the first of `metrics=`, or of the results of `evaluate=`. If you call
     `train.lr_metric`, your metric replaces that of `fit`. The schedule can be the `after` of `lr.warmup`.
 
-    now, best, bad and cooling are the schedule's state: leave them out.
+    now, best, bad and cooling are the schedule's state: leave them out. `start`: see `Schedule`.
 
     >>> schedule = lr.plateau(1e-3, factor=0.5, patience=5)
     """

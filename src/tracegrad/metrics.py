@@ -57,7 +57,7 @@ def accuracy(logits: Any, targets: Any) -> Tensor:
     logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts.
     targets: i32, shape (...), classes in [0, C).
     Returns: f32, rank 0. No gradient.
-    Raises:  ShapeError if the shapes do not fit; DTypeError if a dtype does not.
+    Raises:  ShapeError if the shapes do not fit; DTypeError unless `logits` are f32 and `targets` i32.
 
     As sklearn.metrics.accuracy_score of the predicted classes, and torchmetrics.functional.accuracy for PyTorch.
 
@@ -77,7 +77,7 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
     targets: i32, shape (...), classes in [0, C).
     k:       a positive integer.
     Returns: f32, rank 0. No gradient.
-    Raises:  ShapeError if the shapes do not fit or k < 1; DTypeError if a dtype does not fit.
+    Raises:  ShapeError if the shapes do not fit or k < 1; DTypeError unless `logits` are f32 and `targets` i32.
 
     As torchmetrics.functional.accuracy with top_k, for PyTorch. sklearn.metrics.top_k_accuracy_score prefers the last
     of equal scores.
@@ -150,8 +150,8 @@ def r2_score(prediction: Any, target: Any) -> Tensor:
 
     prediction, target: f32, equal shapes; all elements count alike.
     Returns:            f32, rank 0: 1 for a perfect prediction, 0 for the mean; -inf or NaN for a constant `target`.
-    Gradient:           to both.
-    Raises:             ShapeError if the shapes differ; DTypeError if the dtypes do.
+    Gradient:           to both: the derivatives of this formula.
+    Raises:             ShapeError or DTypeError if shapes or dtypes differ.
 
     As sklearn.metrics.r2_score of one output, and torchmetrics.functional.r2_score for PyTorch.
 

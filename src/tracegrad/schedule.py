@@ -12,10 +12,13 @@ from tracegrad.refusals import check_call
 
 
 class Schedule(Protocol):
-    """A learning rate for each step. The schedules of `lr` raise InputError for values out of range.
+    """A learning rate for each step s, counted from 1. The schedules of `lr` raise InputError for values out of range.
+
+    start: the step of the training at which s is 1; before it, the rate is that of s = 1. None: step 1 in an optimizer,
+           and the next step in `train.set_lr`.
 
     To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
-    `start: int | None = None` and the method `value`.
+    `start: int | None = None` and the method `value(s)`.
 
     >>> lr.cosine_annealing(peak=1.0, final=0.0, steps=10).spec()
     {'kind': 'cosine_annealing', 'peak': 1.0, 'final': 0.0, 'steps': 10}

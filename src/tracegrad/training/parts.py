@@ -40,12 +40,12 @@ class Parts(HasStates):
 
     @property
     def kernels(self) -> tuple[KernelSource, ...]:
-        """The program's kernels."""
+        """The kernels of the compiled step, whose texts a runtime compiles."""
         return self.program.kernels
 
     @property
     def sites(self) -> tuple[SiteInfo, ...]:
-        """Sites of `tg.capture` and `tg.patch` in the loss, in order; each has `kind name type site`.
+        """The uses of `tg.capture` and `tg.patch` in the loss, in order; see `CompiledForward.sites`.
 
         Results of steps have the captured values. Only runs of a forward can patch: in a step, `tg.patch` does nothing.
         """
@@ -53,12 +53,12 @@ class Parts(HasStates):
 
     @property
     def input_names(self) -> list[str]:
-        """Names of the inputs, as declared."""
+        """The names of the inputs, in the order of `inputs=`."""
         return list(dict.fromkeys(n for s in self.store.stepper.together for n in s.source.inputs))
 
     @property
     def input_types(self) -> Mapping[str, InputType]:
-        """Types of the inputs, by name, as declared."""
+        """The declared type of each input, by name."""
         return {n: t for s in self.store.stepper.together for n, t in s.source.free.types.items()}
 
     @property
@@ -68,7 +68,7 @@ class Parts(HasStates):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
+        """The learning rate of the next step, by the schedule."""
 
         def read(session: Session, stepper: Stepper) -> float:
             step, rate = stepper.counter + 1, stepper.knobs.rate
@@ -78,10 +78,10 @@ class Parts(HasStates):
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of the loss: ()."""
+        """The shape of the loss, always ()."""
         return ()
 
     @property
     def seed(self) -> int:
-        """The seed of the initialisation and of all randomness."""
+        """The seed, which determines the first parameters and all numbers of random ops."""
         return self.store.seed
