@@ -265,11 +265,11 @@ def _positive(x: Any, eye: Any) -> Any:
 LINALG_CASES: list[Case] = [
     Case("cholesky", lambda x: linalg.cholesky(_positive(x, np.eye(3))), ((2, 3, 3),),
          torch=lambda x: torch.linalg.cholesky(_positive(x, torch.eye(3)))),
-    Case("cholesky_blocks", lambda x: linalg.cholesky(_positive(x, 8 * np.eye(35))), ((2, 35, 35),), tol=1e-4,
-         torch=lambda x: torch.linalg.cholesky(_positive(x, 8 * torch.eye(35)))),
+    Case("cholesky_blocks", lambda x: linalg.cholesky(_positive(x, 8 * np.eye(x.shape[-1]))), ((2, 35, 35),), tol=1e-4,
+         torch=lambda x: torch.linalg.cholesky(_positive(x, 8 * torch.eye(x.shape[-1])))),
     *[
         Case(f"solve_triangular_{upper}_blocks", lambda x, b, u=upper: linalg.solve_triangular(
-                 x + 8 * np.eye(35), b, upper=u), ((35, 35), (2, 35, 2)), tol=1e-4,
+                 x + 8 * np.eye(x.shape[-1]), b, upper=u), ((35, 35), (2, 35, 2)), tol=1e-4,
              torch=lambda x, b, u=upper: torch.linalg.solve_triangular(
                  (x + 8 * torch.eye(35)).triu() if u else (x + 8 * torch.eye(35)).tril(), b, upper=u))
         for upper in (False, True)

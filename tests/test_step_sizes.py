@@ -21,6 +21,7 @@ from tracegrad.engine.results import Failed
 from tracegrad.engine.rooms import exact_room
 from tracegrad.metrics import accuracy
 from tracegrad.runtime.base import DeviceInfo
+from tracegrad.runtime.c_compiler import VARIABLE
 from tracegrad.runtime.cpu import CpuSession
 
 SIZES = (40, 1, 2, 3, 7, 16, 17, 33, 2)  # the first decides the capacity
@@ -146,6 +147,13 @@ def compiled(case: Case, n: int | None, device: str = "cpu", **more: Any) -> Any
     return tg.compile(model=case.model(), loss=case.loss, inputs=case.sized(n), device=device, **given)
 
 
+def on_numpy(make: Callable[..., Any], *given: Any) -> Any:
+    """A training compiled for one size, by NumPy's kernels: compiling all sizes for a GPU takes a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "off")
+        return make(*given)
+
+
 def share_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """No size gets a program of its own, on a GPU neither, which has more of them."""
     monkeypatch.setattr(stepper, "OWN_SIZES", 0)
@@ -167,7 +175,7 @@ def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
     case, file, fixed = CASES[name], tmp_path / "at.safetensors", dict[int, Any]()
     with compiled(case, None, device_name) as train:
         for n in SIZES:
-            own = fixed[n] = fixed.get(n) or compiled(case, n, device_name)
+            own = fixed[n] = fixed.get(n) or on_numpy(compiled, case, n)
             train.save(file)
             own.load(file)
             found, expected = (t.step(case.data(n)).result() for t in (train, own))
@@ -242,15 +250,15 @@ def test_with_two_open_sizes_those_of_one_share_a_program(device_name: str, monk
     made, counted = list[Any](), programs.SizedPrograms.built
     monkeypatch.setattr(programs.SizedPrograms, "built", lambda *a: made.append(a) or counted(*a))
 
-    def at(b: Any, t: Any) -> Any:
-        given = {"model": Attention(), "loss": language, "inputs": {"x": tg.i32[b, t]}, "device": device_name}
+    def at(b: Any, t: Any, device: str = "cpu") -> Any:
+        given = {"model": Attention(), "loss": language, "inputs": {"x": tg.i32[b, t]}, "device": device}
         return tg.compile(**given, optimizer=optim.sgd(0.0), seed=0, keep_grads=True)
 
     sizes = [(9, 5), (4, 5), (7, 8), (12, 5), (2, 5), (1, 8), (3, 8)]
-    with at("B", "T") as train:
+    with at("B", "T", device_name) as train:
         for b, t in sizes:
             x = np.random.default_rng(b * t).integers(0, 4, (b, t)).astype(np.int32)
-            with at(b, t) as own:
+            with on_numpy(at, b, t) as own:
                 found, expected = train.step(x=x), own.step(x=x)
                 close(found.loss, expected.loss, f"loss at {b}, {t}")
                 got, wanted = train.download_grads(), own.download_grads()
