@@ -26,7 +26,6 @@ N = 3  # elements of a batch
 COUNTERS = dict.fromkeys(("seed", "step"), np.uint32(7))
 
 
-
 def small(case: Case) -> Case:
     """Matrices that are computed by blocks, with 7 rows in blocks of 3: the rules here are loops over the rows."""
     if not case.name.endswith("_blocks"):

@@ -155,6 +155,7 @@ class Space:
         self._atoms: dict[Any, Atom] = {}
         self._values: dict[Any, Value] = {}
         self._guards: dict[Any, Guard] = {}
+        self._floordivs: dict[tuple[Index, int], Index] = {}  # chains of views divide the same again and again
 
     def var(self, name: str, size: int) -> Index:
         """Return the variable `name` in [0, size), or 0 if size is 1."""
@@ -214,6 +215,12 @@ class Space:
         """x // d, rounding down."""
         if d == 1:
             return x
+        found = self._floordivs.get((x, d))
+        if found is None:
+            found = self._floordivs[x, d] = self._floordiv(x, d)
+        return found
+
+    def _floordiv(self, x: Index, d: int) -> Index:
         q, r = self._split(x, d)
         if r.lo >= 0 and r.hi < d:
             return q
