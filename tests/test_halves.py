@@ -14,12 +14,11 @@ from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, bool_, f32
 from tracegrad.evaluate import evaluate
 from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, bind, toposort
+from tracegrad.ir import Tensor, toposort
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.triangles import Triangles
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims import views
-from tracegrad.prims.folds import MATMUL_PARTS
 from tracegrad.prims.leaves import iota, leaf
 
 N = 4
@@ -173,17 +172,6 @@ def test_limits_of_a_product_of_zeros(left: str, right: str) -> None:
     want = {"x": [], "above": [Limit("k", "m")], "below": [Limit("m", "k")]}[left]
     want = [*want, *{"x": [], "above": [Limit("n", "k")], "below": [Limit("k", "n")]}[right]]
     assert list(found) == want
-
-
-def test_limits_of_parts_of_a_product() -> None:
-    """The axis of the parts is the first of the result, and none of a factor's."""
-    with tracing():
-        root, order = graph_of(lambda x, y, b: bind(MATMUL_PARTS, zeros_above(x), y, part=2))
-        assert list(Triangles(order, [root.serial]).left_out(root, [root])) == [Limit("k", "m")]
-        x, y = (leaf("input", n, TensorType(f32, (N, N))) for n in "xy")
-        parts = bind(MATMUL_PARTS, x, y, part=2)
-        hidden = ops.where(mask().broadcast_to((2, N, N)), parts, 0.0)
-        assert list(Triangles(toposort([hidden]), [hidden.serial]).left_out(parts, [parts])) == [Limit("n", "m")]
 
 
 def test_limits_of_a_product_that_is_not_read() -> None:

@@ -18,8 +18,7 @@ from fuzzing.runners import QUICKLY
 from tracegrad import ambient, linalg, testing, transforms
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.evaluate import evaluate
-from tracegrad.ir import PRIMITIVES, Tensor, bind
-from tracegrad.prims.folds import MATMUL_PARTS
+from tracegrad.ir import PRIMITIVES, Tensor
 from tracegrad.prims.leaves import leaf
 
 N = 3  # elements of a batch
@@ -46,8 +45,6 @@ RANDOM = (  # other numbers in each element
 )  # fmt: skip
 SMOOTH = [c for c in DIFFERENTIABLE if c.second and math.isfinite(c.tol)]
 DTYPES = {"f": f32, "i": i32, "b": bool_}  # by the kind of an array
-# Only passes make it, in parts as long as kernels take them: no row of the table
-PARTS = Case("parts", lambda a, b: bind(MATMUL_PARTS, a, b, part=4), ((2, 3, 6), (2, 6, 5)), grad=False)
 by_name = {"argnames": "case", "ids": lambda c: c.name}
 
 
@@ -96,7 +93,7 @@ def batched_inputs(case: Case, chosen: set[str]) -> tuple[dict[str, np.ndarray],
     return together, [{k: s[k] if k in chosen else sets[0][k] for k in s} for s in sets]
 
 
-@pytest.mark.parametrize(**by_name, argvalues=[*(c for c in ALL_CASES if c.name not in RANDOM), PARTS])
+@pytest.mark.parametrize(**by_name, argvalues=[c for c in ALL_CASES if c.name not in RANDOM])
 def test_vmap_is_a_loop(case: Case):
     testing.check_vmap(case)
 

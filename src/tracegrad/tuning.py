@@ -30,7 +30,6 @@ SHORTEST_SCATTER = 1024  # updates | of a scatter in one part | -
 EACH_SCATTERED = 16  # updates | of each row in one part of a scatter | -
 SHORTEST_PART = 64  # elements | of k in a part of a product | ?
 MOST_PARTS = 256  # parts | of one fold or product | ?
-ACROSS = 1.4  # times | as long a product takes whose parts cut axes in their middle | ?
 SECOND_STEP = 1.5e6  # sums | of one processor, that the second step costs besides its traffic; see product_time | ?
 UNEVEN = 2  # times | as many or as few parts a fold may have as balanced steps | -
 PARTIAL_TRAFFIC = 0.5  # sums | of one processor, to write and read one partial result | ?

@@ -16,7 +16,7 @@ from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
-# The axes of a kernel in groups: parts of k, batch, m, n and k for products; outer and inner for all others. Each group
+# The axes of a kernel in groups: batch, m, n and k for products; outer and inner for all others. Each group
 # has the factors of its natural axes.
 Domain = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 
@@ -31,8 +31,7 @@ def natural_domain(c: Cluster) -> Domain:
     if c.kind == "product":
         k = t.inputs[0].shape[-1]
         m, n = t.shape[-2:]
-        first = t.ndim - t.inputs[0].ndim  # after the axis of parts
-        groups = (("part", t.shape[:first]), ("b", t.shape[first:-2]), ("m", (m,)), ("n", (n,)), ("k", (k,)))
+        groups = (("b", t.shape[:-2]), ("m", (m,)), ("n", (n,)), ("k", (k,)))
         return tuple([(g, axes(n)) for g, n in groups])
     if c.kind == "scatter":
         a = t.axis

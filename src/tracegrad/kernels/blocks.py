@@ -97,7 +97,7 @@ def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]]) -> Blo
 def _simple(kernel: Kernel) -> bool:
     """Return whether a kernel can be cut: its axes are fixed, and each point stands for itself."""
     p = kernel.product
-    whole = p is None or not (p.limits or p.part)
+    whole = p is None or not p.limits
     fixed = all(a.fixed for a in (*kernel.outer, *kernel.inner))
     return fixed and whole and not kernel.uniform and kernel.scatter is None
 

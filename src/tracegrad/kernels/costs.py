@@ -76,7 +76,7 @@ class _Counting:
             self.scatter(f.scatter)
         elif f.product is not None:
             p = f.product
-            batch, m, n, length = points(p.batch) // p.parts, points(p.m), points(p.n), points(k.inner)
+            batch, m, n, length = points(p.batch), points(p.m), points(p.n), points(k.inner)
             self.values([p.a], batch * m * length)
             self.values([p.b], batch * n * length)
             left = [x.left({"m": m, "n": n, "k": length}) for x in p.limits]

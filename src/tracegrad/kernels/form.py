@@ -153,8 +153,6 @@ class Product:
     m: tuple[Axis, ...]
     n: tuple[Axis, ...]
     limits: tuple[Limit, ...] = ()
-    part: int = 0  # how many k to sum at a time, 0 for all; the outermost axes of the batch count the parts
-    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +222,8 @@ class Kernel:
 
     @property
     def length(self) -> int:
-        """The most points that are folded for one outer point."""
-        return (self.product.part if self.product else 0) or points(self.inner)
+        """The number of points that are folded for one outer point."""
+        return points(self.inner)
 
     @property
     def work(self) -> int:

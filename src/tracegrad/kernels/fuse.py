@@ -152,7 +152,7 @@ class Schedule:
             kind = "rows" if trailing(t) else "columns"
             length = t.inputs[0].size // max(t.size, 1)
         elif t.prim.family == "product":
-            kind, length = "product", t.attrs.get("part", t.inputs[0].shape[-1])
+            kind, length = "product", t.inputs[0].shape[-1]
         elif t.prim.family == "scan":
             kind, rows = "scan", 0  # never merged: readers load its items from memory
         elif t.prim.family == "scatter":

@@ -150,7 +150,7 @@ class _Lowering:
         for t in self.c.nodes:
             if t.serial in outs:
                 stores.append(self.store(t))
-        outer = [a for g in ("part", "b", "m", "n", "i") for a in self.axes.get(g, ())]
+        outer = [a for g in ("b", "m", "n", "i") for a in self.axes.get(g, ())]
         inner = [a for g in ("k", "j") for a in self.axes.get(g, ())]
         names = list(dict.fromkeys(t.prim.name for t in self.c.computes if t.prim is not COPY))
         label = "+".join(names[:6]) or "copy"
@@ -167,7 +167,7 @@ class _Lowering:
     def own(self, t: Tensor) -> tuple[tuple[Index, ...], bool]:
         """Return the coordinates of a member at the current point, and whether it is at the inner level."""
         if self.c.kind in ("product", "scatter"):
-            return self.coordinates(t.shape, "part", "b", "m", "n"), False
+            return self.coordinates(t.shape, "b", "m", "n"), False
         if self.c.kind == "rows" and t.size != self.c.rows:
             return self.coordinates(t.shape, "i", "j"), True
         return self.coordinates(t.shape, "i"), False
@@ -199,13 +199,12 @@ class _Lowering:
         batch = self.coordinates(a.shape[:-2], "b")
         ((m, _),), ((n, _),), ((k, _),) = self.natural["m"], self.natural["n"], self.natural["k"]
         left, right = self.at(a, (*batch, m, k)), self.at(b, (*batch, k, n))
-        part, parts = t.attrs.get("part", 0), math.prod(t.shape[: t.ndim - a.ndim])
-        product = Product(left, right, *self.sides(), limits=self.c.limits, part=part, parts=parts)
+        product = Product(left, right, *self.sides(), limits=self.c.limits)
         return Fold(name, t.prim, self.map_value("mul", left, right), product=product)
 
     def sides(self) -> tuple[tuple[Axis, ...], tuple[Axis, ...], tuple[Axis, ...]]:
         """Return the axes of a product's batch, rows and columns."""
-        return (*self.axes.get("part", ()), *self.axes["b"]), tuple(self.axes["m"]), tuple(self.axes["n"])
+        return tuple(self.axes["b"]), tuple(self.axes["m"]), tuple(self.axes["n"])
 
     def scatter(self, t: Tensor, name: str) -> Fold:
         x, indices = t.inputs

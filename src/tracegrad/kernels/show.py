@@ -17,8 +17,7 @@ def _axes(axes: Iterable[Axis]) -> str:
 def show_kernel(kernel: Kernel) -> str:
     """Return the text of a kernel: `slot[index]` is a value in memory, `%n` a computed one, a name a fold's result."""
     who = "every workgroup" if kernel.uniform else "each"
-    part = " of" if kernel.product is not None and kernel.product.part else ""
-    folds = f", {who} folds {kernel.length}{part} ({_axes(kernel.inner)})" if kernel.inner else ""
+    folds = f", {who} folds {kernel.length} ({_axes(kernel.inner)})" if kernel.inner else ""
     return "\n".join([f"{kernel.label}: {kernel.rows} points ({_axes(kernel.outer)}){folds}", *body_of(kernel)])
 
 
@@ -60,8 +59,7 @@ def _statement(
         p = s.product
         a, b = _ref(p.a, names), _ref(p.b, names)
         limits = "".join(f", {x.low} <= {x.high}" for x in p.limits)
-        part = f", {p.part} at a time, in {p.parts} parts" if p.part else ""
-        shape = f"rows {axes(p.m)}, columns {axes(p.n)}, batch {axes(p.batch)}{limits}{part}"
+        shape = f"rows {axes(p.m)}, columns {axes(p.n)}, batch {axes(p.batch)}{limits}"
         return f"{s.local} = sum {a} * {b} {over}; {shape}"
     return f"{s.local} = {s.prim.name} {_ref(s.value, names)} {over}"
 

@@ -63,11 +63,8 @@ class TileShape:
     def summed(self, kernel: Kernel) -> tuple[Axis, ...]:
         """Return the axes of k in the order in which their points are summed.
 
-        The last axis is one that whole steps cover, if there is one: during a step no other axis changes. Parts of k
-        keep the order of the axes.
+        The last axis is one that whole steps cover, if there is one: during a step no other axis changes.
         """
-        if kernel.product is not None and kernel.product.part:
-            return kernel.inner
         covered = [a for a in kernel.inner if divides(self.k_step, a.size)]
         if not covered or kernel.inner[-1] in covered:
             return kernel.inner
@@ -127,19 +124,9 @@ IN_ORDER = next(tile for tile in TILES if tile.slices == 1)  # it sums over k fr
 SMALLEST = min(TILES, key=lambda tile: tile.rows * tile.columns)
 
 
-def fitting(part: int) -> list[TileShape]:
-    """Return the tiles whose steps divide parts of `part` k; all tiles for 0."""
-    return [tile for tile in TILES if part % tile.k_step == 0]
-
-
-def product_time(batch: int, m: int, n: int, k: int, part: int = 0) -> float:
-    """Return the time of a product in sums of one processor: about 6 ps each on an NVIDIA H200.
-
-    part: k is summed in parts of this length, each a product of its own.
-    """
-    if not part:
-        return min(tile_time(tile, batch, m, n, k) for tile in TILES)
-    return min(tile_time(tile, batch * -(-k // part), m, n, part) for tile in fitting(part))
+def product_time(batch: int, m: int, n: int, k: int) -> float:
+    """Return the time of a product in sums of one processor: about 6 ps each on an NVIDIA H200."""
+    return min(tile_time(tile, batch, m, n, k) for tile in TILES)
 
 
 def tile_time(tile: TileShape, batch: int, m: int, n: int, k: int, limits: Sequence[Limit] = ()) -> float:

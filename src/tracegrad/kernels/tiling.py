@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tracegrad import tuning
 from tracegrad.kernels.expr import Var, indices_of, walk
 from tracegrad.kernels.form import Extent, Kernel, Scatter, points
-from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fitting, tile_time, tiles_of
+from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TILES, TileShape, tile_time, tiles_of
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
@@ -158,7 +158,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if kernel.product is not None:
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
         enough = min(m, n) >= tuning.HALF_TILE_FROM and tiles_of(SMALLEST, batch, m, n) >= tuning.PROCESSORS
-        if min(m, n) >= tuning.TILE_FROM or enough or kernel.product.part:
+        if min(m, n) >= tuning.TILE_FROM or enough:
             return _tile(batch, m, n, kernel)
     return _by_rows(kernel)
 
@@ -240,7 +240,7 @@ def _side_by_side(kernel: Kernel) -> int:
 def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
     """Return the fastest tile, with shorter steps if k is short or if only shorter steps cover one of several axes."""
     assert kernel.product is not None
-    tile = min(fitting(kernel.product.part), key=lambda t: tile_time(t, batch, m, n, kernel.length, t.limits(kernel)))
+    tile = min(TILES, key=lambda t: tile_time(t, batch, m, n, kernel.length, t.limits(kernel)))
     steps = [tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= tuning.LEAST_STEP]
     if len(kernel.inner) == 1:
         short = (step for step in steps if 2 * kernel.length > step)

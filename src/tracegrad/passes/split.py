@@ -1,8 +1,8 @@
 """Split long, narrow folds and products in two, so that more than a few workgroups have work.
 
 Occupancy decides the speed of small reductions: without this pass the CNN of bench/steps.py was three times slower. If
-the length of a fold has no divisor of a fitting size, the remainder is folded separately. Unsplit, the norm of 1860847
-gradients, a prime number, took an H200 3.7 ms. The last part of a product can be shorter than the others.
+the length of a fold has no divisor of a fitting size, the remainder is folded separately; likewise that of a product.
+Unsplit, the norm of 1860847 gradients, a prime number, took an H200 3.7 ms.
 """
 
 from __future__ import annotations
@@ -13,19 +13,15 @@ from functools import cache
 
 from tracegrad import tuning
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
-from tracegrad.kernels.tiles import fitting, product_time
-from tracegrad.prims.folds import MATMUL, MATMUL_PARTS, SCATTER_ADD, SUM, scatter_add
+from tracegrad.kernels.tiles import product_time
+from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
 
 MOST = 2**40  # a longer fold is too long for a kernel in halves too, and finding its divisors takes seconds
 
 
 def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
-    """sum over K of x[..., K]  ->  sum over S of (sum over K/S of x[..., S, K/S]); likewise products and scatters.
-
-    Products of one axis k:  a @ b  ->  sum over parts of `matmul_parts(a, b)`.
-    """
-
+    """sum over K of x[..., K]  ->  sum over S of (sum over K/S of x[..., S, K/S]); likewise products and scatters."""
     return rewrite(roots, _split)
 
 
@@ -135,7 +131,7 @@ def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int], least: in
     s = next(_near(k, parts, sizes), int(parts))
     if s in (1, k):
         return None
-    whole, left = _cut(x, axis, s)
+    whole, left = _cut(x, axis, k // s)
     # The remainder comes before the other parts, so that the second step is fused with the sum of both.
     rest = None if left is None else reshape(bind(t.prim, left, axes=(axis,)), t.shape)
     out = reshape(bind(t.prim, bind(t.prim, whole, axes=(axis + 1,)), axes=(axis,)), t.shape)
@@ -150,24 +146,25 @@ def _near(k: int, parts: float, axes: Sequence[int]) -> Iterator[int]:
             yield s
 
 
-def _cut(x: Tensor, axis: int, s: int) -> tuple[Tensor, Tensor | None]:
-    """Return `axis` as `s` equal parts on a new axis before it, and the remainder."""
-    k = x.shape[axis]
-    part = k // s
+def _cut(x: Tensor, axis: int, part: int) -> tuple[Tensor, Tensor | None]:
+    """Return `axis` as parts of this length on a new axis before it, and the remainder."""
+    s, left = divmod(x.shape[axis], part)
     whole = reshape(slice_(x, axis, 0, s * part), (*x.shape[:axis], s, part, *x.shape[axis + 1 :]))
-    return whole, slice_(x, axis, s * part, k - s * part) if k % s else None
+    return whole, slice_(x, axis, s * part, left) if left else None
 
 
 def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
     batch = math.prod(t.shape[:-2])
     (m, k), n = a.shape[-2:], b.shape[-1]
-    s, part = _ways(batch, m, n, k, _axes_behind(a, k))
-    if part:
-        return reshape(bind(SUM, bind(MATMUL_PARTS, a, b, part=part), axes=(0,)), t.shape)
-    if s == 1:
+    part = _part(batch, m, n, k, _axes_behind(a, k))
+    if part == k:
         return None
-    left, right = reshape(a, (batch, m, s, k // s)), reshape(b, (batch, s, k // s, n))
-    return reshape(bind(SUM, bind(MATMUL, permute(left, (0, 2, 1, 3)), right), axes=(1,)), t.shape)
+    left, first = _cut(reshape(a, (batch, m, k)), 2, part)
+    right, second = _cut(reshape(b, (batch, k, n)), 1, part)
+    # The remainder comes before the other parts, as in a fold.
+    rest = None if first is None or second is None else reshape(bind(MATMUL, first, second), t.shape)
+    out = reshape(bind(SUM, bind(MATMUL, permute(left, (0, 2, 1, 3)), right), axes=(1,)), t.shape)
+    return out if rest is None else out + rest
 
 
 def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
@@ -197,31 +194,21 @@ def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:
 
 
 @cache
-def _ways(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> tuple[int, int]:
-    """Choose how to split a product: into equal parts that are products of their own, or inside the product.
+def _part(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> int:
+    """Return the length in k of the parts that a product is fastest in; k itself if it should not be split.
 
-    Returns the number of equal parts (1 for none), and the length in k of parts inside the product (0 for none). Equal
-    parts suit a k of several axes: their indices need divisions if a part begins in the middle of an axis.
+    If k is several `axes`, parts are equal, and none begins in the middle of an axis: indices would need divisions.
     """
-    tiles = min(m, n) >= tuning.HALF_TILE_FROM  # else the product is folded point by point
-    part = _part(batch, m, n, k) if tiles else 0
-    if tiles and len(axes) == 1:
-        return 1, part
-    s = _even_parts(batch, m, n, k, axes)
-    across = part > 0 and tuning.ACROSS * _time(batch, m, n, k, part) < _even_time(batch, m, n, k, s)
-    return (1, part) if across else (s, 0)
+    even = k // _even_parts(batch, m, n, k, axes)
+    if len(axes) > 1 or min(m, n) < tuning.HALF_TILE_FROM:
+        return even
+    lengths = {tuning.LEAST_STEP * -(-k // (tuning.LEAST_STEP * s)) for s in _numbers_of_parts(k)}
+    return min([even, *sorted(lengths, reverse=True)], key=lambda part: _time(batch, m, n, k, part))
 
 
 @cache
 def _numbers_of_parts(k: int) -> range:
     return range(2, min(tuning.MOST_PARTS, k // tuning.SHORTEST_PART) + 1)
-
-
-def _part(batch: int, m: int, n: int, k: int) -> int:
-    """Return the length in k of the parts that make the product fastest: whole steps of a tile, or 0 for no parts."""
-    lengths = {tuning.LEAST_STEP * -(-k // (tuning.LEAST_STEP * s)) for s in _numbers_of_parts(k)}
-    parts = sorted(filter(fitting, lengths), reverse=True)
-    return min([0, *parts], key=lambda part: _time(batch, m, n, k, part))
 
 
 def _even_parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...] = ()) -> int:
@@ -232,7 +219,7 @@ def _even_parts(batch: int, m: int, n: int, k: int, axes: tuple[int, ...] = ()) 
         s = next(_near(k, math.sqrt(k), axes), nearest_divisor(k, math.sqrt(k)))
         return s if s < k else 1
     even = [s for s in _numbers_of_parts(k) if k % s == 0 and _between(s, axes)]
-    return min([1, *even], key=lambda s: _even_time(batch, m, n, k, s))
+    return min([1, *even], key=lambda s: _time(batch, m, n, k, k // s))
 
 
 def _between(parts: int, axes: Sequence[int]) -> bool:
@@ -245,15 +232,9 @@ def _between(parts: int, axes: Sequence[int]) -> bool:
     return True
 
 
-def _even_time(batch: int, m: int, n: int, k: int, parts: int) -> float:
-    return product_time(batch * parts, m, n, k // parts) + _adding(batch, m, n, parts)
-
-
 def _time(batch: int, m: int, n: int, k: int, part: int) -> float:
-    """Return the time of a product with tiles in parts of `part` k, their sum included."""
-    return product_time(batch, m, n, k, part) + _adding(batch, m, n, -(-k // part) if part else 1)
-
-
-def _adding(batch: int, m: int, n: int, parts: int) -> float:
-    """Return the time to add up the parts."""
-    return tuning.SECOND_STEP + tuning.PARTIAL_TRAFFIC * parts * batch * m * n if parts > 1 else 0
+    """Return the time of a product in parts of `part` k and one of the remainder, their sum included."""
+    parts, rest = divmod(k, part)
+    each = product_time(batch * parts, m, n, part) + (product_time(batch, m, n, rest) if rest else 0)
+    more = parts + (rest > 0)
+    return each + (tuning.SECOND_STEP + tuning.PARTIAL_TRAFFIC * more * batch * m * n if more > 1 else 0)

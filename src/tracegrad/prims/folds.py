@@ -181,31 +181,6 @@ MATMUL = register(
 )
 
 
-def _parts_type(a: TensorType, b: TensorType, *, part: int) -> TensorType:
-    whole = _matmul_type(a, b)
-    assert 0 < part < a.shape[-1], f"{part} of {a.shape[-1]} are no part"  # kernels count several by an axis
-    return TensorType(whole.dtype, (-(-a.shape[-1] // part), *whole.shape))
-
-
-def _parts_array(xp: Any, a: Any, b: Any, *, part: int) -> Any:
-    starts = range(0, a.shape[-1], part)
-    return xp.stack([xp.matmul(a[..., at : at + part], b[..., at : at + part, :]) for at in starts])
-
-
-def _parts_batch(n: int, y: Tensor, a: Tensor, b: Tensor, *, part: int) -> Tensor:
-    many = bind(MATMUL_PARTS, spread(n, a), spread(n, b), part=part)
-    return permute(many, (1, 0, *range(2, many.ndim)))
-
-
-# out[p, .., m, n] = the same sum over the k from p * part to (p + 1) * part. Passes make it, after all transforms. It
-# has a batching rule only because every row has one.
-MATMUL_PARTS = register(
-    Primitive(
-        "matmul_parts", "product", _parts_type, array=_parts_array, batch=_parts_batch, combine="add", identity=0.0
-    )
-)
-
-
 def _gather_type(x: TensorType, indices: TensorType, *, axis: int) -> TensorType:
     if indices.dtype != i32:
         raise DTypeError(f"indices must be i32, got {indices}")

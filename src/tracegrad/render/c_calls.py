@@ -80,13 +80,12 @@ class FunctionStep(NamedTuple):
 
 
 class ProductStep(NamedTuple):
-    """out = a b. `limits` and `part` are those of `Product`."""
+    """out = a b. `limits` are those of `Product`."""
 
     a: View
     b: View
     out: View
     limits: int
-    part: int
 
 
 class Spread(NamedTuple):
@@ -106,7 +105,6 @@ class GatheredStep(NamedTuple):
     b: Spread
     out: View
     stacked: bool = False  # vectors have an element of each of several products
-    summed: slice = slice(None)  # the k that are summed
 
 
 Step = FunctionStep | ProductStep | GatheredStep
@@ -163,12 +161,12 @@ class _Writer:
             self.call(function, function.body())
 
     def is_called(self, p: Product) -> bool:
-        """Return whether a product is worth a call. A fold cannot sum k in parts.
+        """Return whether a product is worth a call.
 
         If an operand is one row or one column, a fold reads the other operand just as fast in place.
         """
         matrices = min(points(p.m), points(p.n)) > 1
-        return p.part > 0 or (self.kernel.length > FEW_PRODUCTS and (matrices or self.slides(p)))
+        return self.kernel.length > FEW_PRODUCTS and (matrices or self.slides(p))
 
     def slides(self, p: Product) -> bool:
         """Return whether one row is multiplied by contiguous columns that overlap in memory."""
@@ -216,20 +214,17 @@ class _Writer:
         inner = self.kernel.inner
         left, right = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
         a, b = self.as_it_lies(left), self.as_it_lies(right)  # views where strides allow them, else packed copies
-        small = self.small(p, a, b) if a and b and not p.limits and not p.part else None
+        small = self.small(p, a, b) if a and b and not p.limits else None
         if small is not None:
             out = self.target(f.local)
             self.steps.append(GatheredStep(*small, self.result(out, p), stacked=True))
             return out, self.flat
-        whole = p.parts == 1 or p.batch[0].size == p.parts
-        spread = self.spread(right) if b is None and not p.limits and whole else None
-        if spread is not None and not p.part:
+        spread = self.spread(right) if b is None and not p.limits else None
+        if spread is not None:
             return self.gathered(f, p, spread)
-        if spread is not None and reach([*spread.rows, *spread.columns]) < points(self.kernel.inner) * points(p.n):
-            return self.in_parts(f, p, spread)
         out = self.target(f.local)
         a, b = a or self.packed(left), b or self.packed(right)
-        self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), p.part))
+        self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits)))
         return out, self.flat
 
     def result(self, out: int, p: Product) -> View:
@@ -265,16 +260,6 @@ class _Writer:
             out, at = self.allocate(self.kernel.rows), flat_index(self.kernel, (*p.batch, *p.m, *n))
         self.steps.append(GatheredStep(a, b, self.result(out, p), side_by_side))
         return out, at
-
-    def in_parts(self, f: Fold, p: Product, b: Spread) -> tuple[int, Index]:
-        """Add a step for each part of k of a product whose right operand overlaps itself in memory."""
-        slot, a = self.target(f.local), self.rows_of(p)
-        _, _, sizes, steps = self.result(slot, p)
-        left, right = (x._replace(batch=x.batch[1:]) for x in (a, b))  # without the axis of the parts
-        for k in range(p.parts):
-            out = self.view(slot, k * steps[0], sizes[1:], steps[1:])
-            self.steps.append(GatheredStep(left, right, out, summed=slice(k * p.part, (k + 1) * p.part)))
-        return slot, self.flat
 
     def stacks(self, p: Product, b: Spread) -> bool:
         """Return whether vectors have an element of each of several products, instead of several of one.

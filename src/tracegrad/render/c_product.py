@@ -206,14 +206,13 @@ typedef struct {{
   long c;
   float *pa, *pb, *pc;
   const long *offsets;
-  long limits, at_once, alike; /* so many k are summed at a time, the same ones by so many neighbours in the stack */
+  long limits;
 }} product_;
 {LIMIT_BITS}
 
-/* The same of rows [row, row + rows), some columns, and a part of k, without what limits exclude; by blocks of rows
-   and, where limits say something of columns, of columns. Blocks lie where they do however a product is split. */
-static void product_within(const product_ *p, const long *o, long first, long row, long rows, long column,
-                           long columns) {{
+/* The same of rows [row, row + rows) and some columns, without what limits exclude; by blocks of rows and, where
+   limits say something of columns, of columns. Blocks lie where they do however a product is split. */
+static void product_within(const product_ *p, const long *o, long row, long rows, long column, long columns) {{
   const long tall = p->limits ? FEW_ROWS : p->m, wide = p->limits & (k_n | n_k) ? FEW_ROWS : p->n;
   for (long r = row, r_end; r < row + rows; r = r_end) {{
     r_end = min_long(row + rows, (r / tall + 1) * tall);
@@ -221,12 +220,12 @@ static void product_within(const product_ *p, const long *o, long first, long ro
     if (p->limits & n_m) c_last = min_long(c_last, r_end);
     for (long c_end; c < c_last; c = c_end) {{
       c_end = min_long(c_last, (c / wide + 1) * wide);
-      long begin = first, end = min_long(p->k, first + p->at_once);
+      long begin = 0, end = p->k;
       if (p->limits & k_m) end = min_long(end, r_end);
       if (p->limits & k_n) end = min_long(end, c_end);
       if (p->limits & m_k && r > begin) begin = r;
       if (p->limits & n_k && c > begin) begin = c;
-      if (begin >= end) begin = first, end = first + 1; /* one term at least: all of them are zeros */
+      if (begin >= end) begin = 0, end = 1; /* one term at least: all of them are zeros */
       product_one(r_end - r, c_end - c, end - begin, p->pa + o[0] + r * p->a.row + begin * p->a.column, p->a,
                   p->pb + o[1] + c * p->b.column + begin * p->b.row, p->b, p->pc + o[2] + r * p->c + c, p->c);
     }}
@@ -244,7 +243,7 @@ void product(void **at, long part, long parts) {{
     long row = 0, rows = p->m, column = 0, columns = p->n;
     if (!stack && by_row) row = first * width, rows = min_long(end * width, p->m) - row;
     if (!stack && !by_row) column = first * width, columns = min_long(end * width, p->n) - column;
-    product_within(p, o, i / p->alike * p->at_once, row, rows, column, columns);
+    product_within(p, o, row, rows, column, columns);
   }}
 }}
 """

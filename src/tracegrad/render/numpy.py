@@ -110,13 +110,7 @@ class _Writer:
         full = (*(x.size for x in self.kernel.outer), *(1 for _ in inner))
         out, shaped = self.arrays.allocate(full, "float32"), self.arrays.fresh("p")
         self.arrays.setup.append(f"{shaped} = {out}.reshape({(*(x.size for x in p.batch), points(p.m), points(p.n))})")
-        if p.part:
-            at = f"at_{shaped}"
-            self.arrays.setup.append(f"{at} = [slice(k, k + {p.part}) for k in range(0, {points(inner)}, {p.part})]")
-            each = f"np.matmul({a}[p % len({a}), ..., k], {b}[p % len({b}), ..., k, :], out={shaped}[p])"
-            self.arrays.lines.append(f"for p, k in enumerate({at}): {each}")
-        else:
-            self.arrays.lines.append(f"np.matmul({a}, {b}, out={shaped})")
+        self.arrays.lines.append(f"np.matmul({a}, {b}, out={shaped})")
         self.values.release(p.a, p.b)
         return out
 

@@ -25,7 +25,7 @@ class Square:
         self.product, self.tile = kernel.product, tiling.tile
         self.m, self.n, self.k = (points(axes) for axes in (self.product.m, self.product.n, kernel.inner))
         self.side = self.tile.square(kernel)
-        self.span = Span(self.product, self.tile.limits(kernel), self.side, self.side, self.k)
+        self.span = Span(self.tile.limits(kernel), self.side, self.side, self.k)
 
     def before_stores(self) -> list[Statement]:
         """Return everything up to the results: `ci_h` then holds columns 4 * h to 4 * h + 3 of row i."""
@@ -47,7 +47,6 @@ class Square:
             f"let first_n = (e % {across}) * {side};",
             *self.span.unread(),
             f"let batch = e / {squares};",
-            *self.span.part,
             *decode("batch", p.batch),
             *rows,
             *columns,

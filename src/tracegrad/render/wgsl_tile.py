@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from tracegrad.kernels.form import Extent, Kernel, Limit, Product, plus, points
+from tracegrad.kernels.form import Extent, Kernel, Limit, plus, points
 from tracegrad.kernels.tiles import TileShape
 from tracegrad.render.emit import Block, Loop, Statement, decode
 from tracegrad.render.wgsl_loads import XYZW, Access, Loads, Side, vector_loads
@@ -22,17 +22,10 @@ from tracegrad.tuning import ROWS_TOGETHER, WORKGROUP, WRITTEN_OUT
 class Span:
     """A rectangle of `rows` by `columns` results, beginning at `first_m` and `first_n`."""
 
-    product: Product
     limits: Sequence[Limit]
     rows: int
     columns: int
     k: int
-
-    @property
-    def part(self) -> list[str]:
-        """The part of k that the rectangle sums, from the flat index of its batch."""
-        p = self.product
-        return [f"let k_part = batch / {points(p.batch) // p.parts};"] if p.part else []
 
     def unread(self) -> list[str]:
         """Return code that leaves if no result is read. Either all threads of a workgroup leave or none."""
@@ -42,15 +35,13 @@ class Span:
     @property
     def first(self) -> str:
         """The first k that counts; "" if it is 0."""
-        parts = [f"k_part * {self.product.part}"] if self.product.part else []
-        return self.within([*(f"first_{x.low}" for x in self.limits if x.high == "k"), *parts], "max")
+        return self.within([f"first_{x.low}" for x in self.limits if x.high == "k"], "max")
 
     @property
     def last(self) -> str:
         """The last k that counts; "" if it is the last of all. Less than `first` if none counts."""
-        parts = [f"(k_part + 1) * {self.product.part} - 1"] if self.product.part else []
-        bounds = (f"first_{x.high} + {self.size(x.high) - 1}" for x in self.limits if x.low == "k")
-        return self.within([*bounds, *parts], "min")
+        bounds = [f"first_{x.high} + {self.size(x.high) - 1}" for x in self.limits if x.low == "k"]
+        return self.within(bounds, "min")
 
     def size(self, name: str) -> int:
         """Return the rectangle's size along m or n."""
@@ -94,7 +85,7 @@ class Tile:
         t, p = self.shape, self.product
         left, right = self.loads.operand(self.left), self.loads.operand(self.right)
         load, put = [*self.loads.stands_still(), *left.load, *right.load], [*left.put, *right.put]
-        span = Span(p, t.limits(self.kernel), t.rows, t.columns, self.k)
+        span = Span(t.limits(self.kernel), t.rows, t.columns, self.k)
         steps, first, last, end = self.steps(span)
         each = [
             f"let kc = min(kt, {last});",  # past the end the last part repeats, unused
@@ -107,7 +98,6 @@ class Tile:
         return [
             *self.tile_of_workgroup(),
             *span.unread(),
-            *span.part,
             *decode("batch", p.batch),
             *self.thread(),
             *(f"var c{i}_{h} = vec4<f32>();" for i in range(t.tall) for h in range(t.wide // 4)),

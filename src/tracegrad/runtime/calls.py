@@ -47,11 +47,10 @@ class SizedProduct(NamedTuple):
     """How a product follows the size, which decides one of its sizes."""
 
     sizes: tuple[int, ...]  # the axes of the stack, m, n and k
-    part: int
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
         """Return what follows the size."""
-        return _product_of([decided(x, size) for x in self.sizes], self.part)
+        return _product_of([decided(x, size) for x in self.sizes])
 
 
 class SizedGathered(NamedTuple):
@@ -193,12 +192,9 @@ class CallList:
         arrays = tuple([array for array, _ in memory])
         return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays, at)
 
-    def product(
-        self, a: Array, b: Array, out: Array, limits: int = 0, part: int = 0, sizes: Sequence[int] = ()
-    ) -> Call:
+    def product(self, a: Array, b: Array, out: Array, limits: int = 0, sizes: Sequence[int] = ()) -> Call:
         """out = a b, for matrices or stacks of them, within limits. The rows of `out` are contiguous.
 
-        part:  how many k to sum at a time, 0 for all; the outermost axis of the stack counts the parts.
         sizes: the axes of the stack, m, n and k; one can be an Extent.
         """
         batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
@@ -209,10 +205,10 @@ class CallList:
             self._offsets[key] = offsets_in(batch, key[1])
         offsets = self._offsets[key]
         addresses = [x.ctypes.data for x in (*arrays, offsets)]
-        whole, parts = _product_of((*batch, m, n, k), part)
+        whole, parts = _product_of((*batch, m, n, k))
         words = [*steps[0][-2:], *steps[1][-2:], steps[2][-2], *addresses, limits]
-        words = [*[whole[i] for i in range(4)], *words, *[whole[i] for i in (14, 15)]]
-        at = SizedProduct(tuple(sizes), part) if grows(sizes) else None
+        words = [*[whole[i] for i in range(4)], *words]
+        at = SizedProduct(tuple(sizes)) if grows(sizes) else None
         arguments = (ctypes.c_int64 * len(words))(*words)
         return Call(self._address("product"), arguments, parts, (*arrays, offsets), at)
 
@@ -223,17 +219,16 @@ class CallList:
         out: Array,
         sizes: Sequence[int],
         stacked: bool,
-        summed: slice,
     ) -> Call:
         """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous.
 
         sizes:   the axes of the stack, m and n; one of the stack or m can be an Extent.
-        stacked, summed: as in `GatheredStep`.
+        stacked: as in `GatheredStep`.
         """
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
         offsets = offsets_in(batch, (left.batch, right.batch, [s // 4 for s in out.strides[:-2]]))
-        tables = [places(left.columns)[summed], places(right.rows)[summed], places(right.columns)]
+        tables = [places(left.columns), places(right.rows), places(right.columns)]
         runs = [neighbours(t) for t in tables]
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
         how = 3 if stacked else 0 if lies(m, n, vectors) else 1 if runs[2].mean() >= runs[1].mean() else 2
@@ -287,7 +282,7 @@ def grows(sizes: Sequence[int]) -> bool:
     return any(isinstance(x, Extent) for x in sizes)
 
 
-def _product_of(sizes: Sequence[int], part: int) -> tuple[Mapping[int, int], int]:
+def _product_of(sizes: Sequence[int]) -> tuple[Mapping[int, int], int]:
     """Return the arguments of a product that its sizes decide, by number, and the most parts.
 
     In a smaller run the points of the stack are the first ones: no axis before the one that grows has a second point.
@@ -295,8 +290,8 @@ def _product_of(sizes: Sequence[int], part: int) -> tuple[Mapping[int, int], int
     *batch, m, n, k = sizes
     count = math.prod(batch)
     most = count if count >= PRODUCT_STACK else max(m, n) // PRODUCT_SIDE
-    parts = max(1, min(count * m * n * (part or k) // PRODUCT_GRAIN, most, PRODUCT_PARTS))
-    return {0: count, 1: m, 2: n, 3: k, 14: part or k, 15: count // batch[0] if part else count}, parts
+    parts = max(1, min(count * m * n * k // PRODUCT_GRAIN, most, PRODUCT_PARTS))
+    return {0: count, 1: m, 2: n, 3: k}, parts
 
 
 def places(lays: Sequence[Lay]) -> Array:

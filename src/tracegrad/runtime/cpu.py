@@ -230,9 +230,9 @@ class CpuSession:
                 return calls.call(s.name, s.parts, list(map(at, s.places)), follows)
             if isinstance(s, GatheredStep):
                 places = [(at(x.place, x.first), x) for x in (s.a, s.b)]
-                return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes, s.stacked, s.summed)
+                return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes, s.stacked)
             sizes = (*s.out.sizes, s.a.sizes[-1])
-            return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, s.part, sizes)
+            return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, sizes)
 
         source: CSource = kernel.texts["c"]
         steps = [(s, made(s)) for s in source.steps]

@@ -207,9 +207,6 @@ class Points:
                 self.counts = self.counts & within
             else:
                 out = out & within
-        if p.part:
-            each = points(p.batch) // p.parts
-            out = out & (self.row // p.part == self.flat(p.batch) // each)
         return out
 
     def flat(self, axes: Sequence[Axis]) -> Array:
