@@ -705,3 +705,20 @@ def test_the_model_is_read_and_never_changed() -> None:
     with compiled(model=model) as train:
         train.step(x=X[0]).result()
     assert vars(model) == before
+
+
+def test_the_derivative_by_a_state_is_taken_at_its_value() -> None:
+    """As in Langevin sampling from chains that a state keeps."""
+
+    def walk(m: Counter, x: tg.Tensor) -> Any:
+        slope = tg.grad(lambda s: tg.sum(tg.square(s)))
+        m.mean.assign(m.mean + 1.0)
+        (moved,), _ = tg.vjp(lambda s: (tg.square(s),), m.mean)
+        _, (pushed,) = tg.jvp(lambda s: (3.0 * s,), (m.mean,), (x,))
+        return {"slope": slope(m.mean), "moved": moved, "pushed": pushed}
+
+    with compiled().attach(forward=walk, inputs={"x": (3,)}, writes=True) as f:
+        out = f.run(x=X[0, 0]).output
+    np.testing.assert_array_equal(out["slope"], [2.0, 2.0, 2.0])
+    np.testing.assert_array_equal(out["moved"], [1.0, 1.0, 1.0])
+    np.testing.assert_allclose(out["pushed"], 3.0 * X[0, 0], rtol=EPS)

@@ -251,7 +251,8 @@ def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[
     trees: list[Any] = []
     for primal in primals:
         before = len(wrt)
-        trees.append(tree_map(argument, primal))
+        # a state alone is the value that it has now; the states of a model stay states
+        trees.append(tree_map(argument, primal.now if isinstance(primal, StateTensor) else primal))
         if len(wrt) == before:
             shown = ", ".join(str(t.type) for t in tree_leaves(trees[-1])) or "no tensor"
             raise DTypeError.here(
