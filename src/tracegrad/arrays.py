@@ -110,8 +110,9 @@ def cast_lossless(x: Array, dtype: str) -> Array:
         return new_copy(x)
     kind = number_kind(x)
     if kind not in _CASTS[dtype]:
-        remedy = _REMEDY.get((kind, dtype)) or _OF_KIND.get(kind, "")
-        raise InputError(f"{x.dtype.name} values cannot be converted to {dtype} without loss{remedy}")
+        remedy = found(f"{kind}:{dtype}", "casts") or found(kind, "casts")
+        hint = f"; {remedy}" if remedy else ""
+        raise InputError(f"{x.dtype.name} values cannot be converted to {dtype} without loss{hint}")
     if dtype == "f32":
         return _to_f32(x, kind)
     info = np.iinfo(target)
@@ -123,24 +124,6 @@ def cast_lossless(x: Array, dtype: str) -> Array:
 
 
 _CASTS = {"f32": "fiub", "i32": "iub", "u32": "iub", "bool": "b"}
-
-
-_REMEDY = {
-    ("f", "i32"): "; round and cast them first, x.astype(np.int32)",
-    ("f", "u32"): "; round and cast them first, x.astype(np.uint32)",
-    ("i", "bool"): "; compare first, x != 0",
-    ("f", "bool"): "; compare first, x != 0",
-    ("u", "bool"): "; compare first, x != 0",
-}
-
-
-_OF_KIND = {
-    "c": "; take x.real, abs(x) or both parts as two inputs",
-    "O": "; write x.astype(np.float32) if all of them are numbers",
-    "M": "; make numbers of dates first, such as seconds",
-    "m": "; make numbers of times first, such as seconds",
-    "V": "; pick one field of the records",
-}
 
 
 def _to_f32(x: Array, kind: str) -> Array:

@@ -145,26 +145,11 @@ class Count(int):
         )
 
 
-# Patterns of Python lines that branch on a value, and the remedy
-BRANCHES = (
-    (r"\bwhile\b", "tg.scan repeats a step a fixed number of times, and tg.where(done, old, new) keeps what is done"),
-    (r"\bassert\b", "shapes and dtypes can be asserted; return the condition as aux of the loss to look at it"),
-    (r"\b(and|or)\b", "write (a) & (b) for and, (a) | (b) for or"),
-    (r"\bnot\b", "write ~condition"),
-    (r"[<>]=?[^<>]*[<>]", "write (a < x) & (x < b)"),
-    (r"\b(max|min)\(", "write tg.maximum(a, b) or tg.minimum(a, b), and x.max() or x.min() of one tensor"),
-    (r"\bsorted\(", "write tg.sort(x), which gives values and indices"),
-    (r"\bif\b", "write tg.where(condition, a, b), or decide on a Python value"),
-    (r"\bin\b", "write tg.any(x == value)"),
-)
-
-
 def branching() -> str:
     """Return the remedy for a branch on a traced tensor at the user's line."""
     site = call_site()
     line = linecache.getline(site.file, site.line) if site else ""
-    remedy = next((remedy for pattern, remedy in BRANCHES if re.search(pattern, line)), None)
-    return remedy or "use tg.where(condition, a, b), or decide on a Python value"
+    return next(remedy for pattern, remedy in remedies()["branches"].items() if re.search(pattern, line))
 
 
 def no_operand(value: object) -> str:
@@ -172,13 +157,10 @@ def no_operand(value: object) -> str:
     if isinstance(value, NoNumber):
         return value.refusal
     hint = "; convert it with .numpy()" if hasattr(value, "numpy") else "; call it" if callable(value) else ""
-    if value is None:
-        hint = "; is a return missing?"
-    elif isinstance(value, str):
-        hint = "; float(text) is a number"
-    elif isinstance(value, dict):
-        hint = "; pick one of its values, as in d['x']"
-    return f"{shown(value)} is neither a tensor, a number, a nested list nor an array{hint}"
+    remedy = found(type(value).__name__, "no_operands")
+    return (
+        f"{shown(value)} is neither a tensor, a number, a nested list nor an array{f'; {remedy}' if remedy else hint}"
+    )
 
 
 def unexpected(

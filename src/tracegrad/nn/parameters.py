@@ -13,7 +13,7 @@ from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, integers, show
 from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, TraceError, call_site, placed
 from tracegrad.init import Literal, Ones, Orthogonal, Zeros
 from tracegrad.initializer import Initializer
-from tracegrad.refusals import NoArray, shown
+from tracegrad.refusals import NoArray, found, shown
 
 COPY = "copy"  # kind of a spec: the state begins as a copy of a parameter
 
@@ -101,12 +101,8 @@ class State(Parameter):
 
 
 def _fixed(parameter: Parameter, name: str, value: object) -> None:
-    hint = "; its first values are given by init=, as tg.init.literal(array)" if name in ("data", "value") else ""
-    if name in ("requires_grad", "trainable"):
-        hint = (
-            ": write nn.Linear(..., trainable=False) or self.param(..., trainable=False), or tg.compile(..., "
-            "frozen='layer.*'); train.freeze('layer.*') and train.unfreeze switch it while training"
-        )
+    remedy = found(name, "assigned")
+    hint = f"; {remedy}" if remedy else ""
     raise TraceError.here(f"a {parameter.kind} is fixed once it is declared; {name} cannot be set{hint}")
 
 
