@@ -137,6 +137,7 @@ RATES = [
     lr.constant(0.1), lr.linear(1.0, 0.1, 7), lr.cosine_annealing(1e-2, 1e-5, 30), lr.warmup(0.3, 5, 0.1),
     lr.warmup(0.3, 5, lr.cosine_annealing(0.3, 0.0, 20)), lr.staircase(1.0, 4, 0.7), lr.multi_step(1.0, [3, 9], 0.3),
     lr.exponential(0.5, 0.93), lr.one_cycle(1.0, 40), lr.one_cycle(1.0, 40, anneal="linear"),
+    lr.cosine_restarts(0.3, 0.1, 4), lr.cosine_restarts(0.3, 0.1, 3, growth=2),
     lr.linear(1.0, 0.0, 9, start=5), lr.plateau(0.3), lr.plateau(0.3, patience=0).after(1.0).after(2.0),
 ]  # fmt: skip
 

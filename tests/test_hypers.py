@@ -178,7 +178,7 @@ def test_rates_out_of_range_are_refused_wherever_one_is_given(bad):
         lr.constant, lambda x: lr.linear(x, 0.1, 5), lambda x: lr.linear(0.1, x, 5), lambda x: lr.warmup(x, 5, 0.1),
         lambda x: lr.warmup(0.1, 5, x), lambda x: lr.cosine_annealing(x, 0.1, 5), lambda x: lr.staircase(x, 2),
         lambda x: lr.staircase(0.1, 2, x), lambda x: lr.multi_step(x, [2]), lambda x: lr.exponential(x, 0.5),
-        lambda x: lr.exponential(0.5, x), lambda x: lr.one_cycle(x, 5),
+        lambda x: lr.exponential(0.5, x), lambda x: lr.one_cycle(x, 5), lambda x: lr.cosine_restarts(x, 0.1, 5),
     ):  # fmt: skip
         with pytest.raises(tg.InputError, match="must be"):
             make(bad)
@@ -188,7 +188,8 @@ def test_schedules_refuse_other_fields_that_make_no_sense():
     for make in (
         lambda: lr.linear(1.0, 0.1, math.inf), lambda: lr.linear(1.0, 0.1, "5"), lambda: lr.staircase(1.0, 0),
         lambda: lr.multi_step(1.0, 30), lambda: lr.multi_step(1.0, ["a"]), lambda: lr.constant(1.0, start=1.5),
-        lambda: lr.one_cycle(1.0, 10, div_factor=0.0), lambda: lr.as_schedule(lr.linear),
+        lambda: lr.one_cycle(1.0, 10, div_factor=0.0), lambda: lr.cosine_restarts(1.0, 0.1, 5, 1.5),
+        lambda: lr.cosine_restarts(1.0, 0.1, 5, growth=0), lambda: lr.as_schedule(lr.linear),
     ):  # fmt: skip
         with pytest.raises(tg.InputError):
             make()

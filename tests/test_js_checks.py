@@ -16,7 +16,7 @@ SCHEDULES = [
     lr.constant(0.1), lr.linear(1.0, 0.1, 7), lr.cosine_annealing(1e-2, 1e-5, 30), lr.warmup(0.3, 5, 0.1),
     lr.warmup(0.3, 5, lr.cosine_annealing(0.3, 0.0, 20)), lr.staircase(1.0, 4, 0.7), lr.multi_step(1.0, [3, 9], 0.3),
     lr.exponential(0.5, 0.93), lr.one_cycle(1.0, 40), lr.linear(1.0, 0.0, 9, start=5),
-    lr.plateau(0.1, mode="max"), lr.plateau(0.1).after(3.0),
+    lr.plateau(0.1, mode="max"), lr.plateau(0.1).after(3.0), lr.cosine_restarts(1.0, 0.0, 4, 2),
 ]  # fmt: skip
 NAN = math.nan
 VALUES = [NAN, math.inf, -math.inf, 1e39, -1, 0, 0.5, 1, 3, 2**31, "5", None, True, [], [2, 5], ["a"], {}]

@@ -27,6 +27,12 @@ def pytorch_rates(torch, make, steps):
 ORACLES = {
     "linear": (lr.linear(PEAK, 0.01, 20), lambda S, o: S.LinearLR(o, 1.0, 0.1, 20), 30),
     "cosine": (lr.cosine_annealing(PEAK, 0.001, 25), lambda S, o: S.CosineAnnealingLR(o, 25, eta_min=0.001), 26),
+    "restarts": (
+        lr.cosine_restarts(PEAK, 0.001, 5),
+        lambda S, o: S.CosineAnnealingWarmRestarts(o, 5, eta_min=0.001),
+        40,
+    ),
+    "growing": (lr.cosine_restarts(PEAK, 0.0, 4, 3), lambda S, o: S.CosineAnnealingWarmRestarts(o, 4, 3), 60),
     "staircase": (lr.staircase(PEAK, 7, 0.5), lambda S, o: S.StepLR(o, 7, 0.5), 30),
     "multi_step": (lr.multi_step(PEAK, [12, 5], 0.3), lambda S, o: S.MultiStepLR(o, [5, 12], 0.3), 30),
     "exponential": (lr.exponential(PEAK, 0.9), lambda S, o: S.ExponentialLR(o, 0.9), 30),
@@ -72,6 +78,7 @@ EVERY_KIND = [
     lr.constant(0.1),
     lr.linear(1.0, 0.1, 10),
     lr.cosine_annealing(peak=5e-3, final=1e-4, steps=1000),
+    lr.cosine_restarts(1.0, 0.1, 4, growth=2),
     lr.warmup(1.0, 10, lr.cosine_annealing(1.0, 0.0, 5)),
     lr.warmup(1.0, 10, 0.5),
     lr.staircase(1.0, 3, 0.5),

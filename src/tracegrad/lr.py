@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracegrad import foreign
 from tracegrad.errors import InputError
-from tracegrad.hypers import RANGES, SHARE, checked, kind_of
+from tracegrad.hypers import RANGES, Range, checked, kind_of
 from tracegrad.refusals import NoNumber, shown
+from tracegrad.schedule import Plateau, check, start_field
 from tracegrad.schedule import Schedule as Schedule  # noqa: PLC0414 so that type checkers see lr.Schedule
-from tracegrad.schedule import check, start_field
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CosineAnnealing(Linear):
 
     rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2.
     As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
-    Step s and `start`: see `Schedule`.
+    `lr.cosine_restarts` begins again at `peak`. Step s and `start`: see `Schedule`.
 
     >>> round(lr.cosine_annealing(peak=1.0, final=0.0, steps=10).at(6), 6)
     0.5
@@ -83,6 +83,37 @@ class CosineAnnealing(Linear):
     def value(self, s: int) -> float:
         """Return the rate at the schedule's own step `s`; see the class."""
         return _cosine(self.peak, self.final, min(s - 1, self.steps) / self.steps)
+
+
+@dataclass(frozen=True)
+class CosineRestarts(CosineAnnealing):
+    """Half a cosine from `peak` to `final` in `steps` steps, again and again.
+
+    growth: each cosine is that many times as long as the one before, an integer from 1 on.
+
+    rate = final + (peak - final) * (1 + cos(pi * e / n)) / 2, at step e = 0 to n - 1 of a cosine of n steps.
+    As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts (Loshchilov and Hutter 2017), whose T_0 is `steps`, T_mult
+    `growth`, and eta_min `final`.
+
+    >>> [lr.cosine_restarts(peak=1.0, final=0.0, steps=10, growth=2).at(s) for s in (1, 11, 31)]
+    [1.0, 1.0, 1.0]
+    """
+
+    growth: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if checked("growth", self.growth, Range(1.0), "lr.cosine_restarts") % 1:
+            raise InputError.here(f"lr.cosine_restarts: growth must be an integer, got {self.growth!r}")
+
+    def value(self, s: int) -> float:
+        """Return the rate at the schedule's own step `s`; see the class."""
+        e, n = s - 1, self.steps
+        if self.growth == 1:
+            e %= n
+        while e >= n:
+            e, n = e - n, n * self.growth
+        return _cosine(self.peak, self.final, e / n)
 
 
 @dataclass(frozen=True)
@@ -224,78 +255,6 @@ class OneCycle(Schedule):
         return between(self.peak, first / self.final_div_factor, (e - top) / (last - top))
 
 
-@dataclass(frozen=True)
-class Plateau(Schedule):
-    """A rate multiplied by `factor` after more than `patience` calls of `train.lr_metric` without an improvement.
-
-    A metric improves if it is below best (1 - threshold), or with mode="max" above best (1 + threshold). With
-    threshold_mode="abs", the margin is the threshold itself. After a reduction, `cooldown` calls do not count. The rate
-    stays at or above `min_lr`, and does not change by less than `eps`. As torch.optim's ReduceLROnPlateau (PyTorch).
-
-    `train.fit` passes it a metric after each evaluation: `val_loss`, or without validation the mean training loss of
-    the epoch. With mode="max", it is the first of `metrics=`, or of the results of `evaluate=`. If you call
-    `train.lr_metric`, your metric replaces that of `fit`. The schedule can be the `after` of `lr.warmup`.
-
-    now, best, bad and cooling are the schedule's state: leave them out. `start`: see `Schedule`.
-
-    >>> schedule = lr.plateau(1e-3, factor=0.5, patience=5)
-    """
-
-    peak: float
-    factor: float = 0.1
-    patience: int = 10
-    threshold: float = 1e-4
-    mode: str = "min"
-    threshold_mode: str = "rel"
-    cooldown: int = 0
-    min_lr: float = 0.0
-    eps: float = 1e-8
-    now: float | None = None
-    best: float | None = None
-    bad: int = 0
-    cooling: int = 0
-    start: int | None = start_field()
-
-    def __post_init__(self) -> None:
-        check(self, "peak", "min_lr", "eps", "threshold", *(["now"] if self.now is not None else []))
-        checked("factor", self.factor, SHARE, "lr.plateau")
-        if self.best is not None:
-            checked("best", self.best, what="lr.plateau")
-        for name in ("patience", "cooldown", "bad", "cooling"):
-            n: object = getattr(self, name)
-            if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 0:
-                raise InputError.here(f"lr.plateau: {name} must be an integer of at least 0, got {n!r}")
-        if self.mode not in ("min", "max") or self.threshold_mode not in ("rel", "abs"):
-            raise InputError.here(
-                f'lr.plateau: mode must be "min" or "max", got {self.mode!r}; '
-                f'threshold_mode must be "rel" or "abs", got {self.threshold_mode!r}'
-            )
-
-    def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
-        return self.peak if self.now is None else self.now
-
-    def after(self, metric: float) -> Plateau:
-        """Return the schedule after one more metric. NaN never improves. Raises InputError unless finite or NaN."""
-        nan = isinstance(metric, numbers.Real) and math.isnan(metric)
-        value = metric if nan else checked("metric", metric, what="lr_metric")
-        better = not nan and self._improves(value)
-        bad = 0 if better or self.cooling else self.bad + 1
-        cooling, rate = max(0, self.cooling - 1), self.value(1)
-        if bad > self.patience:
-            lower = max(rate * self.factor, self.min_lr)
-            rate = lower if rate - lower > self.eps else rate
-            bad, cooling = 0, self.cooldown
-        return replace(self, now=rate, best=value if better else self.best, bad=bad, cooling=cooling)
-
-    def _improves(self, metric: float) -> bool:
-        if self.best is None:
-            return True
-        sign = 1.0 if self.mode == "max" else -1.0
-        margin = self.threshold * (self.best if self.threshold_mode == "rel" else 1.0)
-        return sign * metric > sign * (self.best + sign * margin)
-
-
 def _line(a: float, b: float, share: float) -> float:
     return a + (b - a) * share
 
@@ -307,6 +266,7 @@ def _cosine(a: float, b: float, share: float) -> float:
 constant = Constant
 linear = Linear
 cosine_annealing = CosineAnnealing
+cosine_restarts = CosineRestarts
 warmup = Warmup
 staircase = Staircase
 multi_step = MultiStep
@@ -315,8 +275,14 @@ one_cycle = OneCycle
 plateau = Plateau
 
 KINDS: tuple[type[Any], ...] = (
-    Constant, Linear, CosineAnnealing, Warmup, Staircase, MultiStep, Exponential, OneCycle, Plateau,
+    Constant, Linear, CosineAnnealing, CosineRestarts, Warmup, Staircase, MultiStep, Exponential, OneCycle, Plateau,
 )  # fmt: skip
+NO_RATES: tuple[tuple[Any, str], ...] = (
+    (type, "; call it"),
+    (str, "; a number is not quoted"),
+    ((NoNumber, list), "; the model goes to tg.compile(model=...)"),
+    (Callable, "; a schedule of your own is a dataclass that inherits lr.Schedule"),
+)
 PUBLIC = ("Schedule", *map(kind_of, KINDS))
 
 
@@ -325,16 +291,8 @@ def as_schedule(lr: Schedule | float) -> Schedule:
     if isinstance(lr, (int, float, numbers.Real)):
         return Constant(checked("lr", lr, RANGES["lr"]))
     if not callable(getattr(lr, "at", None)) or isinstance(lr, type):
-        given: object = lr
-        hint = "; the model goes to tg.compile(model=...)" if isinstance(given, (NoNumber, list)) else ""
-        hint = "; a number is not quoted" if isinstance(given, str) else hint
-        hint = (
-            "; a schedule of your own is a dataclass that inherits lr.Schedule"
-            if callable(given) and not hint
-            else hint
-        )
-        hint = "; call it" if isinstance(given, type) else hint
-        raise InputError.here(f"lr must be a number or a schedule of tracegrad.lr, got {shown(given)}{hint}")
+        hint = next((told for kind, told in NO_RATES if isinstance(lr, kind)), "")
+        raise InputError.here(f"lr must be a number or a schedule of tracegrad.lr, got {shown(lr)}{hint}")
     return lr
 
 

@@ -1,13 +1,17 @@
-"""What a learning-rate schedule is: plain data that gives a rate for each step. `lr.py` has the schedules."""
+"""What a learning-rate schedule is: plain data that gives a rate for each step. `lr.py` has the schedules.
+
+`Plateau` is here: it alone has a state, which metrics change.
+"""
 
 from __future__ import annotations
 
+import math
 import numbers
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tracegrad.errors import InputError
-from tracegrad.hypers import POSITIVE, RANGES, checked, kind_of
+from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked, kind_of
 from tracegrad.refusals import check_call
 
 
@@ -75,3 +79,75 @@ def check(schedule: Schedule, *rates: str, **positive: float) -> None:
     start: object = schedule.start
     if start is not None and (isinstance(start, bool) or not isinstance(start, numbers.Integral)):
         raise InputError.here(f"{what}: start must be the number of a step, got {start!r}")
+
+
+@dataclass(frozen=True)
+class Plateau(Schedule):
+    """A rate multiplied by `factor` after more than `patience` calls of `train.lr_metric` without an improvement.
+
+    A metric improves if it is below best (1 - threshold), or with mode="max" above best (1 + threshold). With
+    threshold_mode="abs", the margin is the threshold itself. After a reduction, `cooldown` calls do not count. The rate
+    stays at or above `min_lr`, and does not change by less than `eps`. As torch.optim's ReduceLROnPlateau (PyTorch).
+
+    `train.fit` passes it a metric after each evaluation: `val_loss`, or without validation the mean training loss of
+    the epoch. With mode="max", it is the first of `metrics=`, or of the results of `evaluate=`. If you call
+    `train.lr_metric`, your metric replaces that of `fit`. The schedule can be the `after` of `lr.warmup`.
+
+    now, best, bad and cooling are the schedule's state: leave them out. `start`: see `Schedule`.
+
+    >>> schedule = lr.plateau(1e-3, factor=0.5, patience=5)
+    """
+
+    peak: float
+    factor: float = 0.1
+    patience: int = 10
+    threshold: float = 1e-4
+    mode: str = "min"
+    threshold_mode: str = "rel"
+    cooldown: int = 0
+    min_lr: float = 0.0
+    eps: float = 1e-8
+    now: float | None = None
+    best: float | None = None
+    bad: int = 0
+    cooling: int = 0
+    start: int | None = start_field()
+
+    def __post_init__(self) -> None:
+        check(self, "peak", "min_lr", "eps", "threshold", *(["now"] if self.now is not None else []))
+        checked("factor", self.factor, SHARE, "lr.plateau")
+        if self.best is not None:
+            checked("best", self.best, what="lr.plateau")
+        for name in ("patience", "cooldown", "bad", "cooling"):
+            n: object = getattr(self, name)
+            if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 0:
+                raise InputError.here(f"lr.plateau: {name} must be an integer of at least 0, got {n!r}")
+        if self.mode not in ("min", "max") or self.threshold_mode not in ("rel", "abs"):
+            raise InputError.here(
+                f'lr.plateau: mode must be "min" or "max", got {self.mode!r}; '
+                f'threshold_mode must be "rel" or "abs", got {self.threshold_mode!r}'
+            )
+
+    def value(self, s: int) -> float:
+        """Return the rate at the schedule's own step `s`; see the class."""
+        return self.peak if self.now is None else self.now
+
+    def after(self, metric: float) -> Plateau:
+        """Return the schedule after one more metric. NaN never improves. Raises InputError unless finite or NaN."""
+        nan = isinstance(metric, numbers.Real) and math.isnan(metric)
+        value = metric if nan else checked("metric", metric, what="lr_metric")
+        better = not nan and self._improves(value)
+        bad = 0 if better or self.cooling else self.bad + 1
+        cooling, rate = max(0, self.cooling - 1), self.value(1)
+        if bad > self.patience:
+            lower = max(rate * self.factor, self.min_lr)
+            rate = lower if rate - lower > self.eps else rate
+            bad, cooling = 0, self.cooldown
+        return replace(self, now=rate, best=value if better else self.best, bad=bad, cooling=cooling)
+
+    def _improves(self, metric: float) -> bool:
+        if self.best is None:
+            return True
+        sign = 1.0 if self.mode == "max" else -1.0
+        margin = self.threshold * (self.best if self.threshold_mode == "rel" else 1.0)
+        return sign * metric > sign * (self.best + sign * margin)

@@ -42,6 +42,7 @@ SCHEDULES = {
     "staircase": lambda lr: tg.lr.staircase(lr, 2, 0.5),
     "warmup": lambda lr: tg.lr.warmup(lr, 2, 0.5 * lr),
     "cosine_annealing": lambda lr: tg.lr.cosine_annealing(lr, 0.25 * lr, 3),
+    "cosine_restarts": lambda lr: tg.lr.cosine_restarts(lr, 0.25 * lr, 2),
     "multi_step": lambda lr: tg.lr.multi_step(lr, (1, 2), 0.5),
     "exponential": lambda lr: tg.lr.exponential(lr, 0.5),
     "one_cycle": lambda lr: tg.lr.one_cycle(lr, 4),

@@ -8,6 +8,12 @@ const VALUE = {
   constant: (c) => c.rate,
   linear: (c, s) => c.peak + ((c.final - c.peak) * Math.min(s - 1, c.steps)) / c.steps,
   cosine_annealing: (c, s) => cosine(c.peak, c.final, Math.min(s - 1, c.steps) / c.steps),
+  cosine_restarts(c, s) {
+    let [e, n] = [s - 1, c.steps];
+    if (c.growth === 1) e %= n;
+    for (; e >= n; n *= c.growth) e -= n;
+    return cosine(c.peak, c.final, e / n);
+  },
   warmup: (c, s) => (s <= c.steps ? (c.peak * s) / c.steps : rateAt(c.after, s - c.steps)),
   staircase: (c, s) => c.peak * c.gamma ** Math.floor((s - 1) / c.every),
   multi_step: (c, s) => c.peak * c.gamma ** c.milestones.filter((m) => m < s).length,

@@ -23,6 +23,7 @@ export type Schedule = { start?: number | null } & (
   | { kind: "constant"; rate: number }
   | { kind: "linear"; peak: number; final: number; steps: number }
   | { kind: "cosine_annealing"; peak: number; final: number; steps: number }
+  | { kind: "cosine_restarts"; peak: number; final: number; steps: number; growth: number }
   | { kind: "warmup"; peak: number; steps: number; after: number | Schedule }
   | { kind: "staircase"; peak: number; every: number; gamma: number }
   | { kind: "multi_step"; peak: number; milestones: number[]; gamma: number }
