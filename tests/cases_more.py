@@ -96,6 +96,7 @@ FUNCTION_CASES: list[Case] = [
     FedCase("uniform_between", lambda x: x * tg.uniform((2, 3), -3.0, 5.0), ((2, 3),), feed=COUNTERS),
     FedCase("normal", lambda m, s: tg.normal((2, 3), m, s), ((3,), (2, 1)), low=0.5, feed=COUNTERS),
     FedCase("randint", lambda x: x * tg.cast(tg.randint((2, 3), -5, 100), f32), ((2, 3),), feed=COUNTERS),
+    FedCase("permutation", lambda x: x[tg.permutation(6)], ((6, 2),), feed=COUNTERS),
     FedCase("gumbel_softmax", lambda x: tg.gumbel_softmax(x, 0.7), ((2, 3),), feed=COUNTERS),
     FedCase("gumbel_softmax_hard", lambda x: tg.gumbel_softmax(x, hard=True, axis=0), ((2, 3),), feed=COUNTERS,
             tol=math.inf),

@@ -117,6 +117,17 @@ def _class_losses() -> list[Case]:
             )  # fmt: skip
         rows.append(
             Case(
+                f"nll_loss_weight_{reduction}",
+                lambda x, t, r=reduction: tg.nll_loss(x, t, r, 1, weight=weights),
+                ((3, 2, 5),),
+                ints=(((3, 2), 5),),
+                torch=lambda x, t, r=reduction: _last(
+                    F.nll_loss, x, t, reduction=r, ignore_index=1, weight=torch.tensor(weights, dtype=x.dtype)
+                ),
+            )
+        )
+        rows.append(
+            Case(
                 f"binary_cross_entropy_pos_weight_{reduction}",
                 lambda x, t, r=reduction: tg.binary_cross_entropy_with_logits(x, t, r, pos_weight=weights),
                 ((3, 5), (3, 5)),

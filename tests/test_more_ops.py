@@ -116,6 +116,9 @@ def test_random_numbers_stay_in_their_ranges() -> None:
     k = tg.randint((100_000,), -2, 5).numpy()
     np.testing.assert_allclose(np.bincount(k + 2) / k.size, 1 / 7, atol=0.006)
     assert set(tg.randint((500,), 3).numpy()) == {0, 1, 2}
+    orders = np.stack([tg.permutation(4).numpy() for _ in range(4000)])
+    assert (np.sort(orders) == np.arange(4)).all()
+    np.testing.assert_allclose([np.mean(orders == k, axis=0) for k in range(4)], 0.25, atol=0.04)
     wide = tg.randint((1000,), -(2**30), 2**30 - 1).numpy()
     assert wide.min() < -(2**29) and wide.max() > 2**29
     z = tg.normal((100_000,), 2.0, 0.5).numpy()
@@ -212,7 +215,7 @@ def test_mistakes_name_the_rule(call: Any, error: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "name, text",
     [("median", "tg.sort"), ("arcsin", "tg.asin"), ("fold", "tg.col2im"), ("tile", "tg.concat"), ("eq", "tg.less"),
-     ("randperm", "tg.argsort"), ("BCELoss", "with_logits"), ("trunc", "tg.cast"),
+     ("randperm", "tg.permutation"), ("BCELoss", "with_logits"), ("trunc", "tg.cast"),
      ("accuracy", "tg.metrics.accuracy"), ("log2", "tg.log"), ("index_add", "segment_sum")],
 )  # fmt: skip
 def test_names_of_pytorch_and_numpy_get_a_remedy_and_not_the_nearest_spelling(name: str, text: str) -> None:

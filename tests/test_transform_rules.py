@@ -41,7 +41,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 DIFFERENTIABLE = [small(c) for c in ALL_CASES if c.grad and c.shapes]
 RANDOM = (  # other numbers in each element
     "dropout", "dropout_twice", "uniform", "randn", "bernoulli", "bernoulli_of", "categorical", "uniform_between",
-    "normal", "randint", "gumbel_softmax", "gumbel_softmax_hard",
+    "normal", "randint", "permutation", "gumbel_softmax", "gumbel_softmax_hard",
 )  # fmt: skip
 SMOOTH = [c for c in DIFFERENTIABLE if c.second and math.isfinite(c.tol)]
 DTYPES = {"f": f32, "i": i32, "b": bool_}  # by the kind of an array

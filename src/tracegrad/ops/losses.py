@@ -159,9 +159,14 @@ def _soft(x: Tensor, q: Tensor, w: Tensor | None, smoothing: float) -> Tensor:
     return -(q * (logs if w is None else logs * w)).sum(-1)
 
 
+def _own(w: Tensor, x: Tensor, t: Tensor, ignore: int | None) -> Tensor:
+    """Return the weight of each target, 0 for one that is ignored. A mean divides by their sum, as in PyTorch."""
+    return _unless_ignored(where(_hit(x, t), w, 0.0).sum(-1), t, ignore)
+
+
 def _weighted(x: Tensor, t: Tensor, w: Tensor, smoothing: float, ignore: int | None, reduction: str) -> Tensor:
-    """Return the cross entropy of classes with weights. The mean is over the weights of the targets, as in PyTorch."""
-    own = _unless_ignored(where(_hit(x, t), w, 0.0).sum(-1), t, ignore)
+    """Return the cross entropy of classes with weights."""
+    own = _own(w, x, t, ignore)
     values = bind(CROSS_ENTROPY, x, t, smoothing=0.0, ignore=ignore) * own
     if smoothing > 0.0:
         spread = -(log_softmax(x) * w).sum(-1) / max(x.shape[-1], 1)
@@ -202,22 +207,23 @@ def cross_entropy(
         raise InputError(f"label_smoothing must be in [0, 1], got {label_smoothing!r}")
     x = as_tensor(logits)
     _warn_of(x, "softmax", "cross_entropy takes raw logits and computes their softmax itself: leave softmax out")
-    w = None if weight is None else _weights(weight, x)
     t, smoothing = as_tensor(targets), float(label_smoothing)
     if x.dtype == t.dtype == f32 and x.shape == t.shape and x.ndim:
         if ignore_index is not None:
             raise InputError("ignore_index is for targets of class numbers; these are probabilities: leave it out")
-        return reduced(_soft(x, t, w, smoothing), reduction)
+        return reduced(_soft(x, t, None if weight is None else _weights(weight, x), smoothing), reduction)
     t = _classes(t, x, ignore_index)
-    if w is not None:
-        _rows(x.type, t.type)
-        return _weighted(x, t, w, smoothing, ignore_index, reduction)
+    if weight is not None:
+        _rows(x.type, t.type)  # before the number of weights, for classes on another axis
+        return _weighted(x, t, _weights(weight, x), smoothing, ignore_index, reduction)
     values = bind(CROSS_ENTROPY, x, t, smoothing=smoothing, ignore=ignore_index)
     return reduced(values, reduction, _counted(t, ignore_index))
 
 
 @entered
-def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index: int | None = None) -> Tensor:
+def nll_loss(
+    log_probs: Any, targets: Any, reduction: str = "mean", ignore_index: int | None = None, weight: Any = None
+) -> Tensor:
     """Return the negative log-likelihood of the target classes, given log-probabilities.
 
     loss = -log_probs[..., target]; nll_loss(log_softmax(x), t) equals cross_entropy(x, t)
@@ -226,10 +232,12 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     targets:      i32, shape (...), classes in [0, C). The host checks inputs; computed targets are clamped.
     reduction:    "mean" over the positions not ignored, "sum", or "none" for one value per position.
     ignore_index: positions with this target cost 0, get no gradient and do not count.
+    weight:       f32[C], a factor for each class: loss = -weight[target] log_probs[..., target]. The mean divides by
+                  the sum of the targets' weights.
     Returns:      f32, rank 0, or the shape of `targets` for "none".
-    Gradient:     to `log_probs`, -1 at the target, divided by the number of positions for "mean"; 0 elsewhere.
-    Raises:       ShapeError if the shapes do not fit; DTypeError unless `log_probs` are f32 and `targets` i32;
-                  InputError for another `reduction`.
+    Gradient:     to `log_probs`, -weight at the target, divided for "mean" as the loss is; 0 elsewhere; to `weight` too.
+    Raises:       ShapeError if the shapes do not fit; DTypeError unless `log_probs` and `weight` are f32 and `targets`
+                  i32; InputError for another `reduction`.
 
     As torch.nn.functional.nll_loss, with the classes on the last axis.
 
@@ -240,7 +248,10 @@ def nll_loss(log_probs: Any, targets: Any, reduction: str = "mean", ignore_index
     _warn_of(x, "softmax", "nll_loss takes log-probabilities: write log_softmax instead of softmax")
     t = _classes(targets, x, ignore_index)
     values = bind(NLL, x, t, ignore=ignore_index)
-    return reduced(values, reduction, _counted(t, ignore_index))
+    if weight is None:
+        return reduced(values, reduction, _counted(t, ignore_index))
+    own = _own(_weights(weight, x), x, t, ignore_index)
+    return reduced(values * own, reduction, own.sum())
 
 
 # Losses of two tensors of one shape

@@ -22,6 +22,7 @@ from tracegrad.methods import entered, op
 from tracegrad.ops.norm import softmax
 from tracegrad.ops.reduction import argmax
 from tracegrad.ops.shaping import broadcast_to, sizes_of
+from tracegrad.ops.sorting import argsort
 from tracegrad.prims.elementwise import (
     bit_xor,
     cast,
@@ -41,7 +42,9 @@ from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import reshape
 from tracegrad.refusals import shown
 
-__all__ = ["bernoulli", "categorical", "dropout", "gumbel_softmax", "normal", "randint", "randn", "uniform"]
+__all__ = [
+    "bernoulli", "categorical", "dropout", "gumbel_softmax", "normal", "permutation", "randint", "randn", "uniform",
+]  # fmt: skip
 
 PCG_MULTIPLIER, PCG_INCREMENT, PCG_OUTPUT = 747796405, 2891336453, 277803737  # O'Neill, 2014
 # f32 holds 24 bits. A number of more bits could round up to 1
@@ -221,6 +224,24 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
     if not -(2**31) <= low < high <= 2**31 or high - low >= 2**31:
         raise InputError(f"low = {low} must be less than high = {high}, by less than 2^31, both i32")
     return cast(_scaled(_bits(dims, _key("randint")), high - low), i32) + low
+
+
+@op
+def permutation(n: int) -> Tensor:
+    """Draw the integers from 0 to n - 1 in random order: argsort(uniform(n)).
+
+    Rows in random order are `x[tg.permutation(x.shape[0])]`. Use one permutation for all arrays of a batch.
+
+    n:        an integer, or a size that calls choose.
+    Returns:  i32[n]; a new order every step, the same for the same seed.
+    Gradient: none.
+    Raises:   ShapeError for a negative `n`; CallError if it is no integer.
+    As torch.randperm and numpy.random.Generator.permutation.
+
+    >>> tg.sort(tg.permutation(4))[0]
+    tensor([0, 1, 2, 3], dtype=i32)
+    """
+    return argsort(_closed(_bits((integer(n, "n"),), _key("permutation"))))
 
 
 def _scaled(bits: Tensor, n: int) -> Tensor:
