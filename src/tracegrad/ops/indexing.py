@@ -192,11 +192,12 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
 @op
 def arange(start: float, stop: float | DType | None = None, step: float = 1, dtype: DType | None = None) -> Tensor:
-    """Return start, start + step, ... below `stop`. arange(n) is 0, 1, ..., n - 1.
+    """Return start, start + step, ... up to `stop`, which is not included. arange(n) is 0, 1, ..., n - 1.
 
     start, stop, step: numbers; `step` can be negative. arange(n, dtype) starts at 0.
     dtype:    None: i32 if all three are integers, else f32.
-    Returns:  [ceil((stop - start) / step)]. Integers take no memory; fractions are a constant, in double precision.
+    Returns:  [ceil((stop - start) / step)]. Integers take no memory; other values are a
+              constant, computed in double precision.
     Raises:   ShapeError for a negative n; InputError for a step of 0 and for numbers that are not finite.
     No gradient. As numpy.arange and torch.arange.
 

@@ -161,9 +161,8 @@ def recipe(
             as_schedule(values["lr"])  # raises for anything but a rate
             transform, shaped_by = _around(parts, options, what)
             hyper = checked_all(transform.hyper, transform.ranges, what)
-            grouped = {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
+            known = {"lr": 1.0} | {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
             given: object = options.get("groups")
-            known = {"lr": 1.0, **grouped}
             groups = NO_GROUPS if given is None else Groups.checked(given, known, transform.ranges, what)
             if groups.selections:
                 shaped_by["groups"] = groups.spec()
@@ -179,6 +178,7 @@ def recipe(
                 groups=groups,
             )
 
+        core.__annotations__["return"] = "Optimizer"  # for the signature that help() shows
         return cast("Callable[P, Optimizer]", wrapped(optimizer, core))
 
     return make

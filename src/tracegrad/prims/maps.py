@@ -46,7 +46,6 @@ minimum | Return the smaller of a and b, or NaN if either is NaN | to the smalle
 mul | Return a b | b to a, a to b | [1.0, 2.0], 3.0) -> tensor([3., 6.])
 neg | Return -x | -1 | [1.0, -2.0]) -> tensor([-1.,  2.])
 not_equal | Return a != b | none | [1.0, 2.0], 2.0) -> tensor([ True, False], dtype=bool)
-pow | Return a^b | b a^(b-1) to a, log(a) a^b to b
 round | Return the nearest integer, the even one for halves | none | [0.5, 1.5, 1.7]) -> tensor([0., 2., 2.])
 rsqrt | Return 1 / sqrt(x) | -1 / (2 x sqrt(x)) | [1.0, 4.0]) -> tensor([1. , 0.5])
 sign | Return -1, 0 or 1, with the sign of x | none | [-2.0, 0.0, 3.0]) -> tensor([-1.,  0.,  1.])

@@ -83,13 +83,11 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class WebGPUSupport:
-    """The answer of `tg.check_webgpu`: whether `device="webgpu"` can work here, and if not, why.
+    """The answer of `tg.check_webgpu`: whether `device="webgpu"` can work here (`ok`), and if not, why.
 
-    ok:      whether it can work. The object itself is true or false likewise.
-    reason:  "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
-             "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
-    message: the reason in plain words, with a remedy.
-    adapter: the GPU that would be used, or None.
+    reason: "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
+            "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
+    message, adapter: the reason in plain words, with a remedy; and the GPU that would be used, or None.
 
     >>> tg.WebGPUSupport(False, "no-driver", "there is no GPU here").ok
     False
@@ -213,10 +211,7 @@ def may_have_gpu() -> bool:
 
 
 def open_device(adapter: AdapterInfo) -> Any:
-    """Return a new `wgpu.GPUDevice` on `adapter`, with all of its limits and those of FEATURES that it offers.
-
-    Raises: DeviceError if the adapter is gone or refuses.
-    """
+    """Return a new `wgpu.GPUDevice` with the adapter's limits and its FEATURES. Raises DeviceError if it refuses."""
     load_wgpu()
     with quiet_stderr():
         try:
