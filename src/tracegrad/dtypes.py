@@ -71,7 +71,7 @@ def nearest_f32(x: float) -> float:
 
 
 class TensorType(NamedTuple):
-    """Element type and static shape; prints as `f32[2,3]`.
+    """The type of a tensor: `dtype`, its element type, and `shape`, a tuple of integers. Prints as `f32[2,3]`.
 
     >>> str(tg.TensorType(tg.f32, (2, 3)))
     'f32[2,3]'
@@ -99,8 +99,8 @@ class TensorType(NamedTuple):
 class InputType(NamedTuple):
     """The declared type of an input: `dtype`, and `shape`. Each call chooses the sizes that are None or a name.
 
-    >>> tg.i32[64, 128]
-    i32[64,128]
+    >>> tg.i32["B", 128]
+    i32[B,128]
     """
 
     dtype: DType

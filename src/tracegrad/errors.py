@@ -31,7 +31,7 @@ class TracegradError(Exception):
 
 
 class ShapeError(TracegradError, ValueError):
-    """Shapes that an op cannot combine.
+    """Shapes that an op does not take, or cannot combine.
 
     >>> issubclass(tg.ShapeError, ValueError)
     True
@@ -39,7 +39,7 @@ class ShapeError(TracegradError, ValueError):
 
 
 class DTypeError(TracegradError, TypeError):
-    """Data types that an op cannot combine.
+    """Element types that an op does not take, or cannot combine.
 
     >>> issubclass(tg.DTypeError, TypeError)
     True
@@ -47,7 +47,7 @@ class DTypeError(TracegradError, TypeError):
 
 
 class TraceError(TracegradError, RuntimeError):
-    """An op, parameter or tensor used outside the trace it belongs to.
+    """A tensor, parameter or op used outside of its trace, or as a value that is not known while tracing.
 
     >>> issubclass(tg.TraceError, tg.TracegradError)
     True
@@ -73,7 +73,7 @@ class CompileError(TracegradError, RuntimeError):
 
 
 class InputError(TracegradError, ValueError):
-    """Inputs or arguments that do not fit the call.
+    """Inputs or other arguments that do not fit the function, or the compiled program.
 
     >>> issubclass(tg.InputError, ValueError)
     True
@@ -120,7 +120,7 @@ class DeviceLostError(DeviceError):
 
 
 class AbortedError(TracegradError, RuntimeError):
-    """Work that `close`, `replace_model` or a newer call ended before it was done.
+    """A result that is read, as by `pending.loss`, of work that `close`, `replace_model` or a newer call ended.
 
     >>> issubclass(tg.AbortedError, tg.TracegradError)
     True

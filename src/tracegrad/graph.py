@@ -73,7 +73,7 @@ class Graph(Value):
 
     @property
     def inputs(self) -> list[Tensor]:
-        """The named inputs of a call. As the placeholders of torch.fx.Graph."""
+        """The leaf of each named input of the loss or forward. As the placeholders of torch.fx.Graph."""
         return self.leaves("input")
 
     def __repr__(self) -> str:

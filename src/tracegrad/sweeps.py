@@ -294,7 +294,7 @@ class Sweep:
         self._last = None
 
     def close(self) -> None:
-        """Free the device, as `CompiledTraining.close`.
+        """Free the device. Steps in flight resolve as Aborted. As `CompiledTraining.close`.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])

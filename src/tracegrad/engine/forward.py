@@ -205,7 +205,7 @@ class CompiledForward(HasStates):
 
     @helpful
     def download_params(self) -> dict[str, Array]:
-        """Return the parameters by name.
+        """Return the parameters by name, as NumPy arrays, after the steps and runs queued so far.
 
         >>> sorted(infer.download_params())
         ['W', 'b']

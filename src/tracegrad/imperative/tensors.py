@@ -227,7 +227,7 @@ class GradTensor(TensorMethods):
         self._grad = self._checked(grad, "set_grad")
 
     def zero_grad(self) -> None:
-        """Reset the gradient to None.
+        """Set `grad` to None, so that the next `backward` starts from 0.
 
         As torch.optim.Optimizer.zero_grad for one tensor.
 

@@ -41,12 +41,12 @@ class Parameter(NoArray):
 
     @property
     def type(self) -> TensorType:
-        """Element type and shape. As the shape and dtype of torch.nn.Parameter."""
+        """Element type and shape, such as f32[2,1]. As the shape and dtype of torch.nn.Parameter."""
         return TensorType(self.dtype, self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements. As numpy.ndarray.size."""
+        """Number of elements of the parameter. As numpy.ndarray.size."""
         return self.type.size
 
     def __repr__(self) -> str:

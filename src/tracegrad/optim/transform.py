@@ -183,7 +183,7 @@ class Host(NamedTuple):
         return as_tensor(1.0) if self.largest else maximum(self.step - self.missed, 1.0)
 
     def steps_of(self, slot: Slot) -> Tensor:
-        """Return `steps` of the parameter at `slot`, f32[]."""
+        """Return `steps` of one parameter, f32[]. slot: one of `host.arena.slots`."""
         if self.missed is None:
             return self.step
         return reshape(slice_(self.steps, 0, slot.offset, 1), ()) if slot.size else self.step

@@ -20,7 +20,7 @@ def devices() -> list[DeviceInfo]:
 
 @helpful
 def is_webgpu_available() -> bool:
-    """Return True if `device="webgpu"` can work here.
+    """Return whether `device="webgpu"` can work here. `tg.check_webgpu` says why not.
 
     >>> tg.is_webgpu_available() in (True, False)
     True

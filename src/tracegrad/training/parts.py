@@ -63,7 +63,7 @@ class Parts(HasStates):
 
     @property
     def loss_function(self) -> Callable[..., Any]:
-        """The loss, as given to `tg.compile`."""
+        """The function of the loss that was passed to `tg.compile`."""
         return self.store.stepper.source.loss
 
     @property
