@@ -378,6 +378,27 @@ def test_the_sign_of_a_zero_is_no_defect(
         _ = f.run(x=np.ones((6, 7), np.float32)).output
 
 
+@pytest.mark.parametrize("lie", [(), ("equal_f32(1f, ", "equal_f32(1.0001f, ")])
+def test_elements_compared_with_two_constants_are_no_defect(
+    lie: tuple[str, str] | tuple[()], webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check makes some elements equal to a constant. One element can be compared with both bounds of a clip."""
+    translate(monkeypatch, *([lie] if lie else []))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def forward(m: Net, x: tg.Tensor) -> tuple[tg.Tensor, ...]:
+        def clipped(x: tg.Tensor) -> tuple[tg.Tensor, tg.Tensor]:
+            y = tg.hardtanh(tg.repeat(x, 2, axis=2))
+            return tg.sum(y), y
+
+        g, y = tg.grad(clipped, has_aux=True)(x)
+        return g, y
+
+    f = tg.compile_forward(model=Net(), forward=forward, inputs={"x": (3, 13, 11, 15)}, device="webgpu")
+    with f, pytest.raises(tg.CompileError, match="computes wrongly") if lie else nullcontext():
+        _ = f.run(x=np.ones((3, 13, 11, 15), np.float32)).output
+
+
 @pytest.mark.parametrize("lie", [("1.5f", "1.25f"), ("1.75f", "1.25f"), ("= log_(", "= 1.01f * log_(")])
 def test_a_gpu_is_checked_on_both_sides_of_a_choice(
     lie: tuple[str, str], webgpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

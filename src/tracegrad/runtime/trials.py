@@ -137,7 +137,7 @@ class Trial(NamedTuple):
 
     plan: Plan
     patterns: Patterns
-    odd: Sequence[Odd]
+    odd: Sequence[Odd]  # and the plan's ties
     puts: list[Put]  # applied after the fills
     checks: list[Check]
     undefined: bool = False  # are most results of a store not finite?
@@ -221,21 +221,18 @@ def places_of(kernel: KernelSource, layout: Layout) -> Iterator[list[tuple[Name,
         first += len(form.slots)
 
 
-Numbers = tuple[Patterns, Sequence[Odd]]  # of one trial
-
-
-def trials_with(plan: Plan, some: Sequence[Numbers]) -> list[Trial]:
+def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]]) -> list[Trial]:
     """Return a trial with each of these numbers."""
-    out = [Trial(plan, patterns, odd, [], []) for patterns, odd in some]
+    out = [Trial(plan, patterns, _singles(plan, odd), [], []) for patterns, odd in some]
     for trial in out:
         trial.puts.extend(Put(name, at, 0) for name, at in plan.zeros.items())
-        trial.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in (*plan.ties, *trial.odd))
+        trial.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in trial.odd)
     one_sided: list[bool] = []
     for form, outer, places in zip(plan.kernel.forms, plan.outer, places_of(plan.kernel, plan.layout)):
         if not outer.size:
             continue
         kinds = [kind_of(s.dtype, plan.below) for s in form.slots]
-        reads = [_reader(form.slots, kinds, places, plan.zeros, x, (*plan.ties, *odd)) for x, odd in some]
+        reads = [_reader(form.slots, kinds, places, plan.zeros, x.patterns, x.odd) for x in out]
         exact = Points(form, _together(reads), outer, np.float64)
         written = list(exact.written())
         for k, (trial, read) in enumerate(zip(out, reads)):
@@ -246,10 +243,15 @@ def trials_with(plan: Plan, some: Sequence[Numbers]) -> list[Trial]:
     return [trial._replace(one_sided=one_sided, undefined=_is_undefined(trial)) for trial in out]
 
 
+def _singles(plan: Plan, odd: Sequence[Odd]) -> list[Odd]:
+    """Return one number for each element that ties or `odd` name: puts run in any order. Zeros stay as they are."""
+    last, zeros = {(x.array, x.at): x for x in (*plan.ties, *odd)}, plan.zeros
+    return [x for x in last.values() if x.array not in zeros or not _among(np.asarray([x.at]), zeros[x.array])[0]]
+
+
 def _of_trial(k: int, written: Written) -> Written:
     """Return what trial `k` of several writes. What does not depend on the trial has two axes."""
-    at, values, counts = (x[k] if x.ndim > 2 else x for x in written[1:])
-    return Written(written.slot, at, values, counts)
+    return Written(written.slot, *(x[k] if x.ndim > 2 else x for x in written[1:]))
 
 
 def _add_check(
