@@ -235,7 +235,8 @@ def nll_loss(
     weight:       f32[C], a factor for each class: loss = -weight[target] log_probs[..., target]. The mean divides by
                   the sum of the targets' weights.
     Returns:      f32, rank 0, or the shape of `targets` for "none".
-    Gradient:     to `log_probs`, -weight at the target, divided for "mean" as the loss is; 0 elsewhere; to `weight` too.
+    Gradient:     to `log_probs`, -weight at the target, divided for "mean" as the loss is, and 0 elsewhere. To `weight`
+                  too.
     Raises:       ShapeError if the shapes do not fit; DTypeError unless `log_probs` and `weight` are f32 and `targets`
                   i32; InputError for another `reduction`.
 
