@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -256,6 +258,21 @@ def test_pypi_would_show_the_archives(first: Path) -> None:
     command = [sys.executable, "-m", "twine", "check", "--strict", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.count("PASSED") == 2, done.stdout
+
+
+def test_the_description_has_no_links_that_pypi_cannot_follow(first: Path) -> None:
+    """PyPI shows no files of the repository. Links become absolute, and plain text without an address in pyproject."""
+    with zipfile.ZipFile(archive(first, ".whl")) as wheel:
+        (name,) = (n for n in wheel.namelist() if n.endswith("/METADATA"))
+        text = wheel.read(name).decode()
+    assert "## Documentation" in text and not re.search(r"\]\((?!https://)", text)
+    code = runpy.run_path(str(HERE / "tools" / "pypi_readme.py"))["rewritten"]
+    given = "![A page](docs/a.gif) [FAQ](docs/faq.md#one) [here](#top) [other](https://example.org/x)"
+    assert code(given, None, "v1") == " FAQ [here](#top) [other](https://example.org/x)"
+    assert code(given, "https://example.org/me/tg/", "v1") == (
+        "![A page](https://example.org/me/tg/raw/v1/docs/a.gif) "
+        "[FAQ](https://example.org/me/tg/blob/v1/docs/faq.md#one) [here](#top) [other](https://example.org/x)"
+    )
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(first: Path) -> None:
