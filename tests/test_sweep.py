@@ -302,7 +302,7 @@ def test_members_have_states_of_their_own(device: str, tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"seeds": [0, 1], "lr": [0.1, 0.2, 0.3]}, "seeds 2, lr 3"),
-        ({"seeds": 0}, "no list"),
+        ({"seeds": 0}, "got seeds=0"),
         (
             {"seeds": [0, 1], "weight_decy": [0.1, 0.2]},
             "'weight_decy' is not a hyperparameter of optim.adam; it has lr",

@@ -63,7 +63,8 @@ class SweepPlan(NamedTuple):
         lists = {name: list(cast("Sequence[Any]", x)) for name, x in given.items() if is_list(x)}
         lengths = {name: len(x) for name, x in lists.items()}
         if not lists or min(lengths.values()) < 1 or len({*lengths.values()}) > 1:
-            found = ", ".join(f"{name} {n}" for name, n in lengths.items()) or "no list"
+            found = ", ".join(f"{name} {n}" for name, n in lengths.items())
+            found = found or ", ".join(f"{name}={x!r}" for name, x in given.items())
             raise InputError.here(
                 "tg.sweep: seeds and values are lists with one entry for each member, all of the same length, "
                 f"such as seeds=[0, 1, 2]; got {found}"

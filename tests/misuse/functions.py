@@ -136,7 +136,7 @@ def single_flight_of_two_arguments():
     tg.single_flight(lambda x, y: shared().step(x=x, y=y))
 
 
-@program("all of the same length, such as seeds=[0, 1, 2]", "got no list")
+@program("all of the same length, such as seeds=[0, 1, 2]", "got seeds=3")
 def sweep_of_a_number_of_members():
     tg.sweep(model=MLP(), loss=mse, inputs=SHAPES, optimizer=optim.sgd(0.1), seeds=3, device="cpu")
 

@@ -75,7 +75,7 @@ def upload_of_an_unknown_name(train):
     train.upload_params({"l9.W": X})
 
 
-@training("weight", "l1.W")
+@training("weight", "l1.W", "tg.from_torch")
 def upload_of_names_of_pytorch(train):
     train.upload_params({"l1.weight": np.zeros((4, 3), np.float32)})
 

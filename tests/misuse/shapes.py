@@ -221,6 +221,11 @@ def mse_of_a_column_and_a_vector(m, x, y):
     return tg.mse_loss(m(x), y[:, 0])
 
 
+@loss("mse_loss", "f32[8,1]", "f32[8]", "tg.squeeze(x, -1) of the first")
+def mse_of_one_column_and_a_vector(m, x, y):
+    return tg.mse_loss(m(x)[:, :1], y[:, 0])
+
+
 @images("conv2d", "f32[2,8,8,1]", "f32[4,1,3,3]", "x.permute(0, 3, 1, 2)")
 def images_with_channels_last(m, x, label):
     y = m.conv(x.permute(0, 2, 3, 1))

@@ -83,7 +83,8 @@ def check_record(
     if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError.here(f"{what}: pass the {kind}s as a dict of arrays by name; got {type(record).__name__}")
     known = {f.name: f for f in fields}
-    problems = [f"{name}: no such {kind}" for name in record if name not in known]
+    unknown = [name for name in record if name not in known]
+    problems = [f"{name}: no such {kind}" for name in unknown]
     if strict:
         problems += [f"{f.name}: missing, expected {f.type}" for f in fields if f.name not in record]
     arrays: dict[str, Array] = {}
@@ -96,7 +97,9 @@ def check_record(
             except InputError as e:
                 problems.append(f"{name}: {e}")
     if problems:
-        names = f"{kind}s are {', '.join(known) or 'none'}" if any("no such" in p for p in problems) else ""
+        names = f"{kind}s are {', '.join(known) or 'none'}" if unknown else ""
+        if any(name.rpartition(".")[2].startswith(("weight", "bias")) for name in unknown):
+            names += "; tg.from_torch(record, train) takes PyTorch's names"
         message = "\n  ".join([f"{what}: nothing was written", *problems, *([names] if names else [])])
         raise InputError.here(message)
     return arrays

@@ -190,8 +190,8 @@ def cross_entropy(
     label_smoothing: s in [0, 1].
     ignore_index:    positions with this target cost 0, get no gradient and do not count. The mean of none is NaN, and
                      its gradient 0.
-    weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. The mean of
-                     classes divides by the sum of the targets' weights, that of probabilities by their number.
+    weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. With class
+                     numbers, the mean divides by the sum of the targets' weights; else by the number of rows.
     Returns:         f32, rank 0, or the shape of `logits` without classes for "none".
     Gradient:        to `logits` (softmax(x) - q) * dy without `weight`, dy the gradient of the loss of the position; to
                      probabilities and `weight` too.
@@ -261,7 +261,9 @@ def pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     x = as_tensor(prediction)
     t = as_tensor(target, x.dtype if isinstance(target, (bool, int, float)) else None)
     if t.shape != x.shape and t.shape != ():
-        raise ShapeError(f"shapes differ: {x.type} and {t.type}; reshape or broadcast one explicitly")
+        columns = ("first", (*t.shape, 1) == x.shape), ("second", (*x.shape, 1) == t.shape)
+        hint = next((f"write tg.squeeze(x, -1) of the {which}" for which, is_column in columns if is_column), "")
+        raise ShapeError(f"shapes differ: {x.type} and {t.type}; {hint or 'reshape or broadcast one explicitly'}")
     return x, t.broadcast_to(x.shape)
 
 
