@@ -47,7 +47,7 @@ def _let_go(lock: Any) -> int:
 
 
 class Pending(NoArray, Generic[T]):
-    """Work under way. `result()` or `await` returns Completed, Aborted or Failed; the shortcuts wait too.
+    """Work under way, such as a `step` or a `run`. `result()` or `await` returns Completed, Aborted or Failed.
 
     `loss`, `aux`, `captures`, `losses`, `step` and `output` wait, then raise the error of a `Failed`, and
     `tg.AbortedError` for an `Aborted`. A `Failed` that is never read is reported once through `warnings`.

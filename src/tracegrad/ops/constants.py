@@ -33,14 +33,15 @@ __all__ = [
 
 @op
 def asarray(value: Any, dtype: DType | None = None) -> Tensor:
-    """Return an array, a nested list or a number as a constant. A tensor is cast to `dtype`.
+    """Return an array, a nested list or a number as a tensor: in a trace a constant, elsewhere an eager tensor.
 
-    Without `dtype`: floating-point values become f32, integers i32 (uint32: u32), booleans bool.
+    Without `dtype`: floats, also of float64, become f32, integers i32 (uint32: u32), booleans bool. A tensor keeps its
+    dtype and gradient, or is cast to `dtype`.
     Raises DTypeError for values that `dtype` cannot hold: floats are rounded to f32, all else is exact.
-    Any shape. No gradient flows into a constant; a tensor keeps its own. As numpy.asarray.
+    Any shape. No gradient flows into a constant. As numpy.asarray.
 
-    >>> tg.asarray(np.array([1.0, 2.0])).shape
-    (2,)
+    >>> tg.asarray([1, 2])
+    tensor([1, 2], dtype=i32)
     """
     wanted = None if dtype is None else as_dtype(dtype)
     if isinstance(value, TensorMethods):

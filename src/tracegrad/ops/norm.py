@@ -154,7 +154,7 @@ def softmax_causal(x: Any) -> Tensor:
 
 @entered
 def where_causal(x: Any, fill: float) -> Tensor:
-    """Write `fill` above the diagonal of the last two axes of `x`, where k > q.
+    """Write `fill` above the diagonal of the last two axes of `x`: where the column is greater than the row.
 
     x:        any dtype, shape (..., Q, K).
     fill:     a Python number or a rank-0 tensor of the dtype of `x`.

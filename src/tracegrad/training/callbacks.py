@@ -130,7 +130,7 @@ class Checkpoint:
 
 
 class CSVLogger:
-    """Write epoch, step, loss and metrics to a CSV file after each epoch. Each `fit` rewrites the file.
+    """Write epoch, step, loss and metrics to the CSV file `path` after each epoch. Each `fit` rewrites the file.
 
     >>> callback = tg.CSVLogger("log.csv")
     """

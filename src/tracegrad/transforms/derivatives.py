@@ -131,7 +131,7 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
                 not f32 is None.
     Raises:     TraceError, ShapeError or DTypeError where the tangents do not fit.
 
-    One forward walk, together with the function: no value is kept. As jax.jvp.
+    The tangent is computed together with the result, and no value is kept for a backward pass. As jax.jvp.
 
     >>> tg.jvp(lambda x: x * x, (3.0,), (1.0,))
     (array(9., dtype=float32), array(6., dtype=float32))
