@@ -151,7 +151,7 @@ class CompiledForward(HasStates):
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
-        """Return the graph that a run with these inputs executes. Compiles it first if needed; raises as `tg.compile`.
+        """Return the graph that a run with these inputs executes. Compiles it first, and raises as `compile_forward`.
 
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}

@@ -237,7 +237,8 @@ class Transform:
     hyper:  first values of the hyperparameters that `update` reads by `host.hyper` or `host.complement`.
     ranges: ranges of hyperparameters, by name. A name without a range takes any number that is finite in f32.
     counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count the
-            updates of each parameter, and are f32[n] from the first `train.freeze` on. With False, frozen steps count.
+            updates of each parameter. From the first `train.freeze` on, `steps` and `bias_correction` are f32[n].
+            With False, updates of frozen parameters count, too.
     bounds: `update` on magnitudes, f32[] each. It gets numbers that no |element| of g, p and the state exceeds, and
             returns such numbers for the results of `update`. They can be far too large, even infinite. While they are
             finite, the device checks no elements. None: each step checks all new values, in one more dispatch.
