@@ -199,11 +199,11 @@ def _part(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> int:
 
     If k is several `axes`, parts are equal, and none begins in the middle of an axis: indices would need divisions.
     """
-    even = k // _even_parts(batch, m, n, k, axes)
     if len(axes) > 1 or min(m, n) < tuning.HALF_TILE_FROM:
-        return even
-    lengths = {tuning.LEAST_STEP * -(-k // (tuning.LEAST_STEP * s)) for s in _numbers_of_parts(k)}
-    return min([even, *sorted(lengths, reverse=True)], key=lambda part: _time(batch, m, n, k, part))
+        return k // _even_parts(batch, m, n, k, axes)
+    lengths = {k // s - (k // s % tuning.LEAST_STEP if k % s else 0) for s in _numbers_of_parts(k)}
+    vectors = [x for x in (k, *sorted(lengths, reverse=True)) if x % 4 == 0 or k % 4]  # parts that begin with one
+    return min(vectors, key=lambda part: _time(batch, m, n, k, part))
 
 
 @cache
@@ -235,6 +235,8 @@ def _between(parts: int, axes: Sequence[int]) -> bool:
 def _time(batch: int, m: int, n: int, k: int, part: int) -> float:
     """Return the time of a product in parts of `part` k and one of the remainder, their sum included."""
     parts, rest = divmod(k, part)
-    each = product_time(batch * parts, m, n, part) + (product_time(batch, m, n, rest) if rest else 0)
+    time = product_time(batch * parts, m, n, part)
+    if rest:
+        time += product_time(batch, m, n, rest) + tuning.SECOND_STEP
     more = parts + (rest > 0)
-    return each + (tuning.SECOND_STEP + tuning.PARTIAL_TRAFFIC * more * batch * m * n if more > 1 else 0)
+    return time + (tuning.SECOND_STEP + tuning.PARTIAL_TRAFFIC * more * batch * m * n if more > 1 else 0)
