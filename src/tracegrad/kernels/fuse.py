@@ -6,7 +6,7 @@ residual; softmax, layer norm and their gradients one row kernel each; and the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.ir import Tensor
@@ -173,7 +173,7 @@ class Schedule:
             return BETWEEN
         if not self._writes_in_place(merged):
             return OVERWRITTEN
-        if self._buffers(merged) > MAX_BUFFERS:
+        if self._is_crowded(merged):
             return CROWDED
         merged.depth = a.depth + b.depth if a.depth + b.depth <= DEEPEST else self._depth(merged)
         if merged.depth > max(a.depth, b.depth, DEEPEST):
@@ -216,15 +216,16 @@ class Schedule:
                     return False
         return True
 
-    def _buffers(self, c: Cluster) -> int:
-        """Return how many memory arrays the kernel touches; temporaries of one type share one."""
-        arrays: set[str] = set()
-        for t in c.nodes:
-            arrays.add(self.storage.array_name(t.serial))
+    def arrays(self, c: Cluster, written: Iterable[Tensor]) -> set[str]:
+        """Return the arrays that a kernel touches if it writes these nodes; temporaries of one type share one."""
+        found, own = {self.storage.array_name(t.serial) for t in written}, {t.serial for t in c.computes}
         for t in c.computes:
-            arrays.update(array_of(leaf) for leaf, _ in self.reads[t.serial].leaves.values())
-            arrays.update(self.storage.array_name(s) for s in self.reads[t.serial].stored)
-        return len(arrays)
+            found |= {array_of(leaf) for leaf, _ in self.reads[t.serial].leaves.values()}
+            found |= {self.storage.array_name(s) for s in self.reads[t.serial].stored if s not in own}
+        return found
+
+    def _is_crowded(self, c: Cluster) -> bool:
+        return len(self.arrays(c, c.nodes)) > MAX_BUFFERS
 
     def _depth(self, c: Cluster) -> int:
         """Return how deep ops are inlined into each other."""
@@ -324,7 +325,7 @@ class Schedule:
             return False
         changed = set(self.storage.writes.values())
         leaves = (region_of(leaf) for t in c.scalars for leaf, _ in self.reads[t.serial].leaves.values())
-        fits = self._buffers(c) <= MAX_BUFFERS and self._depth(c) <= DEEPEST
+        fits = not self._is_crowded(c) and self._depth(c) <= DEEPEST
         return fits and not any(name in changed for name in leaves)
 
     def _mark_outs(self) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule
-from tracegrad.kernels.reads import array_of
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, workgroup_bytes
 from tracegrad.tuning import ALONE, FULL, KEPT_ALIVE, MAX_MEMBERS
 
@@ -79,7 +78,7 @@ def group_launches(
         needed = [launch_of[id(d)] for d in schedule.before_cluster(c) if id(d) in launch_of]
         earliest = max((position[id(launch)] + 1 for launch in needed), default=0)
         kernel, tiling = formed.get(id(c), (None, None))
-        own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], arrays_of(schedule, c))
+        own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], schedule.arrays(c, c.outs))
         # Joining a later launch would keep large inputs alive longer.
         reads_much = sum([schedule.storage.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT_ALIVE
         near = launches[earliest : earliest + 1 if reads_much else None] if not apart else []
@@ -99,15 +98,3 @@ def temporaries_of(schedule: Schedule, c: Cluster) -> set[int]:
     storage = schedule.storage
     stored = {part for t in c.computes for s in storage.reads[t.serial].stored for part in storage.packed(s)}
     return {s for s in stored if s not in storage.array}
-
-
-def arrays_of(schedule: Schedule, c: Cluster) -> set[str]:
-    """Return the names of the memory arrays a cluster touches; temporaries of one type count as one."""
-    storage = schedule.storage
-    out = {storage.array_name(t.serial) for t in c.outs}
-    own = {t.serial for t in c.computes}
-    for t in c.computes:
-        reads = storage.reads[t.serial]
-        out |= {array_of(leaf) for leaf, _ in reads.leaves.values()}
-        out |= {storage.array_name(s) for s in reads.stored if s not in own}
-    return out

@@ -6,7 +6,7 @@ neighbours in memory belong to different folds. The order of a fold depends on i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tracegrad.dtypes import f16, strides_of
 from tracegrad.ir import PRIMITIVES
@@ -181,12 +181,17 @@ class Function:
     def points(self, emit: Emitter) -> list[str]:
         return [*self.read(), *self.stores(emit, self.kernel.stores, loop=False)]
 
-    def stores(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
-        """Return values first, then writes: in place, every load precedes the store to its element."""
+    def stores(
+        self, emit: Emitter, stores: Sequence[Store], loop: bool, place: Callable[[Store], str] | None = None
+    ) -> list[str]:
+        """Return values first, then writes: in place, every load precedes the store to its element.
+
+        place: where each is written; by default, its own element.
+        """
         values = emit.values([s.value for s in stores], loop)
         named = [emit.let(f"s{k}", v) for k, v in enumerate(values)]
         writes = [
-            f"{self.element(s.slot, emit.index(s.index, loop))} = "
+            f"{place(s) if place else self.element(s.slot, emit.index(s.index, loop))} = "
             f"{emit.stored(self.kernel.slots[s.slot].dtype.name, f's{k}')};"
             for k, s in enumerate(stores)
         ]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from tracegrad.dtypes import strides_of
 from tracegrad.ir import PRIMITIVES
 from tracegrad.kernels.expr import Index, Space, Value, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, fold_batches, points
+from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_pieces import cut, loops_by_pieces, merged, points_of, written_out
@@ -126,8 +126,8 @@ def loops_by_chunks(f: Function) -> list[Statement] | None:
     texts = emit.values(c.copies, loop=False)
     size = c.rows * row
     arrays = [f"{C_TYPE[v.dtype.name]} u{k}[{size}] {ALIGNED};" for k, v in enumerate(c.copies)]
-    place = " + ".join(f"{a.name} * {step}" for a, step in zip(c.inner, strides_of([a.size for a in c.inner])))
-    filled = [f"u{k}[ir * {row} + {place}] = {text};" for k, text in enumerate(texts)]
+    at = " + ".join(f"{a.name} * {step}" for a, step in zip(c.inner, strides_of([a.size for a in c.inner])))
+    filled = [f"u{k}[ir * {row} + {at}] = {text};" for k, text in enumerate(texts)]
     fill = f.nest(c.inner, [f"const long {across.name} = rt + ir;", *emit.flush(), *filled])
     copied = [*arrays, Loop("ir", "rows", fill)] if c.copies else []
 
@@ -135,14 +135,12 @@ def loops_by_chunks(f: Function) -> list[Statement] | None:
     first = [f"const long {a.name} = {'rt' if a is across else 0};" for a in (across, *c.inner)]
     emit.loaded = {v: f"u{k}[l]" for k, v in enumerate(c.copies)}
     emit.loaded |= {v: f.load(v.arg[0], f"{emit.index(v.arg[1], False)} + l") for v in c.flat}
-    stores = f.kernel.stores
-    named = [emit.let(f"s{k}", text) for k, text in enumerate(emit.values([s.value for s in stores], loop=False))]
-    writes = [
-        f"{f.element(s.slot, emit.index(s.index, False))[:-1]} + l] = "
-        f"{emit.stored(f.kernel.slots[s.slot].dtype.name, f's{k}')};"
-        for k, s in enumerate(stores)
-    ]
-    compute = Block("", [*first, Loop("l", f"rows * {row}", [*emit.flush(), *named, *writes])])
+
+    def place(s: Store) -> str:
+        return f.element(s.slot, f"{emit.index(s.index, False)} + l")
+
+    stored = f.stores(emit, f.kernel.stores, loop=False, place=place)
+    compute = Block("", [*first, Loop("l", f"rows * {row}", stored)])
     body = [f"const long rows = min({across.size} - rt, {c.rows}L);", *copied, compute]
     if not c.others:
         return f.share("rt", across.size, c.rows, body)

@@ -188,12 +188,8 @@ def short_loops(f: Function) -> list[Statement] | None:
     emit = f.expressions()
     emit.loaded = {v: f"u{groups.index(g)}[{offset * TILE} + l]" for v, (g, offset) in read.items()}
     held = {s: f"w{k}[{n * TILE} + l]" for k, (_, stores) in enumerate(written) for n, s in enumerate(stores)}
-    values = emit.values([s.value for s in held], loop=False)
-    named = [emit.let(f"s{k}", v) for k, v in enumerate(values)]
-    kept = [
-        f"{w} = {emit.stored(f.kernel.slots[s.slot].dtype.name, f's{k}')};" for k, (s, w) in enumerate(held.items())
-    ]
-    point = [f"const long {last.name} = rt + l;", *f.read(), *emit.flush(), *named, *kept]
+    kept = f.stores(emit, list(held), loop=False, place=held.__getitem__)
+    point = [f"const long {last.name} = rt + l;", *f.read(), *kept]
     emit = f.expressions()
     ends = [line for k, (g, _) in enumerate(written) for line in _written(f, emit, f"w{k}", g)]
     results = [_array(f, f"w{k}", g, -(-len(g.offsets) // 4) * 4) for k, (g, _) in enumerate(written)]
