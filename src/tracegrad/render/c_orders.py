@@ -25,7 +25,7 @@ from tracegrad.kernels.expr import Index, Space, Value, Var, atoms_of, indices_o
 from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
-from tracegrad.render.c_pieces import cut, loops_by_pieces, merged, points_of, written_out
+from tracegrad.render.c_pieces import cut, loops_by_pieces, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned_loops
 from tracegrad.render.emit import Block, Loop, Statement, when
@@ -295,7 +295,7 @@ def _in_parts(f: OrderedFunction) -> list[Statement] | None:
     parts = cut(f, f.most)
     if parts is None:
         return None
-    return [Block("", f.apart(*merged(*part), f.most // len(parts))) for part in parts]
+    return [Block("", f.apart(*part, f.most // len(parts))) for part in parts]
 
 
 # The first of these that suits a kernel writes its loops

@@ -5,7 +5,6 @@
   and shifts are alike. An axis before the last is cut first. Each of its pieces has loops in an order of its own.
 - Phases, where indices divide the last axis by a small number: the gradient of `x[:, ::3]` is zero at two of three
   elements. Three neighbours are computed together. Nothing is divided then, and their conditions are known.
-- Axes that all indices treat as one, as those of a piece often do, become one loop.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.axis_pieces import Loaded, piece_of, starts_of, stretches_of, with_axes
 from tracegrad.kernels.expr import Guard, Index, Quotient, Space, guards_of, indices_of, names_of, quotients_of, walk
 from tracegrad.kernels.form import Axis, Kernel
@@ -61,20 +59,6 @@ def _is_remainder(f: Function, axis: Axis) -> bool:
     """Return whether conditions ask for a coordinate whose remainder by the size of an axis is that axis."""
     strides = [g.index.strides for g in guards_of(walk([s.value for s in f.kernel.stores]))]
     return any(len(x) == 2 and x.get(axis.name) == 1 and axis.size in x.values() for x in strides)
-
-
-def merged(kernel: Kernel, loaded: Loaded) -> tuple[Kernel, Loaded]:
-    """Return a pointwise kernel with each two neighbouring axes as one that all indices treat as one."""
-    indices = [*all_indices(kernel), *(index for _, index in loaded.values())]
-    strides = [x.strides for x in (*indices, *(q.index for q in quotients_of(indices)))]
-    outer = [a for a in kernel.outer if a.size > 1]
-    for k, (a, b) in enumerate(pairwise(outer)):
-        if a.fixed and b.fixed and all(x.get(a.name, 0) == b.size * x.get(b.name, 0) for x in strides):
-            space, both = Space(), Axis(f"{a.name}{b.name}", a.size * b.size)
-            at = {a.name: space.number(0), b.name: space.var(both.name, both.size)}
-            axes = [*outer[:k], both, *outer[k + 2 :]]
-            return merged(*with_axes(kernel, loaded, axes, [at], space))
-    return kernel, loaded
 
 
 def _phase(f: Function, axis: Axis) -> int:
