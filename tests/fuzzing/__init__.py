@@ -3,7 +3,7 @@
 program  a program as plain data: inputs, steps, results; reads and writes JSON
 table    the ops a step can name, in tracegrad, PyTorch and JAX
 cases    rows of the case table as steps, at other shapes
-nested   steps that hold a program: checkpoint, grad, jvp, vmap, scan
+nested   steps that hold a program: checkpoint, grad, jvp, hessian, custom_vjp, vmap, scan
 drawing  values, shapes and indices for a step
 grow     random programs from a seed
 apply    runs a program in one of the three libraries

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fuzzing import case_steps, nested, ops_elementwise, ops_folds, ops_images, ops_loops, ops_more, ops_shapes
+from fuzzing import (
+    case_steps,
+    nested,
+    ops_elementwise,
+    ops_folds,
+    ops_images,
+    ops_layers,
+    ops_loops,
+    ops_more,
+    ops_shapes,
+)
 from fuzzing.program import Program, Step, frozen
 from fuzzing.table import OPS, NoCounterpartError
 
@@ -15,6 +25,7 @@ ROWS = (
     ops_elementwise,
     ops_folds,
     ops_images,
+    ops_layers,
     ops_loops,
     ops_more,
     ops_shapes,

@@ -73,6 +73,8 @@ def _training(pool: Pool) -> dict[str, object]:
         options["accumulate"] = 2
     if pool.chance(6):
         options["normalize_grads"] = True
+    if pool.chance(2):
+        plain["reload"] = 1 + pool.below(2)
     more = {"schedule": pool.one(("", "", *sorted(SCHEDULES))), "state": bool(pool.chance(2))}
     more |= {"steps": 4 if "accumulate" in options else 3, "options": options}
     return {**plain, **more, **(_losses(pool, options) if pool.chance(3) else {})}
@@ -130,7 +132,7 @@ def _nested(pool: Pool, op: str) -> Step:
         results = [alike[-1], *results]
     elif op != "vmap" and body.dtype(results[0]) != "f32":
         raise UnfitError
-    if op in ("grad", "jvp") and body.dtype(~0) != "f32":
+    if op in ("grad", "jvp", "hessian", "custom_vjp") and body.dtype(~0) != "f32":
         raise UnfitError
     return Step(op, args, attrs, Program(tuple(body.inputs), tuple(body.steps), tuple(results)))
 

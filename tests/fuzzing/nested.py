@@ -1,4 +1,4 @@
-"""Steps that hold a program of their own: checkpoint, grad, jvp, vmap and scan, in any combination."""
+"""Steps that hold a program: checkpoint, grad, jvp, hessian, custom_vjp, vmap and scan, in any combination."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fuzzing.drawing import Pool, UnfitError
 from fuzzing.table import Op, register
 
 Body = Callable[..., Any]
+SECOND = 9  # elements of an argument of a Hessian
 
 
 def _checkpoint(tg: Any, *xs: Any, body: Body) -> Any:
@@ -40,6 +41,35 @@ def _jvp_torch(torch: Any, x: Any, t: Any, *rest: Any, body: Body) -> Any:
 
 def _jvp_jax(jax: Any, x: Any, t: Any, *rest: Any, body: Body) -> Any:
     return jax.jvp(lambda x: body(x, *rest), (x,), (t,))[1]
+
+
+def _hessian(tg: Any, x: Any, *rest: Any, body: Body) -> Any:
+    return tg.hessian(lambda x: tg.sum(tg.sin(body(x, *rest))))(x)
+
+
+def _hessian_torch(torch: Any, x: Any, *rest: Any, body: Body) -> Any:
+    return torch.func.hessian(lambda x: torch.sum(torch.sin(body(x, *rest))))(x)
+
+
+def _hessian_jax(jax: Any, x: Any, *rest: Any, body: Body) -> Any:
+    return jax.hessian(lambda x: jax.numpy.sum(jax.numpy.sin(body(x, *rest))))(x)
+
+
+def _halved(tg: Any, x: Any, *rest: Any, body: Body) -> Any:
+    """The body, with half of its derivative to `x`, which keeps the value of another function."""
+
+    def own(x: Any) -> Any:
+        return body(x, *rest)
+
+    made = tg.custom_vjp(own)
+    made.defvjp(lambda x: (own(x), x), lambda x, ct: (tg.vjp(own, x)[1](ct * 0.5)[0],))
+    return made(x)
+
+
+def _halved_plainly(stop: Callable[[Any], Any], x: Any, *rest: Any, body: Body) -> Any:
+    rest = tuple(map(stop, rest))
+    y = body(x, *rest)
+    return y * 0.5 + stop(y) * 0.5
 
 
 def _vmap(tg: Any, *xs: Any, body: Body, in_axes: Any) -> Any:
@@ -88,6 +118,10 @@ def arguments(pool: Pool, op: str) -> tuple[tuple[int, ...], dict[str, Any], lis
     if op == "jvp":
         tangent = pool.shaped(pool.of(first))
         return (first, tangent, *others), {}, [known[first], *(known[k] for k in others)]
+    if op == "hessian" and known[first].v.size > SECOND:
+        raise UnfitError
+    if op == "custom_vjp":
+        return (first,), {}, [known[first]]
     if op == "vmap":
         n = pool.of(first)[0]
         axes: list[int | None] = [0]
@@ -113,7 +147,10 @@ register(
        lambda jax, *xs, body: jax.checkpoint(body)(*xs), weight=6),
     Op("grad", never, _grad, _grad_torch, _grad_jax, weight=5),
     Op("jvp", never, _jvp, _jvp_torch, _jvp_jax, weight=4),
+    Op("hessian", never, _hessian, _hessian_torch, _hessian_jax, weight=4),
+    Op("custom_vjp", never, _halved, lambda torch, *xs, body: _halved_plainly(torch.Tensor.detach, *xs, body=body),
+       lambda jax, *xs, body: _halved_plainly(jax.lax.stop_gradient, *xs, body=body), weight=4),
     Op("vmap", never, _vmap, _vmap_torch, _vmap_jax, weight=6),
     Op("scan", never, _scan, _scan_torch, _scan_jax, weight=5),
 )  # fmt: skip
-NESTED = ("checkpoint", "grad", "jvp", "vmap", "scan")
+NESTED = ("checkpoint", "grad", "jvp", "hessian", "custom_vjp", "vmap", "scan")

@@ -65,6 +65,8 @@ def written(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         inside = ", ".join(map(written, value))
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{written(k)}: {written(x)}" for k, x in value.items()) + "}"
     if callable(value):
         return _function(value)
     if isinstance(value, np.ndarray):
@@ -89,6 +91,10 @@ def _step(step: Step, args: list[Text]) -> Text:
     """What a step does to some expressions."""
     if step.op == "case":
         return Text(f"CASES[{step.attrs['name']!r}].fn")(*args)
+    if step.op == "layer":
+        attrs = attributes(step, "ours", None)
+        layer = Text(f"made({attrs['kind']!r}, {attrs['taken']}, {attrs['how']})")
+        return OPS["layer"].ours(Text("tg"), *args, **attrs, layer=layer)
     attrs = attributes(step, "ours", Text("tg"))
     if step.body is not None:
         body = step.body
@@ -142,6 +148,8 @@ def snippet(finding: Finding) -> str:
     lines = ["import numpy as np", "import tracegrad as tg"]
     if any(s.op == "case" for s in program.steps):
         lines += ["from all_cases import ALL_CASES  # run this in tests/", "CASES = {c.name: c for c in ALL_CASES}"]
+    if any(s.op == "layer" for s in program.steps):
+        lines += ["from fuzzing.ops_layers import made  # run this in tests/"]
     lines += [f"{n} = {array(x)}" for n, x in zip(names, program.inputs)]
     lines += ["", f"def program({', '.join(names)}):"]
     for k, step in enumerate(program.steps):

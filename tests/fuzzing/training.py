@@ -5,6 +5,7 @@ With several losses each takes its share of the results, and trains parameters o
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,6 +172,8 @@ def stepped(program: Program, train: tg.CompiledTraining, inputs: Callable[[int]
     """What all steps of a compiled training give; `inputs` are those of a step by its number."""
     results: Outputs = {}
     for step, name in enumerate(order_of(program)):
+        if step and step == program.train.get("reload"):
+            reloaded(train)
         pending = train.step(name, inputs(step)) if name else train.step(inputs(step))
         results[f"loss{step}"] = np.float32(pending.loss)
     results |= {n.removeprefix("held."): x for n, x in train.download_params().items()}
@@ -180,6 +183,15 @@ def stepped(program: Program, train: tg.CompiledTraining, inputs: Callable[[int]
     if program.train.get("state"):
         results |= {n: np.asarray(x) for n, x in train.states().items()}
     return results
+
+
+def reloaded(train: tg.CompiledTraining) -> None:
+    """A checkpoint of the run so far, loaded into a training that began anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/run.safetensors"
+        train.save(path)
+        train.reset()
+        train.load(path)
 
 
 def trained_by_torch(program: Program) -> Outputs:
