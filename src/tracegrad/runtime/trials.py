@@ -320,8 +320,7 @@ def _among(x: Array, those: Array) -> Array:
     """Return which of `x` are among some sorted numbers. NumPy's isin loads a module that takes 40 ms to import."""
     if not those.size:
         return np.zeros(x.shape, bool)
-    place = cast("Array", np.searchsorted(those, x))
-    return those[np.minimum(place, those.size - 1)] == x
+    return those[np.minimum(cast("Array", np.searchsorted(those, x)), those.size - 1)] == x
 
 
 def _less_exact(form: Kernel, read: Read, outer: Array, *, strict: bool) -> Callable[[int], Again]:
