@@ -93,7 +93,7 @@ class CosineRestarts(CosineAnnealing):
 
     rate = final + (peak - final) * (1 + cos(pi * e / n)) / 2, at step e = 0 to n - 1 of a cosine of n steps.
     As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts (Loshchilov and Hutter 2017), whose T_0 is `steps`, T_mult
-    `growth`, and eta_min `final`.
+    `growth`, and eta_min `final`. Step s and `start`: see `Schedule`.
 
     >>> [lr.cosine_restarts(peak=1.0, final=0.0, steps=10, growth=2).at(s) for s in (1, 11, 31)]
     [1.0, 1.0, 1.0]

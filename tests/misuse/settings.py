@@ -162,6 +162,16 @@ def warmup_with_a_name():
     lr.warmup(peak=0.1, steps=10, after="cosine")
 
 
+@program("lr.cosine_restarts", "T_0'; write steps=5", "T_mult'; write growth=2", raises=TypeError)
+def restarts_with_arguments_of_pytorch():
+    lr.cosine_restarts(peak=0.1, final=0.0, T_0=5, T_mult=2)
+
+
+@program("lr.cosine_restarts", "growth must be an integer, got 1.5")
+def restarts_that_grow_by_a_fraction():
+    lr.cosine_restarts(peak=0.1, final=0.0, steps=5, growth=1.5)
+
+
 @program("lr.warmup", "missing after=", raises=TypeError)
 def warmup_without_what_follows():
     lr.warmup(peak=0.1, steps=10)

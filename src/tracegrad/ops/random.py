@@ -235,13 +235,13 @@ def permutation(n: int) -> Tensor:
     n:        an integer, or a size that calls choose.
     Returns:  i32[n]; a new order every step, the same for the same seed.
     Gradient: none.
-    Raises:   ShapeError for a negative `n`; CallError if it is no integer.
+    Raises:   ShapeError for a negative `n`, and if it is no integer.
     As torch.randperm and numpy.random.Generator.permutation.
 
     >>> tg.sort(tg.permutation(4))[0]
     tensor([0, 1, 2, 3], dtype=i32)
     """
-    return argsort(_closed(_bits((integer(n, "n"),), _key("permutation"))))
+    return argsort(_closed(_bits(sizes_of(integer(n, "n")), _key("permutation"))))
 
 
 def _scaled(bits: Tensor, n: int) -> Tensor:
