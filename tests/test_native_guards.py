@@ -110,7 +110,8 @@ assert s.run(handle, [x]).outputs()[0]["y"].tolist() == [2.0] * 4""",
 @pytest.mark.parametrize("path", PATHS)
 def test_misuse_never_aborts_the_process(path: str, calls: str) -> None:
     code = GUARDED.format(calls=calls, body=textwrap.dedent(PATHS[path]).replace("{calls}", calls))
-    environment = {**os.environ, VARIABLE: "", "PYTHONPATH": os.pathsep.join([SRC, str(Path(__file__).parent)])}
+    found = os.pathsep.join([SRC, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, VARIABLE: "", "PYTHONPATH": found}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120, check=False
     )
