@@ -75,6 +75,31 @@ def test_any_shape(
         assert "sa[i]" in "".join(kernel.wgsl for kernel in program.kernels)
 
 
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("shape", [*SHAPES, (2, (), 4096)], ids=str)
+@pytest.mark.parametrize("wide", [1, 4])
+def test_maxima_of_any_shape(wide: int, shape: Any, kind: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row without updates is -inf, and one with a NaN is NaN."""
+    rows, columns, k = shape
+    if wide > 1:
+        monkeypatch.setattr(tuning, "MANY_THREADS", 0)
+    with tracing():
+        at, x = leaf("input", "at", TensorType(i32, (k,))), leaf("input", "x", TensorType(f32, (k, *columns)))
+        graph = Graph({"y": tg.segment_max(x * 2, at, rows), "s": x.sum()})
+    program = make_program(graph, NOTHING, {}, {})
+    rng = np.random.default_rng(k)
+    env = {
+        "x": rng.integers(-9, 9, (k, *columns)).astype(np.float32),
+        "at": TARGETS[kind](rng, rows, k).astype(np.int32),
+    }
+    env["x"][: k // 9] = rng.choice(np.float32([np.nan, np.inf, -np.inf, -0.0]), env["x"][: k // 9].shape)
+    want = np.full((rows, *columns), -np.inf, np.float32)
+    with np.errstate(invalid="ignore"):
+        np.maximum.at(want, np.clip(env["at"], 0, rows - 1), 2 * env["x"])
+    for p in (program, with_barriers(program)):
+        np.testing.assert_array_equal(run(device, p, env)["y"], want)
+
+
 @pytest.mark.parametrize("shape", [(7, (3,), 40), (40, (5,), 1100), (3, (2, 4), 1)], ids=str)
 def test_targets_of_their_own(shape: Any, device: Any) -> None:
     rows, columns, k = shape

@@ -24,6 +24,7 @@ from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.reads import IN_MEMORY, region_of
 from tracegrad.kernels.storage import COMPUTED, Storage
 from tracegrad.prims.elementwise import COPY
+from tracegrad.prims.folds import SCATTER_ADD
 
 MAX_REFINEMENTS = 8  # each splits at least one axis; real models need one or two
 # Points of a kernel, and indices. Shaders count in i32, and loops step past the last point by up to a workgroup.
@@ -215,12 +216,12 @@ class _Lowering:
         target, update = self.at(indices, source), self.at(x, source)
         clamped = self.space.of_index(self.space.dynamic(target, t.shape[axis]))
         hit = self.map_value("equal", clamped, self.space.of_index(out[axis]))
-        value = self.map_value("where", hit, update, self.space.const(0.0, t.dtype))
+        value = self.map_value("where", hit, update, self.space.const(t.prim.identity, t.dtype))
         batch, rows, columns = self.sides()
         product = None
         if variables_of(target).intersection([a.name for a in columns]):
             batch, columns = (*batch, *columns), ()
-        elif t.dtype.is_float:
+        elif t.prim is SCATTER_ADD and t.dtype.is_float:
             one, none = self.space.const(1.0, f32), self.space.const(0.0, f32)
             product = Product(self.map_value("where", hit, one, none), update, batch, rows, columns)
         return Fold(name, t.prim, value, product, Scatter(target, out[axis], update, batch, rows, columns))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from tracegrad.dtypes import count
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir import Tensor, bind
 from tracegrad.methods import Operand, op
 from tracegrad.ops.control import stop_gradient
 from tracegrad.ops.indexing import indices_for, scatter_add, take
-from tracegrad.ops.reduction import max
-from tracegrad.ops.shaping import expand_dims, reshape
 from tracegrad.prims import views
-from tracegrad.prims.elementwise import equal, exp, where
-from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.elementwise import exp
+from tracegrad.prims.folds import SCATTER_MAX
+from tracegrad.prims.leaves import as_tensor, const
 from tracegrad.prims.maps import float_type
 
 __all__ = ["segment_max", "segment_softmax", "segment_sum"]
@@ -60,8 +57,6 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
 
     out[s] = max of x[k] over the k with segments[k] = s; -inf for an empty segment
 
-    Each element is compared in each segment: `n` comparisons for each element, and no memory for them.
-
     x:        f32, rank 1 or more.
     segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
               computed numbers outside belong to no segment.
@@ -77,10 +72,8 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
     """
     x, at, n = _operands(x, segments, n)
     float_type(x.type)
-    if not x.shape[0]:
-        return views.broadcast_to(const(-math.inf), (n, *x.shape[1:]))
-    inside = equal(reshape(at, (-1, *[1] * x.ndim)), reshape(iota((n,), 0), (n, *[1] * (x.ndim - 1))))
-    return max(where(inside, expand_dims(x, 1), -math.inf), 0)
+    each = views.broadcast_to(views.reshape(at, (x.shape[0], *[1] * (x.ndim - 1))), x.shape)
+    return bind(SCATTER_MAX, x, each, axis=0, length=n)
 
 
 @op
@@ -99,7 +92,7 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
     Raises:   ShapeError unless there is one segment for each slice; DTypeError if `x` is not f32 or `segments` not i32.
 
-    As softmax(x, segments, num_nodes=n) of PyTorch Geometric. The maxima cost `n` comparisons for each element.
+    As softmax(x, segments, num_nodes=n) of PyTorch Geometric.
 
     >>> tg.segment_softmax([0.0, 3.0, 0.0], [0, 1, 0], 2)
     tensor([0.5, 1. , 0.5])

@@ -22,7 +22,7 @@ from tracegrad.ir import Tensor, bind, depending, graft, rewrite, toposort
 from tracegrad.passes.scans import any_scan, everywhere, in_bodies, items_read, only_asked
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import COPY
-from tracegrad.prims.folds import MATMUL, SUM, scatter_add
+from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import PERMUTE, broadcast_to, permute, reshape
 from tracegrad.transforms.loops import SCAN, Body, beside, inner_leaf, item
@@ -334,7 +334,7 @@ def summed(t: Tensor, o: Outside) -> Tensor:
         return summed(a, o) * o.around(b)
     if t.prim is MATMUL:
         return _product(t, o)
-    if family == "scatter":
+    if t.prim is SCATTER_ADD:
         return _scatter(t, o)
     if name == "sum":
         (x,) = t.inputs
@@ -347,7 +347,7 @@ def _of_product(t: Tensor) -> bool:
     """Return whether there is a product behind linear ops."""
     while t.prim.family == "view" or t.prim.name in ("sum", "neg"):
         t = t.inputs[0]
-    return t.prim.family in ("product", "scatter")
+    return t.prim.family == "product" or t.prim is SCATTER_ADD
 
 
 def _product(t: Tensor, o: Outside) -> Tensor:

@@ -24,7 +24,7 @@ from tracegrad.passes.alike import Numbers, aligned, numbered, unnumbered
 from tracegrad.passes.growth import Axis, Sizes
 from tracegrad.passes.room import ONE, Room, Value, replaced
 from tracegrad.passes.room_views import VIEWS
-from tracegrad.prims.folds import GATHER, scatter_add
+from tracegrad.prims.folds import GATHER
 from tracegrad.prims.leaves import CONST, HIGH, IOTA, LITERAL, LOW, iota, leaf
 from tracegrad.prims.views import RESHAPE, broadcast_to, reshape
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf, item
@@ -164,9 +164,9 @@ class _Walk(Room):
         if target.parts is None:
             raise UnsizedError("adds into an axis of several parts")
         (given,) = self.agreed([(x.axes[d],), (indices.axes[d],)])
-        updates = self.masked(x._replace(axes=replaced(x.axes, d, given)), (d,), 0)
+        updates = self.masked(x._replace(axes=replaced(x.axes, d, given)), (d,), _identity(t))
         at = self.placed(indices.tensor, target)
-        return Value(scatter_add(updates, at, d, t.shape[d]), (*others[:d], target, *others[d:]))
+        return Value(bind(t.prim, updates, at, **t.attrs), (*others[:d], target, *others[d:]))
 
     def scan(self, t: Tensor, u: Tensor, *inputs: Value) -> Value:
         """Return a loop. Iterations beyond a run's size change no carry."""

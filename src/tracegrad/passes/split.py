@@ -14,7 +14,7 @@ from functools import cache
 from tracegrad import tuning
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
 from tracegrad.kernels.tiles import product_time
-from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
+from tracegrad.prims.folds import MATMUL, SCATTERED_BY, SUM
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
 
 MOST = 2**40  # a longer fold is too long for a kernel in halves too, and finding its divisors takes seconds
@@ -55,7 +55,7 @@ def _split(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         return _split_fold(t, inputs[0])
     if t.prim is MATMUL:
         return _split_product(t, *inputs)
-    return _split_scatter(t, *inputs) if t.prim is SCATTER_ADD and t.dtype.is_float else None
+    return _split_scatter(t, *inputs) if t.prim in SCATTERED_BY and t.dtype.is_float else None
 
 
 def _each_first(t: Tensor, x: Tensor, n: int) -> Tensor | None:
@@ -175,8 +175,8 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     if s == 1:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
-    part = scatter_add(reshape(x, shape), reshape(indices, shape), a + 1, t.shape[a])
-    return reshape(bind(SUM, part, axes=(a,)), t.shape)
+    part = bind(t.prim, reshape(x, shape), reshape(indices, shape), axis=a + 1, length=t.shape[a])
+    return reshape(bind(SCATTERED_BY[t.prim], part, axes=(a,)), t.shape)
 
 
 def _scattered_parts(size: int, rows: int, k: int) -> int:

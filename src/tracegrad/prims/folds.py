@@ -253,41 +253,54 @@ def _scatter_type(x: TensorType, indices: TensorType, *, axis: int, length: int)
     return TensorType(x.dtype, (*x.shape[:axis], length, *x.shape[axis + 1 :]))
 
 
-def _scatter_array(xp: Any, x: Any, indices: Any, *, axis: int, length: int) -> Any:
-    shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
-    at = [xp.arange(n).reshape([-1 if d == k else 1 for d in range(x.ndim)]) for k, n in enumerate(x.shape)]
-    at[axis] = _clamped(xp, indices, length)
-    out = xp.zeros(shape, x.dtype)
-    if hasattr(out, "at"):  # jax.numpy: immutable arrays
-        return out.at[tuple(at)].add(x)
-    xp.add.at(out, tuple(at), x)
-    return out
+def _scatter(name: str, *, of: Primitive, ufunc: str, method: str, **rules: Any) -> Primitive:
+    """Register a scatter, which folds the updates of a row as the fold `of` does.
 
+    ufunc: its name in NumPy; method: in JAX, of `x.at[...]`.
+    """
 
-def _add_rows(x: Any, t: Tensor, updates: Any, indices: Any) -> Any:
-    rows, length = _shared_indices(t, indices), t.attrs["length"]
-    if rows is None:
-        return _scatter_array(x.np, updates, indices, axis=t.axis, length=length)
-    at = (*[slice(None)] * t.axis, _clamped(x.np, rows, length))
-    return x.np.zeros(t.shape, updates.dtype).at[at].add(updates)
+    def array(xp: Any, x: Any, indices: Any, *, axis: int, length: int) -> Any:
+        at = [xp.arange(n).reshape([-1 if d == k else 1 for d in range(x.ndim)]) for k, n in enumerate(x.shape)]
+        at[axis] = _clamped(xp, indices, length)
+        out = xp.full((*x.shape[:axis], length, *x.shape[axis + 1 :]), of.identity, x.dtype)
+        if hasattr(out, "at"):  # jax.numpy: immutable arrays
+            return getattr(out.at[tuple(at)], method)(x)
+        getattr(xp, ufunc).at(out, tuple(at), x)
+        return out
+
+    def rows_at_once(x: Any, t: Tensor, updates: Any, indices: Any) -> Any:
+        rows, length = _shared_indices(t, indices), t.attrs["length"]
+        if rows is None:
+            return array(x.np, updates, indices, axis=t.axis, length=length)
+        at = (*[slice(None)] * t.axis, _clamped(x.np, rows, length))
+        return getattr(x.np.full(t.shape, of.identity, updates.dtype).at[at], method)(updates)
+
+    return register(Primitive(
+        name, "scatter", _scatter_type, array=array, batch=shifted, combine=of.combine, identity=of.identity,
+        indexes=lambda x, indices, *, axis, length: (1, length, None), xla=rows_at_once, **rules,
+    ))  # fmt: skip
 
 
 # out[.., v, ..] = sum of x[.., k, ..] over the k whose index is v, in the order of k
-SCATTER_ADD = register(
-    Primitive(
-        "scatter_add",
-        "scatter",
-        _scatter_type,
-        array=_scatter_array,
-        vjp=lambda ct, y, x, indices, *, axis, length: (bind(GATHER, ct, indices, axis=axis), None),
-        jvp=multilinear,
-        batch=shifted,
-        indexes=lambda x, indices, *, axis, length: (1, length, None),
-        combine="add",
-        identity=0.0,
-        xla=_add_rows,
-    )
-)
+SCATTER_ADD = _scatter(
+    "scatter_add", of=SUM, ufunc="add", method="add", jvp=multilinear,
+    vjp=lambda ct, y, x, indices, *, axis, length: (bind(GATHER, ct, indices, axis=axis), None),
+)  # fmt: skip
+
+
+def _scatter_max_vjp(ct: Tensor, y: Tensor, x: Tensor, indices: Tensor, *, axis: int, length: int) -> tuple[Any, ...]:
+    """Share the gradient among ties. A row without updates has none, so its count of 0 is not divided by."""
+
+    def back(rows: Tensor) -> Tensor:
+        return bind(GATHER, rows, indices, axis=axis)
+
+    hit = METHODS["cast"](x == back(y), f32)
+    return back(ct) / back(scatter_add(hit, indices, axis, length)) * hit, None
+
+
+# the largest of x[.., k, ..] over the same k
+SCATTER_MAX = _scatter("scatter_max", of=MAX, ufunc="maximum", method="max", vjp=_scatter_max_vjp)
+SCATTERED_BY = {SCATTER_ADD: SUM, SCATTER_MAX: MAX}  # the fold that combines scatters of parts of the updates
 
 
 def scatter_add(x: Tensor, indices: Tensor, axis: int, length: int) -> Tensor:

@@ -370,9 +370,9 @@ class Function:
 
     # a scatter alone
     def scatter(self, f: Fold, out: int) -> list[Statement]:
-        """Write zeros, then add the updates in their order. Slot `out` holds a value for each outer point."""
+        """Fold the updates of each row in their order. Slot `out` holds a value for each outer point."""
         assert f.scatter is not None
-        rows = f.scatter.row.strides
+        rows, nothing = f.scatter.row.strides, self.emit.identity(f)
         stride = dict(zip([a.name for a in self.kernel.outer], strides_of([a.size for a in self.kernel.outer])))
         row_axes = [a for a in self.outer if a.name in rows]
         first = self.outer.index(row_axes[0]) if row_axes else len(self.outer)
@@ -386,13 +386,13 @@ class Function:
         lines = [
             *self.emit.flush(),
             f"const long t = clamp({target}, 0, {points(row_axes) - 1});",
-            f"{here} = {here} + {update};",
+            f"{here} = {self.emit.combine(f, here, update)};",
         ]
         if not before:
-            zero = Loop("e", self.kernel.rows, [f"p{out}[e] = 0;"])
+            zero = Loop("e", self.kernel.rows, [f"p{out}[e] = {nothing};"])
             return [zero, *self.nest([*self.inner, *after], lines)]
         first, size = before[0], stride[before[0].name]  # each of its points has results of its own
-        zero = Loop("e", f"({first.name} + 1) * {size}", [f"p{out}[e] = 0;"], f"{first.name} * {size}")
+        zero = Loop("e", f"({first.name} + 1) * {size}", [f"p{out}[e] = {nothing};"], f"{first.name} * {size}")
         return self.split([first], [zero, *self.nest([*before[1:], *self.inner, *after], lines)])
 
 

@@ -63,7 +63,7 @@ class _Writer:
         uniform = self.kernel.uniform
         shape = (*(1 if uniform else a.size for a in self.kernel.outer), *(1 for _ in self.kernel.inner))
         if f.scatter is not None:
-            name = self.scatter(f.scatter, shape)
+            name = self.scatter(f, f.scatter, shape)
         elif f.product is not None:
             name = self.product(f.product)
         else:
@@ -151,13 +151,13 @@ class _Writer:
             return f"{name}.reshape(-1)", "0", {a.name: step for a, n, step in steps if n > 1}
         return None
 
-    def scatter(self, s: Scatter, shape: tuple[int, ...]) -> str:
-        """Sum the updates into zeros at flat positions, in the order of the updates."""
+    def scatter(self, f: Fold, s: Scatter, shape: tuple[int, ...]) -> str:
+        """Fold the updates at flat positions, in the order of the updates."""
         target, update = self.values.value(s.target), self.values.value(s.update)
         out = self.arrays.allocate(shape, s.update.dtype.numpy)
         outer = [a.size for a in self.kernel.outer]
         steps = strides_of(outer)
-        row = s.row.strides
+        row, nothing = s.row.strides, str(f.prim.identity).replace("inf", "np.inf")
         full = [a.size for a in self.arrays.axes]
         axis_of_row = [k for k, a in enumerate(self.arrays.axes) if a.name in row]
         for k in axis_of_row:
@@ -174,8 +174,8 @@ class _Writer:
         length = math.prod([outer[k] for k in axis_of_row])
         at = f"np.clip({target}, 0, {length - 1}).astype('int64') * {step} + {base}"
         self.arrays.lines += [
-            f"{flat}[...] = 0",
-            f"np.add.at({flat}, np.broadcast_to({at}, {tuple(full)}).reshape(-1), "
+            f"{flat}[...] = {nothing}",
+            f"np.{PRIMITIVES[f.prim.combine].array}.at({flat}, np.broadcast_to({at}, {tuple(full)}).reshape(-1), "
             f"np.broadcast_to({update}, {tuple(full)}).reshape(-1))",
         ]
         self.values.release(s.target, s.update)

@@ -39,6 +39,7 @@ class Scattering:
         """Return everything up to the results: `cu0`, `cu1` and so on then hold the thread's sums."""
         mark, before_marks = self.mark()
         added, before_sums = self.added()
+        self.helpers.update(self.emit.helpers)
         return [
             *self.place(),
             *decode("batch", self.scatter.batch),
