@@ -159,5 +159,14 @@ def _left(tile: TileShape, m: int, n: int, k: int, limits: Sequence[Limit]) -> t
     return tiles, total // max(tiles, 1)
 
 
+def searched(results: int, updates: int, tiled: bool) -> bool:
+    """Return whether the workgroups of a scatter look for the updates of their rows.
+
+    Otherwise it is a product with a one-hot matrix if `tiled`, else each result folds over all updates.
+    """
+    narrow = not tiled and results >= tuning.NARROW_SCATTER_RESULTS
+    return results * updates >= (tuning.NARROW_SCATTER_FROM if narrow else tuning.SCATTER_FROM)
+
+
 def tiles_of(tile: TileShape, batch: int, m: int, n: int) -> int:
     return batch * -(-m // tile.rows) * -(-n // tile.columns)

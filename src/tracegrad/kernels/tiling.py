@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tracegrad import tuning
 from tracegrad.kernels.expr import Var, indices_of, walk
 from tracegrad.kernels.form import Extent, Kernel, Scatter, points
-from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TILES, TileShape, tile_time, tiles_of
+from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TILES, TileShape, searched, tile_time, tiles_of
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
@@ -153,14 +153,14 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     if not kernel.folds:
         each = _side_by_side(kernel)
         return Tiling("points", -(-kernel.rows // (tuning.WORKGROUP * each)), each=each)
-    if kernel.scatter is not None and kernel.work >= tuning.SCATTER_FROM:
-        return _scatter(kernel, kernel.scatter)
-    if kernel.product is not None:
-        m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))
+    p, tiled = kernel.product, False
+    m, n, batch = (points(axes) for axes in (p.m, p.n, p.batch)) if p else (0, 0, 0)
+    if p is not None:
         enough = min(m, n) >= tuning.HALF_TILE_FROM and tiles_of(SMALLEST, batch, m, n) >= tuning.PROCESSORS
-        if min(m, n) >= tuning.TILE_FROM or enough:
-            return _tile(batch, m, n, kernel)
-    return _by_rows(kernel)
+        tiled = min(m, n) >= tuning.TILE_FROM or enough
+    if kernel.scatter is not None and searched(int(kernel.rows), int(kernel.length), tiled):
+        return _scatter(kernel, kernel.scatter)
+    return _tile(batch, m, n, kernel) if tiled else _by_rows(kernel)
 
 
 def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
@@ -216,7 +216,9 @@ def _turns(kernel: Kernel, tiling: Tiling) -> int:
 def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
     work = min(int(kernel.rows), tuning.SERIAL_UNIFORM) if kernel.uniform else kernel.rows
     if tiling.kind == "scatter":
-        tiling = replace(tiling, kind="tile" if kernel.product else "rows", tile=IN_ORDER)
+        p = kernel.product
+        wide = p is not None and points(p.n) >= tuning.HALF_TILE_FROM
+        tiling = replace(tiling, kind="tile" if wide else "rows", tile=IN_ORDER)
     if tiling.kind == "tile":
         assert kernel.product is not None
         m, n, batch = (points(axes) for axes in (kernel.product.m, kernel.product.n, kernel.product.batch))

@@ -13,8 +13,8 @@ from functools import cache
 
 from tracegrad import tuning
 from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
-from tracegrad.kernels.tiles import product_time
-from tracegrad.prims.folds import MATMUL, SCATTERED_BY, SUM
+from tracegrad.kernels.tiles import product_time, searched
+from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SCATTERED_BY, SUM
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
 
 MOST = 2**40  # a longer fold is too long for a kernel in halves too, and finding its divisors takes seconds
@@ -171,7 +171,11 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     a: int = t.axis
     k = x.shape[a]
     before, m, behind = math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :])
-    s = _scattered_parts(t.size, m, k) if t.size * k >= tuning.SCATTER_FROM else _even_parts(before, m, behind, k)
+    tiled = t.prim is SCATTER_ADD and min(m, behind) >= tuning.HALF_TILE_FROM
+    if searched(t.size, k, tiled):
+        s = _scattered_parts(t.size, m, k)
+    else:
+        s = _even_parts(before, m, behind, k) if tiled else _even_parts(t.size, 1, 1, k)
     if s == 1:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
