@@ -243,9 +243,10 @@ IMAGE_CASES: list[Case] = [
          torch=lambda x, i: torch.zeros(4, 2).double().index_add(0, i.long(), x)),
     Case("segment_max", lambda x, i: tg.segment_max(x, tg.concat([i, tg.arange(4)], 0), 4), ((10, 2),),
          ints=(((6,), 4),), torch=lambda x, i: _segment_max_torch(torch, x, torch.cat([i, torch.arange(4)]), 4)),
-    Case("segment_max_of_ties", lambda x, i: tg.segment_max(tg.concat([x, x], 0), tg.concat([i, i], 0), 3), ((6, 2),),
-         ints=(((6,), 3),),
-         torch=lambda x, i: _segment_max_torch(torch, torch.cat([x, x]), torch.cat([i, i]), 3)),
+    Case("segment_max_of_ties",
+         lambda x, i: tg.segment_max(tg.concat([x, x], 0), tg.concat([i, tg.arange(3), i, tg.arange(3)], 0), 3),
+         ((9, 2),), ints=(((6,), 3),),
+         torch=lambda x, i: _segment_max_torch(torch, torch.cat([x, x]), torch.cat([i, torch.arange(3)] * 2), 3)),
     Case("segment_softmax", lambda x, i: tg.segment_softmax(x, i, 4), ((6, 2),), ints=(((6,), 4),), low=-3, high=3,
          torch=lambda x, i: _segment_softmax_torch(torch, x, i, 4)),
 ]  # fmt: skip

@@ -115,6 +115,19 @@ def _segments_torch(torch: Any, x: Any, i: Any, n: int) -> Any:
     return torch.zeros((n, *x.shape[1:]), dtype=x.dtype).index_add(0, i.long(), x)
 
 
+def _rated_segments(pool: Pool) -> Drawn:
+    (x, i), how = _segments(pool)
+    if pool.dtype(x) != "f32":
+        raise UnfitError
+    return (x, i), how
+
+
+def _segment_max_torch(torch: Any, x: Any, i: Any, n: int) -> Any:
+    lowest = torch.full((n, *x.shape[1:]), -float("inf"), dtype=x.dtype)
+    at = i.long().reshape(-1, *[1] * (x.ndim - 1)).expand_as(x)
+    return lowest.scatter_reduce(0, at, x, "amax")
+
+
 def _divergence(pool: Pool) -> Drawn:
     x = pool.pick(rank=1)
     if 0 in pool.of(x):
@@ -202,6 +215,8 @@ register(
     Op("diag", _diag, lambda tg, x, k: tg.diag(x, k), lambda torch, x, k: torch.diag(x, k),
        lambda jax, x, k: jax.numpy.diag(x, k)),
     Op("segment_sum", _segments, lambda tg, x, i, n: tg.segment_sum(x, i, n), _segments_torch, None),
+    Op("segment_max", _rated_segments, lambda tg, x, i, n: tg.maximum(tg.segment_max(x, i, n), -9.0),
+       lambda torch, x, i, n: _segment_max_torch(torch, x, i, n).clamp_min(-9.0), None),
     Op("kl_div", _divergence, lambda tg, x, t, reduction, log_target: tg.kl_div(x, t, reduction, log_target),
        _divergence_torch, None),
     Op("interpolate", _resampled,
