@@ -59,7 +59,7 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
 
     x:        f32, rank 1 or more.
     segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
-              computed numbers outside belong to no segment.
+              computed numbers are clamped.
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
     Gradient: to the maxima of each segment, which share it evenly; none to `segments`.
@@ -86,7 +86,7 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
 
     x:        f32, rank 1 or more.
     segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
-              computed numbers must be within it.
+              computed numbers are clamped.
     n:        the number of segments.
     Returns:  f32, the shape of `x`. Each segment sums to 1. A segment of -inf alone is NaN, as in `softmax`.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
