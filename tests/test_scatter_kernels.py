@@ -88,14 +88,13 @@ def test_maxima_of_any_shape(wide: int, shape: Any, kind: str, device: Any, monk
         graph = Graph({"y": tg.segment_max(x * 2, at, rows), "s": x.sum()})
     program = make_program(graph, NOTHING, {}, {})
     rng = np.random.default_rng(k)
-    env = {
-        "x": rng.integers(-9, 9, (k, *columns)).astype(np.float32),
-        "at": TARGETS[kind](rng, rows, k).astype(np.int32),
-    }
-    env["x"][: k // 9] = rng.choice(np.float32([np.nan, np.inf, -np.inf, -0.0]), env["x"][: k // 9].shape)
+    values, targets = rng.integers(-9, 9, (k, *columns)).astype(np.float32), TARGETS[kind](rng, rows, k)
+    odd = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32)
+    values[: k // 9] = odd[rng.integers(0, 4, values[: k // 9].shape)]
+    env = {"x": values, "at": targets.astype(np.int32)}
     want = np.full((rows, *columns), -np.inf, np.float32)
     with np.errstate(invalid="ignore"):
-        np.maximum.at(want, np.clip(env["at"], 0, rows - 1), 2 * env["x"])
+        np.maximum.at(want, np.clip(targets, 0, rows - 1), 2 * values)
     for p in (program, with_barriers(program)):
         np.testing.assert_array_equal(run(device, p, env)["y"], want)
 
