@@ -39,7 +39,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """True for f32, the only type with gradients in programs. As torch.dtype.is_floating_point."""
+        """True for f32, the only type that a program differentiates. As torch.dtype.is_floating_point."""
         return self.name == "f32"
 
     @property

@@ -47,7 +47,9 @@ class DTypeError(TracegradError, TypeError):
 
 
 class TraceError(TracegradError, RuntimeError):
-    """A tensor, parameter or op used outside of its trace, or as a value that is not known while tracing.
+    """A tensor, parameter or op used outside of its trace, or a traced tensor where Python needs its value.
+
+    Such places are `if t:`, `float(t)` and NumPy's functions. A model that is not a tree of modules raises it too.
 
     >>> issubclass(tg.TraceError, tg.TracegradError)
     True

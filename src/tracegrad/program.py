@@ -250,7 +250,7 @@ class Program:
         return f"<Program: {sizes}>"
 
     def without_barriers(self) -> Program:
-        """Return the program for an adapter on a CPU, where barriers are very slow. Results are equal, bit for bit."""
+        """Return the same program with kernels without workgroup barriers, which WebGPU on a CPU runs very slowly."""
         kernels = tuple(k.without_barriers() for k in self.kernels)
         grids = [new.serial_grid if new is not old else None for old, new in zip(self.kernels, kernels)]
         dispatches = tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
@@ -268,7 +268,7 @@ class Program:
         return program
 
     def to_json(self) -> str:
-        """Return canonical JSON: equal programs give equal bytes. It contains WGSL, and no code for the host."""
+        """Return canonical JSON: equal programs give equal bytes. Kernels are WGSL, without C or Python."""
         return dumped({"version": VERSION, **self.to_data()}, separators=(",", ":"), sort_keys=True)
 
     @staticmethod

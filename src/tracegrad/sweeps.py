@@ -43,7 +43,7 @@ def sweep(
                          seeds=[0, 1, 2, 3], lr=[1e-3, 1e-3, 1e-2, 1e-2], weight_decay=[0.0, 0.1, 0.0, 0.1])
 
     `vmap` maps the loss, its gradient and the optimizer over the members. Each member trains as it would alone, up to
-    rounding. Clipping and all other norms are computed per member.
+    rounding and to random ops (see `seeds`). Clipping and all other norms are computed per member.
 
     model, loss, inputs: as for `tg.compile`, written for one member. Each member has states of its own.
     optimizer: one of `tg.optim`. All its options apply to each member.

@@ -140,7 +140,9 @@ class CompletedRun(Completed):
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The result of work that `close`, `replace_model` or a newer call ended. It changed nothing.
+    """The result of a queued step or run that was ended before it ran. The work changed nothing.
+
+    `close` and `replace_model` end queued work, and a newer call of a function of `tg.single_flight` its older call.
 
     reason: why the work ended, in words, such as "closed".
 

@@ -153,14 +153,14 @@ def softmax_causal(x: Any) -> Tensor:
 
 
 @entered
-def where_causal(x: Any, fill: float) -> Tensor:
+def where_causal(x: Any, fill: Any) -> Tensor:
     """Write `fill` above the diagonal of the last two axes of `x`: where the column is greater than the row.
 
     x:        any dtype, shape (..., Q, K).
-    fill:     a Python number or a rank-0 tensor of the dtype of `x`.
+    fill:     a number, or a tensor of rank 0 and the dtype of `x`.
     Returns:  dtype and shape of `x`.
-    Gradient: to `x` on and below the diagonal, zero above it.
-    Raises:   ShapeError if the rank is below 2.
+    Gradient: to `x` on and below the diagonal, zero above it; to `fill` the sum above it.
+    Raises:   ShapeError if the rank of `x` is below 2; DTypeError if `fill` has another dtype.
     As torch.tril and masked_fill together.
 
     >>> tg.where_causal(tg.ones((2, 2)), 0.0)

@@ -270,6 +270,7 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Multiply the elements over `axis` (None: over all axes).
 
     x: f32, i32, u32; bool is counted as i32. axis: an integer or several. keepdims: keep these axes, with size 1.
+    Returns:  the dtype of `x`. Integers wrap at 32 bits; NumPy and PyTorch widen them to 64.
     Gradient: the product of the other elements, exact at zeros too.
     Raises:   ShapeError if axis is out of range. As numpy.prod and torch.prod.
 

@@ -82,8 +82,9 @@ def adagrad(
     eps: float = 1e-10,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make an Adagrad optimizer: p <- p - lr * g / (sqrt(sum of g^2) + eps), see `scale_by_adagrad`.
+    """Make an Adagrad optimizer: s <- s + g^2, p <- p - lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps) at step t.
 
+    initial_accumulator_value: s before the first step. See `scale_by_adagrad`.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.Adagrad.
 

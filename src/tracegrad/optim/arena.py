@@ -114,9 +114,10 @@ class Arena(NamedTuple):
         return pack([reshape(parts[slot.name], (slot.size,)) for slot in self.slots])
 
     def each(self, fn: Callable[..., Tensor], *flats: Tensor) -> Tensor:
-        """Return a flat array of fn(*views) for each parameter, where the views are those of `flats`, f32[size] each.
+        """Call `fn` once for each parameter, and return the results as one flat array, f32[size].
 
-        `fn` returns a tensor of the parameter's shape. Each parameter gets kernels of its own.
+        flats: arrays like the arena, f32[size], such as the gradient. `fn` gets the part of each that belongs to the
+        parameter, in the parameter's shape, and returns a tensor of that shape. Each parameter gets kernels of its own.
         """
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 

@@ -67,8 +67,8 @@ class CompiledTraining(Training):
         """Train, and return the history: `h.loss`, and `h.metrics` of the evaluations. After Ctrl-C, return it early.
 
         data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
-                    Or whole arrays: a tuple or dict of arrays, a data frame, a Hugging Face dataset. For two
-                    passes and more, a GPU can keep them in its memory.
+                    Or whole arrays: a tuple or dict of arrays, a data frame, a Hugging Face dataset. They are
+                    copied to a GPU once if they fit and are used more than once.
         x, y:       whole arrays instead: one for the first and one for the second input, or dicts by input name.
         batch_size: batch size for whole arrays. Default: the size in `inputs`, or 32 if that is None. A smaller last
                     batch is trained if the size is None. Otherwise it is dropped; in an iterable it is an error.
@@ -81,8 +81,8 @@ class CompiledTraining(Training):
                     `training` gets False. States that the loss writes are restored. `lr.plateau` gets `val_loss`.
         metrics:    {"name": function of the model and of the inputs that it names}, traced, for `val_<name>`. Functions
                     of `tg.metrics` are computed over the whole set; any other is averaged over the examples.
-        evaluate:   function of the training that returns metrics by name. Like the validation, it is called after each
-                    epoch. With `every`, it is called every `every` steps and at the end.
+        evaluate:   function of the training that returns metrics by name.
+        every:      run the validation and `evaluate` every `every` steps and at the end. Default: after each epoch.
         progress:   False shows no progress bar.
         on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. A hook waits for
                     the step only if it reads a result. `state.stop()` ends the loop at once.
@@ -93,8 +93,8 @@ class CompiledTraining(Training):
                     object with `log(dict)` or `add_scalar(name, value, step)`. A line also has scalars beside the loss.
         resume:     path of a file saved while `fit` ran or after an interrupt. `fit` loads it and continues at its
                     epoch and batch. Pass the same arguments as before; callbacks start from 0.
-        schedule:   with several losses, their turns: ("d", "d", "g"). Each step takes the next batch, and from it the
-                    inputs of its loss. The step counter of the training determines the first turn of a `fit`.
+        schedule:   with several losses, which need it: their turns, as ("d", "d", "g"). Each step takes the next batch,
+                    and from it the inputs of its loss. Step k has turn (k - 1) % 3, so a later `fit` goes on there.
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and errors
                     of `data`, `evaluate` and hooks. Steps queued after a failed one are applied.
 

@@ -31,13 +31,13 @@ def scan(
 
     fn:       (carry, x) -> (new carry, y); it is traced once. It can use any tensor around it, such as parameters.
     init:     the first carry: a tensor, number or array, or a tree of them: a tuple, list, dict or model.
-    xs:       the same kind of tree, whose leaves have one size of the first axis; None: `fn` gets None.
+    xs:       a tensor, array or tree of them, all of one length along the first axis; None: `fn` gets None.
     length:   how many iterations; needed without `xs`.
     reverse:  run from the last element to the first; ys[t] still belongs to xs[t].
     Returns:  the last carry, and `ys` with the y of all iterations stacked along a new first axis.
-    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries, products, sums
-              and results of larger ops such as `softmax` are stored for it. Elementwise values are recomputed, except
-              operands of `max` and `min`.
+    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries, matrix
+              products, sums over axes and results of larger ops such as `softmax` are stored for it. Results of
+              elementwise ops such as a * b are recomputed, except operands of `max` and `min`.
     Raises:   ShapeError, DTypeError if the carry changes its form or a type; ShapeError if lengths differ; TraceError
               if `fn` gives no pair of trees of tensors.
 
