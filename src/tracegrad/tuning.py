@@ -28,6 +28,7 @@ EACH_FROM = 16  # elements | for each of an open batch, from which they are summ
 EACH_READS = 8  # times | as many elements of a product as results, for each of an open batch, likewise | 2 cores
 SHORTEST_SCATTER = 1024  # updates | of a scatter in one part | -
 EACH_SCATTERED = 16  # updates | of each row in one part of a scatter | -
+SCATTER_FEWER = 3  # times | fewer parts than a GPU's best for other scatters: C sums parts slowly | 2 cores
 SHORTEST_PART = 64  # elements | of k in a part of a product | ?
 MOST_PARTS = 256  # parts | of one fold or product | ?
 SECOND_STEP = 1.5e6  # sums | of one processor, that the second step costs besides its traffic; see product_time | ?

@@ -173,7 +173,10 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     before, m, behind = math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :])
     tiled = t.prim is SCATTER_ADD and min(m, behind) >= tuning.HALF_TILE_FROM
     sides = (before, m, behind) if tiled else (t.size, 1, 1)
-    s = _scattered_parts(t.size, m, k) if searched(t.size, k, tiled) else _even_parts(*sides, k)
+    if searched(t.size, k, tiled):
+        s = _scattered_parts(t.size, m, k)
+    else:
+        s = nearest_divisor(k, _even_parts(*sides, k) / tuning.SCATTER_FEWER)
     if s == 1:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
