@@ -11,6 +11,7 @@ from tracegrad.render.c_product import PRODUCT
 
 ENGINE = f"""#include <pthread.h>
 #include <sched.h>
+#include <time.h>
 {PRODUCT}
 typedef void (*function_)(void **, long, long);
 typedef struct {{ function_ function; void **at; long parts; }} call_;
@@ -100,6 +101,17 @@ void run_calls(const set_ *sets, long n_sets, const call_ *calls, long n, long t
     if (alone || c->parts == 1) for (long k = 0; k < c->parts; k++) c->function(c->at, k, c->parts);
     else together(c);
   if (!alone) pthread_mutex_unlock(&busy);
+}}
+
+/* The same for n groups of calls, from one of `ends` to the next. marks: the seconds before and after each */
+void time_calls(
+    const set_ *sets, long n_sets, const call_ *calls, long threads, const long *ends, long n, double *marks) {{
+  struct timespec now;
+  for (long k = 0; k <= n; k++) {{
+    if (k) run_calls(sets, n_sets, calls + ends[k - 1], ends[k] - ends[k - 1], threads);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    marks[k] = now.tv_sec + 1e-9 * now.tv_nsec;
+  }}
 }}
 
 /* Who may use a session's memory: its own thread, nobody yet, or a caller for the length of one call */

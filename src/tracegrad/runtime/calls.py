@@ -10,7 +10,6 @@ import ctypes
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
@@ -117,20 +116,22 @@ class BoundCalls:
         self._libraries, self._calls, self._ends, self._alike = libraries, calls, ends, alike
         self._moving = moving
         self._rows, self._sets = rows, sets
-        self._run, threads = libraries[0].run_calls, processors()
-        self._run.argtypes, self._run.restype = (*(ctypes.c_void_p, ctypes.c_long) * 2, ctypes.c_long), None
+        self._run, self._time, threads = libraries[0].run_calls, libraries[0].time_calls, processors()
+        word, number = ctypes.c_void_p, ctypes.c_long
+        self._run.argtypes, self._run.restype = (word, number, word, number, number), None
+        self._time.argtypes, self._time.restype = (word, number, word, number, word, number, word), None
         self.given = address(sets), len(sets), address(rows), len(rows), threads  # arguments of `run_calls`
 
     def whole(self) -> None:
         """Run all calls."""
         self._run(*self.given)
 
-    @property
-    def each(self) -> list[Callable[[], None]]:
-        """Return a function for each dispatch."""
+    def timed(self) -> tuple[tuple[float, float], ...]:
+        """Run all calls, and return when each dispatch began and ended."""
         sets, n, rows, _, threads = self.given
-        begins, size = (0, *self._ends), self._rows.strides[0]
-        return [partial(self._run, sets, n, rows + size * b, e - b, threads) for b, e in zip(begins, self._ends)]
+        ends, marks = np.array((0, *self._ends), np.int64), np.empty(len(self._ends) + 1)
+        self._time(sets, n, rows, threads, address(ends), len(self._ends), address(marks))
+        return tuple(itertools.pairwise(marks.tolist()))
 
     def at(self, size: int, cell: Array, kept: Sequence[int] | None = None) -> BoundCalls:
         """Return the calls for runs of a size. They share all arguments with these, and set what follows the size.
