@@ -67,7 +67,7 @@ def _phase(f: Function, axis: Axis) -> int:
     # a quotient without the axis among its strides divides another axis, or a quotient
     asked = [(q.index, q.d) for q in quotients if axis.name in q.index.strides]
     asked += [(g.index, g.step) for g in guards if axis.name in names_of(a for a, _ in g.index.terms)]
-    found = {d if _alone(index, axis) else 0 for index, d in asked}
+    found = {d if len(i.terms) == 1 and i.strides == {axis.name: 1} else 0 for i, d in asked}
     d = found.pop() if len(found) == 1 else 1
     return d if 1 < d < LANES and axis.size // d >= FEWEST_TURNS else 1
 
@@ -76,11 +76,6 @@ def _remainders(f: Function) -> tuple[list[Quotient], list[Guard]]:
     """Return the quotients and remainders in the indices of values, and the guards that ask for a remainder."""
     values = f.values()
     return quotients_of(index for v in values for index in indices_of(v)), [g for g in guards_of(values) if g.step > 1]
-
-
-def _alone(index: Index, axis: Axis) -> bool:
-    """Return whether an index is the coordinate along an axis, plus a number."""
-    return len(index.terms) == 1 and index.strides == {axis.name: 1}
 
 
 # the last axis
