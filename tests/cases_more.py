@@ -287,6 +287,8 @@ LINALG_CASES: list[Case] = [
     ],
     Case("solve", lambda x, b: linalg.solve(x + np.eye(3)[::-1] * 3, b), ((2, 3, 3), (3, 2)), tol=1e-4,
          torch=lambda x, b: torch.linalg.solve(x + torch.eye(3).flip(0) * 3, b)),
+    Case("solve_blocks", lambda x, b: linalg.solve(x + 9 * np.eye(x.shape[-1])[::-1], b), ((2, 35, 35), (35, 2)),
+         tol=1e-4, torch=lambda x, b: torch.linalg.solve(x + 9 * torch.eye(35).flip(0), b)),
     Case("solve_vector", lambda x, b: linalg.solve(x + 3 * np.eye(3), b), ((3, 3), (3,)), tol=1e-4,
          torch=lambda x, b: torch.linalg.solve(x + 3 * torch.eye(3), b)),
     Case("inv", lambda x: linalg.inv(x + 3 * np.eye(3)), ((2, 3, 3),), tol=1e-4,

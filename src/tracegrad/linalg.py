@@ -1,8 +1,12 @@
 """Decompositions of small matrices, and systems of equations.
 
-Each is a scan over the columns or rows of a matrix. `cholesky` and `solve_triangular` have derivatives by formulas, and
-go block by block: one product subtracts what earlier blocks explain, so that the rows of a block need no others.
+Each is a scan over blocks of the columns or rows of a matrix. One product applies what other blocks explain. So a scan
+inside, over the columns or rows of a block, needs no others. Derivatives are formulas.
 """
+
+# Some rules are lambdas, whose parameters cannot be annotated.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -10,14 +14,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import ambient, foreign, ops
-from tracegrad.dtypes import TensorType, broadcast_shapes, i32, normalize_axis
+from tracegrad.dtypes import broadcast_shapes, i32, normalize_axis
 from tracegrad.errors import ShapeError
 from tracegrad.ir import Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.constants import eye, tril, triu, zeros
-from tracegrad.ops.indexing import take
+from tracegrad.ops.indexing import take, take_along_axis
+from tracegrad.ops.joining import concat
 from tracegrad.ops.linalg import matmul
-from tracegrad.ops.reduction import argmax, sum
+from tracegrad.ops.reduction import argmax
 from tracegrad.ops.shaping import expand_dims, pad
 from tracegrad.prims.elementwise import abs, sqrt, where
 from tracegrad.prims.leaves import as_tensor, const, iota
@@ -68,10 +73,20 @@ def _at(x: Tensor, i: Tensor, axis: int) -> Tensor:
     return take(x, i, normalize_axis(axis, x.ndim))
 
 
-def _each(fn: Callable[[Tensor, Tensor], Tensor], init: Tensor, n: int, reverse: bool = False) -> Tensor:
+def _each(fn: Callable[[Any, Tensor], Any], init: Any, n: int, reverse: bool = False) -> Any:
     """Return what `fn` makes of `init` with 0, 1, ..., n - 1; also where composites are expanded, after the trace."""
     with ambient.tracing():
         return scan(lambda found, i: (fn(found, i), None), init, iota((n,), 0), reverse=reverse)[0]
+
+
+def _filled(fn: Callable[[Tensor, Tensor], Tensor], like: Tensor, axis: int, reverse: bool = False) -> Tensor:
+    """Return an array whose slice i along `axis` is what `fn` makes of the slices before, the others being 0."""
+    here = iota((like.shape[axis], *[1] * (-axis - 1)), 0)
+    put = lambda found, i: where(here == i, expand_dims(fn(found, i), axis), found)
+    return _each(put, zeros(like.shape), like.shape[axis], reverse)
+
+
+_sides: Any = lambda a, b, **how: b  # the type of X is that of B
 
 
 # cholesky
@@ -87,23 +102,21 @@ def _cholesky(a: Tensor) -> Tensor:
     def block(found: Tensor, t: Tensor) -> Tensor:
         factors = _at(found.reshape((*batch, n, m, b)), t, -2).swapaxes(-1, -2)
         left = _at(blocks, t, -3) - matmul(factors, found.reshape((*batch, n, n)))
-        return where((iota((m,), 0) == t)[:, None, None], expand_dims(_factored(left, t * b), -3), found)
+        return _factored(left, t * b)
 
-    found = _each(block, zeros(blocks.shape), m)
+    found = _filled(block, blocks, -3)
     return found.reshape((*batch, n, n)).swapaxes(-1, -2)[..., :size, :size]
 
 
 def _factored(a: Tensor, first: Tensor) -> Tensor:
     """Return the rows of L^T from `first` on, from what the rows before leave of A, one after the other."""
-    b, n = a.shape[-2:]
 
     def row(found: Tensor, j: Tensor) -> Tensor:
         factors = expand_dims(_at(found, first + j, -1), -2)
         left = _at(a, j, -2) - matmul(factors, found).squeeze(-2)
-        new = where(iota((n,), 0) >= first + j, left / sqrt(expand_dims(_at(left, first + j, -1), -1)), 0.0)
-        return where(expand_dims(iota((b,), 0) == j, 1), expand_dims(new, -2), found)
+        return where(iota(a.shape[-1:], 0) >= first + j, left / sqrt(expand_dims(_at(left, first + j, -1), -1)), 0.0)
 
-    return _each(row, zeros(a.shape), b)
+    return _filled(row, a, -2)
 
 
 def _halved(a: Tensor) -> Tensor:
@@ -119,18 +132,8 @@ def _cholesky_vjp(ct: Tensor, y: Tensor, a: Tensor) -> tuple[Tensor]:
     return (_halved(s + s.swapaxes(-1, -2)),)
 
 
-def _cholesky_xla(x: Any, t: Tensor, a: Any) -> Any:
-    return x.lax.linalg.cholesky(a, symmetrize_input=False)
-
-
-CHOLESKY = composite(
-    "cholesky",
-    type=float_type,
-    expand=_cholesky,
-    vjp=_cholesky_vjp,
-    batch=alike,
-    xla=_cholesky_xla,
-)
+CHOLESKY = composite("cholesky", type=float_type, expand=_cholesky, vjp=_cholesky_vjp, batch=alike,
+                     xla=lambda x, t, a: x.lax.linalg.cholesky(a, symmetrize_input=False))  # fmt: skip
 
 
 # solve_triangular
@@ -148,24 +151,21 @@ def _triangular(a: Tensor, b: Tensor, *, upper: bool) -> Tensor:
     def block(found: Tensor, t: Tensor) -> Tensor:
         rows = _at(blocks, t, -3)
         left = _at(sides, t, -3) - matmul(rows, found.reshape((*batch, n, k)))  # rows not solved yet are 0
-        new = _substituted(_at(rows.reshape((*batch, r, m, r)), t, -2), left, upper)
-        return where((iota((m,), 0) == t)[:, None, None], expand_dims(new, -3), found)
+        return _substituted(_at(rows.reshape((*batch, r, m, r)), t, -2), left, upper)
 
-    found = _each(block, zeros(sides.shape), m, reverse=upper)
+    found = _filled(block, sides, -3, upper)
     return found.reshape((*batch, n, k))[..., :size, :]
 
 
 def _substituted(a: Tensor, b: Tensor, upper: bool) -> Tensor:
     """Return X with A X = B, row by row."""
-    n = a.shape[-1]
 
     def row(found: Tensor, i: Tensor) -> Tensor:
         factors = _at(a, i, -2)
         known = matmul(expand_dims(factors, -2), found).squeeze(-2)
-        new = (_at(b, i, -2) - known) / expand_dims(_at(factors, i, -1), -1)
-        return where(expand_dims(iota((n,), 0) == i, 1), expand_dims(new, -2), found)
+        return (_at(b, i, -2) - known) / expand_dims(_at(factors, i, -1), -1)
 
-    return _each(row, zeros(b.shape), n, reverse=upper)
+    return _filled(row, b, -2, upper)
 
 
 def _triangular_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor, *, upper: bool) -> tuple[Tensor, Tensor]:
@@ -173,22 +173,60 @@ def _triangular_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor, *, upper: bool)
     return (triu if upper else tril)(-matmul(given, y.swapaxes(-1, -2))), given
 
 
-def _solution(a: TensorType, b: TensorType, *, upper: bool) -> TensorType:
-    return b
-
-
-def _triangular_xla(x: Any, t: Tensor, a: Any, b: Any) -> Any:
-    return x.lax.linalg.triangular_solve(a, b, left_side=True, lower=not t.attrs["upper"])
-
-
 TRIANGULAR = composite(
-    "solve_triangular",
-    type=_solution,
-    expand=_triangular,
-    vjp=_triangular_vjp,
-    batch=alike,
-    xla=_triangular_xla,
-)
+    "solve_triangular", type=_sides, expand=_triangular, vjp=_triangular_vjp, batch=alike,
+    xla=lambda x, t, a, b: x.lax.linalg.triangular_solve(a, b, left_side=True, lower=not t.attrs["upper"]),
+)  # fmt: skip
+
+
+# solve
+def _solved(a: Tensor, b: Tensor) -> Tensor:
+    """Eliminate block by block of columns. The steps of a block are one product for all other columns."""
+    size, k = b.shape[-2:]
+    m, w = _blocks(size)
+    n, batch = m * w, b.shape[:-2]
+    both = concat([_padded(a, n), pad(b, ((0, 0),) * len(batch) + ((0, n - size), (0, 0)))], -1)
+
+    def block(x: Tensor, t: Tensor) -> Tensor:
+        steps, order = _eliminated(_at(x[..., :n].reshape((*batch, n, m, w)), t, -2), t * w)
+        x = take_along_axis(x, order, -2)
+        rows = _at(x.reshape((*batch, m, w, n + k)), t, -3)
+        return where(expand_dims(iota((n,), 0) // w == t, -1), 0.0, x) + matmul(steps, rows)
+
+    return _each(block, both, m)[..., :size, n:]
+
+
+def _eliminated(panel: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """Eliminate some columns with row pivots, from row `first` on.
+
+    Returns the factors of the rows of the block that the steps add to all rows, and the order of the rows before.
+    """
+    n, w = panel.shape[-2:]
+    place, along = expand_dims(iota((n,), 0), 1), iota((w,), 0)
+
+    def column(found: tuple[Tensor, Tensor], j: Tensor) -> tuple[Tensor, Tensor]:
+        x, order = found
+        here = place == first + j
+        values = expand_dims(_at(x, j, -1), -1)
+        chosen = argmax(where(place >= first + j, abs(values), -1.0), -2, keepdims=True)
+
+        # with the row `here` where the pivot's is
+        exchanged = lambda v: where(place == chosen, expand_dims(_at(v, first + j, -2), -2), v)
+        of_pivot, scale, number = (take_along_axis(v, chosen, -2) for v in (x, values, order))
+        new = where(along == j, 1.0, of_pivot) / scale
+        rest = where(along == j, 0.0, exchanged(x)) - exchanged(values) * new
+        return where(here, new, rest), where(here, number, exchanged(order))
+
+    return _each(column, (panel, broadcast_to(place, (*panel.shape[:-1], 1))), w)
+
+
+def _solve_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    given = bind(SOLVE, a.swapaxes(-1, -2), ct)
+    return -matmul(given, y.swapaxes(-1, -2)), given
+
+
+SOLVE = composite("solve", type=_sides, expand=_solved, vjp=_solve_vjp, batch=alike,
+                  xla=lambda x, t, a, b: x.np.linalg.solve(a, b))  # fmt: skip
 
 
 @op
@@ -255,27 +293,7 @@ def solve(a: Any, b: Any) -> Tensor:
     if b.shape == a.shape[-1:]:
         return solve(a, expand_dims(b, 1)).squeeze(-1)
     a, b = _system(a, b)
-    n, k = a.shape[-1], b.shape[-1]
-    place = iota((n,), 0)
-
-    def column(left: tuple[Tensor, Tensor], j: Tensor) -> tuple[tuple[Tensor, Tensor], None]:
-        matrix, sides = left
-        here = place == j
-        values = sum(where(here, matrix, 0.0), -1)
-        pivot = place == expand_dims(argmax(where(place >= j, abs(values), -1.0), -1), -1)
-        scale = sum(where(pivot, values, 0.0), -1, keepdims=True)
-        others = where(here, 0.0, where(pivot, sum(where(here, values, 0.0), -1, keepdims=True), values))
-        done = [_eliminated(x, expand_dims(here, 1), expand_dims(pivot, -1), scale, others) for x in (matrix, sides)]
-        return (done[0], done[1]), None
-
-    return scan(column, (a, b), iota((n,), 0))[0][1] if n and k else b
-
-
-def _eliminated(x: Tensor, here: Tensor, pivot: Tensor, scale: Tensor, others: Tensor) -> Tensor:
-    """Exchange the rows `here` and `pivot`, divide the new row by `scale`, and subtract `others` times it."""
-    chosen, moved = sum(where(pivot, x, 0.0), -2, keepdims=True), sum(where(here, x, 0.0), -2, keepdims=True)
-    new = chosen / expand_dims(scale, -1)
-    return where(here, new, where(pivot, moved, x) - expand_dims(others, -1) * new)
+    return bind(SOLVE, a, b) if b.type.size else b
 
 
 @op
