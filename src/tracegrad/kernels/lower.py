@@ -216,6 +216,7 @@ class _Lowering:
         target, update = self.at(indices, source), self.at(x, source)
         clamped = self.space.of_index(self.space.dynamic(target, t.shape[axis]))
         hit = self.map_value("equal", clamped, self.space.of_index(out[axis]))
+        assert t.prim.identity is not None
         value = self.map_value("where", hit, update, self.space.const(t.prim.identity, t.dtype))
         batch, rows, columns = self.sides()
         product = None

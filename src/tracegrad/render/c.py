@@ -184,10 +184,7 @@ class Function:
     def stores(
         self, emit: Emitter, stores: Sequence[Store], loop: bool, place: Callable[[Store], str] | None = None
     ) -> list[str]:
-        """Return values first, then writes: in place, every load precedes the store to its element.
-
-        place: where each is written; by default, its own element.
-        """
+        """Return values, then writes to `place`, by default the store's element: loads in place precede stores."""
         values = emit.values([s.value for s in stores], loop)
         named = [emit.let(f"s{k}", v) for k, v in enumerate(values)]
         writes = [
