@@ -7,18 +7,6 @@ from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir import Tensor
 from tracegrad.methods import Operand, entered, method
 from tracegrad.prims import elementwise as rows
-from tracegrad.prims.elementwise import (
-    div,
-    isnan,
-    less,
-    less_equal,
-    logical_not,
-    nonfinite,
-    sqrt,
-    square,
-    stop_gradient,
-    where,
-)
 from tracegrad.prims.leaves import as_tensor, unboxed
 from tracegrad.prims.maps import NUMBER, broadcast, typed
 
@@ -58,7 +46,7 @@ def greater(a: Operand, b: Operand) -> Tensor:
     tensor([False,  True], dtype=bool)
     """
     a, b = _comparable(a, b)
-    return less(b, a)
+    return rows.less(b, a)
 
 
 @entered
@@ -74,7 +62,7 @@ def greater_equal(a: Operand, b: Operand) -> Tensor:
     tensor([False,  True], dtype=bool)
     """
     a, b = _comparable(a, b)
-    return less_equal(b, a)
+    return rows.less_equal(b, a)
 
 
 @method
@@ -101,11 +89,11 @@ def pow(a: Operand, b: Operand) -> Tensor:
             case 1:
                 return x
             case 2:
-                return square(x)
+                return rows.square(x)
             case 3:
-                return x * square(x)
+                return x * rows.square(x)
             case 0.5:
-                return sqrt(x)
+                return rows.sqrt(x)
             case -1:
                 return reciprocal(x)
             case _:
@@ -120,8 +108,8 @@ def _integer_power(x: Tensor, n: int) -> Tensor:
     if n == 0:
         return x * 0 + 1
     if n % 2 == 0:
-        return square(_integer_power(x, n // 2))
-    return x if n == 1 else x * square(_integer_power(x, n // 2))
+        return rows.square(_integer_power(x, n // 2))
+    return x if n == 1 else x * rows.square(_integer_power(x, n // 2))
 
 
 @method
@@ -159,9 +147,9 @@ def fmod(a: Operand, b: Operand) -> Tensor:
         return remainder(a, b)
     if a.dtype.is_float:  # a GPU that takes a subnormal number for 0 does not see that it is negative
         size = remainder(rows.abs(a), rows.abs(b))
-        return where(rows.abs(a) < rows.abs(b), a, where(a < 0, -size, size))
-    size = remainder(where(a < 0, -a, a), where(b < 0, -b, b))
-    return where(a < 0, -size, size)
+        return rows.where(rows.abs(a) < rows.abs(b), a, rows.where(a < 0, -size, size))
+    size = remainder(rows.where(a < 0, -a, a), rows.where(b < 0, -b, b))
+    return rows.where(a < 0, -size, size)
 
 
 @method
@@ -181,13 +169,13 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
     if a.dtype.is_int:
         return rows.quotient(a, b)
     size, by = rows.abs(a), rows.abs(b)
-    lift = where(rows.maximum(size, by) < 2.0**-60, 2.0**64, 1.0)  # a GPU can flush a denormal remainder
+    lift = rows.where(rows.maximum(size, by) < 2.0**-60, 2.0**64, 1.0)  # a GPU can flush a denormal remainder
     size, by = size * lift, by * lift
     left = rows.modulo(size, by)  # size - left is a multiple of by, and finite
     times = rows.round((size - left) / by)
     apart = rows.not_equal(a < 0.0, b < 0.0)
-    floored = where(apart, -times - where(left == 0.0, 0.0, 1.0), times)
-    return where(rows.logical_or(a == 0.0, b == 0.0), stop_gradient(a / b), floored)
+    floored = rows.where(apart, -times - rows.where(left == 0.0, 0.0, 1.0), times)
+    return rows.where(rows.logical_or(a == 0.0, b == 0.0), rows.stop_gradient(a / b), floored)
 
 
 @method
@@ -199,7 +187,7 @@ def reciprocal(x: Operand) -> Tensor:
     >>> tg.reciprocal([1.0, 4.0])
     tensor([1.  , 0.25])
     """
-    return div(1.0, x)
+    return rows.div(1.0, x)
 
 
 @method
@@ -220,9 +208,9 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
     if isinstance(lo, (int, float)) and isinstance(hi, (int, float)) and lo > hi:
         raise InputError(f"lo = {lo!r} is above hi = {hi!r}")
     if lo is not None:
-        y = where(less(x, lo), lo, y)
+        y = rows.where(rows.less(x, lo), lo, y)
     if hi is not None:
-        y = where(greater(y, hi), hi, y)
+        y = rows.where(greater(y, hi), hi, y)
     return y
 
 
@@ -249,7 +237,7 @@ def isfinite(x: Operand) -> Tensor:
     >>> tg.isfinite([1.0, np.inf, np.nan])
     tensor([ True, False, False], dtype=bool)
     """
-    return logical_not(nonfinite(x))
+    return rows.logical_not(rows.nonfinite(x))
 
 
 @method
@@ -262,7 +250,7 @@ def isinf(x: Operand) -> Tensor:
     >>> tg.isinf([1.0, np.inf, np.nan])
     tensor([False,  True, False], dtype=bool)
     """
-    return nonfinite(x) & logical_not(isnan(x))
+    return rows.nonfinite(x) & rows.logical_not(rows.isnan(x))
 
 
 LARGEST = (2.0 - 2.0**-23) * 2.0**127  # f32
@@ -284,5 +272,5 @@ def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf
     tensor([1., 0., 9.])
     """
     x = as_tensor(x)
-    infinite = where(x > 0.0, LARGEST if posinf is None else posinf, -LARGEST if neginf is None else neginf)
-    return where(nonfinite(x), where(isnan(x), nan, infinite), x)
+    infinite = rows.where(x > 0.0, LARGEST if posinf is None else posinf, -LARGEST if neginf is None else neginf)
+    return rows.where(rows.nonfinite(x), rows.where(rows.isnan(x), nan, infinite), x)
