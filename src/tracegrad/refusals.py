@@ -307,11 +307,7 @@ class _Called:
             return ""
         named = "".join([f"{x}=..., " for x in self.takes[self.most :][:3]])
         instead = f"write {self.who}({named}...)" if named else f"it takes {', '.join(self.takes) or 'none'}"
-        for name, told in (
-            ("shape", "a shape goes in one tuple, as (2, 3)"),
-            ("axes", "axes go in one tuple, as (1, 0)"),
-        ):
-            instead = told if name in self.takes[:2] else instead
+        instead = next((told for name, told in remedies()["tuples"].items() if name in self.takes[:2]), instead)
         count = f"{self.most} argument{'s' if self.most != 1 else ''} by position"
         most = f"takes {count}" if self.most > 0 else "takes its arguments by name"
         return f"{most}, got {len(self.args)} by position; {instead}"

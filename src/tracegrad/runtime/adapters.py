@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.refusals import helpful
+from tracegrad.refusals import helpful, remedies
 from tracegrad.runtime import process, remembered, tab, wgpu_types
 from tracegrad.runtime.process import quiet_stderr
 
@@ -384,15 +384,7 @@ def _rank(a: AdapterInfo) -> tuple[bool, int, int]:
 
 def _explain(answer: _Answer) -> str:
     """Return the reason in words for a user, with the remedy."""
-    cpu = 'device="cpu" works without'
-    return {
-        "browser": answer.detail,
-        "no-wgpu": f"the Python package wgpu is not installed; {INSTALL} ({cpu})",
-        "broken-wgpu": f"the Python package wgpu is installed but does not load: {answer.detail} ({cpu})",
-        "driver-crashed": f"the graphics driver crashed when asked for adapters: {answer.detail}; update it ({cpu})",
-        "driver-hangs": f"the graphics driver did not answer within {PROBE_SECONDS} s ({cpu})",
-        "no-loader": "there is no Vulkan loader (libvulkan.so.1); install your distribution's package "
-        f"(Debian, Ubuntu: libvulkan1) and your GPU's driver ({cpu})",
-        "no-driver": f"no graphics driver offers an adapter; install your GPU's Vulkan, Metal or Direct3D 12 driver "
-        f"(Debian, Ubuntu: mesa-vulkan-drivers, or the vendor's) ({cpu})",
-    }[answer.reason]
+    if answer.reason == "browser":
+        return answer.detail
+    why = remedies()["webgpu"][answer.reason].format(detail=answer.detail, install=INSTALL, seconds=PROBE_SECONDS)
+    return f'{why} (device="cpu" works without)'

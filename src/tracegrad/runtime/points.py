@@ -10,7 +10,7 @@ Points are columns, and the row that a point folds runs along the last axis. So 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
@@ -236,10 +236,7 @@ class Points:
         if v.op == "local":
             return self.locals[v.arg]
         if v.op == "inside":
-            x = self.known[v.args[0]]
-            held = self.holds(v.arg[0])
-            for g in v.arg[1:]:
-                held = held & self.holds(g)
+            x, held = self.known[v.args[0]], reduce(np.logical_and, map(self.holds, v.arg))
             return cast("Array", np.where(held, x, x.dtype.type(0)))
         return self.mapped(PRIMITIVES[v.arg[0]], _function(v.arg, len(v.args)), [self.known[a] for a in v.args])
 
