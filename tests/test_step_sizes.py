@@ -18,7 +18,7 @@ from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import StepSource
 from tracegrad.engine import programs, stepper
 from tracegrad.engine.results import Failed
-from tracegrad.engine.rooms import exact_room
+from tracegrad.engine.rooms import built, exact_alone
 from tracegrad.metrics import accuracy
 from tracegrad.runtime.base import DeviceInfo
 from tracegrad.runtime.c_compiler import VARIABLE
@@ -266,10 +266,7 @@ def test_with_two_open_sizes_those_of_one_share_a_program(device_name: str, monk
                     close(got[name], wanted[name], f"{name} at {b}, {t}")
         assert len(made) <= 1, made  # a batch of one row
         assert "of a program for sizes up to" in train.explain().title and train.step(x=x[:2]).loss > 0
-        shared = train.store.stepper.sized._shared
-        assert {key: s.room is not None for key, s in shared.items() if key[0] == "B"} == {
-            ("B", (("T", t),)): True for t in (5, 8)
-        }
+        assert {room for room in train.store.stepper.sized._rooms._kept if not room[0]} == {(0, -5), (0, -8)}
 
 
 def test_a_size_behind_another_axis_is_shared_and_one_of_two_axes_has_room() -> None:
@@ -293,8 +290,7 @@ def test_programs_for_many_sizes_are_limited_too(monkeypatch: pytest.MonkeyPatch
     with tg.compile(**given, optimizer=optim.sgd(0.1), seed=0, max_cached_shapes=2) as train:
         for b, t in [(5, 2), (4, 3), (3, 4), (2, 2), (6, 2), (3, 3)]:
             assert np.isfinite(train.step(x=np.ones((b, t, 8), np.float32)).loss)
-            made = [s for s in train.store.stepper.sized._shared.values() if s.room is not None]
-            assert 1 <= len(made) <= 2
+            assert 1 <= len(train.store.stepper.sized._rooms._kept) <= 4
 
 
 def test_sizes_that_are_compiled_again_and_again_are_told() -> None:
@@ -355,7 +351,8 @@ def test_a_source_says_why_it_has_no_program_for_many_sizes() -> None:
     case = CASES["pairs"]
     source = StepSource(case.model(), case.loss, case.inputs, optim.sgd(0.1))
     with pytest.raises(sized.UnsizedError, match="at a batch of"):
-        exact_room(source, source.free.all(16), *source.free.axes, 16, False, None)
+        sizes = source.free.all(16)
+        built(source, sizes, [sizes], exact_alone(sizes, *source.free.axes), None, False)
 
 
 def test_what_is_not_finite_is_named_in_a_program_for_many_sizes() -> None:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 import tracegrad as tg
-from tracegrad.engine import programs, rooms
+from tracegrad.engine import rooms
 from tracegrad.engine.results import CompletedRun
 
 D = 4
@@ -240,8 +240,9 @@ def _none(_: Any) -> list[str | None]:
     return [None]
 
 
-def _nothing(*_: Any) -> None:
-    """In place of a search."""
+def _with_room(self: Any, *args: Any, choices: Any = rooms.RoomPrograms._choices) -> Any:
+    """Yield the choices in which more than one size varies."""
+    return (key for key in choices(self, *args) if max(key) > 0)
 
 
 def compared(seed: int, device: str, exact: bool = True) -> tuple[int, list[str]]:
@@ -251,7 +252,7 @@ def compared(seed: int, device: str, exact: bool = True) -> tuple[int, list[str]
     """
     forward, served, found = forward_of(seed), 0, list[str]()
     search = patch.object(rooms, "exact_first", rooms.exact_first if exact else _none)
-    alone = patch.object(programs.SizedPrograms, "_of_many", _nothing)  # no search where one size varies
+    alone = patch.object(rooms.RoomPrograms, "_choices", _with_room)
     with (
         search,
         alone,

@@ -6,7 +6,6 @@ import threading
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tracegrad.compiler.build import ForwardSource, ProgramSource, at_sizes, traced_first
@@ -14,29 +13,13 @@ from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.engine import reference
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.errors import call_site
-from tracegrad.kernels.form import UnsizedError
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.tuning import OWN_RUNS, ROOM_RUNS
 
 if TYPE_CHECKING:
-    from tracegrad.engine.rooms import Room, RoomPrograms
+    from tracegrad.engine.rooms import RoomPrograms
 
 TOO_OFTEN = 8  # dropped programs that are built again before a warning says so
-
-
-@dataclass(slots=True)
-class Shared:
-    """What calls share whose sizes differ in one name alone: a program for all of them, once there are many."""
-
-    name: str
-    seen: set[int] = field(default_factory=set[int])  # sizes of the name
-    refused: str = ""  # why there is no program for all of them
-    room: Room | None = None
-
-    @property
-    def capacity(self) -> int:
-        """The largest size that the program serves; 0 without one."""
-        return self.room.base.program.capacity if self.room else 0
 
 
 class SizedPrograms:
@@ -58,8 +41,6 @@ class SizedPrograms:
         self._runs: Counter[Sizes] = Counter()  # of sizes in larger rooms
         self._gone: set[Sizes] = set()  # sizes whose programs were dropped for others
         self._again = 0  # how many of these were built again
-        self._shared: OrderedDict[tuple[str, Sizes], Shared] = OrderedDict()  # by the name, and all other sizes
-        self._why: dict[str, str] = {}  # names -> the reason why no program serves many of their sizes
         self._rooms: RoomPrograms | None = None
         self._choosing = False
         self._between: list[RunProgram] = []  # built by signal handlers, within a choice
@@ -73,9 +54,10 @@ class SizedPrograms:
     @property
     def note(self) -> str:
         """Return why each size has a program of its own; "" if one can serve many."""
-        if self._rooms is not None and self._rooms.serves:
+        if self._rooms is None or self._rooms.serves:
             return ""
-        why = self._why or {s.name: s.refused for s in self._shared.values() if s.refused}
+        refused = self._rooms.refused.items()
+        why = {name: why for kind, why in refused for name, n in zip(self.free.axes, kind) if n == 0 >= max(kind)}
         which = "size" if len(why) == len(self.free.axes) else next(iter(why), "")
         return f"compiled for each {which}: {next(iter(why.values()))}" if why else ""
 
@@ -113,7 +95,7 @@ class SizedPrograms:
             own = often and self._runs[sizes] >= OWN_RUNS
             shared = None
             if not own:
-                shared = self._of_many(given, sizes, info, dropped) or self._in_room(given, sizes, info, dropped)
+                shared = self._of_many(given, sizes, info, dropped)
             program = shared or self.built(given, sizes)
             if not (shared or own):
                 self._warn_if_dropped(sizes)
@@ -159,75 +141,24 @@ class SizedPrograms:
     def _of_many(
         self, source: ProgramSource, sizes: Sizes, info: Callable[[], DeviceInfo], dropped: list[RunProgram]
     ) -> RunProgram | None:
-        """Return a program for many sizes of one name, at these; None if they get a program of their own.
-
-        A size beyond the capacity replaces the program by one of at least twice the capacity.
-        """
-        if reference.enabled():
-            return None
-        for name, size in sizes:
-            key = (name, tuple([(n, at) for n, at in sizes if n != name]))
-            shared = self._shared.setdefault(key, Shared(name))
-            shared.seen.add(size)
-            others = len(
-                [s for s in self._shared.values() if s.name == name and s.room is not None and s is not shared]
-            )
-            few = len(shared.seen) <= self.own * (1 + others)  # there can be room for these in another program
-            if few or shared.refused or name in self._why or (device := info()).sizes != "exact":
-                continue
-            if device.gpu and not device.software and len(shared.seen) <= self.own_on_gpu:
-                continue
-            if size > shared.capacity:
-                most = max(2 * shared.capacity, *shared.seen)
-                dropped += self._forgotten(shared)
-                from tracegrad.engine.rooms import exact_room  # most processes see few sizes, and need no import
-
-                try:
-                    shared.room = exact_room(source, sizes, name, most, device.gpu, self.version)
-                except UnsizedError as e:
-                    shared.refused = str(e)
-                    if all(at > 1 for _, at in key[1]):  # one row can be broadcast, which tells nothing of others
-                        self._why[name] = shared.refused
-                    continue
-                dropped += self._beyond(shared)
-            self._shared[key] = self._shared.pop(key, shared)
-            program = shared.room.at((size,), source, sizes) if shared.room else None
-            if program is not None:
-                return program
-        return None
-
-    def _in_room(
-        self, source: ProgramSource, sizes: Sizes, info: Callable[[], DeviceInfo], dropped: list[RunProgram]
-    ) -> RunProgram | None:
-        """Return a program that has room for larger sizes than these; None if these get a program of their own."""
-        device = info()
-        own = self.own_on_gpu if device.gpu and not device.software else self.own
-        if reference.enabled() or device.sizes == "one" or len(self.seen) <= max(self.own, own) * len(sizes):
+        """Return a program for many sizes, at these; None if these get a program of their own."""
+        if reference.enabled() or len(self.seen) <= self.own or (device := info()).sizes == "one":
             return None
         if self._rooms is None:
-            from tracegrad.engine.rooms import RoomPrograms  # as above
+            from tracegrad.engine.rooms import RoomPrograms  # most processes see few sizes, and need no import
 
-            self._rooms = RoomPrograms(2 * self.capacity, self.version)
+            own_here = max(self.own, self.own_on_gpu if device.gpu and not device.software else 0)
+            self._rooms = RoomPrograms(2 * self.capacity, self.own, own_here, self.version)
         program, gone = self._rooms.of(source, sizes, self.seen, self._runs[sizes], device)
         dropped += [p for base in gone for p in self._emptied(base)]
         if program and program.room:
             self._runs[sizes] = self._runs[sizes] or 1
         return program
 
-    def _emptied(self, base: RunProgram | None) -> list[RunProgram]:
+    def _emptied(self, base: RunProgram) -> list[RunProgram]:
         """Return the programs that go with a room."""
-        gone = [sizes for sizes, p in self.kept.items() if base is not None and p.base is base]
-        return [*map(self.kept.pop, gone), *([base] if base else [])]
-
-    def _beyond(self, new: Shared) -> list[RunProgram]:
-        """Return the programs that go because there are too many for many sizes."""
-        made = [s for s in self._shared.values() if s.room is not None and s is not new]
-        return [p for s in made[: max(0, len(made) + 1 - self.capacity)] for p in self._forgotten(s)]
-
-    def _forgotten(self, shared: Shared) -> list[RunProgram]:
-        """Return the programs that go with one for many sizes."""
-        room, shared.room = shared.room, None
-        return self._emptied(room.base if room else None)
+        gone = [sizes for sizes, p in self.kept.items() if p.base is base]
+        return [*map(self.kept.pop, gone), base]
 
     def update(self, session: Session, program: RunProgram, source: ProgramSource) -> None:
         """Rebuild `program` from `source`, if it was built from another while the training changed its source."""
@@ -239,12 +170,10 @@ class SizedPrograms:
     def drop(self) -> list[RunProgram]:
         """Drop all programs, and return them."""
         with self.lock:
-            dropped = [p for shared in self._shared.values() for p in self._forgotten(shared)]
-            dropped += [p for base in (self._rooms.drop() if self._rooms else ()) for p in self._emptied(base)]
+            dropped = [p for base in (self._rooms.drop() if self._rooms else ()) for p in self._emptied(base)]
             dropped += self.kept.values()
             self.kept.clear()
             self._runs.clear()
-            self._why.clear()
         return dropped
 
     def built(self, source: ProgramSource, sizes: Sizes) -> RunProgram:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tracegrad.compiler.build import ProgramSource, at_sizes
@@ -38,67 +38,49 @@ class Room(NamedTuple):
         return made
 
 
-def exact_room(source: ProgramSource, sizes: Sizes, name: str, most: int, gpu: bool, version: object) -> Room:
-    """Return the program for sizes of `name` up to `most`, or a few more, with all other `sizes` as they are.
-
-    It computes no more elements than a run has. gpu and version: as for `build_rooms` and `RunProgram`.
-    Raises: UnsizedError if each size must have a program of its own.
-    """
-
-    def at(given: Sequence[int]) -> ProgramSource:
-        return at_sizes(source, tuple([(n, given[0] if n == name else fixed) for n, fixed in sizes]))
-
-    made = build_rooms(at, {name: most}, name, gpu)
-    return Room(made, RunProgram(made.built, version=version))
-
-
-Key = tuple[int, ...]  # the room of each size; 0: exact, 1: the size is 1
+Key = tuple[int, ...]  # the room of each size; 0: it is exact; -n: it is always n
 
 
 class RoomPrograms:
-    """Programs by their room, the least recently used first."""
+    """Programs for many sizes by their room, the least recently used first."""
 
-    def __init__(self, capacity: int, version: object = None) -> None:
-        """version: of the model, for a forward."""
-        self.capacity, self.version = capacity, version
-        # names of the sizes that vary -> which one is exact -> why no program is; such a reason ends the trials
-        self.refused: dict[tuple[str, ...], dict[str | None, str]] = {}
-        self._works: set[tuple[tuple[str, ...], str | None]] = set()  # what was built, so that a refusal is of one room
+    def __init__(self, capacity: int, own: int, own_here: int, version: object = None) -> None:
+        """own: how many sizes of a name get programs of their own; own_here: the same on this device, if it is larger.
+
+        version: of the model, for a forward.
+        """
+        self.capacity, self.own, self.own_here, self.version = capacity, own, own_here, version
+        self.refused: dict[Key, str] = {}  # kinds of rooms -> why no program has one; such a reason ends the trials
+        self._works: set[Key] = set()  # kinds of which one was built, so that a refusal is of one room
         self._failed: set[tuple[Key, Key]] = set()  # rooms that cannot be built for some sizes
         self._kept: OrderedDict[Key, Room] = OrderedDict()
         self._uses: Counter[Key] = Counter()
 
     def of(
-        self, source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], runs: int, device: DeviceInfo
+        self, source: ProgramSource, sizes: Sizes, seen: set[Sizes], runs: int, device: DeviceInfo
     ) -> tuple[RunProgram | None, list[RunProgram]]:
         """Return the program for some sizes, built if needed, and the programs dropped for it.
 
-        On a CPU, one of several sizes is exact in runs, if that can be proved; the others have room. On a GPU, launches
-        cost more than elements that do not count. A size of 1 is fixed, because one row can be broadcast.
-
         seen: all sizes so far. runs: of these sizes so far.
         """
-        slow = device.sizes == "exact" and (device.software or not device.gpu)
         dropped: list[RunProgram] = []
-        varying = tuple([name for name, n in sizes if n != 1])
-        at = [n for _, n in sizes if n != 1]
-        refused = self.refused.setdefault(varying, {})
-        for exact in (exact_first(varying) if slow else [None]) if varying else ():
-            if exact in refused:
+        for key in self._choices(sizes, seen, runs, device):
+            kind = tuple([min(max(n, -2), 1) for n in key])  # one row can be broadcast, which tells nothing of others
+            if kind in self.refused:
                 continue
-            key = self._key(sizes, exact, runs)
-            others = tuple([n for name, n in sizes if name != exact])
+            at = [n for (_, n), k in zip(sizes, key) if k >= 0]
+            others = tuple([n for (_, n), k in zip(sizes, key) if k])
             room = self._kept.get(key)
             if (room is None or not room.rooms.fits(at)) and (key, others) not in self._failed:
                 try:
-                    made = _built(source, sizes, seen, key, room and room.rooms, device.gpu)
+                    made = built(source, sizes, seen, key, room and room.rooms, device.gpu)
                 except UnsizedError as e:
                     self._failed.add((key, others))
-                    if (varying, exact) not in self._works:
-                        refused[exact] = str(e)
+                    if kind not in self._works:
+                        self.refused[kind] = str(e)
                         continue
                 else:
-                    self._works.add((varying, exact))
+                    self._works.add(kind)
                     dropped += [self._kept.pop(key).base] if room else []
                     dropped += self._beyond()
                     room = self._kept[key] = Room(made, RunProgram(made.built, version=self.version))
@@ -111,20 +93,38 @@ class RoomPrograms:
                 return room.at(at, source, sizes), dropped
         return None, dropped
 
+    def _choices(self, sizes: Sizes, seen: set[Sizes], runs: int, device: DeviceInfo) -> Iterator[Key]:
+        """Yield rooms in the order of trials.
+
+        First one size is exact and the others are fixed, if many calls differ in that size alone. Else, on a CPU, one
+        of several sizes is exact in runs, if that can be proved, and the others have room. On a GPU, launches cost more
+        than elements that do not count. A size of 1 is fixed, because one row can be broadcast.
+        """
+        for name, _ in sizes if device.sizes == "exact" else ():
+            key = exact_alone(sizes, name)
+            others = [k for k in self._kept if k != key and max(k) == 0 and k.index(0) == key.index(0)]
+            if len(_fitting(seen, key)) > max(self.own * (1 + len(others)), self.own_here):
+                yield key
+        varying = tuple([name for name, n in sizes if n != 1])
+        if varying and len(seen) > self.own_here * len(sizes):
+            slow = device.sizes == "exact" and (device.software or not device.gpu)
+            for exact in exact_first(varying) if slow else [None]:
+                yield self._key(sizes, exact, runs)
+
     def _larger(self, key: Key) -> list[Key]:
         """Return the rooms kept with room for all that this one has room for."""
-        return [k for k in self._kept if all(m == n if min(m, n) < 2 else m >= n for m, n in zip(k, key))]
+        return [k for k in self._kept if all(m == n if min(m, n) < 1 else m >= n for m, n in zip(k, key))]
 
     @property
     def serves(self) -> bool:
         """Whether there is a program with room."""
-        return bool(self._kept)
+        return any(max(key) > 0 for key in self._kept)
 
     def _key(self, sizes: Sizes, exact: str | None, runs: int) -> Key:
         """Return the room to compute in: fine where there are many runs, and one at hand where many are kept."""
 
         def key(steps: int) -> Key:
-            return tuple([0 if name == exact else n if n == 1 else room_for(n, steps) for name, n in sizes])
+            return tuple([0 if name == exact else -1 if n == 1 else room_for(n, steps) for name, n in sizes])
 
         coarse, fine = key(1), key(FINE_ROOMS)
         self._uses[fine] = max(self._uses[fine] + 1, runs)
@@ -164,28 +164,41 @@ def room_for(n: int, steps: int) -> int:
     return max(-(-n * steps // power) * power // steps, LEAST_ROOM)
 
 
-def _built(
+def exact_alone(sizes: Sizes, name: str) -> Key:
+    """Return the room that is exact for one size, with the others fixed. It computes no more than a run has."""
+    return tuple([0 if other == name else -n for other, n in sizes])
+
+
+def _fitting(seen: Iterable[Sizes], key: Key) -> list[Sizes]:
+    """Return those sizes that agree with the fixed ones of a room."""
+    return [sizes for sizes in seen if all(k >= 0 or n == -k for (_, n), k in zip(sizes, key))]
+
+
+def built(
     source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], key: Key, before: Rooms | None, gpu: bool
 ) -> Rooms:
-    """Build a program for the sizes that are not 1; the exact one grows to twice the room that it had `before`.
+    """Build a program for the sizes that are not fixed; the exact one grows to twice the room that it had `before`.
 
     If the user's functions refuse its room, it has a smaller one, and at last that of the largest sizes so far.
+
+    gpu: as for `build_rooms`. Raises: UnsizedError if each size must have a program of its own.
     """
-    varying = [name for name, n in sizes if n != 1]
-    exact = next((name for (name, _), n in zip(sizes, key) if not n), None)
+    room = {name: k for (name, _), k in zip(sizes, key) if k >= 0}
+    exact = next((name for name, k in room.items() if not k), None)
 
     def at(given: Sequence[int]) -> ProgramSource:
-        now = dict(zip(varying, given))
-        return at_sizes(source, tuple([(name, now.get(name, 1)) for name, _ in sizes]))
+        now = dict(zip(room, given))
+        return at_sizes(source, tuple([(name, now.get(name, n)) for name, n in sizes]))
 
-    found = [dict(s) for s in seen]
-    room = {name: n for (name, _), n in zip(sizes, key) if n != 1}
+    found = [dict(s) for s in _fitting(seen, key)]
     largest = {name: max(s[name] for s in found if s[name] <= n or name == exact) for name, n in room.items()}
     fine = {name: min(room_for(n, FINE_ROOMS), room[name]) for name, n in largest.items()}
     less = {name: n - 1 for name, n in room.items()}  # all of a table is no slice of it, and so is another graph
     rooms = [room, less, fine, largest]
     if exact is not None:
-        most = 5 * room_for(largest[exact], 1) // 4  # not a power of two, where plans change
+        most = largest[exact]
+        if len(room) > 1:
+            most = 5 * room_for(most, 1) // 4  # not a power of two, where plans change
         if before is not None:
             most = max(before.room[exact] * (2 if largest[exact] > before.room[exact] else 1), most)
         rooms = [{**r, exact: most} for r in rooms]
