@@ -33,9 +33,9 @@ import numpy as np
 from accuracy_rows import ROWS, TINY, Row
 
 import tracegrad as tg
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
 from tracegrad.prims.leaves import leaf
 
 Array = Any

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 import tracegrad as tg
-from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.graph import Graph
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Dispatch, Field, Needs, Program

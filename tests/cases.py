@@ -11,7 +11,7 @@ import numpy as np
 
 from tracegrad import ops as tg
 from tracegrad.dtypes import f32, i32
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.prims import folds, views
 from tracegrad.prims.elementwise import COPY
 from tracegrad.testing import Case

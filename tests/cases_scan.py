@@ -7,7 +7,7 @@ from typing import Any
 import tracegrad as tg
 from cases import Case, torch
 from tracegrad.dtypes import f32
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 
 
 def _rnn(x: Tensor, h: Tensor, w: Tensor, u: Tensor, b: Tensor) -> Tensor:

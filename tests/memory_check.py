@@ -20,8 +20,8 @@ from tracegrad.compiler.layout import Lifetime, Persistent, Place, arena_of, per
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.plan import Plan
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import indices_of, walk
 from tracegrad.kernels.form import Kernel, Store

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracegrad import ambient
 from tracegrad.dtypes import TensorType, as_dtype, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.ir import Tensor
+from tracegrad.ir import ambient
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.walks import gradients
 

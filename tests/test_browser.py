@@ -14,9 +14,10 @@ import pytest
 import tracegrad as tg
 from browser import HELPERS, browser, from_bits, open_page, plain, served
 from models import CNN, SineMLP, Training, cnn, cnn_loss, gpt, gpt_logits, rnn, sine, sine_loss, sine_predict
-from tracegrad import ambient, init, lr, optim, safetensors
+from tracegrad import init, lr, optim, safetensors
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
+from tracegrad.ir import ambient
+from tracegrad.ir.evaluate import evaluate
 from tracegrad.ops.random import rows_at_random
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.draw import draw

@@ -14,11 +14,11 @@ import pytest
 
 import tracegrad as tg
 from test_kernels import NOTHING, run
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf

@@ -12,7 +12,7 @@ import pytest
 import tracegrad as tg
 from in_c import computed, text
 from tracegrad.dtypes import f32
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.tuning import CHUNK
 
 CHUNKS = re.compile(r"long rows = min\(")

@@ -13,12 +13,12 @@ import pytest
 import tracegrad as tg
 from test_kernels import NOTHING, run
 from tracegrad import optim
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession

@@ -22,7 +22,7 @@ import pytest
 import docnames
 import tracegrad as tg
 from pages import HOME
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.methods import METHODS, TensorMethods
 
 sys.path.insert(0, str(HOME / "tools" / "site"))

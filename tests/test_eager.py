@@ -20,11 +20,11 @@ from all_cases import ALL_CASES
 from cases import Case
 from cases_nn import COUNTERS, FedCase
 from tracegrad import methods, nn, optim
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
 from tracegrad.imperative import stepwise, tensors, values
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.prims.leaves import leaf, literal
 from tracegrad.transforms.walks import gradients
 

@@ -10,13 +10,13 @@ import pytest
 
 import tracegrad as tg
 from test_kernels import COUNTERS, NOTHING, run
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import ShapeError
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.walks import gradients

@@ -22,7 +22,7 @@ from tracegrad.dtypes import InputType, bool_, f32, i32
 from tracegrad.engine.inputs import blank
 from tracegrad.engine.programs import SizedPrograms
 from tracegrad.engine.run_program import numbers_of
-from tracegrad.evaluate import evaluate
+from tracegrad.ir.evaluate import evaluate
 from tracegrad.kernels.form import Extent, UnsizedError
 from tracegrad.runtime import native
 from tracegrad.runtime.base import Session

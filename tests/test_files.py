@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad import files, nn, optim, safetensors
+from tracegrad import nn, optim, safetensors
 from tracegrad.errors import InputError
-from tracegrad.files import open_regular, replace_file, replace_files
+from tracegrad.files import atomic as files
+from tracegrad.files.atomic import open_regular, replace_file, replace_files
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_pipe_gets_the_bytes_and_stays(train: tg.CompiledTraining, tmp_path: P
 
 
 def test_a_pipe_that_nobody_reads_is_an_error_not_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegrad.files.SECONDS_FOR_A_READER", 0.05)
+    monkeypatch.setattr("tracegrad.files.atomic.SECONDS_FOR_A_READER", 0.05)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no process reads from this pipe"):
         replace_file(tmp_path / "pipe", [b"x"])
@@ -205,7 +206,7 @@ def test_several_files_are_complete_before_the_first_is_replaced(tmp_path: Path)
 
 KILLS = """
 import os, signal, sys, time
-from tracegrad.files import replace_file
+from tracegrad.files.atomic import replace_file
 
 folder, rounds = sys.argv[1], int(sys.argv[2])
 path, size, left = os.path.join(folder, "a"), 64 * 4096, 0

@@ -10,11 +10,11 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import optim
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine import bounds
-from tracegrad.evaluate import evaluate, named_by_role
 from tracegrad.hypers import leaf_value
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate, named_by_role
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.guard import LONGEST, bounded_arrays
 from tracegrad.optim.transform import Host

@@ -21,7 +21,7 @@ from tracegrad.compiler.numbers import numbers_of, pairs_of, values_at
 from tracegrad.compiler.sized import expanded
 from tracegrad.compiler.symbols import Record
 from tracegrad.compiler.uniform import Pair, check_graphs
-from tracegrad.graph import Graph
+from tracegrad.ir.graph import Graph
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.growth import Sizes
 

@@ -28,7 +28,7 @@ from fuzzing.search import Prepared, prepared, search, sharpness
 from fuzzing.shrink import shrunk
 from fuzzing.snippet import snippet
 from fuzzing.table import OPS
-from tracegrad.evaluate import evaluate
+from tracegrad.ir.evaluate import evaluate
 from tracegrad.runtime.c_compiler import compiler_named
 from tracegrad.runtime.cpu_verify import warn_wrong
 

@@ -12,12 +12,12 @@ import pytest
 from all_cases import ALL_CASES
 from cases import Case
 from test_kernels import COUNTERS, NOTHING, run
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, bind, toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, bind, toposort
 from tracegrad.kernels import fuse, storage
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.storage import analyse

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tracegrad import ops
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, bool_, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.triangles import Triangles
 from tracegrad.passes.expand import expand_composites

@@ -14,7 +14,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.nodes import Tensor, toposort
 
 pytest.importorskip("jax", reason="JAX is not installed")
 import jax

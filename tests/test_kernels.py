@@ -13,14 +13,14 @@ from all_cases import ALL_CASES
 from cases import Case
 from memory_check import overlaps
 from tracegrad import tuning
-from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import toposort
 from tracegrad.kernel_source import Texts
 from tracegrad.kernels import axes, tiles
 from tracegrad.kernels.tiles import TileShape

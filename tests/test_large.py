@@ -13,12 +13,12 @@ import pytest
 
 import tracegrad as tg
 from test_kernels import NOTHING, run
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import ShapeError
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.lower import LARGEST
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program

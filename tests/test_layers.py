@@ -16,21 +16,21 @@ ROOT = Path(__file__).parents[1] / "src" / "tracegrad"
 # CONTRIBUTING.md describes the layers. A package stands for all its modules; the longest name that fits counts.
 LAYERS = {
     "errors": 0, "dtypes": 0, "sites": 0, "refusals": 0,
-    "jsontext": 0, "files": 0, "tuning": 0, "patterns": 0,
-    "methods": 1, "ir": 1, "graph": 1, "ambient": 1, "foreign": 1, "inlining": 1, "states": 1,
+    "files.jsontext": 0, "files.atomic": 0, "tuning": 0, "patterns": 0,
+    "methods": 1, "ir": 1, "foreign": 1,
     "prims": 2,
     "ops": 3, "hypers": 3,
     "nn": 4, "init": 4, "initializer": 4, "optim": 4, "lr": 4, "schedule": 4, "transforms": 4, "metrics": 4,
     "alignment": 4, "linalg": 4,
     "kernels": 5,
-    "passes": 6, "evaluate": 6,
+    "passes": 6, "ir.evaluate": 6,
     "program": 7, "loops": 7, "kernel_source": 7, "render": 7,  # a Program is plain data: renderers fill it
     "compiler": 8,
     "arrays": 9, "bare": 9, "safetensors": 9,
     "runtime": 10,
     "introspection": 11,
     "engine": 12,
-    "checkpoints": 13, "sharded": 13, "export": 13, "exported_sizes": 13, "contents": 13, "pytorch": 13,
+    "files": 13, "pytorch": 13,
     "training": 14,
     "imperative": 15, "functional": 15,
     "": 16, "entrypoints": 16, "extend": 16, "sweeps": 16, "sweep_plan": 16,
@@ -55,7 +55,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("runtime.jax", "tracegrad.runtime.jax_session"),
     ("runtime.jax", "tracegrad.runtime.jax_mesh"),
     ("entrypoints", "tracegrad.runtime.jax"),
-    ("export", "tracegrad.runtime.recorded"),
+    ("files.export", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.verify"),
     ("runtime.draw", "tracegrad.runtime.draw_compiled"),
@@ -63,7 +63,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.between", "tracegrad.compiler.several"),
     ("compiler.pipeline", "tracegrad.kernels.show"),  # for TRACEGRAD_DEBUG only
     ("training.compiled", "tracegrad.training.fit"),  # the loop and its hooks, not loaded by who calls step
-    ("training.compiled", "tracegrad.export"),  # likewise, what writes pages, and what explains programs
+    ("training.compiled", "tracegrad.files.export"),  # likewise, what writes pages, and what explains programs
     ("training.compiled", "tracegrad.introspection.explain"),
     ("training.compiled", "tracegrad.introspection.why"),
     ("training.compiled", "tracegrad.introspection.profile"),
@@ -71,14 +71,14 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("engine.forward", "tracegrad.introspection.profile"),
     ("engine.reference", "tracegrad.runtime.inexact"),
     ("engine.forward", "tracegrad.safetensors"),
-    ("training.training", "tracegrad.checkpoints"),
+    ("training.training", "tracegrad.files.checkpoints"),
     ("training.training", "tracegrad.safetensors"),
     ("runtime.tab", "tracegrad.runtime.javascript"),  # reads the files of tracegrad/js
     ("engine.programs", "tracegrad.engine.rooms"),  # what most processes do without, as above
-    ("training.training", "tracegrad.sharded"),  # needs JAX and Orbax
-    ("training.data", "tracegrad.sharded"),
-    ("sharded", "tracegrad.runtime.jax_shards"),
-    ("sharded", "tracegrad.runtime.jax_memory"),
+    ("training.training", "tracegrad.files.sharded"),  # needs JAX and Orbax
+    ("training.data", "tracegrad.files.sharded"),
+    ("files.sharded", "tracegrad.runtime.jax_shards"),
+    ("files.sharded", "tracegrad.runtime.jax_memory"),
 }
 
 

@@ -10,13 +10,13 @@ import pytest
 
 import tracegrad as tg
 from test_kernels import NOTHING, run
-from tracegrad.ambient import tracing
 from tracegrad.compiler import pipeline
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, bind, toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, bind, toposort
 from tracegrad.passes import lift
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.lift import out_of_loops

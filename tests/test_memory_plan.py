@@ -15,11 +15,11 @@ from memory_check import Planned, check_memory, overlaps, planned, planned_train
 from models import BUDGET, SMALL, Training, build_training, gpt
 from test_kernels import graph_of
 from tracegrad import optim
-from tracegrad.ambient import tracing
 from tracegrad.compiler import layout
 from tracegrad.compiler.layout import Persistent
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.graph import Graph
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
 from tracegrad.kernels import group
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.prims.folds import pack

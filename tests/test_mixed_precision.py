@@ -16,13 +16,13 @@ import tracegrad as tg
 from models import BUDGET, SMALL, Training, build_training, cnn, gpt, sine
 from test_kernels import NOTHING, run
 from tracegrad import nn, optim
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import plan_launches
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.bounds import array_of
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernel_source import Texts
 from tracegrad.optim import guard
 from tracegrad.prims.leaves import leaf

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tracegrad import init, nn
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError
-from tracegrad.evaluate import evaluate
 from tracegrad.hypers import hyper
 from tracegrad.introspection.tables import summary
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn import Module, bound, named_parameters
 from tracegrad.prims.leaves import leaf
 

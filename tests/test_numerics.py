@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tracegrad import ops as tg
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import Persistent, make_program
 from tracegrad.dtypes import TensorType, as_dtype, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
 from tracegrad.imperative.creation import parameter
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims import elementwise
 from tracegrad.prims.leaves import const, leaf

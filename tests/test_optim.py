@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from tracegrad import lr, optim
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import CallError, InputError
-from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
-from tracegrad.ir import bind, toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import bind, toposort
 from tracegrad.nn.module import decays
 from tracegrad.nn.parameters import Parameter
 from tracegrad.optim.gradients import norm

@@ -10,7 +10,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim, safetensors
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 
 EPS = 1e-6
 ROWS = optim.PerParameter(lambda shape: shape[:1] if len(shape) == 2 else None, fill=0.5)

@@ -10,11 +10,11 @@ import pytest
 
 import tracegrad as tg
 from test_kernels import NOTHING, run, with_barriers
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
 from tracegrad.kernels import tiles
 from tracegrad.passes import split
 from tracegrad.prims.folds import MATMUL

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import tracegrad as tg
 from tracegrad import ops
 from tracegrad.compiler.pipeline import optimize
-from tracegrad.ir import toposort
+from tracegrad.ir.nodes import toposort
 from tracegrad.prims.folds import MATMUL
 
 rng = np.random.default_rng(0)

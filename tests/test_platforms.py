@@ -12,7 +12,8 @@ import pytest
 
 import tracegrad as tg
 from pages import HOME
-from tracegrad import files, nn, optim
+from tracegrad import nn, optim
+from tracegrad.files import atomic as files
 from tracegrad.runtime import c_compiler, cache, children, cpu
 
 

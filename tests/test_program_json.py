@@ -12,12 +12,12 @@ import pytest
 
 import tracegrad as tg
 from models import SMALL
-from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.errors import DeviceError, InputError
-from tracegrad.graph import Graph
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.adapters import check_webgpu

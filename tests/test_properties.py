@@ -19,14 +19,14 @@ from indices import evaluate_index
 from memory_check import check_memory, planned
 from models import SMALL, Training
 from tracegrad import ops as tg
-from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.entrypoints import compile as tg_compile
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.coordinates import ravel, regroup, unravel
 from tracegrad.kernels.expr import Index, Space
 from tracegrad.prims import folds, views

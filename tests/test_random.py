@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracegrad import ambient, ops
+from tracegrad import ops
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.errors import DTypeError, InputError, ShapeError
-from tracegrad.evaluate import evaluate
-from tracegrad.ir import toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import toposort
 from tracegrad.ops import random as random_ops
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.walks import gradients

@@ -9,11 +9,11 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import ops
-from tracegrad.ambient import tracing
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 
 Found = dict[str, dict[str, Any]]

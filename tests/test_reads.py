@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tracegrad import ops
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.kernels.reads import base, reads_of, trailing
 from tracegrad.prims.folds import SUM, pack
 from tracegrad.prims.leaves import leaf

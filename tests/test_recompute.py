@@ -13,13 +13,13 @@ from memory_check import check_memory, planned_training
 from models import BUDGET, SMALL, Training, build_training, gpt
 from test_kernels import NOTHING, run
 from tracegrad import optim
-from tracegrad.ambient import tracing
 from tracegrad.compiler.inputtypes import concrete_type
 from tracegrad.compiler.pipeline import make_program, optimize, rounded
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession

@@ -14,7 +14,7 @@ import pytest
 
 import tracegrad as tg
 from in_c import computed, text
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.ops.cumulative import LARGEST_BLOCK, SCAN_BLOCK, SMALLEST_BLOCK, block_of
 from tracegrad.tuning import LANES
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad import checkpoints, nn, optim
+from tracegrad import nn, optim
+from tracegrad.files import checkpoints
 
 X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(8, 1)
 

@@ -18,14 +18,14 @@ from models import RNN, build_training, rnn, rnn_loss, rnn_outputs
 from test_kernels import NOTHING, run
 from test_random import pcg
 from tracegrad import optim
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32, i32, u32
 from tracegrad.engine.reference import check_indices
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession

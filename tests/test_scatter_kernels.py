@@ -11,10 +11,10 @@ import tracegrad as tg
 from browser import browser, open_page, served, shader_messages
 from test_kernels import NOTHING, run, with_barriers
 from tracegrad import tuning
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import DType, TensorType, f32, i32
-from tracegrad.graph import Graph
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from oracle import call, check, rand
-from tracegrad import ambient, ops
+from tracegrad import ops
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.errors import DTypeError, ShapeError, TraceError
-from tracegrad.evaluate import evaluate
-from tracegrad.ir import bind, toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import bind, toposort
 from tracegrad.ops.windows import OVERLAP_ADD, WINDOWS
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.walks import gradients

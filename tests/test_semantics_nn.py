@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from oracle import call, check, classes, oracle, rand, typed
-from tracegrad import ambient, ops
+from tracegrad import ops
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError
-from tracegrad.ir import toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import toposort
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.walks import gradients
 

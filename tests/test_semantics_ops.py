@@ -15,11 +15,11 @@ import torch
 from oracle import call, oracle
 from tracegrad import methods
 from tracegrad import ops as tg
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
-from tracegrad.evaluate import evaluate
-from tracegrad.ir import Primitive, Tensor, bind, toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import Primitive, Tensor, bind, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims import views
 from tracegrad.prims.leaves import leaf

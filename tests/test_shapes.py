@@ -20,7 +20,7 @@ from tracegrad import ops as tg
 from tracegrad.compiler import layout
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.prims import views
 from tracegrad.prims.leaves import leaf
 from tracegrad.runtime.cpu import CpuSession

@@ -18,13 +18,13 @@ from all_cases import ALL_CASES
 from cases import Case
 from test_kernels import COUNTERS, NOTHING, run
 from test_numerics import runtime  # noqa: F401
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import Shape, TensorType, bool_, f32, i32
 from tracegrad.errors import TracegradError
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.native import NativeSession

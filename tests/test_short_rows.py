@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import DType, TensorType, f32, i32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.render import c_values
 from tracegrad.runtime.cpu import CpuSession

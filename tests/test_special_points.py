@@ -14,7 +14,7 @@ import pytest
 import tracegrad
 from test_numerics import computed, runtime  # noqa: F401
 from tracegrad import ops as tg
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.runtime.native import NativeSession
 from tracegrad.transforms.walks import gradients
 

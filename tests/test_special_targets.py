@@ -12,7 +12,7 @@ import pytest
 import tracegrad
 from test_numerics import computed, runtime  # noqa: F401
 from tracegrad import ops as tg
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.transforms.walks import gradients
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -11,12 +11,12 @@ import pytest
 import tracegrad as tg
 from memory_check import check_memory, planned
 from test_kernels import NOTHING, run
-from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels import storage as rules
 from tracegrad.kernels.storage import Storage, analyse, postorder
 from tracegrad.prims.leaves import leaf

@@ -15,13 +15,13 @@ from memory_check import check_memory, planned, planned_training
 from models import BUDGET, SMALL, Training, adamw, build_training, gpt
 from test_kernels import NOTHING, with_barriers
 from tracegrad import nn
-from tracegrad.ambient import tracing
 from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import toposort
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.cpu import CpuSession

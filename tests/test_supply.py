@@ -29,8 +29,8 @@ NETWORK = {
 LISTENS = {"commands/site.py"}  # tracegrad serve, to this computer only
 # Every use of exec, eval and compile as a builtin, and whose text it is.
 WRITTEN_HERE = {
-    ("evaluate.py", "function_of"): "the array rule of a row of the table, with operands named by number",
-    ("evaluate.py", "_compiled"): "the same",
+    ("ir/evaluate.py", "function_of"): "the array rule of a row of the table, with operands named by number",
+    ("ir/evaluate.py", "_compiled"): "the same",
     ("methods.py", "write"): "the entry of a public function, written from its signature",
     ("methods.py", "compiled"): "text written by this package: these entries, and plans of eager calls",
     ("imperative/spell.py", "defined"): "plans of eager calls, written from the table",

@@ -15,10 +15,11 @@ import tracegrad  # noqa: F401 fills the table
 from all_cases import ALL_CASES
 from cases import Case
 from fuzzing.runners import QUICKLY
-from tracegrad import ambient, linalg, testing, transforms
+from tracegrad import linalg, testing, transforms
 from tracegrad.dtypes import TensorType, bool_, f32, i32
-from tracegrad.evaluate import evaluate
-from tracegrad.ir import PRIMITIVES, Tensor
+from tracegrad.ir import ambient
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import PRIMITIVES, Tensor
 from tracegrad.prims.leaves import leaf
 
 N = 3  # elements of a batch

@@ -12,12 +12,12 @@ import pytest
 import tracegrad as tg
 from models import GPT, SineMLP, adamw, build_forward, build_training, sine_loss
 from tracegrad import DTypeError, InputError, ShapeError, TraceError, nn, optim
-from tracegrad.ambient import tracing
 from tracegrad.compiler import pipeline
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.evaluate import evaluate
 from tracegrad.introspection.explain import Memory
-from tracegrad.ir import toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import toposort
 from tracegrad.passes import recompute
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.walks import gradients

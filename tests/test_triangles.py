@@ -15,13 +15,13 @@ import tracegrad as tg
 from browser import browser, open_page, served, shader_messages
 from memory_check import check_memory, planned
 from test_kernels import NOTHING, run, with_barriers
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.evaluate import evaluate
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels import tiles
 from tracegrad.kernels.costs import cost_of
 from tracegrad.kernels.form import Limit

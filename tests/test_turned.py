@@ -11,7 +11,7 @@ import pytest
 import tracegrad as tg
 from in_c import computed, text
 from tracegrad.dtypes import DType, bool_, f32, i32, u32
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 
 SHAPES = (
     (16, 16),

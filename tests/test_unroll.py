@@ -8,11 +8,11 @@ import pytest
 
 import tracegrad as tg
 from test_kernels import NOTHING
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.form import Kernel
 from tracegrad.prims.leaves import leaf

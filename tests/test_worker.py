@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tracegrad import ambient, lr
+from tracegrad import lr
 from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
@@ -20,8 +20,9 @@ from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.steps import StepCall
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, DeviceError, NonFiniteError
-from tracegrad.graph import Graph
-from tracegrad.ir import bind
+from tracegrad.ir import ambient
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import bind
 from tracegrad.prims.elementwise import log, mul
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf

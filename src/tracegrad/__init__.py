@@ -23,7 +23,6 @@ from tracegrad.errors import (
     TracegradError,
 )
 from tracegrad.functional import *
-from tracegrad.graph import Graph
 from tracegrad.hypers import hyper
 from tracegrad.imperative import creation
 from tracegrad.imperative.calls import install
@@ -31,7 +30,8 @@ from tracegrad.imperative.creation import parameter, tensor
 from tracegrad.imperative.streams import manual_seed
 from tracegrad.imperative.tape import no_grad
 from tracegrad.imperative.tensors import GradTensor
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.nn.parameters import Parameter
 from tracegrad.ops import *

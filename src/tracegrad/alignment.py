@@ -6,7 +6,7 @@ from typing import Any
 
 from tracegrad.dtypes import f32, i32, integer
 from tracegrad.errors import InputError, ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.indexing import indices_for, take_along_axis
 from tracegrad.ops.joining import concat, stack

@@ -15,7 +15,7 @@ from tracegrad.compiler.inputtypes import declared
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.stores import OwnParameters
 from tracegrad.errors import DeviceError, InputError, Site, call_site, located
-from tracegrad.graph import Graph
+from tracegrad.ir.graph import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.patterns import Selection
 from tracegrad.refusals import helpful

@@ -10,8 +10,8 @@ A graph pass:   a function of roots that calls `rewrite`.
 """
 
 from tracegrad.dtypes import TensorType
-from tracegrad.graph import Graph
-from tracegrad.ir import Primitive, Tensor, bind, register, rewrite, toposort
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Primitive, Tensor, bind, register, rewrite, toposort
 from tracegrad.methods import op
 from tracegrad.optim.transform import Host, PerParameter, Transform, chain
 from tracegrad.prims.leaves import as_tensor

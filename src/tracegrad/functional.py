@@ -14,18 +14,19 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
-from tracegrad import ambient, ops, transforms
+from tracegrad import ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
 from tracegrad.dtypes import TensorType, as_dtype, f32, show
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, located
-from tracegrad.evaluate import evaluate
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
 from tracegrad.imperative.plans import Plan, Source
 from tracegrad.imperative.tape import recording
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import f64, nearest
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.refusals import check_call, check_function, helpful, shown, wrapped

@@ -11,10 +11,10 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from tracegrad.ambient import building, require
 from tracegrad.dtypes import TensorType, f32, nearest_f32
 from tracegrad.errors import InputError, TraceError
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import building, require
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import leaf
 from tracegrad.refusals import helpful

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tracegrad.dtypes import STORED
-from tracegrad.jsontext import LOCAL, demand, natural
+from tracegrad.files.jsontext import LOCAL, demand, natural
 from tracegrad.kernels.blocks import Blocks, Mirrors
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import Reach, Tiling

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracegrad import ambient, foreign, ops
+from tracegrad import foreign, ops
 from tracegrad.dtypes import broadcast_shapes, i32, normalize_axis
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.constants import eye, tril, triu, zeros
 from tracegrad.ops.indexing import take, take_along_axis

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tracegrad.jsontext import LOCAL
+from tracegrad.files.jsontext import LOCAL
 
 BY_SIZE = -1  # the `Move.depth` of an offset that follows the size of a run
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
-from tracegrad.ambient import active
 from tracegrad.dtypes import f32, i32, integer
 from tracegrad.errors import DTypeError, ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import active
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.indexing import indices_for
 from tracegrad.ops.losses import cross_entropy, pair

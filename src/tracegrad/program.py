@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from tracegrad.dtypes import DTYPES, STORED, TensorType, axis_first
 from tracegrad.errors import InputError
-from tracegrad.graph import Graph
-from tracegrad.jsontext import LOCAL, built, demand, distinct, dumped, index, natural, parse, plain, shown
+from tracegrad.files.jsontext import LOCAL, built, demand, distinct, dumped, index, natural, parse, plain, shown
+from tracegrad.ir.graph import Graph
 from tracegrad.kernel_source import Binding, KernelSource, check_grid, check_kernel
 from tracegrad.kernels.tiling import grid_of
 from tracegrad.loops import BY_SIZE, Loop, Move, kept, order

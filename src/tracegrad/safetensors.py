@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
 from tracegrad.errors import DTypeError, InputError
-from tracegrad.files import open_regular, replace_file
-from tracegrad.jsontext import dumped, parse, shown
+from tracegrad.files.atomic import open_regular, replace_file
+from tracegrad.files.jsontext import dumped, parse, shown
 
 MAX_HEADER = 100_000_000  # bytes; the reference implementation has the same limit
 MAX_RANK = 64  # NumPy's limit on axes

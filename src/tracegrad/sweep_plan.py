@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from tracegrad import init
-from tracegrad.ambient import require
 from tracegrad.arrays import Array, checked_seed, np
 from tracegrad.compiler.layout import arena_of
 from tracegrad.compiler.signatures import checked_loss
@@ -21,7 +20,9 @@ from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.params import declared, drawn
 from tracegrad.errors import InputError
 from tracegrad.hypers import ANY, COMPLEMENT, GROUP, OFF, checked
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import require
+from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.states import STATE, StateTensor
 from tracegrad.nn.module import bound, decays, named_parameters, named_states
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.ops.control import assign
@@ -38,7 +39,6 @@ from tracegrad.prims.elementwise import nonfinite, stop_gradient, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.prims.views import broadcast_to, reshape, slice_
-from tracegrad.states import STATE, StateTensor
 from tracegrad.transforms.custom import custom_vjp
 from tracegrad.transforms.derivatives import value_and_grad
 from tracegrad.transforms.vmap import vmap

@@ -14,11 +14,11 @@ from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import StepResult
 from tracegrad.errors import InputError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.states import StateTensor
 from tracegrad.nn.module import bound
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.refusals import helpful, shown
-from tracegrad.states import StateTensor
 from tracegrad.sweep_plan import LOSSES, MODELS, STATES, VALUES, SweepPlan, checked_values, is_list
 from tracegrad.training.compiled import CompiledTraining
 from tracegrad.transforms.vmap import vmap

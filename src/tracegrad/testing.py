@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from tracegrad import transforms
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import InputType, Shape, TensorType, bool_, f32, i32
 from tracegrad.entrypoints import compile_forward, devices
-from tracegrad.evaluate import evaluate
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.evaluate import evaluate
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.prims.leaves import leaf
 from tracegrad.transforms.walks import cotangents, gradients, tangents

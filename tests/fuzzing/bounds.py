@@ -35,8 +35,8 @@ from typing import Any
 
 import numpy as np
 
-from tracegrad.evaluate import array_rule
-from tracegrad.ir import Tensor
+from tracegrad.ir.evaluate import array_rule
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims import leaves
 from tracegrad.prims.leaves import unviewed
 

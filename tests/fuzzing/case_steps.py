@@ -17,9 +17,9 @@ from cases_nn import FedCase
 from fuzzing.drawing import Pool
 from fuzzing.program import Input, Program, Step
 from fuzzing.table import Drawn, NoCounterpartError, Op, register
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.errors import TracegradError
+from tracegrad.ir.ambient import tracing
 from tracegrad.prims.leaves import leaf
 
 INTERNAL = ("window", "unwindow", "pack", "place", "copy")  # rows of primitives, whose types check less

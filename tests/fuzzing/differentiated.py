@@ -16,11 +16,11 @@ from fuzzing.apply import called
 from fuzzing.exact import Exact, references
 from fuzzing.halves import F16, Format
 from fuzzing.program import Array, Input, Program
-from tracegrad.ambient import tracing
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 
 Outputs = dict[str, Any]

@@ -11,8 +11,8 @@ import numpy as np
 from fuzzing import bounds
 from fuzzing.bounds import Array, Known
 from fuzzing.halves import KEEPING, Format
-from tracegrad.evaluate import array_rule
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.evaluate import array_rule
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.prims.leaves import LEAF
 

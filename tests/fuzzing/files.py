@@ -26,15 +26,16 @@ import numpy as np
 from safetensors import numpy as reference
 
 import tracegrad as tg
-from tracegrad import checkpoints, lr, nn, optim, safetensors
-from tracegrad.ambient import tracing
+from tracegrad import lr, nn, optim, safetensors
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
-from tracegrad.contents import contents
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.errors import InputError
-from tracegrad.graph import Graph
+from tracegrad.files import checkpoints
+from tracegrad.files.contents import contents
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 

@@ -16,9 +16,9 @@ from fuzzing.nested import NESTED, arguments
 from fuzzing.program import Input, Program, Step
 from fuzzing.table import OPS
 from fuzzing.training import OURS, SCHEDULES
-from tracegrad.ambient import tracing
 from tracegrad.dtypes import TensorType, as_dtype
-from tracegrad.ir import Tensor
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 
 TRIES = 12  # draws for one step

@@ -28,8 +28,8 @@ from tracegrad import tuning
 from tracegrad.compiler.joined import joined
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
-from tracegrad.evaluate import evaluate
 from tracegrad.introspection import explain, profile
+from tracegrad.ir.evaluate import evaluate
 from tracegrad.kernels import fuse, storage
 from tracegrad.program import Program as Compiled
 from tracegrad.runtime import native

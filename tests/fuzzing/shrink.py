@@ -20,7 +20,7 @@ from fuzzing.differentiated import leaves_of
 from fuzzing.grow import pruned
 from fuzzing.program import Input, Program, Step
 from fuzzing.search import failure, kind
-from tracegrad.ambient import tracing
+from tracegrad.ir.ambient import tracing
 
 SECONDS = 90.0
 PLAIN = {"stride": 1, "dilation": 1, "padding": 0, "output_padding": 0, "keepdims": False, "label_smoothing": 0.0,

@@ -23,10 +23,10 @@ from tracegrad import optim
 from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.layout import arena_of
 from tracegrad.compiler.pipeline import optimize
-from tracegrad.evaluate import named_by_role
-from tracegrad.graph import Graph
 from tracegrad.hypers import NORMAL, UNIT
-from tracegrad.ir import Tensor
+from tracegrad.ir.evaluate import named_by_role
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import named_parameters
 
 STATES = ("state/mean", "state/count")

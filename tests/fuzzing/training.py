@@ -20,7 +20,7 @@ from fuzzing.program import Array, Program
 from fuzzing.table import NoCounterpartError
 from tracegrad import optim
 from tracegrad.dtypes import TensorType, as_dtype
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 
 OURS: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": optim.sgd,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import tracegrad
 from tracegrad.commands import bench, doctor, site
-from tracegrad.contents import contents
 from tracegrad.demo import digits, gpt, sine
 from tracegrad.demo.common import Options
 from tracegrad.errors import TracegradError
-from tracegrad.jsontext import printable_lines
+from tracegrad.files.contents import contents
+from tracegrad.files.jsontext import printable_lines
 from tracegrad.runtime.base import DEVICES
 
 DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}

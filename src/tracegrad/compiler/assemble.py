@@ -10,7 +10,7 @@ from typing import Any
 from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import DTYPES, TensorType
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
 from tracegrad.kernels.form import on_device
 from tracegrad.kernels.fuse import MAX_BUFFERS

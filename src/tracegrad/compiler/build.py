@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-from tracegrad import ambient
 from tracegrad.compiler.draws import noticed
 from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, Sizes, input_ranges, input_types
 from tracegrad.compiler.layout import HALTED, Persistent, arena_of, persistent_of
@@ -18,9 +17,11 @@ from tracegrad.compiler.step_graph import training_graph
 from tracegrad.compiler.tracing import sites_of, states_of, traced
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError, TraceError, TracegradError, located
-from tracegrad.graph import Graph
 from tracegrad.hypers import NORMAL, PREFIX, UNIT
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, toposort
+from tracegrad.ir.states import STATE
 from tracegrad.nn.module import named_parameters, no_parameters
 from tracegrad.optim import freezing
 from tracegrad.optim.arena import Part
@@ -32,7 +33,6 @@ from tracegrad.prims.leaves import require_own
 from tracegrad.program import COUNTS, Program
 from tracegrad.refusals import shown
 from tracegrad.sites import SiteInfo
-from tracegrad.states import STATE
 
 P = ParamSpec("P")
 R = TypeVar("R")

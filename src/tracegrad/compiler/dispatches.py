@@ -21,8 +21,8 @@ from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.plan import Plan
 from tracegrad.errors import CompileError, Site
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, reached
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, reached
 from tracegrad.kernels.costs import Cost, cost_of
 from tracegrad.kernels.form import Kernel, sized
 from tracegrad.kernels.fuse import Cluster

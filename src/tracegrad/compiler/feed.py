@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from tracegrad import ambient, hypers
+from tracegrad import hypers
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, i32
 from tracegrad.errors import InputError
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir import ambient
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.lower import LARGEST
 from tracegrad.ops.indexing import take
 from tracegrad.ops.random import rows_at_random

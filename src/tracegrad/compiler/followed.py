@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 from tracegrad.compiler.numbers import At, Number, constants_of
 from tracegrad.compiler.symbols import NUMBERS, Record, Symbol
 from tracegrad.dtypes import DType
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.alike import Comparison
 from tracegrad.passes.growth import Length, Sizes

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.dtypes import Dimension, DType, InputType, Shape, TensorType, f32, whole
 from tracegrad.errors import InputError
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.refusals import article, shown
 from tracegrad.transforms.loops import Body
 

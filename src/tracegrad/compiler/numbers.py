@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from tracegrad.dtypes import DType, TensorType
-from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Tensor, bind, rewrite
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, bind, rewrite
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.prims.leaves import CONST, leaf
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf

@@ -14,14 +14,14 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from tracegrad import ambient
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.places import make_plan, plan_launches
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, bind, rewrite, toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, bind, rewrite, toposort
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.passes.expand import expand_composites

@@ -8,9 +8,9 @@ from typing import Any
 from tracegrad.compiler.layout import Beside, Filling, Lifetime, Persistent, Place, share_memory
 from tracegrad.compiler.plan import Plan, ScanPlan, blocks_of, iteration
 from tracegrad.dtypes import TensorType, f16, f32
-from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
 from tracegrad.kernels.group import group_launches

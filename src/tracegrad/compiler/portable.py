@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, cast
 
-from tracegrad import ambient
 from tracegrad.compiler.build import uncollected
 from tracegrad.compiler.followed import ButNumbers, Followed, GraphAt, recorded
 from tracegrad.compiler.rooms import Rooms
 from tracegrad.compiler.symbols import Record, Reference, Symbol
 from tracegrad.hypers import PREFIX
+from tracegrad.ir import ambient
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.roomy import SIZE
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from tracegrad import ambient
 from tracegrad.compiler.build import Built, ProgramSource, uncollected
 from tracegrad.compiler.followed import Followed, follow_sizes
 from tracegrad.compiler.inputtypes import input_ranges
@@ -21,9 +20,10 @@ from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, w
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.dtypes import Shape, TensorType, i32
 from tracegrad.errors import CompileError, DTypeError, ShapeError
-from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Tensor
+from tracegrad.ir import ambient
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.alike import Comparison
 from tracegrad.passes.growth import AmbiguousError, Axis, Sizes

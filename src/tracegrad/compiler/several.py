@@ -10,13 +10,13 @@ from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.inputtypes import declared
 from tracegrad.compiler.signatures import check_function
 from tracegrad.errors import CallError, InputError
+from tracegrad.ir.states import STATE
 from tracegrad.nn.module import decays, named_parameters
 from tracegrad.nn.parameters import Parameter
 from tracegrad.optim.arena import parts_of
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.patterns import Selection, chosen
 from tracegrad.refusals import shown
-from tracegrad.states import STATE
 
 EXAMPLE = 'losses={"d": d_loss, "g": g_loss}'
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from tracegrad.dtypes import f32
 from tracegrad.errors import CompileError, InputError, Site, call_site, located
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.states import StateTensor
 from tracegrad.nn.module import like
 from tracegrad.refusals import article, nearest, shown
-from tracegrad.states import StateTensor
 from tracegrad.transforms.trees import is_pair
 
 

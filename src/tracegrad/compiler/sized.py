@@ -17,7 +17,7 @@ from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leading
 from tracegrad.dtypes import TensorType, axis_first
 from tracegrad.errors import CompileError, ShapeError
-from tracegrad.graph import Graph
+from tracegrad.ir.graph import Graph
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.leading import Led, lead_with_size

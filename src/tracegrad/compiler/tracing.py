@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tracegrad import ambient
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
 from tracegrad.compiler.layout import States
 from tracegrad.compiler.signatures import check_function, check_signature
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import TraceError, call_site, located
-from tracegrad.ir import Tensor
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.states import STATE, StateTensor
 from tracegrad.nn.module import at_path, bound, named_arrays, named_states, no_parameters, state_specs
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.patterns import Selection, chosen
 from tracegrad.prims.leaves import leaf
 from tracegrad.sites import SiteInfo
-from tracegrad.states import STATE, StateTensor
 
 
 class Traced(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.plan import Plan, ScanPlan
 from tracegrad.dtypes import TensorType
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.expr import Dynamic, Index, Quotient, Var, guards_of, names_of, walk
 from tracegrad.kernels.form import Axis, Extent, Kernel, Store, UnsizedError, operands_of, sized
 from tracegrad.kernels.group import Launch

@@ -31,9 +31,9 @@ from tracegrad.engine.results import Aborted, Failed, RunResult
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
-from tracegrad.graph import Graph
 from tracegrad.hypers import whole
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo

@@ -11,13 +11,13 @@ from tracegrad.arrays import Array, np
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine.inputs import fit_value
 from tracegrad.errors import InputError
+from tracegrad.ir.states import STATE
 from tracegrad.nn.module import named_parameters, named_states, state_specs
 from tracegrad.nn.parameters import COPY
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.draw import draw
 from tracegrad.runtime.storage import check_memory, from_storage, to_storage
-from tracegrad.states import STATE
 
 PARAM = "param/"  # the prefix of parameters' names in checkpoints
 

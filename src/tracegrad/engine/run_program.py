@@ -11,8 +11,8 @@ from tracegrad.compiler.dispatches import blamed_lines
 from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.dtypes import Shape
 from tracegrad.engine.inputs import blank
-from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
+from tracegrad.ir.graph import Graph
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session, load_on
 from tracegrad.sites import PATCH

@@ -18,11 +18,11 @@ from tracegrad.engine.results import Aborted, Aux, Captures, CompletedStep, Fail
 from tracegrad.engine.run_program import AUX, CAPTURE, RunProgram
 from tracegrad.engine.stepper import Stepper, by_role
 from tracegrad.errors import DeviceError, InputError, NonFiniteError
+from tracegrad.ir.states import STATE
 from tracegrad.program import Field
 from tracegrad.refusals import shown
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session
-from tracegrad.states import STATE
 
 NONE = Captures()
 MOST_STEPS = 1_000_000  # of one call, which takes some 400 bytes for each

@@ -16,7 +16,7 @@ from tracegrad.errors import DTypeError
 from tracegrad.imperative.plans import Source, traced
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Spec, taking, typed
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import AT_ONCE, Engine, Op
 from tracegrad.refusals import article
 from tracegrad.tuning import MOST_PLANS

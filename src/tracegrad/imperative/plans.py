@@ -17,7 +17,6 @@ from functools import cache, partial
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
-from tracegrad import ambient
 from tracegrad.arrays import np
 from tracegrad.dtypes import f32
 from tracegrad.errors import DTypeError, RangeError, TraceError
@@ -25,7 +24,8 @@ from tracegrad.imperative import streams, tape
 from tracegrad.imperative.spell import Writer, is_fixed, reach
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
-from tracegrad.ir import PRIMITIVES, Tensor, bind, reached, rebind, toposort, unmoved
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, reached, rebind, toposort, unmoved
 from tracegrad.passes.expand import with_array_rules
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import WHERE

@@ -14,9 +14,9 @@ from typing import Any
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import broadcast_shapes, f32
 from tracegrad.errors import ShapeError
-from tracegrad.evaluate import array_rule, spelled
 from tracegrad.imperative.values import f64
-from tracegrad.ir import Tensor, reached
+from tracegrad.ir.evaluate import array_rule, spelled
+from tracegrad.ir.nodes import Tensor, reached
 from tracegrad.methods import compiled
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.rules import Indexed

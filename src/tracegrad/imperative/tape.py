@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from tracegrad import ambient
 from tracegrad.arrays import Array
 from tracegrad.errors import TraceError, TracegradError
+from tracegrad.ir import ambient
 
 F = TypeVar("F", bound=Callable[..., Any])
 

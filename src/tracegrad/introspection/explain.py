@@ -10,10 +10,10 @@ from pathlib import Path
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of
 from tracegrad.errors import Site
-from tracegrad.graph import Graph
 from tracegrad.introspection.tables import Table, amount, escape, fragment, page, written
 from tracegrad.introspection.why import Answers, Why, why
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.costs import Cost
 from tracegrad.kernels.show import show_kernel
 from tracegrad.program import PERSISTENT, Program

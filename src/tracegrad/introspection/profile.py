@@ -13,10 +13,10 @@ from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, 
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.graph import Graph
+from tracegrad.files.jsontext import dumped
 from tracegrad.introspection.tables import Table, amount, escape, fragment, written
-from tracegrad.ir import Tensor
-from tracegrad.jsontext import dumped
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.ops.linalg import matmul
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Program

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tracegrad.dtypes import show
-from tracegrad.files import replace_file
+from tracegrad.files.atomic import replace_file
 from tracegrad.nn.module import named_parameters
 from tracegrad.nn.parameters import Parameter
 from tracegrad.refusals import helpful

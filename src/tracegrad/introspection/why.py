@@ -8,8 +8,8 @@ from itertools import accumulate
 
 from tracegrad.compiler.dispatches import Planned
 from tracegrad.errors import MissingNameError, Site
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.fuse import PACKED, SCAN, Cluster
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.storage import BY_COST, LOAD

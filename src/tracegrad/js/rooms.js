@@ -1,6 +1,6 @@
 // Sizes that calls choose. A program computes in larger shapes, its room: inputs are put into it, and results are cut
 // out of it. What follows from sizes is the work of tracegrad/compiler/portable.py, the choice of programs that of
-// exported_sizes.py.
+// files/exported_sizes.py.
 
 import { checkInputs, flat, refuse, typed } from "./arrays.js";
 import { checkType, inputError, isGiven, isRecord, mapped, need, prod, shown, within } from "./checks.js";

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from tracegrad.dtypes import DType, strides_of
 from tracegrad.errors import TracegradError
-from tracegrad.ir import Primitive
+from tracegrad.ir.nodes import Primitive
 from tracegrad.kernels.expr import Index, Value, walk
 
 SIZE = "extent_n"  # the name of a run's size in generated code

@@ -10,9 +10,9 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.dtypes import DType
-from tracegrad.ir import Tensor, reached
+from tracegrad.ir.nodes import Tensor, reached
+from tracegrad.ir.states import STATE
 from tracegrad.prims.leaves import LITERAL
-from tracegrad.states import STATE
 
 IN_MEMORY = ("pack", "item")  # they are in memory without a kernel of their own: other kernels write them, part by part
 

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import TypeVar
 
 from tracegrad.dtypes import f16, f32
-from tracegrad.graph import Graph
-from tracegrad.inlining import INLINED, computed_once
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.inlining import INLINED, computed_once
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of, repeats
 from tracegrad.tuning import PRODUCT_READS, WIDER_READS
 

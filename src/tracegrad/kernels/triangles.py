@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence, Set
 
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.coordinates import regroup
 from tracegrad.kernels.expr import Space
 from tracegrad.kernels.form import Limit

@@ -8,7 +8,7 @@ from typing import Any
 from tracegrad import init as inits
 from tracegrad.dtypes import check_integers
 from tracegrad.errors import InputError, ShapeError, TraceError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.layers import LayerNorm, Linear
 from tracegrad.nn.module import Module
 from tracegrad.ops import activation, constants, indexing, random, shaping

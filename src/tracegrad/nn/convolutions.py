@@ -10,7 +10,7 @@ from tracegrad import init as inits
 from tracegrad.dtypes import check_integers, integers, show, whole
 from tracegrad.errors import ShapeError
 from tracegrad.initializer import Initializer
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import convolutions
 from tracegrad.ops.windows import Sizes

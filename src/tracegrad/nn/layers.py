@@ -15,7 +15,7 @@ from tracegrad import init as inits
 from tracegrad.dtypes import check_integers
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.initializer import Initializer
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import constants, indexing, linalg, random, shaping
 from tracegrad.ops.norm import batch_norm, layer_norm, rms_norm

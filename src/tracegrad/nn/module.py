@@ -10,11 +10,11 @@ from tracegrad import init as inits
 from tracegrad.dtypes import DType, f32
 from tracegrad.errors import CompileError, DTypeError, InputError, TraceError, call_site
 from tracegrad.initializer import Initializer
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.states import StateTensor
 from tracegrad.methods import TensorMethods
 from tracegrad.nn.parameters import COPY, Parameter, State, checked_init, declared
 from tracegrad.refusals import NoNumber, absent, article, check_call, helpful, shown, wrapped
-from tracegrad.states import StateTensor
 
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracegrad import init as inits
-from tracegrad.ambient import active
 from tracegrad.dtypes import DType, Shape, TensorType, as_dtype, integers, show
 from tracegrad.errors import DTypeError, MissingNameError, ShapeError, Site, TraceError, call_site, placed
 from tracegrad.init import Literal, Ones, Orthogonal, Zeros
 from tracegrad.initializer import Initializer
+from tracegrad.ir.ambient import active
 from tracegrad.refusals import NoArray, found, shown
 
 COPY = "copy"  # kind of a spec: the state begins as a copy of a parameter

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-from tracegrad import ambient, transforms
 from tracegrad import init as inits
+from tracegrad import transforms
 from tracegrad.dtypes import whole
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import activation, constants, indexing, joining, linalg, random, shaping
 from tracegrad.prims.elementwise import tanh, where

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracegrad.errors import InputError
 from tracegrad.hypers import checked
-from tracegrad.ir import Primitive, Tensor, bind
+from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims.elementwise import abs, erf, exp, expm1, log1p, logistic, square, tanh, where
 from tracegrad.prims.leaves import as_tensor

@@ -10,7 +10,7 @@ from typing import Any
 from tracegrad.dtypes import Shape, TensorType, f32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.hypers import POSITIVE, checked
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered, op
 from tracegrad.ops import random
 from tracegrad.ops.norm import softmax, softmax_causal

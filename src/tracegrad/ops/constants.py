@@ -7,7 +7,7 @@ from typing import Any
 
 from tracegrad.dtypes import DType, as_dtype, count, f32, integer
 from tracegrad.errors import InputError, ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import Operand, TensorMethods, method, op
 from tracegrad.ops.shaping import sizes_of
 from tracegrad.prims.elementwise import cast, where

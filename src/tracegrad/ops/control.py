@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracegrad import ambient
 from tracegrad.dtypes import TensorType, bool_
 from tracegrad.errors import DTypeError, ShapeError, TraceError, call_site, located
-from tracegrad.ir import Tensor
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.states import STATE, StateTensor
 from tracegrad.methods import method, op
 from tracegrad.prims.elementwise import stop_gradient, where
 from tracegrad.prims.leaves import as_tensor, leaf
 from tracegrad.refusals import shown
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
-from tracegrad.states import STATE, StateTensor
 
 __all__ = ["capture", "patch"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType, show
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Primitive, Tensor, bind
+from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops import windows
 from tracegrad.ops.joining import concat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tracegrad.ir import Primitive, Tensor, bind
+from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import METHODS, Operand, method
 from tracegrad.ops.joining import stack
 from tracegrad.ops.reduction import folded, number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracegrad.errors import InputError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.losses import pair, reduced
 from tracegrad.ops.math import clip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.ops.activation import pointwise
 from tracegrad.ops.trigonometry import polynomial

@@ -6,7 +6,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Primitive, Tensor, bind
+from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.windows import (
     OVERLAP_ADD,

@@ -7,10 +7,10 @@ import operator
 import warnings
 from typing import Any, cast
 
-from tracegrad import ambient
 from tracegrad.dtypes import DType, TensorType, as_dtype, count, f32, i32, integer, normalize_axis, whole
 from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError, call_site
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, entered, method, op
 from tracegrad.ops.shaping import along
 from tracegrad.prims import views

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegrad.dtypes import Axes, TensorType, all_of, integer, integers, normalize_axis, whole
 from tracegrad.errors import DTypeError, ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method, op
 from tracegrad.ops.shaping import expand_dims
 from tracegrad.prims import views

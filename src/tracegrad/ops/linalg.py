@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tracegrad.dtypes import Shape, broadcast_shapes
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method, op
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import where

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, call_site
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered
 from tracegrad.ops.activation import sigmoid, softplus
 from tracegrad.ops.indexing import constant_integers

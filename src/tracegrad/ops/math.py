@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracegrad.dtypes import u32
 from tracegrad.errors import DTypeError, InputError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import Operand, entered, method
 from tracegrad.prims import elementwise as rows
 from tracegrad.prims.leaves import as_tensor, unboxed

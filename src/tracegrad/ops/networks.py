@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tracegrad.dtypes import i32
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.views import permute, place, reshape, slice_

@@ -10,7 +10,7 @@ from typing import Any
 from tracegrad.dtypes import TensorType, normalize_axis, show
 from tracegrad.errors import ShapeError
 from tracegrad.hypers import AT_LEAST_0, checked
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered, method
 from tracegrad.prims.elementwise import exp, log, rsqrt, square, where
 from tracegrad.prims.folds import PEAK

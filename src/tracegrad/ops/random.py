@@ -14,10 +14,10 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad import ambient
 from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, integer, nearest_f32, normalize_axis, show, u32
 from tracegrad.errors import InputError, ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered, op
 from tracegrad.ops.norm import softmax
 from tracegrad.ops.reduction import argmax

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tracegrad.dtypes import Axes, TensorType, f32, i32, normalize_axes, reduced_shape
 from tracegrad.errors import InputError, ShapeError
-from tracegrad.ir import Primitive, Tensor, bind
+from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegrad.dtypes import f32, i32, integer, integers, nearest_f32, whole
 from tracegrad.errors import InputError, ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.images import avg_pool2d, max_pool2d
 from tracegrad.ops.indexing import take

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracegrad.dtypes import f32, i32
 from tracegrad.errors import InputError, ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.constants import linspace, meshgrid, ones
 from tracegrad.ops.indexing import take_along_axis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracegrad.dtypes import count
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, op
 from tracegrad.ops.control import stop_gradient
 from tracegrad.ops.indexing import indices_for, scatter_add, take

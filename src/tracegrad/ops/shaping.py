@@ -20,7 +20,7 @@ from tracegrad.dtypes import (
     whole,
 )
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import Operand, method
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import where

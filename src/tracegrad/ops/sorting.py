@@ -14,7 +14,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType, bool_, i32, integer, normalize_axis
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.ops.joining import concat
 from tracegrad.ops.networks import LAST, Pairs, before, network

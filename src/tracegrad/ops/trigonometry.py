@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.ops.activation import pointwise
 from tracegrad.prims.elementwise import abs, atan2, cos, expm1, half_exp, rsqrt, sin, sqrt, where

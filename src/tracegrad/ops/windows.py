@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from tracegrad.dtypes import Shape, TensorType, whole
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.joining import concat
 from tracegrad.prims.leaves import as_tensor, const

@@ -6,7 +6,7 @@ import math
 from typing import Unpack
 
 from tracegrad.hypers import AT_LEAST_0, POSITIVE, Range
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe
 from tracegrad.optim.scaling import running_mean

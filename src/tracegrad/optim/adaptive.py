@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Unpack
 
 from tracegrad.hypers import AT_LEAST_0, RANGES, SHARE, checked
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe, with_decay
 from tracegrad.optim.scaling import add_decayed_weights, moments, running_mean, scale_by_adam

@@ -17,7 +17,7 @@ from itertools import pairwise, permutations
 from typing import NamedTuple
 
 from tracegrad.dtypes import Shape
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.views import reshape, slice_

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.transform import PerParameter, Transform
 from tracegrad.prims.leaves import leaf

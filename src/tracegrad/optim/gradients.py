@@ -7,7 +7,7 @@ from math import inf
 
 from tracegrad.errors import InputError
 from tracegrad.hypers import LARGE, NORMAL, whole
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.transform import Host, State, Transform, check_transform
 from tracegrad.prims.elementwise import maximum, minimum, nonfinite, round, sqrt, square, where
 from tracegrad.prims.folds import SUM

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.hypers import NORMAL
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.transform import Host, Transform
 from tracegrad.prims.elementwise import cast, maximum, minimum, nonfinite, where
 from tracegrad.prims.folds import SUM, pack

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tracegrad.errors import InputError
 from tracegrad.hypers import RANGES, whole
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.arena import Slot
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.transform import Host, Kept, State, Transform

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from tracegrad.dtypes import Shape, f32
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.hypers import ANY, COMPLEMENT, GROUP, RANGES, UNIT, Range, checked, checked_all, scalar
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.optim.arena import Arena, Slot
 from tracegrad.patterns import Selection, chosen, label, matcher
 from tracegrad.prims.elementwise import cast, expm1, log1p, maximum, where

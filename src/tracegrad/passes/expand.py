@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tracegrad.ir import Tensor, rewrite, toposort
+from tracegrad.ir.nodes import Tensor, rewrite, toposort
 from tracegrad.passes.scans import in_bodies, only_asked
 from tracegrad.passes.simplify import of_nothing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
+from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, rewrite
 from tracegrad.passes.scans import everywhere
 from tracegrad.prims.views import PLACE
 

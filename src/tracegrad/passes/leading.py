@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tracegrad import ambient
 from tracegrad.dtypes import Shape, TensorType, axis_first
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, bind, rebind
+from tracegrad.ir import ambient
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, bind, rebind
 from tracegrad.prims.folds import GATHER, MATMUL, SCATTER_ADD
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.prims.views import PERMUTE, RESHAPE, permute, reshape

@@ -11,8 +11,8 @@ from functools import reduce
 from typing import NamedTuple
 
 from tracegrad.dtypes import Shape, TensorType
-from tracegrad.graph import Graph
-from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, rewrite
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import IOTA, LEAF, const, iota, leaf
 from tracegrad.prims.views import BROADCAST, SLICE, broadcast_to, reshape, slice_

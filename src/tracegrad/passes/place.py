@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, bind, rebind, rewrite, toposort
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, bind, rebind, rewrite, toposort
 from tracegrad.kernels.reads import IN_MEMORY, base, region_of
 from tracegrad.kernels.storage import COMPUTED, Storage, analyse
 from tracegrad.prims.elementwise import COPY

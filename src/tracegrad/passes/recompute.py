@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 
-from tracegrad import ambient
-from tracegrad.ir import Tensor, bind, rebind, toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor, bind, rebind, toposort
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.views import BARRIER
 from tracegrad.tuning import MUCH_SMALLER, RECOMPUTE_FROM

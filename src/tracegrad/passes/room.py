@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from tracegrad.dtypes import Shape, i32
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.methods import METHODS
 from tracegrad.passes.growth import Axis, Grown, Length, Part, Parts, Sizes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracegrad.dtypes import Shape, i32
-from tracegrad.ir import Tensor, bind, rebind
+from tracegrad.ir.nodes import Tensor, bind, rebind
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.growth import Axis, Both, Length, Sizes, joined
 from tracegrad.passes.room import ONE, Room, Value, replaced

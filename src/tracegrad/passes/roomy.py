@@ -14,10 +14,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tracegrad import ambient
 from tracegrad.dtypes import TensorType, i32
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, bind, rebind
+from tracegrad.ir import ambient
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, bind, rebind
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.methods import METHODS
 from tracegrad.passes.alike import Numbers, aligned, numbered, unnumbered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tracegrad.ir import Tensor, bind, rewrite, toposort
+from tracegrad.ir.nodes import Tensor, bind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
 from tracegrad.passes.simplify import of_nothing, without_idle_waits
 from tracegrad.prims.leaves import LEAF

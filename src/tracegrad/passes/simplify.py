@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracegrad.ir import Tensor, rebind, rewrite, toposort
+from tracegrad.ir.nodes import Tensor, rebind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
 from tracegrad.prims.elementwise import isnan, logical_or, nonfinite, where
 from tracegrad.prims.folds import pack

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 from tracegrad import tuning
-from tracegrad.ir import PRIMITIVES, Tensor, bind, rewrite
+from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, rewrite
 from tracegrad.kernels.tiles import product_time, searched
 from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SCATTERED_BY, SUM
 from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
@@ -172,11 +172,12 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     k = x.shape[a]
     before, m, behind = math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :])
     tiled = t.prim is SCATTER_ADD and min(m, behind) >= tuning.HALF_TILE_FROM
-    sides = (before, m, behind) if tiled else (t.size, 1, 1)
     if searched(t.size, k, tiled):
         s = _scattered_parts(t.size, m, k)
+    elif tiled:
+        s = nearest_divisor(k, _even_parts(before, m, behind, k) / tuning.SCATTER_FEWER)
     else:
-        s = nearest_divisor(k, _even_parts(*sides, k) / tuning.SCATTER_FEWER)
+        s = _even_parts(t.size, 1, 1, k)
     if s == 1:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])

@@ -15,7 +15,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered, method
 from tracegrad.prims import functions, quotients, turns
 from tracegrad.prims.leaves import as_tensor, as_tensors

@@ -14,7 +14,7 @@ from typing import Any
 
 from tracegrad.dtypes import TensorType, all_of, f32, i32, reduced_shape
 from tracegrad.errors import DTypeError, ShapeError
-from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.ir.nodes import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.rules import linear, multilinear, shifted, spread

@@ -12,7 +12,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from tracegrad import ambient
 from tracegrad.dtypes import (
     DType,
     Shape,
@@ -27,10 +26,11 @@ from tracegrad.dtypes import (
     u32,
 )
 from tracegrad.errors import DTypeError, ShapeError, Site, TraceError, located
-from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Primitive, Tensor, bind, register
+from tracegrad.ir.states import StateTensor
 from tracegrad.methods import TensorMethods
 from tracegrad.refusals import no_operand
-from tracegrad.states import StateTensor
 
 # role: "param", "frozen", "input", "patch", "state" (a persistent array, or one state of a model), or "hyper" (a scalar
 # that the host sets each step). A "placeholder" belongs to a transform and is in no program.

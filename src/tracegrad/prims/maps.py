@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad.dtypes import DType, TensorType, all_of, bool_, broadcast_shapes, f32, i32, u32
 from tracegrad.errors import DTypeError, ShapeError
-from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.ir.nodes import Primitive, Tensor, bind, register
 from tracegrad.methods import entered, method
 from tracegrad.prims.leaves import as_tensor, as_tensors
 from tracegrad.prims.rules import alike, symmetric

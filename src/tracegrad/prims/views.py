@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tracegrad.dtypes import Shape, TensorType, normalize_axis
 from tracegrad.errors import ShapeError
-from tracegrad.ir import Primitive, Tensor, bind, register
+from tracegrad.ir.nodes import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import iota
 from tracegrad.prims.rules import Indexed, multilinear, shifted, spread

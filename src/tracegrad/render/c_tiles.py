@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32, i32
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of
 from tracegrad.kernels.form import Axis, Store
 from tracegrad.render.c import Function, at_once

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tracegrad.dtypes import DType, nearest_f32
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
 from tracegrad.kernels.form import Axis, Fold
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from tracegrad.dtypes import f32, strides_of
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.axis_pieces import in_pieces

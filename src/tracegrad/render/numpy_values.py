@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 
 from tracegrad.dtypes import f16, f32, nearest_f32
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.storage import postorder
 from tracegrad.render.numpy_arrays import Arrays, Shape

@@ -20,7 +20,7 @@ from typing import Any
 from tracegrad.arrays import HAVE_NUMPY, Array, need_numpy, np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
-from tracegrad.jsontext import shown
+from tracegrad.files.jsontext import shown
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE
 from tracegrad.program import PERSISTENT, Buffer, Dispatch, Field, Program

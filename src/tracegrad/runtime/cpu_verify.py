@@ -17,8 +17,8 @@ from typing import Any
 
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import STORED
-from tracegrad.evaluate import function_of
-from tracegrad.ir import PRIMITIVES
+from tracegrad.ir.evaluate import function_of
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernel_source import KernelSource
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_text import PRELUDE, as_c, helper

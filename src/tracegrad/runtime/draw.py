@@ -45,9 +45,9 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.arrays import HAVE_NUMPY, np
 from tracegrad.dtypes import DTYPES, Shape, show
 from tracegrad.errors import ShapeError
+from tracegrad.files.jsontext import dumped
 from tracegrad.init import Literal, Ones, Orthogonal, Randn, TruncatedNormal, Uniform
 from tracegrad.initializer import Even, Gaussian, Initializer
-from tracegrad.jsontext import dumped
 from tracegrad.runtime.process import in_background, processors
 from tracegrad.runtime.shaped import orthogonal, truncated
 from tracegrad.runtime.tab import javascript

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f16
-from tracegrad.evaluate import function_of
-from tracegrad.ir import Primitive
+from tracegrad.ir.evaluate import function_of
+from tracegrad.ir.nodes import Primitive
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.runtime.points import Name, Points, Read, Written, combination
 

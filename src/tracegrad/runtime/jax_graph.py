@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array
-from tracegrad.evaluate import array_rule
-from tracegrad.graph import Graph
-from tracegrad.ir import Tensor, rebind, toposort
+from tracegrad.ir.evaluate import array_rule
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, rebind, toposort
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.join import join_places
 from tracegrad.prims.elementwise import WHERE

@@ -13,9 +13,9 @@ from typing import Any
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError, InputError
-from tracegrad.graph import Graph
 from tracegrad.hypers import PREFIX
-from tracegrad.ir import Tensor
+from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Field, Program

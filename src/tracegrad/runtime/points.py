@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import STORED, DType, f16, nearest_f32
-from tracegrad.evaluate import function_of
-from tracegrad.ir import PRIMITIVES, Primitive
+from tracegrad.ir.evaluate import function_of
+from tracegrad.ir.nodes import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
 from tracegrad.runtime.draw import uniform

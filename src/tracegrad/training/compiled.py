@@ -12,7 +12,7 @@ from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stepper import Stepper, take_all
 from tracegrad.errors import InputError
 from tracegrad.hypers import whole
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.jax import function_of
@@ -144,7 +144,7 @@ class CompiledTraining(Training):
         >>> train.export("site", forwards={"predict": infer}).name
         'index.html'
         """
-        from tracegrad.export import Contents, export
+        from tracegrad.files.export import Contents, export
 
         title = title or f"{type(self.model).__name__} training"
         names = [name for name in self.store.steppers if name]

@@ -287,6 +287,6 @@ def _metadata(path: Any) -> Mapping[str, str]:
     """Return the metadata of a checkpoint, a file or a folder."""
     if not os.path.isdir(path):
         return safetensors.read_header(path)[1]
-    from tracegrad import sharded
+    from tracegrad.files import sharded
 
     return sharded.metadata(path)

@@ -9,7 +9,7 @@ from tracegrad.dtypes import InputType
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import HasStates, TrainedParameters
 from tracegrad.engine.worker import Worker
-from tracegrad.graph import Graph
+from tracegrad.ir.graph import Graph
 from tracegrad.kernel_source import KernelSource
 from tracegrad.lr import starting_at
 from tracegrad.program import Program

@@ -191,7 +191,7 @@ class Training(Parts):
 
     def _write_file(self, path: str | os.PathLike[str]) -> Callable[[], None]:
         """Copy the state, and return a function that writes it."""
-        from tracegrad import checkpoints
+        from tracegrad.files import checkpoints
 
         snapshots = self.store.call(take_all)
         more, first = self._more(sum(s.step for s in snapshots)), self.worker.info.process == 0
@@ -204,7 +204,7 @@ class Training(Parts):
 
     def _write_folder(self, path: str | os.PathLike[str]) -> Callable[[], None]:
         """Copy the state, begin to write it, and return a function that waits until the folder is complete."""
-        from tracegrad import sharded
+        from tracegrad.files import sharded
 
         self._saving.finish()  # Orbax numbers checkpoints by the complete ones
 
@@ -230,7 +230,7 @@ class Training(Parts):
         >>> len(train.digest())
         64
         """
-        from tracegrad import checkpoints
+        from tracegrad.files import checkpoints
 
         return checkpoints.digest(self.store.call(take_all), losses)
 
@@ -247,12 +247,13 @@ class Training(Parts):
         >>> train.save("checkpoint.safetensors")
         >>> train.load("checkpoint.safetensors")
         """
-        from tracegrad import checkpoints, safetensors
+        from tracegrad import safetensors
+        from tracegrad.files import checkpoints
 
         if not os.path.isdir(path):
             checkpoints.load(path, safetensors.read(path), self.store)
             return
-        from tracegrad import sharded
+        from tracegrad.files import sharded
 
         if self.worker.info.name == "jax":
             sharded.load(path, self.store)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any, NamedTuple, cast
 
-from tracegrad.ambient import require
 from tracegrad.arrays import Array, np
 from tracegrad.compiler.several import named_by
 from tracegrad.compiler.signatures import check_signature
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.errors import InputError
+from tracegrad.ir.ambient import require
 from tracegrad.training.data import Rows, as_inputs
 from tracegrad.training.training import Training
 

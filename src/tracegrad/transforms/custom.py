@@ -14,9 +14,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from tracegrad import ambient
 from tracegrad.errors import ShapeError, TraceError
-from tracegrad.ir import Tensor, bind, toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor, bind, toposort
 from tracegrad.prims.leaves import LEAF, as_tensor, const
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import spread, zeros_like

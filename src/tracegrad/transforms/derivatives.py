@@ -14,16 +14,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from tracegrad import ambient
 from tracegrad.dtypes import f32
 from tracegrad.errors import DTypeError, ShapeError, TraceError, call_site, located
-from tracegrad.ir import Tensor, bind
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor, bind
+from tracegrad.ir.states import StateTensor
 from tracegrad.methods import op
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import as_tensor, const, iota, placeholder
 from tracegrad.prims.views import permute, reshape
 from tracegrad.refusals import article
-from tracegrad.states import StateTensor
 from tracegrad.transforms.trees import is_pair, tree_leaves, tree_map
 from tracegrad.transforms.walks import batches, cotangents, repeated, tangents
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, cast
 
-from tracegrad import ambient
 from tracegrad.dtypes import TensorType, u32
 from tracegrad.errors import DTypeError, ShapeError, TraceError, TracegradError
-from tracegrad.ir import Tensor, graft
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor, graft
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.views import broadcast_to

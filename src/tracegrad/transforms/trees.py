@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeGuard, cast
 
 from tracegrad.errors import TraceError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module, children, like
 from tracegrad.nn.parameters import Parameter
 from tracegrad.refusals import article, check_function

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from tracegrad import ambient
 from tracegrad.dtypes import TensorType, u32
 from tracegrad.errors import ShapeError, TraceError
-from tracegrad.ir import Tensor
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.elementwise import cast
 from tracegrad.prims.leaves import as_tensor, iota, placeholder
 from tracegrad.prims.views import moved

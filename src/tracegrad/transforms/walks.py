@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tracegrad import ambient
-from tracegrad.ir import Tensor, bind, depending, rebind, toposort
+from tracegrad.ir import ambient
+from tracegrad.ir.nodes import Tensor, bind, depending, rebind, toposort
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import const
 from tracegrad.prims.rules import spread, zeros_like

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracegrad.ir import Tensor, toposort
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.refusals import Value
 
 

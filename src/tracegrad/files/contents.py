@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from tracegrad import safetensors
 from tracegrad.errors import InputError
-from tracegrad.files import open_regular
+from tracegrad.files.atomic import open_regular
+from tracegrad.files.jsontext import cut, parse, printable, shown
 from tracegrad.introspection.explain import NAMES
 from tracegrad.introspection.tables import Table, amount
-from tracegrad.jsontext import cut, parse, printable, shown
 from tracegrad.program import VERSION, Field, Program
 
 ROLES = {**NAMES, "data": "examples", "fed": "batches"}

@@ -10,12 +10,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tracegrad import checkpoints, safetensors
+from tracegrad import safetensors
 from tracegrad.arrays import Array, describe, dtype_of
 from tracegrad.engine import bounds, params
 from tracegrad.engine.stepper import Snapshot, Stepper, settings, settle, states_of
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
+from tracegrad.files import checkpoints
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.jax import on_jax

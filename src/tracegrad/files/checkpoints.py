@@ -29,9 +29,9 @@ from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.stepper import Snapshot, Stepper, restore, states_of
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.errors import InputError
-from tracegrad.files import replace_file
+from tracegrad.files.atomic import replace_file
+from tracegrad.files.jsontext import cut, dumped, parse, printable, shown
 from tracegrad.hypers import GROUP, OFF, RANGES, UNIT, checked, checked_all, ranges_of, settable
-from tracegrad.jsontext import cut, dumped, parse, printable, shown
 from tracegrad.optim.freezing import MISSED
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session

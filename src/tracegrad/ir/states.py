@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.dtypes import TensorType
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import TensorMethods
 
 STATE = "state/"  # prefix of the names of leaves, writes, program fields and checkpoint tensors

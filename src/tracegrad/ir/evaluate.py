@@ -7,7 +7,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-from tracegrad.ir import Primitive, Tensor, rewrite, toposort
+from tracegrad.ir.nodes import Primitive, Tensor, rewrite, toposort
 from tracegrad.passes.expand import with_array_rules
 from tracegrad.prims.leaves import LEAF
 from tracegrad.transforms.loops import Body

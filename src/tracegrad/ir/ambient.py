@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from tracegrad.errors import TraceError
-from tracegrad.ir import Tensor
+from tracegrad.ir.nodes import Tensor
 from tracegrad.sites import STATE, Block, SiteInfo, State, building, is_rewriting, restored, rewriting
 
 __all__ = ["NO_TRACE", "Trace", "active", "building", "is_rewriting", "require", "restored", "rewriting", "tracing"]

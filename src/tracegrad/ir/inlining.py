@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from tracegrad.dtypes import bool_
-from tracegrad.ir import Tensor, reached, toposort, unmoved
+from tracegrad.ir.nodes import Tensor, reached, toposort, unmoved
 
 INLINED = ("map", "view", "gather")  # families that readers compute unless the value is stored
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracegrad import checkpoints, safetensors
 from tracegrad import lr as schedules
+from tracegrad import safetensors
 from tracegrad.arrays import HAVE_NUMPY, as_array, describe, np
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed
@@ -26,12 +26,13 @@ from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import fit_value
 from tracegrad.engine.stepper import Snapshot, Stepper
 from tracegrad.errors import InputError
-from tracegrad.exported_sizes import RoomsByName, RoomSizes, exact, missing, programs, rooms_of, unnamed
-from tracegrad.files import replace_file, replace_files
-from tracegrad.graph import Graph
+from tracegrad.files import checkpoints
+from tracegrad.files.atomic import replace_file, replace_files
+from tracegrad.files.exported_sizes import RoomsByName, RoomSizes, exact, missing, programs, rooms_of, unnamed
+from tracegrad.files.jsontext import dumped
 from tracegrad.hypers import PREFIX
 from tracegrad.introspection.tables import escape
-from tracegrad.jsontext import dumped
+from tracegrad.ir.graph import Graph
 from tracegrad.program import VERSION, Field, Program
 from tracegrad.refusals import shown
 from tracegrad.runtime.javascript import CHECKS, core, runtime, source, without_imports

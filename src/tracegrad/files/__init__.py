@@ -1,0 +1,1 @@
+"""What tracegrad writes and reads: checkpoints, parameters, exported programs and pages."""
