@@ -96,6 +96,8 @@ ROWS = [
     Row("x / 0", lambda x: x / 0.0, lambda x: x / 0.0),
     Row("x / -0", lambda x: x / -0.0, lambda x: x / -0.0),
     Row("x / x", lambda x: x / tg.stop_gradient(x), lambda x: x / x.detach()),
+    Row("x != x", lambda x: tg.where(tg.not_equal(x, x), 2.0, x), lambda x: torch.where(x != x, 2.0, x)),
+    Row("x == x", lambda x: tg.where(tg.equal(x, x), 2.0, x), lambda x: torch.where(x == x, 2.0, x)),
     Row("x below 0", lambda x: tg.where(x < 0.0, x, 0.0), lambda x: torch.where(x < 0.0, x, 0.0)),
     Row("x not above 0", lambda x: tg.where(x > 0.0, 0.0, x), lambda x: torch.where(x > 0.0, 0.0, x)),
     Row("2**x", lambda x: 2**x, lambda x: 2**x),

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegrad.ir.nodes import Tensor, rebind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
-from tracegrad.prims.elementwise import isnan, logical_or, nonfinite, where
+from tracegrad.prims.elementwise import isnan, logical_not, logical_or, nonfinite, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, constant
 from tracegrad.prims.views import broadcast_to, permute, reshape
@@ -102,8 +102,8 @@ def _arithmetic(
     return rule
 
 
-# x - x, x / x, x * 0, x / 0, x / inf and 0 / x keep their NaN and infinities. WGSL lets drivers assume finite numbers,
-# so drivers would fold these for every x.
+# x - x, x / x, x == x, x != x, x * 0, x / 0, x / inf and 0 / x keep their NaN and infinities. WGSL lets drivers assume
+# finite numbers, so drivers would fold these for every x.
 def _difference(x: Tensor) -> Tensor:
     """x - x"""
     return where(nonfinite(x), math.nan, 0.0)
@@ -154,6 +154,11 @@ def _with_constant(left: OfConstant, right: OfConstant, rest: Shortcut) -> Short
         return rest(t, xs)
 
     return rule
+
+
+def _compared(same: Callable[[Tensor], Tensor]) -> Shortcut:
+    """Return the rule by which x f x is `same`."""
+    return lambda t, xs: same(xs[0]) if xs[0] is xs[1] and xs[0].dtype.is_float else None
 
 
 def _neg(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
@@ -218,6 +223,7 @@ SHORTCUTS: dict[str, Shortcut] = {
     "sub": _arithmetic(float.__sub__, 0.0, same=_difference),
     "mul": _with_constant(_times, _times, _arithmetic(float.__mul__, 1.0, 1.0)),
     "div": _with_constant(_under, _over, _arithmetic(_quotient, 1.0, same=_ratio)),
+    "equal": _compared(lambda x: logical_not(isnan(x))), "not_equal": _compared(isnan),
     "neg": _neg, "reshape": _reshape, "permute": _permute, "broadcast": _broadcast,
     **dict.fromkeys(("sum", "max", "peak", "min", "prod", "cast", "stop_gradient", "variable"), _unchanged),
 }  # fmt: skip
