@@ -18,7 +18,7 @@ import tracegrad as tg
 from kept import assert_as_kept
 from models import Training, build_forward, build_training, cnn, gpt, rnn, sine
 from tracegrad import nn, optim
-from tracegrad.graph import Graph
+from tracegrad.ir.graph import Graph
 from tracegrad.program import Program
 
 FOLDER = Path(__file__).parent / "golden"

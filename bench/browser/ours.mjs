@@ -1,4 +1,4 @@
-// The bench's models as tracegrad exported them (files/export.py): the folder's own tracegrad.js runs them.
+// The bench's models as tracegrad exported them (export.py): the folder's own tracegrad.js runs them.
 
 export async function open(name, s, { folder, gpu, read }) {
   const [{ Training }, program] = await Promise.all([import(/* @vite-ignore */ `${folder}/tracegrad.js`), read("program.json")]);

@@ -221,8 +221,8 @@ def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
 def repeat(*args: Any, **kwargs: Any) -> Any:
     """Repeat elements of a tensor, or a function.
 
-    repeat(x, repeats, axis): each element of `x` `repeats` times in a row along `axis` (None: of the flattened `x`), as
-                              numpy.repeat. Any dtype. Gradient: the sum over the copies.
+    repeat(x, repeats, axis=None): each element of `x` `repeats` times, an integer, in a row along `axis` (None: of the
+                              flattened `x`), as numpy.repeat. Any dtype. Gradient: the sum over the copies.
     repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
     Raises:   ShapeError if axis is out of range, CallError for wrong arguments.
 

@@ -257,7 +257,7 @@ class Program:
         return replace(self, kernels=kernels, dispatches=dispatches)
 
     def to_data(self) -> dict[str, Any]:
-        """Return dicts, lists, numbers and strings, without the host's code of the kernels: see `from_data`."""
+        """Return the program as plain dicts, lists, numbers and strings. `from_data` reads it; kernels are WGSL."""
         return plain(self)
 
     @staticmethod

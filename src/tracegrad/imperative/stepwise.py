@@ -45,7 +45,7 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     forward: called as `tg.compile` calls it, forward(m, **inputs), with eager tensors.
     model:   a tree of modules, whose parameters are drawn from the seed of `tg.manual_seed`; a copy from
              `tg.instantiate`; or a training or compiled forward, whose current parameters are used. Random ops draw
-             by `tg.manual_seed`, but with a training the numbers of its next step.
+             from the seed of `tg.manual_seed`. With a training, they draw the numbers that its next step will draw.
     inputs:  arrays, eager tensors, nested lists or numbers. Those of a training or compiled forward are converted to
              the declared dtypes without loss, as `step` and `run` do; else integers are i32.
     Returns: the result of `forward`. For a loss, `backward()` fills the gradients of an instantiated model.

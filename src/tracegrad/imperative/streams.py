@@ -18,8 +18,8 @@ def manual_seed(seed: int, step: int = 0) -> None:
     """Restart the random numbers of eager ops: those that run at once, outside of a compiled loss or forward.
 
     seed: an integer from 0 to 2^32 - 1. Without this call, each run of Python draws another seed.
-    step: the training step, counted from 1, whose numbers to draw. The k-th random op from here on then draws the same
-          numbers as the k-th random op of a loss compiled with this seed. No training step has the number 0.
+    step: the training step, counted from 1, whose numbers to draw. The k-th random op from here on draws what the k-th
+          random op of a loss compiled with this seed draws in that step. The default 0 is no training step.
 
     The seed also applies to parameters that `tg.eager` and `tg.instantiate` draw.
     Raises InputError unless `seed` fits u32. No shape, no gradient: it takes no tensor. As torch.manual_seed.

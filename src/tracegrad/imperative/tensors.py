@@ -213,9 +213,10 @@ class GradTensor(TensorMethods):
         tape.backward(self._record or self, seed)
 
     def set_grad(self, grad: Any) -> None:
-        """Replace the gradient by `grad`, which is copied. Raises TraceError if the tensor requires no gradient.
+        """Replace the gradient by a copy of `grad`, which has the tensor's shape and dtype.
 
-        As an assignment to torch.Tensor.grad.
+        Raises: TraceError if the tensor requires no gradient; ShapeError, DTypeError for another type. As an assignment
+        to torch.Tensor.grad, which copies nothing; `zero_grad` removes the gradient.
 
         >>> x = tg.parameter([3.0])
         >>> x.set_grad(tg.tensor([1.0]))

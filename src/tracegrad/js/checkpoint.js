@@ -1,5 +1,5 @@
 // Checkpoints and examples: what files and callers give is checked here before a training changes.
-// tracegrad/checkpoints.py is the Python version.
+// tracegrad/files/checkpoints.py is the Python version.
 
 import { checkInputs } from "./arrays.js";
 import { checkFinite, inputError, isRecord, mapped, need, parsed, readFacts, shown, withMissed, within } from "./checks.js";

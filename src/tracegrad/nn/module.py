@@ -100,8 +100,8 @@ class Module(NoNumber):
         """Declare a parameter. Call `param` in `__init__`, and assign the result to an attribute.
 
         shape:      an integer or a sequence of them; () is a scalar.
-        init:       one of `tg.init`; default `randn(0.02)`. Integers and booleans take zeros, their default, ones or
-                    literal.
+        init:       one of `tg.init`; default `randn(0.02)`. For integers and booleans `zeros`, the default, `ones` or
+                    `literal`.
         decay:      whether weight decay applies to the parameter; None: `nn.decays` decides.
         dtype:      tg.f32, tg.i32, tg.u32, tg.bool_ or a name such as "i32".
         trainable:  False: no step changes the parameter; it is saved with the model. The default is True for f32, and

@@ -82,7 +82,7 @@ def patch(name: str, x: Any) -> Tensor:
     costs them no time.
 
     name:     unique among the patches of the forward or loss.
-    x:        any dtype and shape.
+    x:        any dtype and shape. In calls, `array` has its dtype, `mask` is bool, and both broadcast to its shape.
     Returns:  dtype and shape of `x`.
     Gradient: to `x` where it was not overwritten. As a forward hook of PyTorch that returns a value.
     Raises:   TraceError if the name is taken.

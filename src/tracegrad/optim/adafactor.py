@@ -83,8 +83,9 @@ def adafactor(
     weight_decay: float = 0.0,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr * a scaled gradient, see `scale_by_adafactor`.
+    """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr * a scaled gradient.
 
+    `scale_by_adafactor` has the scaling, which limits the rate to 1 / sqrt(step), and beta2_decay, eps1, eps2 and d.
     The state has m + n numbers for a matrix [m, n], and n for a vector [n].
     weight_decay: applies to decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`.

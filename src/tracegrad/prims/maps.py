@@ -199,11 +199,12 @@ def _document(
     """Write the docstring of a row. It names NumPy's function if `array` is one, and no expression."""
     plain = f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
     meaning, slope, *example = EXAMPLES.get(name, [plain, ""])
-    gradient = (f"Gradient: {slope}." if slope else "Differentiable.") if differentiable else "No gradient."
+    gradient = (f"Gradient: {slope}." if slope else "Differentiable.") if differentiable else "No gradient passes."
+    numbers = "Python's booleans" if accepts == BOOL else "numbers"
     return (
         f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
         f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays"
-        f"{' (float64 becomes f32)' if f32 in accepts else ''} or numbers, any shape.\n"
+        f"{' (float64 becomes f32)' if f32 in accepts else ''} or {numbers}, any shape.\n"
         f"Returns {out.name if out else 'the same dtype'}. {gradient}\n"
         f"Raises DTypeError for other {'or differing dtypes, ShapeError if shapes do not fit' if two else 'dtypes'}.\n"
         f"As {f'numpy.{array} and ' if str(array).isidentifier() else ''}torch.{TORCH.get(name, name)}."

@@ -141,7 +141,7 @@ class CSVLogger:
         self._rows: list[dict[str, Any]] = []
 
     def on_begin(self) -> None:
-        """Start a new table. `fit` calls this when it begins."""
+        """Start a new table, which replaces the file's. `fit` calls this when it begins."""
         self._rows = []
 
     def on_epoch(self, state: FitState) -> None:
