@@ -18,8 +18,7 @@ export class Loss {
 
   /** training: has session, seed, losses and right. number: index among the losses. The rest is that of program.json. */
   constructor(training, number, { train: program, rooms = [], feed, checkpoint, lr, hyper }) {
-    const { part = {} } = program.meta;
-    const { name = "", first = 0 } = part; // where its run of parameters begins
+    const { name = "", first = 0 } = program.meta.part ?? {}; // where its run of parameters begins
     Object.assign(this, { training, number, program, checkpoint, name, first });
     this.hypers = program.inputs.filter(isHyper);
     this.inputs = program.inputs.filter(isGiven);
@@ -155,8 +154,7 @@ export class Loss {
 
   /** Start the schedule over. */
   rewind() {
-    const { rate } = this.knobs;
-    this.knobs = { ...this.knobs, rate: { spec: restarted(rate.spec), start: null } };
+    this.knobs = { ...this.knobs, rate: { spec: restarted(this.knobs.rate.spec), start: null } };
   }
 
   /** Tell the device which parameters are frozen. */

@@ -9,10 +9,9 @@ const VALUE = {
   linear: (c, s) => c.peak + ((c.final - c.peak) * Math.min(s - 1, c.steps)) / c.steps,
   cosine_annealing: (c, s) => cosine(c.peak, c.final, Math.min(s - 1, c.steps) / c.steps),
   cosine_restarts(c, s) {
-    let [e, n] = [s - 1, c.steps];
-    if (c.growth === 1) e %= n;
-    for (; e >= n; n *= c.growth) e -= n;
-    return cosine(c.peak, c.final, e / n);
+    let n = c.steps;
+    for (; c.growth > 1 && s > n; n *= c.growth) s -= n;
+    return cosine(c.peak, c.final, ((s - 1) % n) / n);
   },
   warmup: (c, s) => (s <= c.steps ? (c.peak * s) / c.steps : rateAt(c.after, s - c.steps)),
   staircase: (c, s) => c.peak * c.gamma ** Math.floor((s - 1) / c.every),
@@ -36,10 +35,9 @@ export function afterMetric(c, metric) {
   const sign = c.mode === "max" ? 1 : -1;
   const margin = c.threshold * (c.threshold_mode === "rel" ? c.best : 1);
   const better = !Number.isNaN(metric) && (c.best === null || sign * metric > sign * (c.best + sign * margin));
-  const next = { ...c, now: c.now ?? c.peak, best: better ? metric : c.best };
-  next.bad = better || c.cooling ? 0 : c.bad + 1;
-  next.cooling = Math.max(0, c.cooling - 1);
-  if (next.bad > c.patience) {
+  const bad = better || c.cooling ? 0 : c.bad + 1;
+  const next = { ...c, now: c.now ?? c.peak, best: better ? metric : c.best, bad, cooling: Math.max(0, c.cooling - 1) };
+  if (bad > c.patience) {
     const lower = Math.max(next.now * c.factor, c.min_lr);
     if (next.now - lower > c.eps) next.now = lower;
     Object.assign(next, { bad: 0, cooling: c.cooldown });

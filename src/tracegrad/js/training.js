@@ -39,7 +39,7 @@ export class Training {
     try {
       made.#checks = checks;
       if (data) made.#data = made.#rows(data);
-      made.#good = weights ? { bytes: weights } : null;
+      if (weights) made.#good = { bytes: weights };
       await made.#open(progress);
       return made;
     } catch (e) {
@@ -75,7 +75,11 @@ export class Training {
 
   /** Steps applied, over all losses. */
   get counter() {
-    return this.losses.reduce((sum, x) => sum + x.counter, 0);
+    return this.#total((x) => x.counter);
+  }
+
+  #total(count) {
+    return this.losses.reduce((sum, x) => sum + count(x), 0);
   }
 
   /** {bytes, step} of the last checkpoint saved or loaded, even when the device is lost; null: there was none. */
@@ -86,7 +90,6 @@ export class Training {
   /** Return facts about this training, as plain data. */
   get info() {
     const describe = (fields) => fields.filter(isGiven).map(({ name, dtype, shape, spec }) => ({ name, dtype, shape, spec }));
-    const total = (count) => this.losses.reduce((sum, x) => sum + count(x), 0);
     return {
       adapter: this.session.adapter,
       title: this.manifest.title,
@@ -97,8 +100,8 @@ export class Training {
       sizes: mostOf(this.losses.flatMap((x) => x.rooms)),
       forwards: mapped(this.forwards, (f) => ({ inputs: describe(f.inputs), sizes: f.sizes })),
       hyper: Object.fromEntries(this.losses[0].knobs.values),
-      kernels: total((x) => x.program.kernels.length),
-      dispatches: total((x) => (x.drawn.loaded ?? x.given.loaded).launches.length),
+      kernels: this.#total((x) => x.program.kernels.length),
+      dispatches: this.#total((x) => (x.drawn.loaded ?? x.given.loaded).launches.length),
     };
   }
 
@@ -248,14 +251,13 @@ export class Training {
 
   /** Return the bytes of a checkpoint, which Python's `train.load` reads. */
   saveCheckpoint() {
-    const metadata = () => metadataOf(this.losses, this.seed);
     return this.#queue.alone(async () => {
       const now = new Map();
       for (const { program, checkpoint } of this.losses) {
         const missing = checkpoint.filter((f) => !now.has(f.name));
         for (const [name, x] of await this.session.download(program, missing)) now.set(name, x);
       }
-      const bytes = writeSafetensors([...now], metadata());
+      const bytes = writeSafetensors([...now], metadataOf(this.losses, this.seed));
       this.#good = { bytes, step: this.counter };
       return bytes.slice();
     });
