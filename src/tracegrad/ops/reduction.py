@@ -165,7 +165,8 @@ def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
     x:        f32; other dtypes are cast to it. axis: an integer or several. keepdims: keep these axes, with size 1.
     ddof:     0 for the population, 1 for a sample (PyTorch's default is 1). n: the number of elements over `axis`.
-    Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where all elements are equal, as PyTorch.
+    Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where the result is 0, as PyTorch. The mean of equal elements
+              can round: then the result is some 1e-7 of them.
     Raises:   ShapeError if `axis` is out of range.
 
     >>> import tracegrad as tg
