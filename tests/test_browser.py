@@ -683,6 +683,6 @@ def test_the_runtime_stays_small() -> None:
     sizes = {name: counted(source(f"{name}.js")) for name in CHECKS}
     rooms = sizes.pop("rooms")
     for what, size, most in (
-        ("runtime", counted(runtime()), 47_250), ("checks", sum(sizes.values()), 48_000), ("rooms", rooms, 7_875),
+        ("runtime", counted(runtime()), 47_250), ("checks", sum(sizes.values()), 48_800), ("rooms", rooms, 7_875),
     ):  # fmt: skip
         assert size < most, f"the {what} has {size} characters, {size - most + 1} too many"

@@ -160,7 +160,7 @@ def exact_first(varying: tuple[str, ...]) -> list[str | None]:
 
 def room_for(n: int, steps: int) -> int:
     """Return the least room for a size, of which there are `steps` from one power of two to the next."""
-    power = 1 << (n - 1).bit_length() - 1
+    power = 1 << max((n - 1).bit_length() - 1, 0)
     return max(-(-n * steps // power) * power // steps, LEAST_ROOM)
 
 
