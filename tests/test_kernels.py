@@ -22,7 +22,7 @@ from tracegrad.ir.evaluate import evaluate
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import toposort
 from tracegrad.kernel_source import Texts
-from tracegrad.kernels import axes, tiles, tiling
+from tracegrad.kernels import axes, tiles
 from tracegrad.kernels.tiles import TileShape
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
@@ -211,8 +211,7 @@ def test_every_tile_multiplies(
 
     Operands come by vectors along rows, along k, or by elements where they are no multiples of four.
     """
-    for module in (tiles, tiling):
-        monkeypatch.setattr(module, "TILES", {tile: tiles.TILES[tile]})
+    monkeypatch.setattr(tiles, "TILES", {tile: tiles.TILES[tile]})
     m, k, n = tile.rows + edge, 3 * tile.k_step + edge, 2 * tile.columns - edge
     rng = np.random.default_rng(0)
     env = {x: rng.standard_normal(s).astype(np.float32) for x, s in (("x", (m, k)), ("y", (k, n)), ("z", (m, n)))}

@@ -22,7 +22,7 @@ from tracegrad.ir.ambient import tracing
 from tracegrad.ir.evaluate import evaluate
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor, toposort
-from tracegrad.kernels import tiles, tiling
+from tracegrad.kernels import tiles
 from tracegrad.kernels.costs import cost_of
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.fuse import Schedule
@@ -112,8 +112,7 @@ def test_in_every_tile_the_bits_are_those_of_all_terms(
     tile: TileShape, precision: str, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exact zero changes no sum, so leaving it out does not either, wherever tiles begin and end."""
-    for module in (tiles, tiling):
-        monkeypatch.setattr(module, "TILES", {tile: tiles.TILES[tile]})
+    monkeypatch.setattr(tiles, "TILES", {tile: tiles.TILES[tile]})
     graph, env = attention(134, 20, heads=1, precision=precision)
     few = run(device, with_barriers(make_program(graph, NOTHING, {}, {})), env)
     monkeypatch.setattr(Triangles, "left_out", lambda *_: ())
@@ -329,8 +328,7 @@ def test_browsers_accept_the_shaders(browser: Any, served: tuple[str, Path], mon
     """That only whole workgroups leave is shown by a stricter analysis there."""
     texts: list[str] = []
     for tile, busy in list(tiles.TILES.items()):
-        for module in (tiles, tiling):
-            monkeypatch.setattr(module, "TILES", {tile: busy})
+        monkeypatch.setattr(tiles, "TILES", {tile: busy})
         for k in make_program(attention(134, 20)[0], NOTHING, {}, {}).kernels:
             texts += [k.wgsl, k.serial_wgsl or k.wgsl]
     assert sum("workgroupBarrier" in text and "first_n >= first_m" in text for text in texts) >= len(tiles.TILES)

@@ -159,6 +159,11 @@ def _left(tile: TileShape, m: int, n: int, k: int, limits: Sequence[Limit]) -> t
     return tiles, total // max(tiles, 1)
 
 
+def fastest(batch: int, m: int, n: int, kernel: Kernel) -> TileShape:
+    """Return the tile that takes the least time for a kernel's product."""
+    return min(TILES, key=lambda tile: tile_time(tile, batch, m, n, kernel.length, tile.limits(kernel)))
+
+
 def searched(results: int, updates: int, tiled: bool) -> bool:
     """Return whether the workgroups of a scatter look for the updates of their rows.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tracegrad import tuning
 from tracegrad.kernels.expr import Var, indices_of, walk
 from tracegrad.kernels.form import Extent, Kernel, Scatter, points
-from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TILES, TileShape, searched, tile_time, tiles_of
+from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fastest, searched, tiles_of
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
@@ -242,7 +242,7 @@ def _side_by_side(kernel: Kernel) -> int:
 def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
     """Return the fastest tile, with shorter steps if k is short or if only shorter steps cover one of several axes."""
     assert kernel.product is not None
-    tile = min(TILES, key=lambda t: tile_time(t, batch, m, n, kernel.length, t.limits(kernel)))
+    tile = fastest(batch, m, n, kernel)
     steps = [tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= tuning.LEAST_STEP]
     if len(kernel.inner) == 1:
         short = (step for step in steps if 2 * kernel.length > step)
