@@ -108,12 +108,10 @@ class CosineRestarts(CosineAnnealing):
 
     def value(self, s: int) -> float:
         """Return the rate at the schedule's own step `s`; see the class."""
-        e, n = s - 1, self.steps
-        if self.growth == 1:
-            e %= n
-        while e >= n:
-            e, n = e - n, n * self.growth
-        return _cosine(self.peak, self.final, e / n)
+        n = self.steps
+        while self.growth > 1 and s > n:
+            s, n = s - n, n * self.growth
+        return _cosine(self.peak, self.final, (s - 1) % n / n)
 
 
 @dataclass(frozen=True)
