@@ -4,17 +4,13 @@ Each is a scan over blocks of the columns or rows of a matrix. One product appli
 inside, over the columns or rows of a block, needs no others. Derivatives are formulas.
 """
 
-# Some rules are lambdas, whose parameters cannot be annotated.
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign, ops
-from tracegrad.dtypes import broadcast_shapes, i32, normalize_axis
+from tracegrad.dtypes import TensorType, broadcast_shapes, i32, normalize_axis
 from tracegrad.errors import ShapeError
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor, bind
@@ -83,11 +79,16 @@ def _each(fn: Callable[[Any, Tensor], Any], init: Any, n: int, reverse: bool = F
 def _filled(fn: Callable[[Tensor, Tensor], Tensor], like: Tensor, axis: int, reverse: bool = False) -> Tensor:
     """Return an array whose slice i along `axis` is what `fn` makes of the slices before, the others being 0."""
     here = iota((like.shape[axis], *[1] * (-axis - 1)), 0)
-    put = lambda found, i: where(here == i, expand_dims(fn(found, i), axis), found)
+
+    def put(found: Tensor, i: Tensor) -> Tensor:
+        return where(here == i, expand_dims(fn(found, i), axis), found)
+
     return _each(put, zeros(like.shape), like.shape[axis], reverse)
 
 
-_sides: Any = lambda a, b, **how: b  # the type of X is that of B
+def _sides(a: TensorType, b: TensorType, *, upper: bool = False) -> TensorType:
+    """Return the type of X, which is that of B."""
+    return b
 
 
 # cholesky
@@ -133,8 +134,11 @@ def _cholesky_vjp(ct: Tensor, y: Tensor, a: Tensor) -> tuple[Tensor]:
     return (_halved(s + s.swapaxes(-1, -2)),)
 
 
-CHOLESKY = composite("cholesky", type=float_type, expand=_cholesky, vjp=_cholesky_vjp, batch=alike,
-                     xla=lambda x, t, a: x.lax.linalg.cholesky(a, symmetrize_input=False))  # fmt: skip
+def _cholesky_xla(x: Any, t: Tensor, a: Any) -> Any:
+    return x.lax.linalg.cholesky(a, symmetrize_input=False)
+
+
+CHOLESKY = composite("cholesky", type=float_type, expand=_cholesky, vjp=_cholesky_vjp, batch=alike, xla=_cholesky_xla)
 
 
 # solve_triangular
@@ -174,10 +178,13 @@ def _triangular_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor, *, upper: bool)
     return (triu if upper else tril)(-matmul(given, y.swapaxes(-1, -2))), given
 
 
+def _triangular_xla(x: Any, t: Tensor, a: Any, b: Any) -> Any:
+    return x.lax.linalg.triangular_solve(a, b, left_side=True, lower=not t.attrs["upper"])
+
+
 TRIANGULAR = composite(
-    "solve_triangular", type=_sides, expand=_triangular, vjp=_triangular_vjp, batch=alike,
-    xla=lambda x, t, a, b: x.lax.linalg.triangular_solve(a, b, left_side=True, lower=not t.attrs["upper"]),
-)  # fmt: skip
+    "solve_triangular", type=_sides, expand=_triangular, vjp=_triangular_vjp, batch=alike, xla=_triangular_xla
+)
 
 
 # solve
@@ -211,8 +218,10 @@ def _eliminated(panel: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         values = expand_dims(_at(x, j, -1), -1)
         chosen = argmax(where(place >= first + j, abs(values), -1.0), -2, keepdims=True)
 
-        # with the row `here` where the pivot's is
-        exchanged = lambda v: where(place == chosen, expand_dims(_at(v, first + j, -2), -2), v)
+        def exchanged(v: Tensor) -> Tensor:
+            """Return `v` with the row `here` where the pivot's is."""
+            return where(place == chosen, expand_dims(_at(v, first + j, -2), -2), v)
+
         of_pivot, scale, number = (take_along_axis(v, chosen, -2) for v in (x, values, order))
         new = where(along == j, 1.0, of_pivot) / scale
         rest = where(along == j, 0.0, exchanged(x)) - exchanged(values) * new
@@ -226,8 +235,11 @@ def _solve_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Ten
     return -matmul(given, y.swapaxes(-1, -2)), given
 
 
-SOLVE = composite("solve", type=_sides, expand=_solved, vjp=_solve_vjp, batch=alike,
-                  xla=lambda x, t, a, b: x.np.linalg.solve(a, b))  # fmt: skip
+def _solve_xla(x: Any, t: Tensor, a: Any, b: Any) -> Any:
+    return x.np.linalg.solve(a, b)
+
+
+SOLVE = composite("solve", type=_sides, expand=_solved, vjp=_solve_vjp, batch=alike, xla=_solve_xla)
 
 
 @op
