@@ -19,7 +19,7 @@ from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, operands_of, points
 from tracegrad.render.gathered import blas_ready
 from tracegrad.render.numpy_arrays import Arrays
-from tracegrad.render.numpy_values import Values
+from tracegrad.render.numpy_values import Values, text_of
 
 
 def render_numpy(launch: BoundLaunch) -> str:
@@ -157,7 +157,8 @@ class _Writer:
         out = self.arrays.allocate(shape, s.update.dtype.numpy)
         outer = [a.size for a in self.kernel.outer]
         steps = strides_of(outer)
-        row, nothing = s.row.strides, str(f.prim.identity).replace("inf", "np.inf")
+        row = s.row.strides
+        assert f.prim.identity is not None
         full = [a.size for a in self.arrays.axes]
         axis_of_row = [k for k, a in enumerate(self.arrays.axes) if a.name in row]
         for k in axis_of_row:
@@ -174,7 +175,7 @@ class _Writer:
         length = math.prod([outer[k] for k in axis_of_row])
         at = f"np.clip({target}, 0, {length - 1}).astype('int64') * {step} + {base}"
         self.arrays.lines += [
-            f"{flat}[...] = {nothing}",
+            f"{flat}[...] = {text_of(f.prim.identity)}",
             f"np.{PRIMITIVES[f.prim.combine].array}.at({flat}, np.broadcast_to({at}, {tuple(full)}).reshape(-1), "
             f"np.broadcast_to({update}, {tuple(full)}).reshape(-1))",
         ]

@@ -275,6 +275,10 @@ def constant(v: Value) -> str:
     """Return a NumPy literal."""
     if v.dtype.name == "bool":
         return "np.True_" if v.arg else "np.False_"
-    text = repr(v.arg) if v.dtype.name != "f32" else repr(float(v.arg))
-    text = {"inf": "np.inf", "-inf": "-np.inf", "nan": "np.nan"}.get(text, text)
-    return f"np.{v.dtype.numpy}({text})"
+    return f"np.{v.dtype.numpy}({text_of(v.arg if v.dtype.name != 'f32' else float(v.arg))})"
+
+
+def text_of(x: float) -> str:
+    """Return a Python number as NumPy's kernels spell it."""
+    text = repr(x)
+    return {"inf": "np.inf", "-inf": "-np.inf", "nan": "np.nan"}.get(text, text)
