@@ -335,15 +335,8 @@ class CpuSession:
         """Time each kernel by the process's clock."""
         self._run(handle, inputs)  # touches all memory once
         loaded = self._loaded[handle]
-        timed: list[tuple[tuple[float, float], ...]] = []
-        with np.errstate(all="ignore"):
-            for _ in range(runs):
-                marks = [time.perf_counter()]
-                for run in loaded.runs if loaded.bound is None else []:
-                    run()
-                    marks.append(time.perf_counter())
-                timed.append(tuple(pairwise(marks)) if loaded.bound is None else loaded.bound.timed())
-        return Timings("the host's clock, around each kernel", tuple(timed))
+        timed = loaded.bound.timed if loaded.bound is not None else partial(_timed, loaded.runs)
+        return Timings("the host's clock, around each kernel", tuple([timed() for _ in range(runs)]))
 
     def read(self, name: str) -> Array:
         """Return a copy of a persistent array."""
@@ -392,3 +385,13 @@ def _in_turn(runs: Sequence[Callable[[], None]]) -> None:
     with np.errstate(all="ignore"):
         for run in runs:
             run()
+
+
+def _timed(runs: Sequence[Callable[[], None]]) -> tuple[tuple[float, float], ...]:
+    """Run all, and return when each began and ended."""
+    marks = [time.perf_counter()]
+    with np.errstate(all="ignore"):
+        for run in runs:
+            run()
+            marks.append(time.perf_counter())
+    return tuple(pairwise(marks))
