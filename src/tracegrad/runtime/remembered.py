@@ -142,10 +142,17 @@ def _text(path: Path) -> str:
 
 def types() -> str:
     """Return the tables of wgpu's C types, compiled before or now; "" on errors, or if wgpu is loaded already."""
-    if "wgpu" not in sys.modules:
-        with contextlib.suppress(Exception):  # cffi's, of any kind: wgpu-py then parses for itself
-            header, key = _header()
-            text = types_file().read_text(encoding="utf-8") or (header and compiled(header))
+    if "wgpu" in sys.modules:
+        return ""
+    path = types_file()
+    with contextlib.suppress(OSError):
+        if text := path.read_text(encoding="utf-8"):
+            os.utime(path)  # files that nobody used for long are deleted
+            return text
+    with contextlib.suppress(Exception):  # cffi's, of any kind: wgpu-py then parses for itself
+        header, key = _header()
+        if header:
+            text = compiled(header)
             with contextlib.suppress(OSError):
                 put(cache_folder() / f"types-{key}-{key_of(text)}", text.encode())
             return text
