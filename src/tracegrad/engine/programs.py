@@ -56,9 +56,9 @@ class SizedPrograms:
         """Return why each size has a program of its own; "" if one can serve many."""
         if self._rooms is None or self._rooms.serves:
             return ""
-        refused = self._rooms.refused.items()
-        why = {name: why for kind, why in refused for name, n in zip(self.free.axes, kind) if n == 0 >= max(kind)}
-        which = "size" if len(why) == len(self.free.axes) else next(iter(why), "")
+        names, refused = list(self.free.axes), self._rooms.refused.items()
+        why = {names[kind.index(0)]: text for kind, text in refused if max(kind) == 0}  # where one size varies
+        which = "size" if len(why) == len(names) else next(iter(why), "")
         return f"compiled for each {which}: {next(iter(why.values()))}" if why else ""
 
     def of(
