@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from tracegrad.arrays import seed_or_new
 from tracegrad.compiler.build import ForwardSource, StepSource, trace_loss
@@ -87,31 +87,32 @@ def compile(
     """
     if layout is not None and mesh is None:
         raise InputError.here("layout= places parameters on a mesh; pass mesh=jax.make_mesh(...) too")
-    if loss is not None and losses is None:
-        if params is not None:
-            raise InputError.here(
-                "params= is for losses=; with one loss, name the parameters that are not trained in frozen="
-            )
-        only = cast("Optimizer", optimizer)
-        sources = [StepSource(model, loss, declared(inputs), only, precision, frozen)]
-    else:
-        from tracegrad.compiler.several import step_sources
-
-        sources = step_sources(model, loss, losses, inputs, optimizer, params, precision, frozen)
+    sources = _step_sources(model, loss, losses, inputs, optimizer, params, precision, frozen)
     factory = session_factory(device) if mesh is None else mesh_factory(device, mesh, layout)
     if not keep_grads and (mesh is not None or wanted_device(device) == "jax"):  # XLA fuses a step as a whole
         sources = [source._replace(grads=False) for source in sources]
     train = CompiledTraining(
-        sources=sources,
-        session_factory=factory,
-        seed=seed,
-        keep_grads=keep_grads,
-        max_cached_shapes=max_cached_shapes,
+        sources=sources, session_factory=factory, seed=seed, keep_grads=keep_grads, max_cached_shapes=max_cached_shapes
     )
     for text in dict.fromkeys(text for s in train.store.stepper.together for text in s.built.warnings):
         warnings.warn(text, stacklevel=3)  # the user's line, past `helpful`
     warn_if_slow(train.worker.info)
     return train
+
+
+def _step_sources(
+    model: Any, loss: Any, losses: Any, inputs: Any, optimizer: Any, params: Any, precision: str, frozen: Any
+) -> list[StepSource]:
+    """Return what the program of each loss is built from. The arguments are those of `compile`."""
+    if loss is None or losses is not None:
+        from tracegrad.compiler.several import step_sources
+
+        return step_sources(model, loss, losses, inputs, optimizer, params, precision, frozen)
+    if params is not None:
+        raise InputError.here(
+            "params= is for losses=; with one loss, name the parameters that are not trained in frozen="
+        )
+    return [StepSource(model, loss, declared(inputs), optimizer, precision, frozen)]
 
 
 @helpful
