@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fuzzing import (
+from fuzzing import (  # noqa: F401 importing them fills the table
     case_steps,
     nested,
     ops_elementwise,
@@ -18,18 +18,6 @@ from fuzzing import (
 )
 from fuzzing.program import Program, Step, frozen
 from fuzzing.table import OPS, NoCounterpartError
-
-ROWS = (
-    case_steps,
-    nested,
-    ops_elementwise,
-    ops_folds,
-    ops_images,
-    ops_layers,
-    ops_loops,
-    ops_more,
-    ops_shapes,
-)  # importing them fills the table
 
 
 def attributes(step: Step, library: str, module: Any) -> dict[str, Any]:
