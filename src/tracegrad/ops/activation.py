@@ -104,9 +104,14 @@ GELU_TANH = pointwise("gelu_tanh", _gelu_tanh, _gelu_vjp)
 
 @method
 def relu(x: Operand) -> Tensor:
-    """Return max(x, 0), element by element. f32, any shape; gradient 0 at 0; NaN stays NaN.
+    """Return max(x, 0), element by element.
 
-    Raises:   DTypeError if x is not f32. As torch.relu.
+    x:        f32, any shape. NaN stays NaN.
+    Returns:  f32, the shape of `x`.
+    Gradient: 1 where x > 0, else 0; so 0 at x = 0.
+    Raises:   DTypeError if `x` is not f32.
+
+    As torch.relu.
 
     >>> tg.relu([-1.0, 0.0, 2.0])
     tensor([0., 0., 2.])
@@ -116,34 +121,50 @@ def relu(x: Operand) -> Tensor:
 
 @method
 def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
-    """Return `x` where it is positive, else `alpha * x`. f32, any shape; gradient alpha at 0.
+    """Return x where x > 0, and alpha * x elsewhere.
 
-    Raises:   DTypeError if x is not f32. As torch.nn.functional.leaky_relu.
+    x:        f32, any shape.
+    alpha:    the slope for x <= 0, a Python number.
+    Returns:  f32, the shape of `x`.
+    Gradient: 1 where x > 0, else alpha; so alpha at x = 0.
+    Raises:   DTypeError if `x` is not f32; InputError if `alpha` is not a finite number.
 
-    >>> tg.leaky_relu([-1.0, 2.0])
-    tensor([-0.01,  2.  ])
+    As torch.nn.functional.leaky_relu.
+
+    >>> tg.leaky_relu([-1.0, 0.0, 2.0], alpha=0.1)
+    tensor([-0.1,  0. ,  2. ])
     """
     return bind(LEAKY_RELU, as_tensor(x), alpha=checked("alpha", alpha, what="leaky_relu"))
 
 
 @method
 def elu(x: Operand, alpha: float = 1.0) -> Tensor:
-    """Return `x` where it is positive, else `alpha * (exp(x) - 1)`. f32, any shape; gradient alpha at 0.
+    """Return x where x > 0, and alpha * (exp(x) - 1) elsewhere.
+
+    x:        f32, any shape.
+    alpha:    a Python number; the result approaches -alpha for very negative x.
+    Returns:  f32, the shape of `x`.
+    Gradient: 1 where x > 0, else alpha * exp(x); so alpha at x = 0.
+    Raises:   DTypeError if `x` is not f32; InputError if `alpha` is not a finite number.
 
     As torch.nn.functional.elu (Clevert, Unterthiner and Hochreiter 2016).
-    Raises:   DTypeError if x is not f32.
 
-    >>> tg.elu([-1.0, 2.0])
-    tensor([-0.63212055,  2.        ])
+    >>> tg.elu([-1.0, 0.0, 2.0])
+    tensor([-0.63212055,  0.        ,  2.        ])
     """
     return bind(ELU, as_tensor(x), alpha=checked("alpha", alpha, what="elu"))
 
 
 @method
 def sigmoid(x: Operand) -> Tensor:
-    """Return y = 1 / (1 + exp(-x)), without overflow for any x. f32, any shape; gradient y (1 - y).
+    """Return 1 / (1 + exp(-x)), element by element. No x overflows.
 
-    Raises:   DTypeError if x is not f32. As torch.sigmoid.
+    x:        f32, any shape.
+    Returns:  y, f32, the shape of `x`.
+    Gradient: y * (1 - y).
+    Raises:   DTypeError if `x` is not f32.
+
+    As torch.sigmoid.
 
     >>> tg.sigmoid([-1.0, 0.0, 1.0])
     tensor([0.2689414, 0.5      , 0.7310586])
@@ -153,21 +174,35 @@ def sigmoid(x: Operand) -> Tensor:
 
 @method
 def softplus(x: Operand) -> Tensor:
-    """Return log(1 + exp(x)), computed as max(x, 0) + log1p(exp(-|x|)). f32, any shape; gradient sigmoid(x).
+    """Return log(1 + exp(x)), element by element.
 
-    Raises:   DTypeError if x is not f32. As torch.nn.functional.softplus.
+    The formula is max(x, 0) + log(1 + exp(-|x|)), which does not overflow.
 
-    >>> tg.softplus([-100.0, 0.0, 100.0])
-    tensor([3.783506e-44, 6.931472e-01, 1.000000e+02])
+    x:        f32, any shape.
+    Returns:  f32, the shape of `x`.
+    Gradient: sigmoid(x).
+    Raises:   DTypeError if `x` is not f32.
+
+    As torch.nn.functional.softplus with beta=1 and no threshold.
+
+    >>> tg.softplus([-1.0, 0.0, 100.0])
+    tensor([  0.31326166,   0.6931472 , 100.        ])
     """
     return bind(SOFTPLUS, as_tensor(x))
 
 
 @method
 def log_sigmoid(x: Operand) -> Tensor:
-    """Return log(sigmoid(x)), computed as -softplus(-x): finite for all finite x. f32, any shape; gradient sigmoid(-x).
+    """Return log(sigmoid(x)), element by element.
 
-    Raises:   DTypeError if x is not f32. As torch.nn.functional.logsigmoid.
+    The formula is -softplus(-x), which is finite for every finite x.
+
+    x:        f32, any shape.
+    Returns:  f32, the shape of `x`.
+    Gradient: sigmoid(-x).
+    Raises:   DTypeError if `x` is not f32.
+
+    As torch.nn.functional.logsigmoid.
 
     >>> tg.log_sigmoid([-100.0, 0.0])
     tensor([-100.       ,   -0.6931472])
@@ -177,9 +212,14 @@ def log_sigmoid(x: Operand) -> Tensor:
 
 @method
 def silu(x: Operand) -> Tensor:
-    """Return x * sigmoid(x), also called swish. f32, any shape. As torch.nn.functional.silu (Elfwing et al. 2017).
+    """Return x * sigmoid(x), also called swish.
 
-    Gradient: s (1 + x (1 - s)), s = sigmoid(x). Raises DTypeError if x is not f32.
+    x:        f32, any shape.
+    Returns:  f32, the shape of `x`.
+    Gradient: s * (1 + x * (1 - s)), s = sigmoid(x).
+    Raises:   DTypeError if `x` is not f32.
+
+    As torch.nn.functional.silu (Elfwing et al. 2017).
 
     >>> tg.silu([-1.0, 0.0, 1.0])
     tensor([-0.2689414,  0.       ,  0.7310586])
@@ -190,13 +230,18 @@ def silu(x: Operand) -> Tensor:
 
 @method
 def gelu(x: Operand, approximate: str = "none") -> Tensor:
-    """Return x times the standard normal distribution function at x. As torch.nn.functional.gelu.
+    """Return x times the probability that a standard normal variable is below x.
 
-    approximate="none":  x/2 (1 + erf(x / sqrt 2))
-    approximate="tanh":  x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the form of GPT-2
+    "none":  x/2 * (1 + erf(x / sqrt(2)))
+    "tanh":  x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x^3))), an approximation, used by GPT-2
 
-    x: f32, any shape. Gradient: the derivative of the chosen form, everywhere.
-    Raises InputError for another `approximate`, DTypeError if x is not f32. Hendrycks and Gimpel 2016.
+    x:           f32, any shape.
+    approximate: "none" or "tanh", which selects the formula.
+    Returns:     f32, the shape of `x`.
+    Gradient:    the derivative of the selected formula.
+    Raises:      InputError for another `approximate`; DTypeError if `x` is not f32.
+
+    As torch.nn.functional.gelu (Hendrycks and Gimpel 2016).
 
     >>> tg.gelu([-1.0, 0.0, 2.0])
     tensor([-0.15865523,  0.        ,  1.9544997 ])
@@ -211,10 +256,15 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
 
 @method
 def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
-    """Limit `x` to [lo, hi], element by element. f32, any shape.
+    """Limit each element of `x` to [lo, hi].
 
-    Gradient: 1 inside of (lo, hi), else 0, also at the limits; that of `clip` is 1 there.
-    Raises:   DTypeError if x is not f32. As torch.nn.functional.hardtanh.
+    x:        f32, any shape; i32 and u32 as well, if the limits are integers.
+    lo, hi:   the limits, numbers with lo < hi.
+    Returns:  dtype and shape of `x`.
+    Gradient: 1 where lo < x < hi, else 0; so 0 at the limits, where `clip` has 1.
+    Raises:   DTypeError for another dtype.
+
+    As torch.nn.functional.hardtanh.
 
     >>> tg.hardtanh([-3.0, 0.5, 3.0])
     tensor([-1. ,  0.5,  1. ])
@@ -227,7 +277,12 @@ def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
 def tanhshrink(x: Operand) -> Tensor:
     """Return x - tanh(x), element by element.
 
-    x: f32, any shape. Gradient: tanh(x)^2. Raises DTypeError if x is not f32. As torch.nn.functional.tanhshrink.
+    x:        f32, any shape.
+    Returns:  f32, the shape of `x`.
+    Gradient: tanh(x)^2.
+    Raises:   DTypeError if `x` is not f32.
+
+    As torch.nn.functional.tanhshrink.
 
     >>> tg.tanhshrink([-1.0, 0.0, 1.0])
     tensor([-0.23840582,  0.        ,  0.23840582])
