@@ -27,18 +27,20 @@ HIDDEN = -1e30  # the score of a masked key; finite, so that a row with every ke
 
 @entered
 def split_heads(x: Any, n_heads: int) -> Tensor:
-    """Split the last axis into heads, and move the heads before the positions.
+    """Split the last axis into `n_heads` heads, and move the heads before the positions.
 
-    out[..., h, t, d] = x[..., t, h * D/H + d]
+    out[..., h, t, d] = x[..., t, h * D/H + d],  H = n_heads
 
-    x:        any dtype, shape (..., T, D).
-    n_heads:  H, a divisor of D.
-    Returns:  dtype of `x`, shape (..., H, T, D/H). A view: it needs no kernel.
+    x:        any dtype, shape (..., T, D): T positions of D features.
+    n_heads:  a divisor of D.
+    Returns:  dtype of `x`, shape (..., H, T, D/H), as `attention` takes it.
+    Gradient: the result's gradient, with the heads merged again.
     Raises:   ShapeError if the rank is below 2 or H does not divide D.
-    Gradient: the heads of the result's gradient, merged. As in Vaswani et al. 2017.
 
-    >>> tg.split_heads(tg.zeros((2, 5, 32)), 4).shape
-    (2, 4, 5, 8)
+    The heads of Vaswani et al. 2017. `merge_heads` is the inverse.
+
+    >>> tg.split_heads([[1.0, 2.0, 3.0, 4.0]], 2).tolist()
+    [[[1.0, 2.0]], [[3.0, 4.0]]]
     """
     x = as_tensor(x)
     if x.ndim < 2 or n_heads < 1 or x.shape[-1] % n_heads:
@@ -48,17 +50,19 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
 
 @entered
 def merge_heads(x: Any) -> Tensor:
-    """Put the heads side by side on the last axis: the inverse of `split_heads`.
+    """Move the heads behind the positions, and join their features on one axis. The inverse of `split_heads`.
 
     out[..., t, h * d + k] = x[..., h, t, k]
 
-    x:        any dtype, shape (..., H, T, d).
-    Returns:  dtype of `x`, shape (..., T, H * d). A view: it needs no kernel.
+    x:        any dtype, shape (..., H, T, d): H heads, T positions, d features of each head.
+    Returns:  dtype of `x`, shape (..., T, H * d).
+    Gradient: the result's gradient, split into heads again.
     Raises:   ShapeError if the rank is below 3.
-    Gradient: the result's gradient, split into heads. As in Vaswani et al. 2017.
 
-    >>> tg.merge_heads(tg.zeros((2, 4, 5, 8))).shape
-    (2, 5, 32)
+    The heads of Vaswani et al. 2017.
+
+    >>> tg.merge_heads([[[1.0, 2.0]], [[3.0, 4.0]]])
+    tensor([[1., 2., 3., 4.]])
     """
     x = as_tensor(x)
     if x.ndim < 3:
@@ -106,20 +110,22 @@ ROPE = composite("rope", type=_rope_type, expand=_rotate, vjp=_rope_vjp, jvp=mul
 def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by angles that grow with the position (rotary position embedding).
 
-    out[t, j]       = x[t, j] cos(a) - x[t, j + D/2] sin(a)
-    out[t, j + D/2] = x[t, j + D/2] cos(a) + x[t, j] sin(a),  a = t * base^(-2j/D)
+    out[..., t, j]       = x[..., t, j] cos(a) - x[..., t, j + D/2] sin(a)
+    out[..., t, j + D/2] = x[..., t, j + D/2] cos(a) + x[..., t, j] sin(a)
+    for x = q and x = k, 0 <= j < D/2, the angle a = t * base^(-2j/D), and positions t = 0, 1, ...
 
-    q, k:     f32, shape (..., T, D) with an even D; positions count from 0. Their other axes may differ.
-    Returns:  q and k, rotated.
-    Gradient: the result's gradient, rotated the other way.
+    q, k:     f32, shape (..., T, D) with an even D. The two shapes may differ.
+    base:     a number above 0. A larger base gives longer wavelengths.
+    Returns:  (rotated q, rotated k), f32, in their shapes.
+    Gradient: the result's gradient, rotated by -a.
     Raises:   ShapeError if D is odd or the rank below 2; DTypeError if q or k is not f32; InputError unless base > 0.
 
-    The rotate-half form of Su et al., RoFormer (2021), as in Llama.
+    Su et al., RoFormer (2021), in the form of Llama: it pairs features j and j + D/2, not 2j and 2j + 1.
 
-    >>> q = np.ones((1, 2, 3, 4), np.float32)
-    >>> rotated, _ = tg.rope(q, q)
-    >>> rotated.shape
-    (1, 2, 3, 4)
+    >>> rotated, _ = tg.rope([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0]])      # positions 0 and 1
+    >>> rotated
+    tensor([[1.        , 0.        ],
+            [0.5403023 , 0.84147096]])
     """
     base = checked("base", base, POSITIVE, "rope")
     return bind(ROPE, as_tensor(q), base=base, inverse=False), bind(ROPE, as_tensor(k), base=base, inverse=False)
@@ -140,24 +146,28 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
 
 @op
 def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dropout: float = 0.0) -> Tensor:
-    """Average the values, weighted by how well each key fits the query.
+    """Return the scaled dot-product attention: for each query, a weighted mean of the values.
 
     out = softmax(q k^T / sqrt(D)) v
 
-    q, k, v:  f32, shapes (..., Tq, D), (..., Tk, D), (..., Tk, Dv), usually from `split_heads`.
-    causal:   query t sees the keys up to t only; weights of later keys are exactly 0. Needs Tq = Tk.
-    mask:     bool, broadcastable to (..., Tq, Tk): True where a query sees a key. All other weights are exactly 0, even
-              in a row that is False everywhere. An f32 mask is added to the scores.
-    dropout:  the probability of dropping a weight. Pass 0 outside of training.
+    q, k, v:  f32, shapes (..., Tq, D), (..., Tk, D) and (..., Tk, Dv). The leading axes are equal, such as (B, heads).
+    causal:   True lets query t see the keys 0 to t only. Needs Tq = Tk.
+    mask:     bool or f32, broadcastable to (..., Tq, Tk). `causal` applies in addition.
+              bool: True where a query sees a key. A query that sees no key gets zeros.
+              f32:  added to the scores q k^T / sqrt(D).
+    dropout:  the probability that a weight becomes 0; the others are multiplied by 1 / (1 - dropout). Pass 0 outside of
+              training.
     Returns:  f32, shape (..., Tq, Dv).
-    Gradient: to q, k, v, and to an f32 mask.
-    Raises:   ShapeError if the shapes do not fit; DTypeError if q, k or v is not f32, or if the mask has integers.
+    Gradient: to q, k, v and an f32 mask.
+    Raises:   ShapeError if the shapes do not fit; DTypeError if q, k or v is not f32 or the mask is i32 or u32;
+              InputError if `dropout` is outside [0, 1].
 
-    As torch.nn.functional.scaled_dot_product_attention.
+    As torch.nn.functional.scaled_dot_product_attention (Vaswani et al. 2017).
 
-    >>> q = np.ones((1, 2, 3, 4), np.float32)                               # [B, heads, T, width]
-    >>> tg.attention(q, q, q, causal=True).shape
-    (1, 2, 3, 4)
+    >>> q = k = tg.zeros((2, 4))                      # equal scores, so each query takes the mean of what it sees
+    >>> tg.attention(q, k, [[1.0], [3.0]], causal=True)
+    tensor([[1.],
+            [2.]])
     """
     q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
     _check_attention(q, k, v, causal)
