@@ -33,12 +33,18 @@ __all__ = [
 
 @op
 def asarray(value: Any, dtype: DType | None = None) -> Tensor:
-    """Return an array, a nested list or a number as a tensor: in a trace a constant, elsewhere an eager tensor.
+    """Return a number, nested list, NumPy array or tensor as a tensor.
 
-    Without `dtype`: floats, also of float64, become f32, integers i32 (uint32: u32), booleans bool. A tensor keeps its
-    dtype and gradient, or is cast to `dtype`.
-    Raises DTypeError for values that `dtype` cannot hold: floats are rounded to f32, all else is exact.
-    Any shape. No gradient flows into a constant. As numpy.asarray.
+    In a compiled model or loss, a number, list or array becomes a constant of the program.
+
+    value:    any shape.
+    dtype:    None: floats become f32 (float64 is rounded), uint32 u32, other integers i32, booleans bool; a tensor
+              keeps its dtype. Else `dtype`; a tensor is cast.
+    Returns:  a tensor of the shape of `value`.
+    Gradient: to `value` if it is a tensor.
+    Raises:   DTypeError if a number, list or array has a value that the dtype cannot hold, such as 1.5 or 2**31 in i32.
+
+    As numpy.asarray.
 
     >>> tg.asarray([1, 2])
     tensor([1, 2], dtype=i32)
@@ -52,9 +58,15 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
 
 @op
 def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | None = None) -> Tensor:
-    """Return an array filled with `value`. Without `dtype`: f32 for a float, i32 for an integer, bool for a boolean.
+    """Return a tensor filled with `value`.
 
-    Any shape. No gradient. Raises ShapeError for a negative size. As numpy.full and torch.full.
+    shape:    an integer or a sequence of integers.
+    value:    a number or a boolean.
+    dtype:    None: f32 for a float, i32 for an integer, bool for a boolean.
+    Returns:  `dtype`, of this shape. No gradient.
+    Raises:   ShapeError for a negative size; DTypeError if `dtype` cannot hold `value`.
+
+    As numpy.full and torch.full.
 
     >>> tg.full((2,), 7.0)
     tensor([7., 7.])
@@ -66,9 +78,13 @@ def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | N
 
 @op
 def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """Return an array of zeros. It takes no memory: kernels that read it compute its elements.
+    """Return a tensor of zeros.
 
-    shape: an integer or integers. dtype: default f32. No gradient. Raises ShapeError for a negative size.
+    shape:    an integer or a sequence of integers.
+    dtype:    f32, i32, u32 or bool.
+    Returns:  `dtype`, of this shape. It takes no memory in a compiled program. No gradient.
+    Raises:   ShapeError for a negative size; DTypeError for an unknown dtype.
+
     As numpy.zeros and torch.zeros.
 
     >>> tg.zeros((2,))
@@ -79,9 +95,13 @@ def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 
 @op
 def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
-    """Return an array of ones. It takes no memory: kernels that read it compute its elements.
+    """Return a tensor of ones.
 
-    shape: an integer or integers. dtype: default f32. No gradient. Raises ShapeError for a negative size.
+    shape:    an integer or a sequence of integers.
+    dtype:    f32, i32, u32 or bool.
+    Returns:  `dtype`, of this shape. It takes no memory in a compiled program. No gradient.
+    Raises:   ShapeError for a negative size; DTypeError for an unknown dtype.
+
     As numpy.ones and torch.ones.
 
     >>> tg.ones((2,))
@@ -92,9 +112,15 @@ def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
 
 @op
 def full_like(x: Operand, value: bool | int | float, dtype: DType | None = None) -> Tensor:
-    """Return an array of the shape of `x`, filled with `value`; in the dtype of `x` unless `dtype` gives another.
+    """Return a tensor of the shape of `x`, filled with `value`.
 
-    Any shape. No gradient. Raises DTypeError for a value that the dtype cannot hold. As torch.full_like.
+    x:        any dtype and shape. Its values are not read.
+    value:    a number or a boolean.
+    dtype:    None: that of `x`.
+    Returns:  `dtype`, the shape of `x`. No gradient.
+    Raises:   DTypeError if the dtype cannot hold `value`, such as 7.5 in i32.
+
+    As numpy.full_like and torch.full_like.
 
     >>> tg.full_like(tg.tensor([1.0, 2.0]), 7)
     tensor([7., 7.])
@@ -105,9 +131,14 @@ def full_like(x: Operand, value: bool | int | float, dtype: DType | None = None)
 
 @op
 def zeros_like(x: Operand, dtype: DType | None = None) -> Tensor:
-    """Return zeros in the shape of `x`, and in its dtype unless `dtype` gives another.
+    """Return zeros in the shape of `x`.
 
-    Any shape. No gradient. Raises DTypeError for an unknown dtype. As numpy.zeros_like and torch.zeros_like.
+    x:        any dtype and shape. Its values are not read.
+    dtype:    None: that of `x`.
+    Returns:  `dtype`, the shape of `x`. No gradient.
+    Raises:   DTypeError for an unknown dtype.
+
+    As numpy.zeros_like and torch.zeros_like.
 
     >>> tg.zeros_like(tg.tensor([1.0, 2.0]))
     tensor([0., 0.])
@@ -117,9 +148,14 @@ def zeros_like(x: Operand, dtype: DType | None = None) -> Tensor:
 
 @op
 def ones_like(x: Operand, dtype: DType | None = None) -> Tensor:
-    """Return ones in the shape of `x`, and in its dtype unless `dtype` gives another.
+    """Return ones in the shape of `x`.
 
-    Any shape. No gradient. Raises DTypeError for an unknown dtype. As numpy.ones_like and torch.ones_like.
+    x:        any dtype and shape. Its values are not read.
+    dtype:    None: that of `x`.
+    Returns:  `dtype`, the shape of `x`. No gradient.
+    Raises:   DTypeError for an unknown dtype.
+
+    As numpy.ones_like and torch.ones_like.
 
     >>> tg.ones_like(tg.tensor([1.0, 2.0]))
     tensor([1., 1.])
@@ -129,14 +165,18 @@ def ones_like(x: Operand, dtype: DType | None = None) -> Tensor:
 
 @op
 def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
-    """Return a matrix of `n` rows and `m` (default `n`) columns with 1 on the diagonal and 0 elsewhere.
+    """Return a matrix with 1 on the main diagonal and 0 elsewhere.
 
-    Returns [n, m] of `dtype`, by default f32. No gradient. Raises ShapeError if n or m is negative.
+    n, m:     the numbers of rows and columns; `m` is `n` by default.
+    dtype:    f32, i32, u32 or bool.
+    Returns:  `dtype`, shape (n, m). No gradient.
+    Raises:   ShapeError if n or m is negative; DTypeError for an unknown dtype.
+
     As numpy.eye and torch.eye.
 
-    >>> tg.eye(2)
-    tensor([[1., 0.],
-            [0., 1.]])
+    >>> tg.eye(2, 3)
+    tensor([[1., 0., 0.],
+            [0., 1., 0.]])
     """
     shape = sizes_of((n, n if m is None else m))
     return cast(iota(shape, 0) == iota(shape, 1), dtype)
@@ -144,14 +184,21 @@ def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
 
 @method
 def tril(x: Operand, k: int = 0) -> Tensor:
-    """Return the lower triangle of the last two axes of `x`: elements with column > row + k become 0.
+    """Return the lower triangle of each matrix of `x`, with zeros above diagonal `k`.
 
-    Any dtype, rank 2 or more. Gradient: the lower triangle of the result's gradient. NaN above the diagonal becomes 0.
-    Raises:   ShapeError for fewer than two axes. As numpy.tril and torch.tril.
+    out[..., i, j] = x[..., i, j] where j <= i + k, else 0
 
-    >>> tg.tril(tg.ones((2, 2)))
-    tensor([[1., 0.],
-            [1., 1.]])
+    x:        any dtype, rank 2 or more. NaN above the diagonal becomes 0.
+    k:        0 for the main diagonal, positive above it, negative below it.
+    Returns:  dtype and shape of `x`.
+    Gradient: the lower triangle of the result's gradient.
+    Raises:   ShapeError for rank 0 or 1.
+
+    As numpy.tril and torch.tril.
+
+    >>> tg.tril(tg.ones((2, 3)))
+    tensor([[1., 0., 0.],
+            [1., 1., 0.]])
     """
     return _triangle(x, k, "tril")
 
@@ -167,13 +214,18 @@ def _triangle(x: Operand, k: int, name: str) -> Tensor:
 
 @method
 def triu(x: Operand, k: int = 0) -> Tensor:
-    """Return the upper triangle of the last two axes of `x`: elements with column < row + k become 0.
+    """Return the upper triangle of each matrix of `x`, with zeros below diagonal `k`.
 
-    x:        any dtype, rank 2 or more.
-    Gradient: the upper triangle of the result's gradient. NaN below the diagonal becomes 0.
-    Raises:   ShapeError for rank 0 or 1. As numpy.triu and torch.triu.
+    out[..., i, j] = x[..., i, j] where j >= i + k, else 0
 
-    >>> import tracegrad as tg
+    x:        any dtype, rank 2 or more. NaN below the diagonal becomes 0.
+    k:        0 for the main diagonal, positive above it, negative below it.
+    Returns:  dtype and shape of `x`.
+    Gradient: the upper triangle of the result's gradient.
+    Raises:   ShapeError for rank 0 or 1.
+
+    As numpy.triu and torch.triu.
+
     >>> tg.triu(tg.ones((2, 3)), 1)
     tensor([[0., 1., 1.],
             [0., 0., 1.]])
@@ -183,19 +235,23 @@ def triu(x: Operand, k: int = 0) -> Tensor:
 
 @method
 def diag(x: Operand, k: int = 0) -> Tensor:
-    """Return diagonal `k` of a matrix, or a square matrix of zeros with the vector `x` on its diagonal `k`.
+    """Return diagonal `k` of a matrix, or a square matrix with a vector on its diagonal `k` and zeros elsewhere.
 
-    x:        any dtype, rank 1 or 2. k: 0 for the main diagonal, positive above it, negative below it.
-    Returns:  for a matrix [n, m], the elements x[i, i + k]; for a vector [n], a matrix [n + |k|, n + |k|].
-    Gradient: the result's gradient at the elements on the diagonal. Both forms are views, which need no kernel.
-    Raises:   ShapeError for any other rank, and if `k` is outside the matrix.
+    Diagonal k of a matrix are its elements [i, i + k], in the order of i.
+
+    x:        any dtype; a matrix or a vector.
+    k:        0 for the main diagonal, positive above it, negative below it.
+    Returns:  dtype of `x`. For a matrix, a vector; for a vector of size n, shape (n + |k|, n + |k|).
+    Gradient: for a matrix, the result's gradient on diagonal `k`, else 0; for a vector, diagonal `k` of that gradient.
+    Raises:   ShapeError for another rank, or if diagonal `k` lies outside of the matrix.
 
     As numpy.diag and torch.diag.
 
-    >>> import tracegrad as tg
-    >>> tg.diag(tg.tensor([1.0, 2.0]))
+    >>> tg.diag([1.0, 2.0])
     tensor([[1., 0.],
             [0., 2.]])
+    >>> tg.diag([[1.0, 2.0], [3.0, 4.0]], k=1)
+    tensor([2.])
     """
     x, k = as_tensor(x), integer(k, "k")
     if x.ndim == 1:
@@ -215,20 +271,24 @@ def diag(x: Operand, k: int = 0) -> Tensor:
 
 @op
 def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
-    """Return the coordinates of a grid: each vector along its own axis, repeated along the axes of the others.
+    """Return one array for each vector: its values along one axis of a grid, repeated along the other axes.
 
     xs:       vectors of any dtype, of sizes a, b, c, ...
-    indexing: "xy": the first vector runs along axis 1 and the second along axis 0, and results are [b, a, c, ...], as
-              NumPy's default. "ij": the vectors run along axes 0, 1, 2, ..., [a, b, c, ...], as PyTorch's default.
-    Returns:  one array for each vector, as views, which need no kernel.
-    Gradient: the sum over the repeated axes.
-    Raises:   ShapeError if an argument is not a vector; InputError for another `indexing`.
+    indexing: "xy", NumPy's default: the first vector runs along axis 1, the second along axis 0; shape (b, a, c, ...).
+              "ij", PyTorch's default: vector k runs along axis k; shape (a, b, c, ...).
+    Returns:  a tuple with one array for each vector, all of one shape.
+    Gradient: the result's gradient, summed over the repeated axes.
+    Raises:   ShapeError without a vector, or if an argument is not one; InputError for another `indexing`.
 
-    >>> import tracegrad as tg
+    As numpy.meshgrid and torch.meshgrid.
+
     >>> x, y = tg.meshgrid([1.0, 2.0], [5.0, 6.0])
     >>> x
     tensor([[1., 2.],
             [1., 2.]])
+    >>> y
+    tensor([[5., 5.],
+            [6., 6.]])
     """
     if indexing not in ("xy", "ij"):
         raise InputError(f"indexing must be 'xy' or 'ij', got {indexing!r}")
@@ -248,9 +308,16 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
 
 @op
 def linspace(start: float, stop: float, num: int = 50) -> Tensor:
-    """Return `num` evenly spaced values from `start` to `stop`, both included. They are computed in double precision.
+    """Return `num` evenly spaced values from `start` to `stop`, both included.
 
-    f32[num]. No gradient. Raises ShapeError if `num` is negative. As numpy.linspace and torch.linspace.
+    out[k] = start + k (stop - start) / (num - 1), in double precision, then rounded to f32
+
+    start, stop: Python numbers.
+    num:         the number of values. 1 gives `start`, 0 an empty tensor.
+    Returns:     f32, shape (num,). No gradient.
+    Raises:      ShapeError if `num` is negative or not an integer.
+
+    As numpy.linspace and torch.linspace.
 
     >>> tg.linspace(0.0, 1.0, 3)
     tensor([0. , 0.5, 1. ])
