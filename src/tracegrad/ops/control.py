@@ -52,13 +52,15 @@ def _second(name: object, x: Any, kind: str) -> Any:
 
 @op
 def capture(name: str, x: Any) -> Tensor:
-    """Return `x`, and report its value with the result as `r.captures[name]`. Outside of a trace, only return `x`.
+    """Return `x` unchanged, and report its value with each result of the compiled program, as `captures[name]`.
 
-    name:     unique within the forward or loss.
+    name:     a string, unique among the captures of a forward or loss.
     x:        any dtype and shape.
-    Returns:  `x`.
-    Gradient: the result's gradient, unchanged. As Flax's `sow` for JAX.
-    Raises:   TraceError if the name is taken.
+    Returns:  `x`. Eager calls only return `x`.
+    Gradient: the result's gradient, unchanged.
+    Raises:   TraceError if another capture has the name, for an empty name, and inside `tg.scan`.
+
+    As a forward hook of PyTorch that stores an activation, and Flax's `sow` for JAX.
 
     >>> forward = lambda m, x: m(tg.capture("input", x))
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=forward, inputs={"x": (1, 2)}, seed=0)
@@ -73,19 +75,23 @@ def capture(name: str, x: Any) -> Tensor:
 
 @op
 def patch(name: str, x: Any) -> Tensor:
-    """Return `x`, and let calls overwrite it: `run(..., patches={name: array})` or `{name: (mask, array)}`.
+    """Return `x`, or the value that a call of `run` puts in its place.
 
-    out = where(mask, array, x)     in calls of `run` with patches; without a mask, `array` replaces all of `x`
-    out = x                         in all other calls, in training steps, and outside of a trace
+    run(..., patches={name: array})           returns array in place of x
+    run(..., patches={name: (mask, array)})   returns where(mask, array, x)
+    All other calls, training steps and eager calls return x.
 
-    The first call with patches compiles a second program. Calls without patches run a program without `patch`, so it
-    costs them no time.
+    The first call with patches compiles a second program. Calls without patches run the first one, at no cost.
 
-    name:     unique among the patches of the forward or loss.
-    x:        any dtype and shape. In calls, `array` has its dtype, `mask` is bool, and both broadcast to its shape.
+    name:     a string, unique among the patches of a forward or loss.
+    x:        any dtype and shape.
+    array:    given to `run`; its dtype is that of `x`, and its shape broadcasts to that of `x`.
+    mask:     given to `run`; bool, True where `array` replaces `x`; its shape broadcasts to that of `x`.
     Returns:  dtype and shape of `x`.
-    Gradient: to `x` where it was not overwritten. As a forward hook of PyTorch that returns a value.
-    Raises:   TraceError if the name is taken.
+    Gradient: the result's gradient where `x` was kept, else 0.
+    Raises:   TraceError if another patch has the name, for an empty name, and inside `tg.scan`.
+
+    As a forward hook of PyTorch that returns a value.
 
     >>> forward = lambda m, x: m(tg.patch("input", x))
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=forward, inputs={"x": (1, 2)}, seed=0)
@@ -103,16 +109,18 @@ def patch(name: str, x: Any) -> Tensor:
 
 @method
 def assign(x: Any, value: Any) -> None:
-    """Write a new value to a state of the model: `m.mean.assign(0.9 * m.mean + 0.1 * batch)`.
+    """Write a new value to a state of the model: `m.mean.assign(0.9 * m.mean + 0.1 * x.mean(0))`.
 
-    The write takes effect with the step, together with the new parameters. A step that fails writes nothing. A later
-    read in the same trace gives the new value. The last of several writes wins. An eager write applies at once.
+    Later reads in the same forward or loss give the new value, and the last of several writes is kept. A training step
+    stores new states together with the new parameters; a step that fails stores neither. An eager write is immediate.
 
     x:        a state, made with `self.state` in a module's `__init__`.
     value:    dtype and shape of the state.
-    Gradient: none, neither to `value` nor through a later read.
+    Gradient: none, neither to `value` nor through later reads of the state.
     Raises:   ShapeError or DTypeError for a value of another type. TraceError if `x` is not a state, inside `tg.scan`
-              and `tg.vmap`, and in a forward that was attached without writes=True.
+              and `tg.vmap`, and in a forward that was compiled or attached without writes=True.
+
+    As assigning to a buffer of a torch.nn.Module in `forward`.
     """
     running = ambient.require("assign")
     if not isinstance(x, StateTensor):
