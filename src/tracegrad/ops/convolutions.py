@@ -236,40 +236,41 @@ def _geometry(stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair, groups
 def conv2d(
     x: Any, w: Any, stride: IntOrPair = 1, padding: IntOrPair = 0, groups: int = 1, dilation: IntOrPair = 1
 ) -> Tensor:
-    """Cross-correlate images with filters.
+    """Cross-correlate images with filters, as torch.nn.functional.conv2d without bias.
 
     out[b, o, i, j] = sum over c, k, l of x[b, c, i*s + k*d - p, j*s + l*d - p] w[o, c, k, l], for groups = 1
 
-    x:        f32 [B, C, H, W], height H and width W; zeros outside.
-    w:        f32 [O, C/groups, kh, kw], O filters of height kh and width kw.
-    stride, padding, dilation: s, p and d; each an integer, or one for the height and one for the width.
-    groups:   a divisor of C and O. Each of as many groups of filters sees its own group of channels only.
+    x:        f32 [B, C, H, W]. Pixels outside of the image count as 0.
+    w:        f32 [O, C/groups, kh, kw]: O filters of height kh and width kw.
+    stride, padding, dilation: s, p and d. Each is an integer, or a pair for the height and the width.
+    groups:   a divisor of C and O. Channels and filters are split into groups, and filters read their own group only.
+              PyTorch has `dilation` before `groups`, so pass both by name.
     Returns:  f32 [B, O, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1, and ow likewise from W and kw.
-    Gradient: to both.
-    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+    Gradient: to `x` and `w`.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
-    As torch.nn.functional.conv2d, without bias.
-
-    >>> tg.conv2d(tg.ones((1, 1, 4, 4)), tg.ones((2, 1, 3, 3))).shape
-    (1, 2, 2, 2)
+    >>> tg.conv2d(tg.ones((1, 1, 2, 2)), tg.ones((1, 1, 3, 3)), padding=1)
+    tensor([[[[4., 4.],
+              [4., 4.]]]])
     """
     return bind(CONV[2], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups))
 
 
 @op
 def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
-    """Cross-correlate sequences with filters: `conv2d` with one axis less.
+    """Cross-correlate sequences with filters, as torch.nn.functional.conv1d without bias.
 
-    x:        f32 [B, C, L]; zeros outside.
-    w:        f32 [O, C/groups, k], O filters of size k. groups: as for `conv2d`. stride, padding, dilation: s, p and d.
-    Returns:  f32 [B, O, floor((L + 2p - d(k - 1) - 1) / s) + 1].
-    Gradient: to both.
-    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+    out[b, o, i] = sum over c, k of x[b, c, i*s + k*d - p] w[o, c, k], for groups = 1
 
-    As torch.nn.functional.conv1d, without bias.
+    x:        f32 [B, C, L]. Elements outside of the sequence count as 0.
+    w:        f32 [O, C/groups, K]: O filters of K elements.
+    stride, padding, dilation: s, p and d, integers. groups: as for `conv2d`.
+    Returns:  f32 [B, O, floor((L + 2p - d(K - 1) - 1) / s) + 1].
+    Gradient: to `x` and `w`.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
-    >>> tg.conv1d(tg.ones((1, 1, 5)), tg.ones((1, 1, 3)))
-    tensor([[[3., 3., 3.]]])
+    >>> tg.conv1d([[[1.0, 2.0, 3.0, 4.0]]], [[[1.0, 1.0]]])
+    tensor([[[3., 5., 7.]]])
     """
     return bind(CONV[1], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups, 1))
 
@@ -278,18 +279,17 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
 def conv3d(
     x: Any, w: Any, stride: IntOrPair = 1, padding: IntOrPair = 0, groups: int = 1, dilation: IntOrPair = 1
 ) -> Tensor:
-    """Cross-correlate volumes with filters: `conv2d` with one more axis.
+    """Cross-correlate volumes with filters, as torch.nn.functional.conv3d without bias.
 
     out[b, o, h, i, j] = sum over c, m, k, l of x[b, c, h*s + m*d - p, i*s + k*d - p, j*s + l*d - p] w[o, c, m, k, l]
 
-    x:        f32 [B, C, D, H, W], depth D, height H and width W; zeros outside.
-    w:        f32 [O, C/groups, kd, kh, kw], O filters. groups: as for `conv2d`; the equation is for 1.
-    stride, padding, dilation: s, p and d; each an integer, or one for each of depth, height and width.
-    Returns:  f32 [B, O, od, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1, and od and ow likewise.
-    Gradient: to both.
-    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
-
-    As torch.nn.functional.conv3d, without bias.
+    x:        f32 [B, C, D, H, W]: depth D, height H and width W. Elements outside of the volume count as 0.
+    w:        f32 [O, C/groups, kd, kh, kw]: O filters.
+    stride, padding, dilation: s, p and d. Each is an integer, or three, for depth, height and width.
+    groups:   as for `conv2d`. The equation is for groups = 1.
+    Returns:  f32 [B, O, od, oh, ow], od = floor((D + 2p - d(kd - 1) - 1) / s) + 1, and oh and ow likewise.
+    Gradient: to `x` and `w`.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv3d(tg.ones((1, 1, 4, 4, 4)), tg.ones((2, 1, 3, 3, 3))).shape
     (1, 2, 2, 2, 2)
@@ -307,21 +307,21 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: IntOrPair = 1,
 ) -> Tensor:
-    """Apply the transpose of `conv2d`: each element of `x` adds a scaled filter to the output.
+    """Apply the transpose of `conv2d`, as torch.nn.functional.conv_transpose2d without bias.
 
-    out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l], for groups = 1
+    Each element of x adds scaled filters to out, which begins as zeros. Places outside of out are skipped.
+    out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l]
 
-    x:        f32 [B, O, H, W], height H and width W.
-    w:        f32 [O, C/groups, kh, kw]. groups, stride, padding and dilation: as for `conv2d`.
-    output_padding: rows and columns added at the end, less than the stride or the dilation.
+    x:        f32 [B, O, H, W].
+    w:        f32 [O, C/groups, kh, kw].
+    stride, padding, groups, dilation: s, p, groups and d, as for `conv2d`. The equation is for groups = 1.
+    output_padding: rows and columns added at the bottom and right, below max(s, d); an integer or a pair.
     Returns:  f32 [B, C, oh, ow], oh = (H - 1) s - 2p + d(kh - 1) + output_padding + 1, and ow likewise from W and kw.
-    Gradient: to both.
-    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+    Gradient: to `x` and `w`.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
-    As torch.nn.functional.conv_transpose2d, without bias.
-
-    >>> tg.conv_transpose2d(tg.ones((1, 1, 2, 2)), tg.ones((1, 3, 3, 3)), stride=2).shape
-    (1, 3, 5, 5)
+    >>> tg.conv_transpose2d([[[[1.0, 2.0]]]], tg.ones((1, 1, 1, 2)), stride=2)
+    tensor([[[[1., 1., 2., 2.]]]])
     """
     how = _geometry(stride, padding, dilation, groups)
     return _transposed(as_tensor(x), as_tensor(w), output_padding, how)
@@ -331,19 +331,21 @@ def conv_transpose2d(
 def conv_transpose1d(
     x: Any, w: Any, stride: int = 1, padding: int = 0, output_padding: int = 0, groups: int = 1, dilation: int = 1
 ) -> Tensor:
-    """Apply the transpose of `conv1d`: each element of `x` adds a scaled filter to the output.
+    """Apply the transpose of `conv1d`, as torch.nn.functional.conv_transpose1d without bias.
+
+    Each element of x adds scaled filters to out, which begins as zeros. Places outside of out are skipped.
+    out[b, c, i*s + k*d - p] += x[b, o, i] w[o, c, k]
 
     x:        f32 [B, O, L].
-    w:        f32 [O, C/groups, k]. groups, stride, padding and dilation: as for `conv1d`.
-    output_padding: elements added at the end, less than the stride or the dilation.
-    Returns:  f32 [B, C, (L - 1) s - 2p + d(k - 1) + output_padding + 1].
-    Gradient: to both.
-    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
+    w:        f32 [O, C/groups, K].
+    stride, padding, groups, dilation: s, p, groups and d, as for `conv1d`. The equation is for groups = 1.
+    output_padding: elements added at the end, below max(s, d).
+    Returns:  f32 [B, C, (L - 1) s - 2p + d(K - 1) + output_padding + 1].
+    Gradient: to `x` and `w`.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
-    As torch.nn.functional.conv_transpose1d, without bias.
-
-    >>> tg.conv_transpose1d(tg.ones((1, 1, 2)), tg.ones((1, 1, 3)), stride=2)
-    tensor([[[1., 1., 2., 1., 1.]]])
+    >>> tg.conv_transpose1d([[[1.0, 2.0]]], tg.ones((1, 1, 3)), stride=2)
+    tensor([[[1., 1., 3., 2., 2.]]])
     """
     how = _geometry(stride, padding, dilation, groups, 1)
     return _transposed(as_tensor(x), as_tensor(w), output_padding, how)
@@ -359,16 +361,15 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: IntOrPair = 1,
 ) -> Tensor:
-    """Apply the transpose of `conv3d`: `conv_transpose2d` with one more axis.
+    """Apply the transpose of `conv3d`, as torch.nn.functional.conv_transpose3d without bias.
 
-    x:        f32 [B, O, D, H, W], depth D, height H and width W.
-    w:        f32 [O, C/groups, kd, kh, kw]. groups, stride, padding and dilation: as for `conv3d`.
-    output_padding: added at the ends, less than the stride or the dilation; one integer, or one for each axis.
-    Returns:  f32 [B, C, od, oh, ow], oh = (H - 1) s - 2p + d(kh - 1) + output_padding + 1, and od and ow likewise.
-    Gradient: to both.
-    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError if one is not f32.
-
-    As torch.nn.functional.conv_transpose3d, without bias.
+    x:        f32 [B, O, D, H, W]: depth D, height H and width W.
+    w:        f32 [O, C/groups, kd, kh, kw]. The equation is that of `conv_transpose2d`, with one more axis.
+    stride, padding, groups, dilation: s, p, groups and d, as for `conv3d`.
+    output_padding: elements added at the end of each axis, below max(s, d); an integer or three.
+    Returns:  f32 [B, C, od, oh, ow], od = (D - 1) s - 2p + d(kd - 1) + output_padding + 1, and oh and ow likewise.
+    Gradient: to `x` and `w`.
+    Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv_transpose3d(tg.ones((1, 1, 2, 2, 2)), tg.ones((1, 3, 3, 3, 3)), stride=2).shape
     (1, 3, 5, 5, 5)
