@@ -70,10 +70,17 @@ CUMSUM = composite(
 
 @method
 def cumsum(x: Operand, axis: int | None = None) -> Tensor:
-    """Return running sums along `axis` (None: of the flattened `x`): out[k] = x[0] + ... + x[k].
+    """Return the running sums of `x` along `axis`.
 
-    x: f32, i32, u32; bool is counted as i32. Gradient: running sums of the result's gradient from the other end.
-    Raises:   ShapeError if axis is out of range. As numpy.cumsum and torch.cumsum.
+    out[k] = x[0] + ... + x[k]
+
+    x:        f32, i32 or u32, any shape; bool counts as i32.
+    axis:     None flattens `x` first.
+    Returns:  dtype and shape of `x`; a vector for axis=None.
+    Gradient: dx[k] = dy[k] + dy[k + 1] + ..., dy being the result's gradient.
+    Raises:   ShapeError if `axis` is out of range.
+
+    As numpy.cumsum and torch.cumsum.
 
     >>> tg.cumsum([1.0, 2.0, 3.0], axis=0)
     tensor([1., 3., 6.])
@@ -136,15 +143,20 @@ CUMPROD = composite(
 
 @method
 def cumprod(x: Operand, axis: int | None = None) -> Tensor:
-    """Return running products along `axis` (None: of the flattened `x`): out[k] = x[0] * ... * x[k].
+    """Return the running products of `x` along `axis`.
 
-    x:        f32, i32, u32; bool is counted as i32.
-    Gradient: exact at zeros, too: nothing is divided by `x`.
+    out[k] = x[0] * ... * x[k]
+
+    x:        f32, i32 or u32, any shape; bool counts as i32.
+    axis:     None flattens `x` first.
+    Returns:  dtype and shape of `x`; a vector for axis=None.
+    Gradient: dx[k] = sum over i >= k of dy[i] * (product of x[0] to x[i] without x[k]), dy being the result's gradient.
+              Zeros in `x` do no harm, because nothing is divided by `x`.
     Raises:   ShapeError if `axis` is out of range.
+
     As numpy.cumprod and torch.cumprod.
 
-    >>> import tracegrad as tg
-    >>> tg.cumprod(tg.tensor([1.0, 2.0, 0.0, 4.0]))
+    >>> tg.cumprod([1.0, 2.0, 0.0, 4.0])
     tensor([1., 2., 0., 0.])
     """
     x = number(x)
