@@ -23,21 +23,20 @@ __all__ = [
 
 @op
 def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return the absolute difference of two tensors of one shape, reduced.
+    """Return the mean absolute difference between predictions and targets.
 
     loss = mean(|prediction - target|)
 
     prediction, target: f32, equal shapes; `target` may be a number.
-    reduction:          "mean", "sum" or "none".
-    Returns:            f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:           of an element: the sign of prediction - target to `prediction`, its negative to `target`. Where
-                        they are equal, 0.
+    reduction:          "mean", "sum" in place of the mean, or "none" for the loss of each element.
+    Returns:            f32, rank 0; for "none", the shape of `prediction`.
+    Gradient:           for "sum": to `prediction` the sign of prediction - target, 0 where they are equal; to `target`
+                        the negative. For "mean", divided by the number of elements.
     Raises:             ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
-    As torch.nn.functional.l1_loss. PyTorch broadcasts different shapes with a warning; `l1_loss` raises.
+    As torch.nn.functional.l1_loss, which broadcasts different shapes with a warning.
 
-    >>> import tracegrad as tg
-    >>> tg.l1_loss(tg.tensor([1.0, 4.0]), tg.tensor([2.0, 2.0]))
+    >>> tg.l1_loss([1.0, 4.0], [2.0, 2.0])
     tensor(1.5)
     """
     x, t = pair(prediction, target)
@@ -46,20 +45,22 @@ def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
 
 @op
 def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return a loss that is quadratic for differences below `beta`, and linear above.
+    """Return a mean loss that is quadratic for differences below `beta`, and linear above.
 
-    loss = mean(d^2 / (2 beta) if |d| < beta else |d| - beta / 2), d = prediction - target
+    loss = mean(d^2 / (2 beta) if |d| < beta else |d| - beta / 2),  d = prediction - target
 
     prediction, target: f32, equal shapes; `target` may be a number.
-    reduction:          "mean", "sum" or "none".
+    reduction:          "mean", "sum" in place of the mean, or "none" for the loss of each element.
     beta:               a number >= 0; 0 gives `l1_loss`.
-    Returns:            f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:           of an element: d / beta, limited to [-1, 1], to `prediction`, its negative to `target`.
-    Raises:             InputError for a negative `beta` or another `reduction`; ShapeError, DTypeError as `l1_loss`.
+    Returns:            f32, rank 0; for "none", the shape of `prediction`.
+    Gradient:           for "sum": to `prediction` d / beta, limited to [-1, 1]; to `target` the negative. For "mean",
+                        divided by the number of elements.
+    Raises:             ShapeError or DTypeError if shapes or dtypes differ; InputError for a negative `beta` or another
+                        `reduction`.
 
-    As torch.nn.functional.smooth_l1_loss (Girshick 2015). `huber_loss` is `delta` times this with beta = delta.
+    As torch.nn.functional.smooth_l1_loss (Girshick 2015). `huber_loss` with delta = beta is beta times this loss.
 
-    >>> tg.smooth_l1_loss([0.0, 0.0], [0.5, 3.0])
+    >>> tg.smooth_l1_loss([0.0, 0.0], [0.5, 3.0])               # mean of 0.125 and 2.5
     tensor(1.3125)
     """
     if not beta >= 0:
@@ -78,21 +79,23 @@ def _near(x: Tensor, t: Tensor, limit: float) -> tuple[Tensor, Tensor]:
 
 @op
 def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Return a loss that is quadratic for differences up to `delta`, and linear beyond.
+    """Return a mean loss that is quadratic for differences up to `delta`, and linear beyond.
 
-    loss = mean(d^2 / 2 if |d| <= delta else delta (|d| - delta / 2)), d = prediction - target
+    loss = mean(d^2 / 2 if |d| <= delta else delta (|d| - delta / 2)),  d = prediction - target
 
     prediction, target: f32, equal shapes; `target` may be a number.
-    reduction:          "mean", "sum" or "none".
+    reduction:          "mean", "sum" in place of the mean, or "none" for the loss of each element.
     delta:              a positive number.
-    Returns:            f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:           of an element: d, limited to [-delta, delta], to `prediction`, its negative to `target`.
-    Raises:             InputError unless delta > 0, and for another `reduction`; ShapeError, DTypeError as `l1_loss`.
+    Returns:            f32, rank 0; for "none", the shape of `prediction`.
+    Gradient:           for "sum": to `prediction` d, limited to [-delta, delta]; to `target` the negative. For "mean",
+                        divided by the number of elements.
+    Raises:             ShapeError or DTypeError if shapes or dtypes differ; InputError unless delta > 0, or for another
+                        `reduction`.
 
     As torch.nn.functional.huber_loss (Huber 1964).
 
-    >>> tg.huber_loss([0.0, 0.0], [0.5, 3.0])
-    tensor(1.3125)
+    >>> tg.huber_loss([0.0, 0.0], [0.5, 3.0], delta=2.0)        # mean of 0.125 and 4
+    tensor(2.0625)
     """
     if not delta > 0:
         raise InputError(f"delta must be a positive number, got {delta!r}")
@@ -102,20 +105,21 @@ def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: flo
 
 @op
 def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor:
-    """Return a loss for targets of -1 and 1 that is 0 where target * prediction is at least 1.
+    """Return the mean hinge loss of two classes: 0 where a score is on the target's side by at least 1.
 
-    loss = mean(max(0, 1 - target * prediction))
+    loss = mean(max(0, 1 - targets * prediction))
 
-    prediction: f32, raw scores.
-    targets:    f32, the shape of `prediction`, -1 or 1.
-    reduction:  "mean", "sum" or "none".
-    Returns:    f32, rank 0, or the shape of `prediction` for "none".
-    Gradient:   of an element: -target to `prediction`, -prediction to `targets` where the loss is above 0, else 0.
+    prediction: f32, raw scores of any shape.
+    targets:    f32, the shape of `prediction`, -1 or 1; or a number.
+    reduction:  "mean", "sum" in place of the mean, or "none" for the loss of each element.
+    Returns:    f32, rank 0; for "none", the shape of `prediction`.
+    Gradient:   for "sum": -targets to `prediction` and -prediction to `targets` where the loss is above 0, else 0. For
+                "mean", divided by the number of elements.
     Raises:     ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
     As sklearn.metrics.hinge_loss for two classes.
 
-    >>> tg.hinge_loss([0.5, -2.0], [1.0, -1.0])
+    >>> tg.hinge_loss([0.5, -2.0], [1.0, -1.0])                 # mean of 0.5 and 0
     tensor(0.25)
     """
     x, t = pair(prediction, targets)
@@ -127,21 +131,22 @@ def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor
 def triplet_margin_loss(
     anchor: Any, positive: Any, negative: Any, margin: float = 1.0, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """Return a loss that is 0 where `negative` is farther from `anchor` than `positive` is, by at least `margin`.
+    """Return a mean loss that is 0 where `negative` is farther from `anchor` than `positive` is, by at least `margin`.
 
-    loss = mean(max(0, |anchor - positive| - |anchor - negative| + margin)), of Euclidean lengths along the last axis
+    loss = mean(max(0, dist(anchor, positive) - dist(anchor, negative) + margin))
+    dist(a, b) = sqrt(sum((a - b + eps)^2)) along the last axis
 
-    anchor, positive, negative: f32, equal shapes, (..., d).
+    anchor, positive, negative: f32, equal shapes (..., d).
     margin:    a number.
-    eps:       is added to each element of the differences, so that the gradient is finite where they are 0.
-    reduction: "mean", "sum" or "none".
-    Returns:   f32, rank 0, or shape (...) for "none".
-    Gradient:  to all three where the loss is above 0, else 0.
+    eps:       a small number, which keeps the gradient finite where two vectors are equal.
+    reduction: "mean", "sum" in place of the mean, or "none" for the loss of each triplet.
+    Returns:   f32, rank 0; for "none", shape (...).
+    Gradient:  to all three where the loss of a triplet is above 0, else 0.
     Raises:    ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
-    As torch.nn.functional.triplet_margin_loss with p=2. Schroff et al. 2015 square the lengths.
+    As torch.nn.functional.triplet_margin_loss with p=2. Schroff et al. 2015 square the distances.
 
-    >>> tg.triplet_margin_loss([[0.0, 0.0]], [[3.0, 4.0]], [[0.0, 5.5]])
+    >>> tg.triplet_margin_loss([[0.0, 0.0]], [[3.0, 4.0]], [[0.0, 5.5]])      # 5 - 5.5 + 1, but for eps
     tensor(0.49999952)
     """
     (a, p), (_, n) = pair(anchor, positive), pair(anchor, negative)
@@ -157,17 +162,18 @@ def _distance(a: Tensor, b: Tensor, eps: float) -> Tensor:
 
 @op
 def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """Return the Kullback-Leibler divergence of `targets` from the distribution of `log_probs`, element by element.
+    """Return the terms of the Kullback-Leibler divergence of `targets` from another distribution, reduced.
 
-    loss = mean(t (log(t) - log_probs)), 0 where t = 0
+    loss = mean(t * (log(t) - log_probs)),  t = targets; a term with t = 0 is 0
 
-    log_probs:  f32, logarithms of probabilities.
-    targets:    f32, equal shape, probabilities; with `log_target`, logarithms of probabilities.
-    reduction:  "batchmean" (the sum divided by the size of axis 0: the divergence), "mean" over all elements, "sum" or
-                "none".
-    Returns:    f32, rank 0, or the shape of `log_probs` for "none".
-    Gradient:   of an element: to `log_probs` -t; to `targets` log(t) + 1 - log_probs, and -log_probs where t = 0.
-                With `log_target`, t = exp(targets), and the gradient to `targets` is t (log(t) + 1 - log_probs).
+    log_probs:  f32, logarithms of the probabilities of the other distribution.
+    targets:    f32, the shape of `log_probs`: probabilities t, or with `log_target` their logarithms.
+    reduction:  "mean" over all elements, "sum", "none" for each term, or "batchmean": the sum divided by the size of
+                axis 0, which is the divergence of a batch of distributions.
+    log_target: True if `targets` has log(t).
+    Returns:    f32, rank 0; for "none", the shape of `log_probs`.
+    Gradient:   for "sum": to `log_probs` -t; to `targets` log(t) + 1 - log_probs, without log(t) + 1 where t = 0. With
+                `log_target`, t (log(t) + 1 - log_probs) to `targets`.
     Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for another `reduction`.
 
     As torch.nn.functional.kl_div.
@@ -188,42 +194,43 @@ def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bo
 
 @op
 def normalize(x: Any, axis: int | tuple[int, ...] = -1, ord: float = 2, eps: float = 1e-12) -> Tensor:
-    """Return `x` with vectors of length 1 along `axis`.
+    """Divide the vectors along `axis` by their norms.
 
     out = x / max(norm(x, axis, ord=ord), eps)
 
-    x:        f32. axis: several axes count as one vector; PyTorch's default is 1.
-    ord:      as in `norm`. eps: the smallest length to divide by.
-    Returns:  f32, the shape of `x`. A vector of zeros stays zero.
-    Gradient: (dy - out sum(dy out)) / norm(x) for ord=2, dy the result's gradient; finite at vectors of zeros.
+    x:        f32, rank 1 or more.
+    axis:     an axis, or several, whose elements are one vector. The default is the last; PyTorch's is 1.
+    ord:      the norm, as in `norm`: 2 is the Euclidean length.
+    eps:      the smallest divisor, so that a vector of zeros stays zero.
+    Returns:  f32, the shape of `x`.
+    Gradient: for ord=2, (dy - out sum(dy out)) / norm(x), dy being the result's gradient; dy / eps if norm(x) < eps.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError for another `ord`.
 
     As torch.nn.functional.normalize, whose `p` is `ord`.
 
-    >>> import tracegrad as tg
-    >>> tg.normalize(tg.tensor([3.0, 4.0]))
-    tensor([0.6, 0.8])
+    >>> tg.normalize([[3.0, 4.0], [0.0, 0.0]])
+    tensor([[0.6, 0.8],
+            [0. , 0. ]])
     """
     return x / maximum(norm(x, axis, keepdims=True, ord=ord), eps)
 
 
 @op
 def cosine_similarity(a: Any, b: Any, axis: int = -1, eps: float = 1e-8) -> Tensor:
-    """Return the cosine of the angle between vectors along `axis`.
+    """Return the cosine of the angle between the vectors of `a` and `b` along `axis`.
 
     out = sum(a b) / (max(norm(a), eps) max(norm(b), eps))
 
-    a, b:     f32, broadcast against each other.
-    axis:     the last by default; PyTorch's default is 1.
-    eps:      the smallest length to divide by.
+    a, b:     f32; their shapes broadcast.
+    axis:     the axis of the vectors. The default is the last; PyTorch's is 1.
+    eps:      the smallest norm to divide by, so that a vector of zeros gives 0.
     Returns:  f32, the broadcast shape without `axis`, in [-1, 1] up to rounding.
-    Gradient: to both; finite at vectors of zeros.
-    Raises:   ShapeError if the shapes do not broadcast; DTypeError if one is not f32.
+    Gradient: to `a` and `b`; finite for vectors of zeros.
+    Raises:   ShapeError if the shapes do not broadcast or `axis` is out of range; DTypeError if one is not f32.
 
     As torch.nn.functional.cosine_similarity.
 
-    >>> import tracegrad as tg
-    >>> tg.cosine_similarity(tg.tensor([1.0, 0.0]), tg.tensor([3.0, 4.0]))
+    >>> tg.cosine_similarity([1.0, 0.0], [3.0, 4.0])
     tensor(0.6)
     """
     x, y = broadcast(a, b)
