@@ -56,16 +56,16 @@ LGAMMA = pointwise("lgamma", _lgamma, lambda ct, y, x: (ct * digamma(x),))
 def lgamma(x: Operand) -> Tensor:
     """Return the logarithm of the absolute value of the gamma function, element by element.
 
-    out = log |integral over t > 0 of t^(x - 1) exp(-t)|; lgamma(n + 1) is the logarithm of n factorial
+    gamma(x) = integral over t > 0 of t^(x - 1) exp(-t) for x > 0; lgamma(n + 1) = log(n!) for an integer n
 
     x:        f32, any shape. 0 and negative integers give infinity.
-    Gradient: digamma(x). Raises DTypeError if `x` is not f32.
-    For x from -100 to 0 the error is at most 4e-6, or a relative 3e-7 where the result is above 10 in size. PyTorch's
-    is at most 5e-7, or a relative 6e-8.
+    Returns:  f32, the shape of `x`. For x >= -100 the error is at most 4e-6, or relative 4e-7 if |result| > 10.
+    Gradient: digamma(x).
+    Raises:   DTypeError if `x` is not f32.
 
     As torch.lgamma and scipy.special.gammaln.
 
-    >>> tg.lgamma([1.0, 5.0])
+    >>> tg.lgamma([1.0, 5.0])                       # log(0!) and log(4!)
     tensor([0.       , 3.1780539])
     """
     return bind(LGAMMA, as_tensor(x))
@@ -73,13 +73,14 @@ def lgamma(x: Operand) -> Tensor:
 
 @method
 def digamma(x: Operand) -> Tensor:
-    """Return the derivative of `lgamma`, element by element.
+    """Return the derivative of the logarithm of the gamma function, element by element.
 
-    out = log(z) - 1 / (2 z) - 1 / (12 z^2) + ... - sum over k < 6 of 1 / (x + k), z = x + 6, for 0 < x < 6
+    out = d lgamma(x) / dx
 
     x:        f32, any shape. Negative integers give NaN, 0 gives -infinity, and -0.0 infinity.
-    Gradient: the derivative of the series, the trigamma function. Raises DTypeError if `x` is not f32.
-    For x >= -10 the error is at most 1e-6, relative where the result is above 1 in size. PyTorch's is at most 7e-7.
+    Returns:  f32, the shape of `x`. For x >= -10 the error is at most 1e-6, relative if |result| > 1.
+    Gradient: the trigamma function of `x`.
+    Raises:   DTypeError if `x` is not f32.
 
     As torch.digamma and scipy.special.digamma.
 
