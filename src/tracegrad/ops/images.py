@@ -114,54 +114,58 @@ AVG_POOL2D = composite(
 # Public functions
 @op
 def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
-    """Return the largest element of each window.
+    """Return the largest element of each window of the images.
+
+    out[b, c, i, j] = max over k, l of x[b, c, i*s + k - p, j*s + l - p], 0 <= k < kh, 0 <= l < kw
 
     x:           f32 [B, C, H, W].
-    kernel_size: the window, an integer or a pair.
-    stride:      the window's size by default.
-    padding:     at most half the window; padding is never the maximum.
-    Returns:     f32 [B, C, oh, ow], sizes as in `conv2d`.
-    Gradient:    to the first maximum of each window in scan order.
+    kernel_size: kh and kw, the size of a window; an integer or a pair.
+    stride:      s, an integer or a pair; None is `kernel_size`.
+    padding:     p, an integer or a pair, at most half of `kernel_size`. Padding counts as -infinity.
+    Returns:     f32 [B, C, oh, ow], oh = floor((H + 2p - kh) / s) + 1, and ow likewise. A window with NaN gives NaN.
+    Gradient:    to the first maximum of each window, row by row; to no element of a window with NaN.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool2d.
 
-    >>> tg.max_pool2d(np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), 2)
-    tensor([[[[ 5.,  7.],
-              [13., 15.]]]])
+    >>> tg.max_pool2d([[[[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]]], 2)
+    tensor([[[[4., 8.]]]])
     """
     return bind(MAX_POOL2D, as_tensor(x), **_pooling(kernel_size, stride, padding))
 
 
 @op
 def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
-    """Return the mean of each window; padding counts as zeros.
+    """Return the mean of each window of the images.
+
+    out[b, c, i, j] = mean over k, l of x[b, c, i*s + k - p, j*s + l - p], 0 <= k < kh, 0 <= l < kw
 
     x:           f32 [B, C, H, W].
-    kernel_size: the window, an integer or a pair.
-    stride:      the window's size by default.
-    padding:     at most half the window.
-    Returns:     f32 [B, C, oh, ow], sizes as in `conv2d`.
-    Gradient:    an equal share to each element of the window.
+    kernel_size: kh and kw, the size of a window; an integer or a pair.
+    stride:      s, an integer or a pair; None is `kernel_size`.
+    padding:     p, an integer or a pair, at most half of `kernel_size`. Padding counts as zeros, also in the divisor.
+    Returns:     f32 [B, C, oh, ow], oh = floor((H + 2p - kh) / s) + 1, and ow likewise.
+    Gradient:    each element of a window gets 1 / (kh * kw) of the gradient of the window's mean.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
     As torch.nn.functional.avg_pool2d.
 
-    >>> tg.avg_pool2d(np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), 2)
-    tensor([[[[ 2.5,  4.5],
-              [10.5, 12.5]]]])
+    >>> tg.avg_pool2d([[[[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]]], 2)
+    tensor([[[[2.5, 6.5]]]])
     """
     return bind(AVG_POOL2D, as_tensor(x), **_pooling(kernel_size, stride, padding))
 
 
 @op
 def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
-    """Return the maximum of each window of volumes.
+    """Return the largest element of each window of the volumes.
 
-    x:           f32 [B, C, D, H, W].
-    kernel_size, stride, padding: an integer, or one for each of depth, height and width; see `max_pool2d`.
-    Returns:     f32 [B, C, od, oh, ow], sizes as in `conv3d`.
-    Gradient:    to the first maximum of each window in scan order.
+    x:           f32 [B, C, D, H, W]: depth D, height H and width W.
+    kernel_size: kd, kh and kw, the size of a window; an integer, or three, for depth, height and width.
+    stride:      s, an integer or three; None is `kernel_size`.
+    padding:     p, an integer or three, at most half of `kernel_size`. Padding counts as -infinity.
+    Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2p - kd) / s) + 1, and oh and ow likewise.
+    Gradient:    to the first maximum of each window, in row-major order; to no element of a window with NaN.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool3d.
@@ -174,12 +178,14 @@ def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 
 @op
 def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
-    """Return the mean of each window of volumes; padding counts as zeros.
+    """Return the mean of each window of the volumes.
 
-    x:           f32 [B, C, D, H, W].
-    kernel_size, stride, padding: an integer, or one for each of depth, height and width; see `avg_pool2d`.
-    Returns:     f32 [B, C, od, oh, ow], sizes as in `conv3d`.
-    Gradient:    an equal share to each element of the window.
+    x:           f32 [B, C, D, H, W]: depth D, height H and width W.
+    kernel_size: kd, kh and kw, the size of a window; an integer, or three, for depth, height and width.
+    stride:      s, an integer or three; None is `kernel_size`.
+    padding:     p, an integer or three, at most half of `kernel_size`. Padding counts as zeros, also in the divisor.
+    Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2p - kd) / s) + 1, and oh and ow likewise.
+    Gradient:    each of the n elements of a window gets 1/n of the gradient of the window's mean.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
     As torch.nn.functional.avg_pool3d.
@@ -208,20 +214,21 @@ def _pooling(kernel: IntOrPair, stride: IntOrPair | None, padding: IntOrPair, ax
 
 @op
 def nearest_upsample2d(x: Any, scale: IntOrPair = 2) -> Tensor:
-    """Repeat each pixel `scale` times along both axes.
+    """Repeat each pixel `scale` times along the height and the width.
 
     out[b, c, i, j] = x[b, c, i // scale, j // scale]
 
-    x:        f32 [B, C, H, W].
-    scale:    an integer or a pair.
-    Returns:  f32 [B, C, H * scale, W * scale]. A view: it needs no kernel.
-    Gradient: summed over the copies.
-    Raises:   ShapeError if `x` is not of rank 4 or `scale` is below 1.
+    x:        any dtype, [B, C, H, W].
+    scale:    an integer, or a pair for the height and the width.
+    Returns:  dtype of `x`, [B, C, H * scale, W * scale].
+    Gradient: the result's gradient, summed over the copies of each pixel.
+    Raises:   ShapeError if `x` does not have rank 4, or unless `scale` has integers of at least 1.
 
-    As torch.nn.functional.interpolate(mode="nearest") by a whole factor.
+    As torch.nn.functional.interpolate(x, scale_factor=scale, mode="nearest").
 
-    >>> tg.nearest_upsample2d(tg.ones((1, 1, 2, 2)), 2).shape
-    (1, 1, 4, 4)
+    >>> tg.nearest_upsample2d([[[[1.0, 2.0]]]], 2)
+    tensor([[[[1., 1., 2., 2.],
+              [1., 1., 2., 2.]]]])
     """
     x, (sh, sw) = as_tensor(x), int_pair("scale", scale, 1)
     if x.ndim != 4:
