@@ -25,14 +25,22 @@ __all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_
 
 @entered
 def getitem(x: Operand, key: Any) -> Tensor:
-    """Return `x[key]`: integers, slices with any step, None, Ellipsis, and tensors or arrays of i32 indices.
+    """Return `x[key]`, as NumPy and PyTorch index.
 
-    An array of indices selects along its axis; the axes of the array replace that axis. Several arrays broadcast
-    against each other and select elements together: x[i, j][k] = x[i[k], j[k]]. Their axes replace those of `x`, or
-    come first if other axes lie between, as in PyTorch.
-    Any dtype. Gradient: the result's gradient at the elements read, summed where an index repeats, and 0 elsewhere.
-    Raises an error that is both a ShapeError and an IndexError if an integer is out of range, and ShapeError for more
-    indices than axes.
+    key:      integers, slices with any step, None, Ellipsis, and arrays of integers (i32). Booleans are not indices.
+              An array selects along its axis, and its own axes replace that axis. Several arrays broadcast against each
+              other and select together: x[i, j][k] = x[i[k], j[k]]. Their axes replace those of `x`, or come first if
+              other axes lie between, as in PyTorch. The range of their values is that of `take`.
+    x:        any dtype.
+    Returns:  dtype of `x`.
+    Gradient: the result's gradient at the elements read, summed where an index repeats; 0 elsewhere.
+    Raises:   IndexError for an integer out of range; ShapeError for more indices than axes; DTypeError for booleans and
+              floats.
+
+    As numpy.ndarray.__getitem__.
+
+    >>> tg.tensor([1.0, 2.0, 3.0])[::-1]
+    tensor([3., 2., 1.])
     """
     x = as_tensor(x)
     _warn_of_pair(x, key)
@@ -171,15 +179,20 @@ ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, batch=alike,
 
 @entered
 def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
-    """Return 1 at each index, 0 elsewhere, along a new last axis of size `n`: i32[...] becomes f32[..., n].
+    """Return 1 at each index and 0 elsewhere, along a new last axis of size `n`.
 
-    indices: i32, in [0, n): a negative one does not count from the end. Eager tensors, constants and inputs of
-             programs are checked. Indices that a program computes are not: those out of range give zeros.
-    dtype:   of the result; default f32.
-    No gradient. The result takes no memory: kernels that read it compute its elements.
-    Raises:   DTypeError if the indices are not i32; IndexError for one out of range. As torch.nn.functional.one_hot.
+    out[..., c] = 1 if indices[...] == c else 0
 
-    >>> tg.one_hot(np.array([0, 2], np.int32), 3)
+    indices:  i32, any shape, 0 to n - 1. Negative ones do not count from the end. Indices that a compiled program
+              computes are not checked: those out of range give zeros.
+    n:        the number of classes.
+    dtype:    f32, i32, u32 or bool.
+    Returns:  `dtype`, the shape of `indices` and then n. It takes no memory in a compiled program. No gradient.
+    Raises:   DTypeError if the indices are not i32; IndexError or InputError if an index is out of range.
+
+    As torch.nn.functional.one_hot.
+
+    >>> tg.one_hot([0, 2], 3)
     tensor([[1., 0., 0.],
             [0., 0., 1.]])
     """
@@ -192,16 +205,16 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
 @op
 def arange(start: float, stop: float | DType | None = None, step: float = 1, dtype: DType | None = None) -> Tensor:
-    """Return start, start + step, ... up to `stop`, which is not included. arange(n) is 0, 1, ..., n - 1.
+    """Return start, start + step, ... as far as they are before `stop`. `arange(n)` is 0, 1, ..., n - 1.
 
-    start, stop, step: numbers; `step` can be negative. arange(n, dtype) starts at 0.
+    start, stop, step: numbers; `step` may be negative. Without `stop`, `start` is the end: arange(n), arange(n, dtype).
     dtype:    None: i32 if all three are integers, else f32.
-    Returns:  [ceil((stop - start) / step)]. Integers take no memory; other values are a
-              constant, computed in double precision.
-    Raises:   ShapeError for a negative n; InputError for a step of 0 and for numbers that are not finite.
-    No gradient. As numpy.arange and torch.arange.
+    Returns:  shape (ceil((stop - start) / step),), or (0,) if that is negative. No gradient.
+    Raises:   ShapeError for arange(n) with a negative n; InputError for a step of 0 or a number that is not finite;
+              DTypeError for integers outside of i32.
 
-    >>> import tracegrad as tg
+    As numpy.arange and torch.arange.
+
     >>> tg.arange(2, 8, 3)
     tensor([2, 5], dtype=i32)
     """
@@ -249,20 +262,25 @@ def _together(x: Tensor, axes: tuple[int, ...], arrays: tuple[Any, ...]) -> Tens
 
 @method
 def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
-    """Return the elements of `x` at `indices` along `axis` (None: of the flattened `x`).
+    """Return the elements of `x` at `indices` along `axis`.
 
-    out[..., i, j, ...] = x[..., indices[i, j], ...]
+    out[..., i, j, ...] = x[..., indices[i, j], ...]     for indices of rank 2
 
-    x:       any dtype, shape (..., n, ...).
-    indices: i32, any shape, which replaces `axis`. Constants may count from the end;
-             values known only on the device are clamped to [0, n).
-    Gradient: each element of the result's gradient is added at its index, in a fixed order.
-    Raises:  DTypeError if the indices are not i32; ShapeError if `axis` is out of range, InputError if a constant
-             index is.
+    x:        any dtype, shape (..., n, ...).
+    indices:  i32, any shape.
+              A list, an array or an eager tensor: -n to n - 1. Negative ones count from the end.
+              An input of a compiled program: 0 to n - 1. Each call checks them.
+              Computed in a compiled program: limited to [0, n - 1], without an error.
+    axis:     an axis of `x`; None flattens `x` first.
+    Returns:  dtype of `x`; the shape of `indices` replaces `axis`.
+    Gradient: the result's gradient is added up at the indices, in a fixed order.
+    Raises:   DTypeError if the indices are not i32; ShapeError if `axis` is out of range; IndexError or InputError if
+              an index is.
+
     As numpy.take and torch.index_select.
 
-    >>> tg.take([10.0, 20.0, 30.0], np.array([2, 0], np.int32), 0)
-    tensor([30., 10.])
+    >>> tg.take([10.0, 20.0, 30.0], [2, 0, -1])
+    tensor([30., 10., 30.])
     """
     x = as_tensor(x)
     x, axis = along(x, axis)
@@ -271,16 +289,20 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
 
 @op
 def embedding(table: Operand, indices: Operand) -> Tensor:
-    """Return the rows of `table` at `indices`: f32[V,D] and i32[...] give f32[..., D].
+    """Return the rows of `table` at `indices`.
 
     out[..., :] = table[indices[...], :]
 
-    Gradient: each row of the result's gradient is added to its row of `table`, in a fixed order. No one-hot is stored.
-    The host checks indices that are an input against [0, V). Computed indices are clamped.
-    Raises ShapeError unless `table` has two axes, DTypeError unless `indices` are i32.
+    table:    any dtype, shape (V, D): V rows of D features.
+    indices:  i32, any shape. Their range is as for `take`, with n = V.
+    Returns:  dtype of `table`, the shape of `indices` and then D.
+    Gradient: each row of the result's gradient is added to its row of `table`, in a fixed order.
+    Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are not i32; IndexError or InputError if
+              one is out of range.
+
     As torch.nn.functional.embedding(indices, table).
 
-    >>> tg.embedding([[1.0, 2.0], [3.0, 4.0]], np.array([1, 0], np.int32))
+    >>> tg.embedding([[1.0, 2.0], [3.0, 4.0]], [1, 0])
     tensor([[3., 4.],
             [1., 2.]])
     """
@@ -309,15 +331,18 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
 
     out[..., k, ...] = x[..., indices[..., k, ...], ...]
 
-    x:       any dtype, shape (..., n, ...).
-    indices: i32, same rank; its other axes equal those of `x`, or one of the two is 1. Constants may count from
-             the end; values known only on the device are clamped to [0, n).
-    Gradient: each element of the result's gradient is added at its index.
-    Raises:  DTypeError if `indices` is not i32; ShapeError if the other axes do not fit; InputError if a constant index
-             is out of range.
+    x:        any dtype, shape (..., n, ...).
+    indices:  i32, the rank of `x`. On axes other than `axis`, the sizes are equal, or one of them is 1 and broadcasts.
+              Their range is as for `take`.
+    axis:     an axis of `x`, the last by default.
+    Returns:  dtype of `x`, the shape of `indices` with its other axes broadcast.
+    Gradient: the result's gradient is added up at the indices.
+    Raises:   DTypeError if the indices are not i32; ShapeError if ranks or other axes do not fit; IndexError or
+              InputError if an index is out of range.
+
     As numpy.take_along_axis and torch.gather(x, axis, indices).
 
-    >>> tg.take_along_axis([[1.0, 2.0], [3.0, 4.0]], np.array([[1], [0]], np.int32), 1)
+    >>> tg.take_along_axis([[1.0, 2.0], [3.0, 4.0]], [[1], [0]], 1)
     tensor([[2.],
             [3.]])
     """
@@ -329,20 +354,24 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
 
 @method
 def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
-    """Add `updates` to `x` at `indices` along `axis`. Repeated indices add up, in a fixed order.
+    """Return `x` with `updates` added at `indices` along `axis`. Repeated indices add up, in a fixed order.
 
-    out = x; out[..., indices[..., k, ...], ...] += updates[..., k, ...]
+    out = x, then out[..., indices[k], ...] += updates[..., k, ...] for each k
 
-    x:       f32, i32, u32, shape (..., n, ...).
-    updates: the dtype of `x`, and its size on every axis but `axis`.
-    indices: i32; rank 1 with one index per slice of `updates`, or the rank of `updates` and broadcast to its shape.
-             The host checks indices that are an input against [0, n). Computed indices are clamped.
-    Gradient: to `x` the result's gradient, to `updates` the result's gradient at the indices.
-    Raises:  DTypeError if the indices are not i32, or the dtypes of `x` and `updates` differ; ShapeError if `updates`
-             do not fit `x` or the indices.
-    As x.at[indices].add(updates) of JAX.
+    x:        f32, i32 or u32, shape (..., n, ...).
+    indices:  i32, with a range as for `take`.
+              Of rank 1: one index for each k, as in the equation.
+              Of the rank of `updates`, broadcast to its shape: one index for each element, indices[..., k, ...].
+    updates:  the dtype of `x`, and its shape but for `axis`, which can have any size.
+    axis:     an axis of `x`.
+    Returns:  dtype and shape of `x`.
+    Gradient: to `x` the result's gradient; to `updates` that gradient at the indices.
+    Raises:   DTypeError if the indices are not i32, or `x` is bool. ShapeError if the dtype or shape of `updates` does
+              not fit. IndexError or InputError if an index is out of range.
 
-    >>> tg.scatter_add(tg.zeros(3), np.array([0, 0, 2], np.int32), [1.0, 2.0, 3.0])
+    As x.at[indices].add(updates) of JAX, and torch.index_add(x, axis, indices, updates).
+
+    >>> tg.scatter_add(tg.zeros(3), [0, 0, 2], [1.0, 2.0, 3.0])
     tensor([3., 0., 3.])
     """
     x, updates = as_tensor(x), as_tensor(updates)
