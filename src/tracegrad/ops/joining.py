@@ -74,10 +74,14 @@ def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
 
 @op
 def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Join the tensors of `xs` one after the other along `axis`.
+    """Join tensors one after the other along an axis they have.
 
-    xs: one dtype, equal shapes except on `axis`. Gradient: to each input its part of the result's gradient.
-    Raises ShapeError if the shapes do not fit, DTypeError if the dtypes differ.
+    xs:       a list of tensors of one dtype, with equal shapes but for `axis`.
+    axis:     an axis of each; negative ones count from the end.
+    Returns:  their dtype; on `axis`, the sum of their sizes.
+    Gradient: to each tensor its part of the result's gradient.
+    Raises:   ShapeError if shapes do not fit, `axis` is out of range or the list is empty; DTypeError if dtypes differ.
+
     As numpy.concatenate and torch.cat.
 
     >>> tg.concat([tg.zeros((1, 2)), tg.ones((1, 2))], axis=0)
@@ -91,14 +95,19 @@ def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @op
 def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Join the tensors of `xs` along a new axis `axis`. One dtype, equal shapes.
+    """Join tensors of one shape along a new axis.
 
-    Gradient: to each its slice of the result's gradient. Raises ShapeError or DTypeError if shapes or dtypes differ.
+    xs:       a list of tensors of one dtype and shape.
+    axis:     the place of the new axis in the result; negative ones count from the end.
+    Returns:  their dtype and shape, with a new axis as long as the list.
+    Gradient: to each tensor its slice of the result's gradient.
+    Raises:   ShapeError if shapes differ, `axis` is out of range, or the list is empty; DTypeError if dtypes differ.
+
     As numpy.stack and torch.stack.
 
-    >>> tg.stack([[1.0, 2.0], [3.0, 4.0]], 0)
-    tensor([[1., 2.],
-            [3., 4.]])
+    >>> tg.stack([[1.0, 2.0], [3.0, 4.0]], axis=1)
+    tensor([[1., 3.],
+            [2., 4.]])
     """
     tensors = _listed(xs, axis, "stack")
     if any(x.shape != tensors[0].shape for x in tensors):
@@ -110,14 +119,22 @@ def stack(xs: Sequence[Operand], axis: int = 0) -> Tensor:
 
 @method
 def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
-    """Cut `x` along `axis` into `sizes` equal parts (an integer) or into parts of the given sizes.
+    """Cut `x` along `axis` into equal parts, or into parts of given sizes.
 
-    split(f32[6], 3) is three f32[2]; split(f32[6], (1, 5)) is f32[1] and f32[5]. Any dtype.
-    Raises ShapeError if the parts do not add up to the axis.
-    Gradient: the gradients of the parts, joined. As numpy.split; with sizes, as torch.split.
+    x:        any dtype, rank 1 or more.
+    sizes:    an integer: the number of equal parts, as in NumPy (PyTorch's integer is the size of a part). A sequence:
+              the size of each part, as in PyTorch (NumPy's has the places of the cuts).
+    axis:     an axis of `x`.
+    Returns:  a list of tensors of the dtype of `x`.
+    Gradient: the gradients of the parts, joined.
+    Raises:   ShapeError if the axis does not divide into equal parts, or the sizes do not add up to it.
 
-    >>> [part.shape for part in tg.split(tg.zeros((6, 2)), 3, 0)]
-    [(2, 2), (2, 2), (2, 2)]
+    As numpy.split(x, sizes) for an integer, and torch.split for a sequence.
+
+    >>> tg.split([1.0, 2.0, 3.0, 4.0], 2)
+    [tensor([1., 2.]), tensor([3., 4.])]
+    >>> tg.split([1.0, 2.0, 3.0, 4.0], (1, 3))
+    [tensor([1.]), tensor([2., 3., 4.])]
     """
     x = as_tensor(x)
     axis = normalize_axis(axis, x.ndim)
@@ -145,14 +162,17 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
 
     out[..., k, ...] = x[..., (k - shift) mod n, ...]
 
-    x:        any dtype. shift: an integer for all axes, or one for each, in the order of `axis`.
-    axis:     None rolls the flattened `x`, and restores its shape. The shifts of an axis named twice add up.
-    Gradient: the result's gradient, moved back. Raises ShapeError unless there is one shift for each axis.
+    x:        any dtype, shape (..., n, ...).
+    shift:    an integer for all axes of `axis`, or a sequence with one for each. Negative ones move towards the front.
+    axis:     an axis, or several; if one is named twice, its shifts add up. None rolls the flattened `x`, and restores
+              its shape.
+    Returns:  dtype and shape of `x`.
+    Gradient: the result's gradient, rolled by -shift.
+    Raises:   ShapeError unless there is one shift for each axis, or if an axis is out of range.
 
     As numpy.roll and torch.roll.
 
-    >>> import tracegrad as tg
-    >>> tg.roll(tg.tensor([1.0, 2.0, 3.0]), 1)
+    >>> tg.roll([1.0, 2.0, 3.0], 1)
     tensor([3., 1., 2.])
     """
     x = as_tensor(x)
