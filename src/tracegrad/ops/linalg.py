@@ -21,15 +21,17 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"  # of an einsum
 
 @method
 def matmul(a: Operand, b: Operand) -> Tensor:
-    """Multiply matrices: sum over the last axis of `a` and the second-to-last axis of `b`.
+    """Multiply matrices, or batches of matrices.
 
     out[..., m, n] = sum over k of a[..., m, k] b[..., k, n]
 
-    a, b: f32 of rank 1 or more; batch axes broadcast. As in numpy.matmul, a rank-1 `a` is a row and a rank-1 `b` a
-    column, and the result lacks that axis. With a rank-2 `b`, batch and rows of `a` become one axis, so that the
-    gradient of `b` is a single product too.
-    Gradient: dy @ b^T to `a` and a^T @ dy to `b`, dy the result's gradient.
-    Raises ShapeError if the shapes do not fit, DTypeError if one is not f32. As numpy.matmul and torch.matmul.
+    a, b:     f32, rank 1 or more. Leading axes broadcast. As in NumPy, an `a` of rank 1 is a row and a `b` of rank 1 a
+              column, and the result lacks that axis.
+    Returns:  f32, shape (..., M, N).
+    Gradient: dy @ b^T to `a` and a^T @ dy to `b`, dy being the result's gradient; summed over the axes that broadcast.
+    Raises:   ShapeError if the shapes do not fit or a rank is 0; DTypeError if one is not f32.
+
+    As numpy.matmul and torch.matmul. `a @ b` is the same.
 
     >>> tg.matmul([[1.0, 2.0]], [[3.0], [4.0]])
     tensor([[11.]])
@@ -63,10 +65,16 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 @op
 def outer(a: Operand, b: Operand) -> Tensor:
-    """Return all products of two vectors: out[i, j] = a[i] b[j]. `a` and `b` have rank 1 and one dtype.
+    """Return all products of an element of `a` and an element of `b`.
 
-    Gradient: dy b to `a` and dy^T a to `b`, dy the result's gradient.
-    Raises ShapeError unless both are vectors. As numpy.outer and torch.outer.
+    out[i, j] = a[i] b[j]
+
+    a, b:     vectors of one dtype: f32, i32 or u32.
+    Returns:  their dtype, shape (size of `a`, size of `b`).
+    Gradient: dy @ b to `a` and dy^T @ a to `b`, dy being the result's gradient.
+    Raises:   ShapeError unless both are vectors; DTypeError if the dtypes differ.
+
+    As numpy.outer and torch.outer.
 
     >>> tg.outer([1.0, 2.0], [3.0, 4.0])
     tensor([[3., 4.],
@@ -80,13 +88,20 @@ def outer(a: Operand, b: Operand) -> Tensor:
 
 @op
 def einsum(spec: str, *operands: Operand) -> Tensor:
-    """Sum products of elements by Einstein's convention: einsum("bqd,bkd->bqk", q, k). As numpy.einsum.
+    """Sum products of elements by Einstein's convention: einsum("bqd,bkd->bqk", q, k).
 
-    Letters name axes; a letter missing from the output is summed over; `...` stands for axes that broadcast.
-    Without `->` the output has the letters that occur once, in alphabetical order, as in NumPy.
-    Operands are f32, one axis for each letter. They are contracted from left to right, each pair as one matmul.
-    Raises ShapeError if the specification does not fit the operands.
-    Gradient: to every operand, the einsum of the other operands with the result's gradient.
+    Letters name the axes of each operand. The result sums over each letter that is missing after `->`. A letter that is
+    twice in one operand takes the diagonal. `...` stands for any number of axes, which broadcast.
+
+    spec:     the letters of each operand, separated by commas, then `->` and the letters of the result. Without `->`,
+              the result has the letters that occur once, in alphabetical order.
+    operands: f32, one axis for each letter. Axes of one letter have equal sizes, or size 1, which broadcasts. They are
+              multiplied from left to right, each pair as a matmul.
+    Returns:  their dtype, one axis for each letter of the result.
+    Gradient: to each operand, the einsum of the result's gradient with the other operands.
+    Raises:   ShapeError if `spec` does not fit the operands; DTypeError if dtypes differ, or if a matmul has integers.
+
+    As numpy.einsum and torch.einsum.
 
     >>> tg.einsum("ij,jk->ik", tg.ones((2, 3)), tg.ones((3, 2)))
     tensor([[3., 3.],
