@@ -112,7 +112,7 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
 
     out[..., t, j]       = x[..., t, j] cos(a) - x[..., t, j + D/2] sin(a)
     out[..., t, j + D/2] = x[..., t, j + D/2] cos(a) + x[..., t, j] sin(a)
-    for x = q and x = k, 0 <= j < D/2, the angle a = t * base^(-2j/D), and positions t = 0, 1, ...
+    where x is q or k, t = 0, 1, ... is the position, 0 <= j < D/2, and a = t * base^(-2j/D) is the angle
 
     q, k:     f32, shape (..., T, D) with an even D. The two shapes may differ.
     base:     a number above 0. A larger base gives longer wavelengths.
