@@ -38,8 +38,8 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
     In a compiled model or loss, a number, list or array becomes a constant of the program.
 
     value:    any shape.
-    dtype:    None: floats become f32 (float64 is rounded), uint32 u32, other integers i32, booleans bool; a tensor
-              keeps its dtype. Else `dtype`; a tensor is cast.
+    dtype:    the dtype of the result; a tensor is cast to it. With None a tensor keeps its dtype, floats become f32
+              (float64 is rounded), uint32 becomes u32, other integers i32, and booleans bool.
     Returns:  a tensor of the shape of `value`.
     Gradient: to `value` if it is a tensor.
     Raises:   DTypeError if a number, list or array has a value that the dtype cannot hold, such as 1.5 or 2**31 in i32.
@@ -116,7 +116,7 @@ def full_like(x: Operand, value: bool | int | float, dtype: DType | None = None)
 
     x:        any dtype and shape. Its values are not read.
     value:    a number or a boolean.
-    dtype:    None: that of `x`.
+    dtype:    None takes the dtype of `x`.
     Returns:  `dtype`, the shape of `x`. No gradient.
     Raises:   DTypeError if the dtype cannot hold `value`, such as 7.5 in i32.
 
@@ -134,7 +134,7 @@ def zeros_like(x: Operand, dtype: DType | None = None) -> Tensor:
     """Return zeros in the shape of `x`.
 
     x:        any dtype and shape. Its values are not read.
-    dtype:    None: that of `x`.
+    dtype:    None takes the dtype of `x`.
     Returns:  `dtype`, the shape of `x`. No gradient.
     Raises:   DTypeError for an unknown dtype.
 
@@ -151,7 +151,7 @@ def ones_like(x: Operand, dtype: DType | None = None) -> Tensor:
     """Return ones in the shape of `x`.
 
     x:        any dtype and shape. Its values are not read.
-    dtype:    None: that of `x`.
+    dtype:    None takes the dtype of `x`.
     Returns:  `dtype`, the shape of `x`. No gradient.
     Raises:   DTypeError for an unknown dtype.
 
@@ -271,14 +271,14 @@ def diag(x: Operand, k: int = 0) -> Tensor:
 
 @op
 def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
-    """Return one array for each vector: its values along one axis of a grid, repeated along the other axes.
+    """Return the coordinates of a grid: for each vector its values along one axis, repeated along the other axes.
 
     xs:       vectors of any dtype, of sizes a, b, c, ...
     indexing: "xy", NumPy's default: the first vector runs along axis 1, the second along axis 0; shape (b, a, c, ...).
               "ij", PyTorch's default: vector k runs along axis k; shape (a, b, c, ...).
     Returns:  a tuple with one array for each vector, all of one shape.
     Gradient: the result's gradient, summed over the repeated axes.
-    Raises:   ShapeError without a vector, or if an argument is not one; InputError for another `indexing`.
+    Raises:   ShapeError without arguments, or if one is not a vector; InputError for another `indexing`.
 
     As numpy.meshgrid and torch.meshgrid.
 
