@@ -121,6 +121,15 @@ def assign(x: Any, value: Any) -> None:
               and `tg.vmap`, and in a forward that was compiled or attached without writes=True.
 
     As assigning to a buffer of a torch.nn.Module in `forward`.
+
+    >>> class Mean(nn.Module):
+    ...     def __init__(self):
+    ...         self.mean = self.state(())
+    ...     def __call__(self, x):
+    ...         self.mean.assign(0.5 * self.mean + 0.5 * x.mean())
+    ...         return self.mean
+    >>> tg.instantiate(Mean(), seed=0)(tg.tensor([1.0, 3.0]))
+    tensor(1.)
     """
     running = ambient.require("assign")
     if not isinstance(x, StateTensor):
