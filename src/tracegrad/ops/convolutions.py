@@ -1,8 +1,7 @@
 """Convolution of images (NCHW), volumes (NCDHW) and sequences (NCL).
 
-A convolution is a matmul of the filters with windows of the image. The windows are a view: nothing is copied, and the
-matmul loads them through an index expression. The forward, the transpose and the weight gradient are three such
-matmuls. Each is a derivative of the other two, so gradients of any order stay matmuls.
+A convolution is a matmul of the filters with windows of the image, which are a view. The forward, the transpose and the
+weight gradient are three such matmuls. Each is a derivative of the other two, so gradients of any order stay matmuls.
 """
 
 from __future__ import annotations
@@ -222,7 +221,6 @@ CONV_WEIGHT = {
 }
 
 
-# Public functions
 def _geometry(stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair, groups: int, axes: int = 2) -> dict[str, Any]:
     return {
         "stride": windows.int_each("stride", stride, 1, axes),
@@ -242,16 +240,15 @@ def conv2d(
 
     x:        f32 [B, C, H, W]. Pixels outside of the image count as 0.
     w:        f32 [O, C/groups, kh, kw]: O filters of height kh and width kw.
-    stride, padding, dilation: s, p and d. Each is an integer, or a pair for the height and the width.
+    stride, padding, dilation: s, p and d. Each is an integer, or a pair (for the height, for the width).
     groups:   a divisor of C and O. Channels and filters are split into groups, and filters read their own group only.
               PyTorch has `dilation` before `groups`, so pass both by name.
     Returns:  f32 [B, O, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1, and ow likewise from W and kw.
-    Gradient: to `x` and `w`.
+    Gradient: to `w`, and to `x`: the transposed convolution of the result's gradient with `w`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
-    >>> tg.conv2d(tg.ones((1, 1, 2, 2)), tg.ones((1, 1, 3, 3)), padding=1)
-    tensor([[[[4., 4.],
-              [4., 4.]]]])
+    >>> tg.conv2d([[[[1.0, 2.0, 3.0]]]], [[[[1.0, 10.0]]]])        # [B, C, H, W] is [1, 1, 1, 3]
+    tensor([[[[21., 32.]]]])
     """
     return bind(CONV[2], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups))
 
@@ -266,11 +263,11 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     w:        f32 [O, C/groups, K]: O filters of K elements.
     stride, padding, dilation: s, p and d, integers. groups: as for `conv2d`.
     Returns:  f32 [B, O, floor((L + 2p - d(K - 1) - 1) / s) + 1].
-    Gradient: to `x` and `w`.
+    Gradient: to `w`, and to `x`: the transposed convolution of the result's gradient with `w`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
-    >>> tg.conv1d([[[1.0, 2.0, 3.0, 4.0]]], [[[1.0, 1.0]]])
-    tensor([[[3., 5., 7.]]])
+    >>> tg.conv1d([[[1.0, 2.0, 3.0]]], [[[1.0, 10.0]]])
+    tensor([[[21., 32.]]])
     """
     return bind(CONV[1], as_tensor(x), as_tensor(w), **_geometry(stride, padding, dilation, groups, 1))
 
@@ -288,7 +285,7 @@ def conv3d(
     stride, padding, dilation: s, p and d. Each is an integer, or three, for depth, height and width.
     groups:   as for `conv2d`. The equation is for groups = 1.
     Returns:  f32 [B, O, od, oh, ow], od = floor((D + 2p - d(kd - 1) - 1) / s) + 1, and oh and ow likewise.
-    Gradient: to `x` and `w`.
+    Gradient: to `w`, and to `x`: the transposed convolution of the result's gradient with `w`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv3d(tg.ones((1, 1, 4, 4, 4)), tg.ones((2, 1, 3, 3, 3))).shape
@@ -312,12 +309,12 @@ def conv_transpose2d(
     Each element of x adds scaled filters to out, which begins as zeros. Places outside of out are skipped.
     out[b, c, i*s + k*d - p, j*s + l*d - p] += x[b, o, i, j] w[o, c, k, l]
 
-    x:        f32 [B, O, H, W].
-    w:        f32 [O, C/groups, kh, kw].
+    x:        f32 [B, O, H, W], with a channel for each filter of `w`.
+    w:        f32 [O, C/groups, kh, kw], as for `conv2d`.
     stride, padding, groups, dilation: s, p, groups and d, as for `conv2d`. The equation is for groups = 1.
     output_padding: rows and columns added at the bottom and right, below max(s, d); an integer or a pair.
     Returns:  f32 [B, C, oh, ow], oh = (H - 1) s - 2p + d(kh - 1) + output_padding + 1, and ow likewise from W and kw.
-    Gradient: to `x` and `w`.
+    Gradient: to `w`, and to `x`: `conv2d` of the result's gradient with `w`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv_transpose2d([[[[1.0, 2.0]]]], tg.ones((1, 1, 1, 2)), stride=2)
@@ -336,12 +333,12 @@ def conv_transpose1d(
     Each element of x adds scaled filters to out, which begins as zeros. Places outside of out are skipped.
     out[b, c, i*s + k*d - p] += x[b, o, i] w[o, c, k]
 
-    x:        f32 [B, O, L].
-    w:        f32 [O, C/groups, K].
+    x:        f32 [B, O, L], with a channel for each filter of `w`.
+    w:        f32 [O, C/groups, K], as for `conv1d`.
     stride, padding, groups, dilation: s, p, groups and d, as for `conv1d`. The equation is for groups = 1.
     output_padding: elements added at the end, below max(s, d).
     Returns:  f32 [B, C, (L - 1) s - 2p + d(K - 1) + output_padding + 1].
-    Gradient: to `x` and `w`.
+    Gradient: to `w`, and to `x`: `conv1d` of the result's gradient with `w`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv_transpose1d([[[1.0, 2.0]]], tg.ones((1, 1, 3)), stride=2)
@@ -363,12 +360,14 @@ def conv_transpose3d(
 ) -> Tensor:
     """Apply the transpose of `conv3d`, as torch.nn.functional.conv_transpose3d without bias.
 
-    x:        f32 [B, O, D, H, W]: depth D, height H and width W.
-    w:        f32 [O, C/groups, kd, kh, kw]. The equation is that of `conv_transpose2d`, with one more axis.
-    stride, padding, groups, dilation: s, p, groups and d, as for `conv3d`.
+    out[b, c, h*s + m*d - p, i*s + k*d - p, j*s + l*d - p] += x[b, o, h, i, j] w[o, c, m, k, l]
+
+    x:        f32 [B, O, D, H, W], with a channel for each filter of `w`.
+    w:        f32 [O, C/groups, kd, kh, kw], as for `conv3d`.
+    stride, padding, groups, dilation: s, p, groups and d, as for `conv3d`. The equation is for groups = 1.
     output_padding: elements added at the end of each axis, below max(s, d); an integer or three.
     Returns:  f32 [B, C, od, oh, ow], od = (D - 1) s - 2p + d(kd - 1) + output_padding + 1, and oh and ow likewise.
-    Gradient: to `x` and `w`.
+    Gradient: to `w`, and to `x`: `conv3d` of the result's gradient with `w`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv_transpose3d(tg.ones((1, 1, 2, 2, 2)), tg.ones((1, 3, 3, 3, 3)), stride=2).shape
