@@ -23,18 +23,18 @@ __all__ = [
 
 @op
 def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return the mean absolute difference between predictions and targets.
+    """Return the absolute difference between predictions and targets, by default its mean.
 
     loss = mean(|prediction - target|)
 
     prediction, target: f32, equal shapes; `target` may be a number.
-    reduction:          "mean", "sum" in place of the mean, or "none" for the loss of each element.
+    reduction:          "mean", "sum", or "none" for one loss per element.
     Returns:            f32, rank 0; for "none", the shape of `prediction`.
     Gradient:           for "sum": to `prediction` the sign of prediction - target, 0 where they are equal; to `target`
                         the negative. For "mean", divided by the number of elements.
     Raises:             ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
-    As torch.nn.functional.l1_loss, which broadcasts different shapes with a warning.
+    As torch.nn.functional.l1_loss. PyTorch broadcasts different shapes with a warning; `l1_loss` raises.
 
     >>> tg.l1_loss([1.0, 4.0], [2.0, 2.0])
     tensor(1.5)
@@ -45,12 +45,12 @@ def l1_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
 
 @op
 def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return a mean loss that is quadratic for differences below `beta`, and linear above.
+    """Return the smooth L1 loss, which is quadratic for differences below `beta`, and linear above.
 
     loss = mean(d^2 / (2 beta) if |d| < beta else |d| - beta / 2),  d = prediction - target
 
     prediction, target: f32, equal shapes; `target` may be a number.
-    reduction:          "mean", "sum" in place of the mean, or "none" for the loss of each element.
+    reduction:          "mean", "sum", or "none" for one loss per element.
     beta:               a number >= 0; 0 gives `l1_loss`.
     Returns:            f32, rank 0; for "none", the shape of `prediction`.
     Gradient:           for "sum": to `prediction` d / beta, limited to [-1, 1]; to `target` the negative. For "mean",
@@ -79,12 +79,12 @@ def _near(x: Tensor, t: Tensor, limit: float) -> tuple[Tensor, Tensor]:
 
 @op
 def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Return a mean loss that is quadratic for differences up to `delta`, and linear beyond.
+    """Return the Huber loss, which is quadratic for differences up to `delta`, and linear beyond.
 
     loss = mean(d^2 / 2 if |d| <= delta else delta (|d| - delta / 2)),  d = prediction - target
 
     prediction, target: f32, equal shapes; `target` may be a number.
-    reduction:          "mean", "sum" in place of the mean, or "none" for the loss of each element.
+    reduction:          "mean", "sum", or "none" for one loss per element.
     delta:              a positive number.
     Returns:            f32, rank 0; for "none", the shape of `prediction`.
     Gradient:           for "sum": to `prediction` d, limited to [-delta, delta]; to `target` the negative. For "mean",
@@ -105,13 +105,13 @@ def huber_loss(prediction: Any, target: Any, reduction: str = "mean", delta: flo
 
 @op
 def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor:
-    """Return the mean hinge loss of two classes: 0 where a score is on the target's side by at least 1.
+    """Return the hinge loss of scores for two classes, whose targets are -1 and 1.
 
     loss = mean(max(0, 1 - targets * prediction))
 
     prediction: f32, raw scores of any shape.
     targets:    f32, the shape of `prediction`, -1 or 1; or a number.
-    reduction:  "mean", "sum" in place of the mean, or "none" for the loss of each element.
+    reduction:  "mean", "sum", or "none" for one loss per element.
     Returns:    f32, rank 0; for "none", the shape of `prediction`.
     Gradient:   for "sum": -targets to `prediction` and -prediction to `targets` where the loss is above 0, else 0. For
                 "mean", divided by the number of elements.
@@ -131,7 +131,7 @@ def hinge_loss(prediction: Any, targets: Any, reduction: str = "mean") -> Tensor
 def triplet_margin_loss(
     anchor: Any, positive: Any, negative: Any, margin: float = 1.0, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """Return a mean loss that is 0 where `negative` is farther from `anchor` than `positive` is, by at least `margin`.
+    """Return the triplet loss: 0 where `negative` is farther from `anchor` than `positive`, by at least `margin`.
 
     loss = mean(max(0, dist(anchor, positive) - dist(anchor, negative) + margin))
     dist(a, b) = sqrt(sum((a - b + eps)^2)) along the last axis
@@ -139,14 +139,16 @@ def triplet_margin_loss(
     anchor, positive, negative: f32, equal shapes (..., d).
     margin:    a number.
     eps:       a small number, which keeps the gradient finite where two vectors are equal.
-    reduction: "mean", "sum" in place of the mean, or "none" for the loss of each triplet.
+    reduction: "mean", "sum", or "none" for one loss per triplet.
     Returns:   f32, rank 0; for "none", shape (...).
-    Gradient:  to all three where the loss of a triplet is above 0, else 0.
+    Gradient:  for "sum": u - v to `anchor`, -u to `positive` and v to `negative` where the loss is above 0, else 0. For
+               "mean", divided by the number of triplets. Here u = (anchor - positive + eps) / dist(anchor, positive),
+               and v likewise with `negative`.
     Raises:    ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
 
     As torch.nn.functional.triplet_margin_loss with p=2. Schroff et al. 2015 square the distances.
 
-    >>> tg.triplet_margin_loss([[0.0, 0.0]], [[3.0, 4.0]], [[0.0, 5.5]])      # 5 - 5.5 + 1, but for eps
+    >>> tg.triplet_margin_loss([[0.0, 0.0]], [[3.0, 4.0]], [[0.0, 5.5]])      # about 5 - 5.5 + 1
     tensor(0.49999952)
     """
     (a, p), (_, n) = pair(anchor, positive), pair(anchor, negative)
@@ -162,17 +164,17 @@ def _distance(a: Tensor, b: Tensor, eps: float) -> Tensor:
 
 @op
 def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """Return the terms of the Kullback-Leibler divergence of `targets` from another distribution, reduced.
+    """Return the Kullback-Leibler divergence of `targets` from another distribution, by default the mean of its terms.
 
     loss = mean(t * (log(t) - log_probs)),  t = targets; a term with t = 0 is 0
 
     log_probs:  f32, logarithms of the probabilities of the other distribution.
     targets:    f32, the shape of `log_probs`: probabilities t, or with `log_target` their logarithms.
-    reduction:  "mean" over all elements, "sum", "none" for each term, or "batchmean": the sum divided by the size of
-                axis 0, which is the divergence of a batch of distributions.
+    reduction:  "mean" over all elements, "sum", or "none" for one term per element. "batchmean" divides the sum by the
+                size of axis 0: it is the mean divergence of a batch of distributions.
     log_target: True if `targets` has log(t).
     Returns:    f32, rank 0; for "none", the shape of `log_probs`.
-    Gradient:   for "sum": to `log_probs` -t; to `targets` log(t) + 1 - log_probs, without log(t) + 1 where t = 0. With
+    Gradient:   for "sum": -t to `log_probs`; log(t) + 1 - log_probs to `targets`, but -log_probs where t = 0. With
                 `log_target`, t (log(t) + 1 - log_probs) to `targets`.
     Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for another `reduction`.
 
@@ -200,11 +202,11 @@ def normalize(x: Any, axis: int | tuple[int, ...] = -1, ord: float = 2, eps: flo
 
     x:        f32, rank 1 or more.
     axis:     an axis, or several, whose elements are one vector. The default is the last; PyTorch's is 1.
-    ord:      the norm, as in `norm`: 2 is the Euclidean length.
+    ord:      as in `norm`; 2 is the Euclidean length.
     eps:      the smallest divisor, so that a vector of zeros stays zero.
     Returns:  f32, the shape of `x`.
     Gradient: for ord=2, (dy - out sum(dy out)) / norm(x), dy being the result's gradient; dy / eps if norm(x) < eps.
-    Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError for another `ord`.
+    Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError if `norm` lacks `ord`.
 
     As torch.nn.functional.normalize, whose `p` is `ord`.
 
