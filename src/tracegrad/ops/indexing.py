@@ -27,11 +27,11 @@ __all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_
 def getitem(x: Operand, key: Any) -> Tensor:
     """Return `x[key]`, as NumPy and PyTorch index.
 
+    x:        any dtype.
     key:      integers, slices with any step, None, Ellipsis, and arrays of integers (i32). Booleans are not indices.
               An array selects along its axis, and its own axes replace that axis. Several arrays broadcast against each
               other and select together: x[i, j][k] = x[i[k], j[k]]. Their axes replace those of `x`, or come first if
               other axes lie between, as in PyTorch. The range of their values is that of `take`.
-    x:        any dtype.
     Returns:  dtype of `x`.
     Gradient: the result's gradient at the elements read, summed where an index repeats; 0 elsewhere.
     Raises:   IndexError for an integer out of range; ShapeError for more indices than axes; DTypeError for booleans and
@@ -39,8 +39,9 @@ def getitem(x: Operand, key: Any) -> Tensor:
 
     As numpy.ndarray.__getitem__.
 
-    >>> tg.tensor([1.0, 2.0, 3.0])[::-1]
-    tensor([3., 2., 1.])
+    >>> x = tg.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> x[[0, 1], [1, 0]]                          # x[0, 1] and x[1, 0]
+    tensor([2., 3.])
     """
     x = as_tensor(x)
     _warn_of_pair(x, key)
@@ -205,7 +206,7 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
 @op
 def arange(start: float, stop: float | DType | None = None, step: float = 1, dtype: DType | None = None) -> Tensor:
-    """Return start, start + step, ... as far as they are before `stop`. `arange(n)` is 0, 1, ..., n - 1.
+    """Return start, start + step, ... up to `stop`, which is not included. `arange(n)` is 0, 1, ..., n - 1.
 
     start, stop, step: numbers; `step` may be negative. Without `stop`, `start` is the end: arange(n), arange(n, dtype).
     dtype:    None: i32 if all three are integers, else f32.
@@ -273,7 +274,7 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
               Computed in a compiled program: limited to [0, n - 1], without an error.
     axis:     an axis of `x`; None flattens `x` first.
     Returns:  dtype of `x`; the shape of `indices` replaces `axis`.
-    Gradient: the result's gradient is added up at the indices, in a fixed order.
+    Gradient: to `x`, the result's gradient, summed at each index in a fixed order: the sums are reproducible.
     Raises:   DTypeError if the indices are not i32; ShapeError if `axis` is out of range; IndexError or InputError if
               an index is.
 
@@ -296,7 +297,7 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
     table:    any dtype, shape (V, D): V rows of D features.
     indices:  i32, any shape. Their range is as for `take`, with n = V.
     Returns:  dtype of `table`, the shape of `indices` and then D.
-    Gradient: each row of the result's gradient is added to its row of `table`, in a fixed order.
+    Gradient: to `table`, each row of the result's gradient, summed at its index in a fixed order.
     Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are not i32; IndexError or InputError if
               one is out of range.
 
@@ -336,7 +337,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
               Their range is as for `take`.
     axis:     an axis of `x`, the last by default.
     Returns:  dtype of `x`, the shape of `indices` with its other axes broadcast.
-    Gradient: the result's gradient is added up at the indices.
+    Gradient: to `x`, the result's gradient, summed where an index repeats.
     Raises:   DTypeError if the indices are not i32; ShapeError if ranks or other axes do not fit; IndexError or
               InputError if an index is out of range.
 
