@@ -74,7 +74,7 @@ def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
 
 @op
 def concat(xs: Sequence[Operand], axis: int = 0) -> Tensor:
-    """Join tensors one after the other along an axis they have.
+    """Join tensors one after the other along an existing axis.
 
     xs:       a list of tensors of one dtype, with equal shapes but for `axis`.
     axis:     an axis of each; negative ones count from the end.
