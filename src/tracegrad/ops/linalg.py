@@ -95,11 +95,11 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
 
     spec:     the letters of each operand, separated by commas, then `->` and the letters of the result. Without `->`,
               the result has the letters that occur once, in alphabetical order.
-    operands: f32, one axis for each letter. Axes of one letter have equal sizes, or size 1, which broadcasts. They are
-              multiplied from left to right, each pair as a matmul.
+    operands: of one dtype, which is f32 if products are summed; one axis for each letter. Axes of one letter have equal
+              sizes, or size 1, which broadcasts. The operands are multiplied from left to right, each pair as a matmul.
     Returns:  their dtype, one axis for each letter of the result.
     Gradient: to each operand, the einsum of the result's gradient with the other operands.
-    Raises:   ShapeError if `spec` does not fit the operands; DTypeError if dtypes differ, or if a matmul has integers.
+    Raises:   ShapeError if `spec` does not fit the operands; DTypeError for other dtypes.
 
     As numpy.einsum and torch.einsum.
 
