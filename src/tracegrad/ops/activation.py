@@ -157,7 +157,7 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
 
 @method
 def sigmoid(x: Operand) -> Tensor:
-    """Return 1 / (1 + exp(-x)), element by element. No x overflows.
+    """Return 1 / (1 + exp(-x)), element by element, without overflow.
 
     x:        f32, any shape.
     Returns:  y, f32, the shape of `x`.
