@@ -52,11 +52,11 @@ def _second(name: object, x: Any, kind: str) -> Any:
 
 @op
 def capture(name: str, x: Any) -> Tensor:
-    """Return `x` unchanged, and report its value with each result of the compiled program, as `captures[name]`.
+    """Return `x` unchanged. The results of `run` and `step` report its value as `captures[name]`.
 
     name:     a string, unique among the captures of a forward or loss.
     x:        any dtype and shape.
-    Returns:  `x`. Eager calls only return `x`.
+    Returns:  `x`. Nothing else happens in eager calls.
     Gradient: the result's gradient, unchanged.
     Raises:   TraceError if another capture has the name, for an empty name, and inside `tg.scan`.
 
