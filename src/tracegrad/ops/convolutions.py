@@ -261,7 +261,8 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
 
     x:        f32 [B, C, L]. Elements outside of the sequence count as 0.
     w:        f32 [O, C/groups, K]: O filters of K elements.
-    stride, padding, dilation: s, p and d, integers. groups: as for `conv2d`.
+    stride, padding, dilation: s, p and d, integers.
+    groups:   as for `conv2d`. PyTorch has `dilation` before `groups`, so pass both by name.
     Returns:  f32 [B, O, floor((L + 2p - d(K - 1) - 1) / s) + 1].
     Gradient: to `w`, and to `x`: the transposed convolution of the result's gradient with `w`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
@@ -283,7 +284,7 @@ def conv3d(
     x:        f32 [B, C, D, H, W]: depth D, height H and width W. Elements outside of the volume count as 0.
     w:        f32 [O, C/groups, kd, kh, kw]: O filters.
     stride, padding, dilation: s, p and d. Each is an integer, or three, for depth, height and width.
-    groups:   as for `conv2d`. The equation is for groups = 1.
+    groups:   as for `conv2d`; pass `groups` and `dilation` by name here, too. The equation is for groups = 1.
     Returns:  f32 [B, O, od, oh, ow], od = floor((D + 2p - d(kd - 1) - 1) / s) + 1, and oh and ow likewise.
     Gradient: to `w`, and to `x`: the transposed convolution of the result's gradient with `w`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
