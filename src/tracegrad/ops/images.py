@@ -160,6 +160,8 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
     """Return the largest element of each window of the volumes.
 
+    out[b, c, h, i, j] = max over m, k, l of x[b, c, h*s + m - p, i*s + k - p, j*s + l - p], (m, k, l) in a window
+
     x:           f32 [B, C, D, H, W]: depth D, height H and width W.
     kernel_size: kd, kh and kw, the size of a window; an integer, or three, for depth, height and width.
     stride:      s, an integer or three; None is `kernel_size`.
@@ -179,6 +181,8 @@ def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 @op
 def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
     """Return the mean of each window of the volumes.
+
+    out[b, c, h, i, j] = mean over m, k, l of x[b, c, h*s + m - p, i*s + k - p, j*s + l - p], (m, k, l) in a window
 
     x:           f32 [B, C, D, H, W]: depth D, height H and width W.
     kernel_size: kd, kh and kw, the size of a window; an integer, or three, for depth, height and width.
