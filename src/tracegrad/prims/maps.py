@@ -22,38 +22,38 @@ if TYPE_CHECKING:
 
 # for each elementwise row that is a public function: what it returns, its gradient, and an example with its result
 TEXT = """
-abs | Return |x| | sign(x) | [-1.5, 2.0]) -> tensor([1.5, 2. ])
-add | Return a + b | 1 to both | [1.0, 2.0], 1.0) -> tensor([2., 3.])
-atan2 | Return the angle of the point (b, a), in (-pi, pi] | b / (a^2 + b^2) to a, -a / (a^2 + b^2) to b, 0 at the origin | [1.0, -1.0], [1.0, -1.0]) -> tensor([ 0.7853981, -2.3561945])
-ceil | Return the smallest integer that is at least x | none | [1.2, -1.2]) -> tensor([ 2., -1.])
+abs | Return |x| | sign(x), which is 0 at 0 | [-1.5, 2.0]) -> tensor([1.5, 2. ])
+add | Return a + b (integers wrap at 32 bits) | 1 to a, 1 to b | [1.0, 2.0], 1.0) -> tensor([2., 3.])
+atan2 | Return the angle in [-pi, pi] of the point with coordinates x = b and y = a | b / (a^2 + b^2) to a, -a / (a^2 + b^2) to b; 0 at the origin | [1.0, -1.0], [1.0, -1.0]) -> tensor([ 0.7853981, -2.3561945])
+ceil | Return the smallest integer that is at least x | 0, because the result is constant between integers | [1.2, -1.2]) -> tensor([ 2., -1.])
 cos | Return the cosine of x radians | -sin(x) | [0.0, 1.0]) -> tensor([1.       , 0.5403023])
-div | Return a / b | 1 / b to a, -a / b^2 to b | [1.0, 4.0], 2.0) -> tensor([0.5, 2. ])
-equal | Return a == b | none | [1.0, 2.0], 2.0) -> tensor([False,  True], dtype=bool)
-erf | Return the error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x | 2 / sqrt(pi) exp(-x^2) | [0.0, 1.0]) -> tensor([0.       , 0.8427008])
-exp | Return e^x | e^x | [0.0, 1.0]) -> tensor([1.      , 2.718282])
+div | Return a / b (by 0: inf, -inf or NaN) | 1 / b to a, -a / b^2 to b | [1.0, 4.0], 2.0) -> tensor([0.5, 2. ])
+equal | Return a == b (NaN equals nothing) | none | [1.0, 2.0], 2.0) -> tensor([False,  True], dtype=bool)
+erf | Return the error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x | 2 / sqrt(pi) * exp(-x^2) | [0.0, 1.0]) -> tensor([0.       , 0.8427008])
+exp | Return e^x (inf above x = 88.72) | e^x | [0.0, 1.0]) -> tensor([1.      , 2.718282])
 expm1 | Return e^x - 1, accurate also near 0 | e^x | [0.0, 1.0]) -> tensor([0.       , 1.7182819])
-floor | Return the largest integer that is at most x | none | [1.2, -1.2]) -> tensor([ 1., -2.])
+floor | Return the largest integer that is at most x | 0, because the result is constant between integers | [1.2, -1.2]) -> tensor([ 1., -2.])
 isnan | Return whether x is NaN | none | [1.0, np.nan]) -> tensor([False,  True], dtype=bool)
-less | Return a < b | none | [1.0, 3.0], 2.0) -> tensor([ True, False], dtype=bool)
-less_equal | Return a <= b | none | [1.0, 2.0], 2.0) -> tensor([ True,  True], dtype=bool)
-log | Return the natural logarithm of x | 1 / x | [1.0, 2.0]) -> tensor([0.       , 0.6931472])
-log1p | Return log(1 + x), accurate also near 0 | 1 / (1 + x) | [0.0, 1.0]) -> tensor([0.       , 0.6931472])
-logical_and | Return True where both a and b are True, else False | none | np.array([True, False]), True) -> tensor([ True, False], dtype=bool)
-logical_not | Return True where x is False, and False where it is True | none | np.array([True, False])) -> tensor([False,  True], dtype=bool)
-logical_or | Return True where a or b is True, else False | none | np.array([True, False]), False) -> tensor([ True, False], dtype=bool)
+less | Return a < b (False for NaN) | none | [1.0, 3.0], 2.0) -> tensor([ True, False], dtype=bool)
+less_equal | Return a <= b (False for NaN) | none | [1.0, 2.0, 3.0], 2.0) -> tensor([ True,  True, False], dtype=bool)
+log | Return the natural logarithm of x (-inf at 0, NaN below) | 1 / x | [1.0, 2.0]) -> tensor([0.       , 0.6931472])
+log1p | Return log(1 + x), accurate also near 0 (-inf at -1, NaN below) | 1 / (1 + x) | [0.0, 1.0]) -> tensor([0.       , 0.6931472])
+logical_and | Return whether a and b are both True | none | np.array([True, False]), True) -> tensor([ True, False], dtype=bool)
+logical_not | Return the opposite of x: True where x is False | none | np.array([True, False])) -> tensor([False,  True], dtype=bool)
+logical_or | Return whether a or b or both are True | none | np.array([True, False]), False) -> tensor([ True, False], dtype=bool)
 maximum | Return the larger of a and b, or NaN if either is NaN | to the larger one, half to each at a tie | [1.0, 3.0], 2.0) -> tensor([2., 3.])
 minimum | Return the smaller of a and b, or NaN if either is NaN | to the smaller one, half to each at a tie | [1.0, 3.0], 2.0) -> tensor([1., 2.])
-mul | Return a b | b to a, a to b | [1.0, 2.0], 3.0) -> tensor([3., 6.])
+mul | Return a * b (integers wrap at 32 bits) | b to a, a to b | [1.0, 2.0], 3.0) -> tensor([3., 6.])
 neg | Return -x | -1 | [1.0, -2.0]) -> tensor([-1.,  2.])
-not_equal | Return a != b | none | [1.0, 2.0], 2.0) -> tensor([ True, False], dtype=bool)
-round | Return the nearest integer, the even one for halves | none | [0.5, 1.5, 1.7]) -> tensor([0., 2., 2.])
-rsqrt | Return 1 / sqrt(x) | -1 / (2 x sqrt(x)) | [1.0, 4.0]) -> tensor([1. , 0.5])
-sign | Return -1, 0 or 1, with the sign of x | none | [-2.0, 0.0, 3.0]) -> tensor([-1.,  0.,  1.])
+not_equal | Return a != b (True for NaN) | none | [1.0, 2.0], 2.0) -> tensor([ True, False], dtype=bool)
+round | Return x rounded to the nearest integer, halves to the even one | 0, because the result is constant between halves | [0.5, 1.5, 1.7]) -> tensor([0., 2., 2.])
+rsqrt | Return 1 / sqrt(x) (inf at 0, NaN below) | -1 / (2 x sqrt(x)) | [1.0, 4.0]) -> tensor([1. , 0.5])
+sign | Return -1, 0 or 1, with the sign of x (NaN for NaN) | 0 | [-2.0, 0.0, 3.0]) -> tensor([-1.,  0.,  1.])
 sin | Return the sine of x radians | cos(x) | [0.0, 1.0]) -> tensor([0.      , 0.841471])
-sqrt | Return the square root of x | 1 / (2 sqrt(x)) | [1.0, 2.0]) -> tensor([1.       , 1.4142135])
-square | Return x^2 | 2 x | [2.0, 3.0]) -> tensor([4., 9.])
-sub | Return a - b | 1 to a, -1 to b | [3.0, 2.0], 1.0) -> tensor([2., 1.])
-tanh | Return (e^x - e^-x) / (e^x + e^-x) | 1 - tanh(x)^2 | [0.0, 1.0]) -> tensor([0.       , 0.7615942])
+sqrt | Return the square root of x (NaN below 0) | 1 / (2 sqrt(x)), infinite at 0 | [1.0, 2.0]) -> tensor([1.       , 1.4142135])
+square | Return x^2 (integers wrap at 32 bits) | 2 x | [2.0, 3.0]) -> tensor([4., 9.])
+sub | Return a - b (integers wrap at 32 bits) | 1 to a, -1 to b | [3.0, 2.0], 1.0) -> tensor([2., 1.])
+tanh | Return the hyperbolic tangent, (e^x - e^-x) / (e^x + e^-x) | 1 - tanh(x)^2 | [0.0, 1.0]) -> tensor([0.       , 0.7615942])
 """  # noqa: E501
 EXAMPLES: Mapping[str, Sequence[str]] = {row.partition(" | ")[0]: row.split(" | ")[1:] for row in TEXT.split("\n")}
 
@@ -87,11 +87,13 @@ def broadcast(*values: Any) -> tuple[Tensor, ...]:
 
 
 def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -> Callable[..., TensorType]:
-    """Return a type rule for inputs of one shape and one dtype, which `accepts` lists.
+    """Return a type rule for `extend.composite`: all inputs have one shape and one dtype, which `accepts` lists.
 
-    out:  dtype of the result; None takes that of the inputs.
-    skip: number of first inputs that can have any dtype.
-    The rule raises DTypeError and ShapeError.
+    accepts: the dtypes.
+    out:     dtype of the result; None takes that of the inputs.
+    skip:    number of leading inputs that can have any dtype, such as a condition.
+    Returns: a function from the types of the inputs to the type of the result. It raises DTypeError or ShapeError for
+             inputs that do not fit.
 
     >>> rule = extend.typed((tg.f32,))
     >>> str(rule(tg.TensorType(tg.f32, (2,))))
@@ -141,16 +143,29 @@ def composite(
     indexes: Callable[..., tuple[int, int, int | None]] | None = None,
     xla: Callable[..., Any] | None = None,
 ) -> Primitive:
-    """Register one composite: bound as one node, differentiated by `vjp`, then replaced by `expand`.
+    """Register an op that is made of other ops, with a derivative of its own. `extend.bind` calls it.
 
-    array: if NumPy has the op: ops on values compute it so, and the reference that kernels are checked against.
-    jvp: only if the transpose of `vjp`, which serves otherwise, costs more.
-    batch: only if that of the expansion would be worse.
-    xla: if XLA compiles the whole op better than its expansion.
+    name:    a new name.
+    type:    type rule: a function from the types of the inputs to the type of the result.
+    expand:  the op itself, written with other ops: (*inputs, **attrs) -> tensor. The attributes are what `extend.bind`
+             gets by keyword.
+    array:   NumPy's function, if NumPy has the op. Eager calls use it, and tests compare kernels with it.
+    vjp:     (ct, y, *inputs, **attrs) -> one gradient for each input, or None. y is the result, ct its gradient.
+             Default: the derivative of `expand`.
+    jvp:     forward-mode rule, if the one derived from `vjp` costs more.
+    batch:   rule for `tg.vmap`, if batching `expand` costs more.
+    indexes: for an input of indices: (*input types, **attrs) -> (its number, size of the axis, an exempt value or
+             None).
+    xla:     an implementation in JAX, if XLA compiles it better than `expand`.
+    Returns: the `extend.Primitive`.
+    Raises:  InputError if the name is taken.
 
-    As jax.custom_vjp on a jitted function.
+    `extend.Primitive` has the signature of each rule. As jax.custom_vjp on a jitted function.
 
-    >>> double = extend.composite("doc_double", type=lambda x: x, expand=lambda x: x + x)
+    >>> cube = extend.composite("doc_cube", type=extend.typed((tg.f32,)), expand=lambda x: x * x * x,
+    ...                         vjp=lambda ct, y, x: (ct * 3.0 * x * x,))
+    >>> tg.grad(lambda x: extend.bind(cube, extend.as_tensor(x)))(2.0)
+    array(12., dtype=float32)
     """
     return register(Primitive(name, "composite", type, array, vjp, jvp, batch, expand=expand, indexes=indexes, xla=xla))
 
@@ -167,7 +182,19 @@ def elementwise(
     helper: str = "",
     spelled: bool = True,
 ) -> Callable[..., Tensor]:
-    """Register one elementwise primitive and return its public, broadcasting function; a method too if `spelled`.
+    """Register an op that computes each element by a formula, and return it as a function whose inputs broadcast.
+
+    name:    a new name.
+    array:   the op in NumPy: a function (xp, *arrays) -> array, where xp has NumPy's functions; or a name of one.
+    wgsl:    the op as an expression in WGSL, with {0} and {1} for the inputs. C and other code are written from it.
+    vjp:     (ct, y, *inputs) -> one gradient for each input. y is the result, ct its gradient. Default: no gradient.
+    accepts: the dtypes that inputs can have, all inputs the same.
+    out:     dtype of the result; None takes that of the inputs.
+    cost:    cost of one element: an addition is 1, a load from memory 4, an `exp` 8.
+    helper:  WGSL functions that `wgsl` calls.
+    spelled: whether the op is a method of tensors too.
+    Returns: the function, of one tensor, or of two if `wgsl` contains {1}.
+    Raises:  InputError if the name is taken.
 
     As a primitive of JAX with its rules.
 
@@ -198,15 +225,17 @@ def _document(
 ) -> str:
     """Write the docstring of a row. It names NumPy's function if `array` is one, and no expression."""
     plain = f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
-    meaning, slope, *example = EXAMPLES.get(name, [plain, ""])
-    gradient = (f"Gradient: {slope}." if slope else "Differentiable.") if differentiable else "No gradient passes."
+    meaning, slope, *example = EXAMPLES.get(name, [plain, "by its `vjp`" if differentiable else "none"])
     numbers = "Python's booleans" if accepts == BOOL else "numbers"
     return (
         f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
-        f"{'a, b' if two else 'x'}: {', '.join(d.name for d in accepts)}; tensors, arrays"
-        f"{' (float64 becomes f32)' if f32 in accepts else ''} or {numbers}, any shape.\n"
-        f"Returns {out.name if out else 'the same dtype'}. {gradient}\n"
-        f"Raises DTypeError for other {'or differing dtypes, ShapeError if shapes do not fit' if two else 'dtypes'}.\n"
+        f"{'a, b:     ' if two else 'x:        '}{', '.join(d.name for d in accepts)}"
+        f"{', both of one dtype' if two and len(accepts) > 1 else ''}; tensors, arrays"
+        f"{' (float64 becomes f32)' if f32 in accepts else ''} or {numbers}, of any shape.\n"
+        f"Returns:  {out.name if out else 'the same dtype'}, {'the broadcast' if two else 'the same'} shape.\n"
+        f"Gradient: {slope}{'; summed over axes that broadcast' if two and differentiable else ''}.\n"
+        f"Raises:   DTypeError for other "
+        f"{'or differing dtypes; ShapeError if the shapes do not broadcast' if two else 'dtypes'}.\n\n"
         f"As {f'numpy.{array} and ' if str(array).isidentifier() else ''}torch.{TORCH.get(name, name)}."
         + "".join([f"\n\n>>> tg.{name}({x}".replace(" -> ", "\n") for x in example])
     )
