@@ -89,9 +89,14 @@ WHERE = map_row(
 def where(condition: Any, a: Any, b: Any) -> Tensor:
     """Return `a` where `condition` holds, else `b`, element by element.
 
-    condition: bool. a, b: any dtype, the same for both; a number takes the other's dtype. Any shapes that broadcast.
-    Gradient: to the chosen operand, 0 to the other.
-    Raises DTypeError unless `condition` is bool, and if the dtypes of a and b differ; ShapeError if shapes do not fit.
+    condition: bool.
+    a, b:      any dtype, both of one dtype; a Python number takes the dtype of the other. All three shapes broadcast.
+    Returns:   the dtype of a and b, the broadcast shape.
+    Gradient:  to the operand that was chosen, 0 to the other. A formula whose derivative is infinite or NaN turns that
+               0 into NaN, as in PyTorch: choose the formula's input with `where`, too.
+    Raises:    DTypeError unless `condition` is bool, and if the dtypes of a and b differ; ShapeError if the shapes do
+               not broadcast.
+
     As numpy.where and torch.where.
 
     >>> tg.where(np.array([True, False]), [1.0, 2.0], 0.0)
@@ -115,13 +120,17 @@ CAST = map_row(
 def cast(x: Any, dtype: Any) -> Tensor:
     """Convert `x` to `dtype`.
 
-    To integers, floats are truncated towards zero. Floats out of range become the nearest integer that f32 can hold
-    (2147483520 for i32 at the upper end), and NaN becomes 0. Booleans become 0 and 1. To bool, numbers become x != 0.
+    x:        any dtype and shape.
+    dtype:    tg.f32, tg.i32, tg.u32, tg.bool_, or a name such as "i32". The method is `x.astype(dtype)`.
+    Returns:  `dtype`, shape of `x`:
+              - f32 to integer drops the fraction, so -1.7 becomes -1. NaN becomes 0. Numbers out of range become the
+                nearest integer that f32 can hold, such as 2147483520 for i32.
+              - i32 to u32 and back keeps the bits.
+              - Booleans become 0 and 1; numbers become the boolean x != 0.
+    Gradient: none, except from f32 to f32, which returns `x`.
+    Raises:   DTypeError if `dtype` is no dtype of these.
 
-    x: any dtype and shape. dtype: tg.f32, tg.i32, tg.u32, tg.bool_ or a name. The method is `x.astype(dtype)`.
-    Gradient: none, because all dtypes except f32 are discrete.
-    Raises:   DTypeError if dtype is none of tg.f32, tg.i32, tg.u32, tg.bool_. As numpy.ndarray.astype and
-    torch.Tensor.to.
+    As numpy.ndarray.astype and torch.Tensor.to.
 
     >>> tg.cast([1.7, -1.7], tg.i32)
     tensor([ 1, -1], dtype=i32)
@@ -142,11 +151,15 @@ STOP_GRADIENT = map_row("stop_gradient", lambda x: x, lambda xp, x: x, None, "{0
 
 @method
 def stop_gradient(x: Any) -> Tensor:
-    """Return `x` and stop gradients from flowing through it. Any dtype and shape. (PyTorch's detach.)
+    """Return `x` as a constant: no gradient flows through it.
 
-    Raises:   TraceError if x is not a tensor, array or number. As jax.lax.stop_gradient and torch.Tensor.detach.
+    x:        any dtype and shape; a tensor, an array or a number.
+    Gradient: 0.
+    Raises:   DTypeError if `x` is none of these.
 
-    >>> float(tg.grad(lambda x: x * tg.stop_gradient(x))(3.0))
+    As jax.lax.stop_gradient and torch.Tensor.detach.
+
+    >>> float(tg.grad(lambda x: x * tg.stop_gradient(x))(3.0))    # 2 x = 6.0 without stop_gradient
     3.0
     """
     return bind(STOP_GRADIENT, as_tensor(x))
