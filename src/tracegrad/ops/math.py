@@ -37,9 +37,11 @@ def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 def greater(a: Operand, b: Operand) -> Tensor:
     """Return a > b, element by element; a and b broadcast.
 
-    a, b: f32, i32, u32; tensors, arrays (float64 becomes f32) or numbers, any shape.
-    Returns bool. No gradient.
-    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
+    a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
+    Returns:  bool. A comparison with NaN is False.
+    Gradient: none.
+    Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
+
     As numpy.greater and torch.gt.
 
     >>> tg.greater([1.0, 3.0], 2.0)
@@ -53,13 +55,15 @@ def greater(a: Operand, b: Operand) -> Tensor:
 def greater_equal(a: Operand, b: Operand) -> Tensor:
     """Return a >= b, element by element; a and b broadcast.
 
-    a, b: f32, i32, u32; tensors, arrays (float64 becomes f32) or numbers, any shape.
-    Returns bool. No gradient.
-    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
+    a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
+    Returns:  bool. A comparison with NaN is False.
+    Gradient: none.
+    Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
+
     As numpy.greater_equal and torch.ge.
 
-    >>> tg.greater_equal([1.0, 2.0], 2.0)
-    tensor([False,  True], dtype=bool)
+    >>> tg.greater_equal([1.0, 2.0, 3.0], 2.0)
+    tensor([False,  True,  True], dtype=bool)
     """
     a, b = _comparable(a, b)
     return rows.less_equal(b, a)
@@ -69,11 +73,15 @@ def greater_equal(a: Operand, b: Operand) -> Tensor:
 def pow(a: Operand, b: Operand) -> Tensor:
     """Return `a` to the power of `b`, element by element; a and b broadcast.
 
-    a, b: f32; tensors, arrays (float64 becomes f32) or numbers, any shape. Or `a` i32 or u32, and `b` a Python integer
-          of at least 0.
-    The Python numbers 2, 3, 0.5 and -1 as `b` are computed as a a, a a a, sqrt(a) and 1 / a.
-    Returns the dtype of `a`. Gradient to `a`: b a^(b-1), 0 for b = 0. Gradient to `b`: log(a) a^b, 0 for a = 0, b >= 0.
-    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit. As numpy.power and torch.pow.
+    a, b:     f32; tensors, arrays (float64 becomes f32) or numbers, of any shape. Or `a` i32 or u32, and `b` a Python
+              integer of at least 0.
+    Returns:  the dtype of `a`; NaN for a < 0 and a fractional `b`. Integers wrap at 32 bits.
+    Gradient: to `a`, b a^(b-1), and 0 for b = 0; to `b`, log(a) a^b, and 0 for a = 0 and b >= 0.
+    Raises:   DTypeError for other or differing dtypes, and for integers to a negative power; ShapeError if the shapes
+              do not broadcast.
+
+    The Python numbers 2, 3, 0.5 and -1 as `b` are computed as a * a, a * a * a, sqrt(a) and 1 / a.
+    As numpy.power and torch.pow.
 
     >>> tg.pow([1.0, 2.0, 3.0], 2.0)
     tensor([1., 4., 9.])
@@ -114,13 +122,15 @@ def _integer_power(x: Tensor, n: int) -> Tensor:
 
 @method
 def remainder(a: Operand, b: Operand) -> Tensor:
-    """Return a - b floor(a / b), the remainder that has the sign of `b`, element by element. As `a % b`.
+    """Return a - b * floor(a / b), the remainder with the sign of `b`, element by element; a and b broadcast.
 
-    a, b: f32, i32, u32, of one dtype; tensors, arrays (float64 becomes f32) or numbers, any shapes that broadcast.
-    Returns the same dtype, exactly. For b = 0 the result is NaN, and `a` for integers.
+    a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
+    Returns:  the same dtype, without rounding. For b = 0 the result is NaN, and `a` for integers.
     Gradient: 1 to `a`, -floor(a / b) to `b`; none for integers.
-    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
-    As numpy.remainder and torch.remainder. For integers with b = 0, NumPy gives 0 and PyTorch raises.
+    Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
+
+    The operator is `a % b`. As numpy.remainder and torch.remainder. For integers with b = 0, NumPy gives 0 and PyTorch
+    raises.
 
     >>> tg.remainder([7.0, -7.0], 3.0)
     tensor([1., 2.])
@@ -131,13 +141,14 @@ def remainder(a: Operand, b: Operand) -> Tensor:
 
 @method
 def fmod(a: Operand, b: Operand) -> Tensor:
-    """Return a - b trunc(a / b), the remainder that has the sign of `a`, element by element. As C's % and fmod.
+    """Return a - b * trunc(a / b), the remainder with the sign of `a`, element by element; a and b broadcast.
 
-    a, b: f32, i32, u32, of one dtype; tensors, arrays (float64 becomes f32) or numbers, any shapes that broadcast.
-    Returns the same dtype, exactly. For b = 0 the result is NaN, and `a` for integers.
-    Gradient: 1 to `a`, -trunc(a / b) to `b`.
-    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
-    As numpy.fmod and torch.fmod. `a % b` and `remainder` have the sign of `b`.
+    a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
+    Returns:  the same dtype, without rounding. For b = 0 the result is NaN, and `a` for integers.
+    Gradient: 1 to `a`, -trunc(a / b) to `b`; none for integers.
+    Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
+
+    As numpy.fmod, torch.fmod and C's fmod. `remainder`, the operator `a % b`, has the sign of `b`.
 
     >>> tg.fmod([7.0, -7.0], 3.0)
     tensor([ 1., -1.])
@@ -154,13 +165,15 @@ def fmod(a: Operand, b: Operand) -> Tensor:
 
 @method
 def floor_divide(a: Operand, b: Operand) -> Tensor:
-    """Return floor(a / b), element by element. As `a // b`.
+    """Return floor(a / b), element by element; a and b broadcast.
 
-    a, b: f32, i32, u32, of one dtype; tensors, arrays (float64 becomes f32) or numbers, any shapes that broadcast.
-    Returns the same dtype. It is exact for integers, and in f32 up to results of 2^22.
-    For b = 0 the result is a / b, and 0 for integers. No gradient: it is 0 where it exists.
-    Raises DTypeError for other or differing dtypes, ShapeError if shapes do not fit.
-    As numpy.floor_divide and torch.floor_divide, which refuses integers for b = 0.
+    a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
+    Returns:  the same dtype. Integers are exact, f32 for results up to 2^22. For b = 0 the result is a / b (infinite or
+              NaN), and 0 for integers.
+    Gradient: 0, because the result is constant between its steps.
+    Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
+
+    The operator is `a // b`. As numpy.floor_divide and torch.floor_divide, which raises for integers with b = 0.
 
     >>> tg.floor_divide([7.0, -7.0], 3.0)
     tensor([ 2., -3.])
@@ -180,9 +193,13 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
 
 @method
 def reciprocal(x: Operand) -> Tensor:
-    """Return 1 / x, element by element. f32, any shape; gradient -1 / x^2.
+    """Return 1 / x, element by element.
 
-    Raises:   DTypeError if x is not f32. As numpy.reciprocal and torch.reciprocal.
+    x:        f32, any shape. 1 / 0 is inf.
+    Gradient: -1 / x^2.
+    Raises:   DTypeError if `x` is not f32.
+
+    As numpy.reciprocal and torch.reciprocal.
 
     >>> tg.reciprocal([1.0, 4.0])
     tensor([1.  , 0.25])
@@ -192,13 +209,16 @@ def reciprocal(x: Operand) -> Tensor:
 
 @method
 def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """Limit `x` to [lo, hi], element by element. None leaves a side open.
+    """Limit `x` to [lo, hi], element by element.
 
-    x, lo, hi: f32, i32, u32, of one dtype, any shapes that broadcast. NaN stays NaN. Where arrays have lo > hi, the
-               result is hi.
-    Gradient: to `x` where lo <= x <= hi; elsewhere to the limit that replaced it.
-    Raises InputError for numbers with lo > hi; DTypeError for other or differing dtypes, ShapeError if shapes do not
-    fit.
+    out = min(max(x, lo), hi)
+
+    x, lo, hi: f32, i32 or u32, all of one dtype; the shapes broadcast. None as `lo` or `hi` sets no limit there.
+    Returns:   the same dtype. NaN in `x` stays NaN. Where lo > hi in arrays, the result is hi.
+    Gradient:  to `x` where lo <= x <= hi, the limits included; elsewhere to the limit that replaced it.
+    Raises:    InputError for numbers with lo > hi; DTypeError for other or differing dtypes; ShapeError if the shapes
+               do not broadcast.
+
     As numpy.clip and torch.clamp.
 
     >>> tg.clip([-2.0, 0.5, 2.0], -1.0, 1.0)
@@ -216,10 +236,11 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
 
 @method
 def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Tensor:
-    """Limit `x` to [lo, hi], element by element: another name of `clip`.
+    """Limit `x` to [lo, hi], element by element: PyTorch's name for `clip`.
 
-    x, lo, hi: f32, i32, u32, of one dtype, any shapes that broadcast. Gradient and what it raises: see `clip`.
-    As torch.clamp.
+    x, lo, hi: f32, i32 or u32, all of one dtype; the shapes broadcast. None as `lo` or `hi` sets no limit there.
+
+    `clip` describes edge cases, gradient and what it raises. As torch.clamp.
 
     >>> tg.clamp([-2.0, 0.5, 2.0], -1.0, 1.0)
     tensor([-1. ,  0.5,  1. ])
@@ -231,7 +252,11 @@ def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> T
 def isfinite(x: Operand) -> Tensor:
     """Return whether x is neither infinite nor NaN, element by element.
 
-    x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
+    x:        f32, any shape.
+    Returns:  bool, shape of `x`.
+    Gradient: none.
+    Raises:   DTypeError if `x` is not f32; integers are always finite.
+
     As numpy.isfinite and torch.isfinite.
 
     >>> tg.isfinite([1.0, np.inf, np.nan])
@@ -242,9 +267,13 @@ def isfinite(x: Operand) -> Tensor:
 
 @method
 def isinf(x: Operand) -> Tensor:
-    """Return whether x is infinite, of either sign, element by element.
+    """Return whether x is inf or -inf, element by element.
 
-    x: f32, any shape. Returns bool. No gradient. Raises DTypeError if `x` is not f32: integers are always finite.
+    x:        f32, any shape.
+    Returns:  bool, shape of `x`.
+    Gradient: none.
+    Raises:   DTypeError if `x` is not f32; integers are always finite.
+
     As numpy.isinf and torch.isinf.
 
     >>> tg.isinf([1.0, np.inf, np.nan])
@@ -261,14 +290,15 @@ def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf
     """Replace NaN and infinities in `x` by numbers.
 
     x:              f32, any shape.
-    nan:            replaces NaN.
-    posinf, neginf: replace inf and -inf; None means the largest finite f32 and its negative.
-    Gradient:       1 where `x` is finite, else 0. Raises DTypeError if `x` is not f32.
+    nan:            the number for NaN.
+    posinf, neginf: the numbers for inf and -inf; None means the largest finite f32, and its negative.
+    Returns:        f32, shape of `x`.
+    Gradient:       1 where `x` is finite, else 0.
+    Raises:         DTypeError if `x` is not f32.
 
-    As torch.nan_to_num.
+    As numpy.nan_to_num and torch.nan_to_num.
 
-    >>> import tracegrad as tg
-    >>> tg.nan_to_num(tg.tensor([1.0, float("nan"), float("inf")]), posinf=9.0)
+    >>> tg.nan_to_num([1.0, np.nan, np.inf], posinf=9.0)
     tensor([1., 0., 9.])
     """
     x = as_tensor(x)
