@@ -77,14 +77,15 @@ COSH = pointwise("cosh", _cosh, lambda ct, y, x: (ct * bind(SINH, x),))
 
 @method
 def tan(x: Operand) -> Tensor:
-    """Return the tangent, sin(x) / cos(x), element by element.
+    """Return the tangent of x radians, sin(x) / cos(x), element by element.
 
-    x:        f32, any shape, in radians.
-    Gradient: 1 + tan(x)^2. Raises DTypeError if `x` is not f32.
+    x:        f32, any shape.
+    Gradient: 1 + tan(x)^2.
+    Raises:   DTypeError if `x` is not f32.
+
     As numpy.tan and torch.tan.
 
-    >>> import tracegrad as tg
-    >>> tg.tan(tg.tensor([0.0, 0.25]))
+    >>> tg.tan([0.0, 0.25])
     tensor([0.        , 0.25534192])
     """
     return bind(TAN, as_tensor(x))
@@ -92,74 +93,79 @@ def tan(x: Operand) -> Tensor:
 
 @method
 def asin(x: Operand) -> Tensor:
-    """Return the angle in [-pi/2, pi/2] whose sine is `x`.
+    """Return the angle in [-pi/2, pi/2], in radians, whose sine is `x`, element by element.
 
-    x:        f32, any shape; NaN outside [-1, 1].
-    Gradient: 1 / sqrt(1 - x^2), infinite at 1 and -1. Raises DTypeError if `x` is not f32.
+    x:        f32, any shape. Outside [-1, 1] the result is NaN.
+    Gradient: 1 / sqrt(1 - x^2), infinite at 1 and -1.
+    Raises:   DTypeError if `x` is not f32.
+
     As numpy.arcsin and torch.asin.
 
-    >>> import tracegrad as tg
-    >>> tg.asin(1.0)
-    tensor(1.5707964)
+    >>> tg.asin([0.0, 1.0])
+    tensor([0.       , 1.5707964])
     """
     return bind(ASIN, as_tensor(x))
 
 
 @method
 def acos(x: Operand) -> Tensor:
-    """Return the angle in [0, pi] whose cosine is `x`.
+    """Return the angle in [0, pi], in radians, whose cosine is `x`, element by element.
 
-    x:        f32, any shape; NaN outside [-1, 1].
-    Gradient: -1 / sqrt(1 - x^2), infinite at 1 and -1. Raises DTypeError if `x` is not f32.
+    x:        f32, any shape. Outside [-1, 1] the result is NaN.
+    Gradient: -1 / sqrt(1 - x^2), infinite at 1 and -1.
+    Raises:   DTypeError if `x` is not f32.
+
     As numpy.arccos and torch.acos.
 
-    >>> import tracegrad as tg
-    >>> tg.acos(-1.0)
-    tensor(3.1415927)
+    >>> tg.acos([1.0, -1.0])
+    tensor([0.       , 3.1415927])
     """
     return bind(ACOS, as_tensor(x))
 
 
 @method
 def atan(x: Operand) -> Tensor:
-    """Return the angle in (-pi/2, pi/2) whose tangent is `x`: atan2(x, 1).
+    """Return the angle in [-pi/2, pi/2], in radians, whose tangent is `x`, element by element.
 
-    x:        f32, any shape. `tg.atan2(y, x)` distinguishes quadrants, too.
-    Gradient: 1 / (1 + x^2). Raises DTypeError if `x` is not f32.
+    x:        f32, any shape. For the angle of a point in any quadrant, use `tg.atan2(y, x)`.
+    Gradient: 1 / (1 + x^2).
+    Raises:   DTypeError if `x` is not f32.
+
     As numpy.arctan and torch.atan.
 
-    >>> import tracegrad as tg
-    >>> tg.atan(0.0)
-    tensor(0.)
+    >>> tg.atan([0.0, 1.0, np.inf])
+    tensor([0.       , 0.7853981, 1.5707964])
     """
     return bind(ATAN, as_tensor(x))
 
 
 @method
 def sinh(x: Operand) -> Tensor:
-    """Return the hyperbolic sine, (exp(x) - exp(-x)) / 2, without cancellation near 0.
+    """Return the hyperbolic sine, (exp(x) - exp(-x)) / 2, element by element; accurate also near 0.
 
-    x:        f32, any shape. The result is infinite from |x| = 89.41599 on.
-    Gradient: cosh(x). Raises DTypeError if `x` is not f32.
+    x:        f32, any shape. From |x| = 89.41599 on, the result is inf or -inf.
+    Gradient: cosh(x).
+    Raises:   DTypeError if `x` is not f32.
+
     As numpy.sinh and torch.sinh.
 
-    >>> import tracegrad as tg
-    >>> tg.sinh(1.0)
-    tensor(1.1752012)
+    >>> tg.sinh([0.0, 1.0])
+    tensor([0.       , 1.1752012])
     """
     return bind(SINH, as_tensor(x))
 
 
 @method
 def cosh(x: Operand) -> Tensor:
-    """Return the hyperbolic cosine, (exp(x) + exp(-x)) / 2.
+    """Return the hyperbolic cosine, (exp(x) + exp(-x)) / 2, element by element.
 
-    x:        f32, any shape. The result is infinite from |x| = 89.41599 on.
-    Gradient: sinh(x). Raises DTypeError if `x` is not f32.
+    x:        f32, any shape. From |x| = 89.41599 on, the result is inf.
+    Gradient: sinh(x).
+    Raises:   DTypeError if `x` is not f32.
+
     As numpy.cosh and torch.cosh.
 
-    >>> import tracegrad as tg
-    >>> tg.cosh(0.0)
-    tensor(1.)
+    >>> tg.cosh([0.0, 1.0])
+    tensor([1.       , 1.5430806])
     """
     return bind(COSH, as_tensor(x))
