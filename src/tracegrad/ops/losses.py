@@ -179,26 +179,27 @@ def cross_entropy(
     logits: Any, targets: Any, reduction: str = "mean", label_smoothing: float = 0.0, ignore_index: int | None = None,
     weight: Any = None,
 ) -> Tensor:  # fmt: skip
-    """Return the negative log-likelihood of the target classes under softmax(logits).
+    """Return the cross entropy of softmax(logits) with the target classes: the negative log-likelihood of the targets.
 
     loss = logsumexp(x) - sum_c q[c] x[c],  q = (1 - s) onehot(target) + s / C
 
-    logits:          f32, shape (..., C), raw scores x of C classes.
-    targets:         i32, shape (...), classes in [0, C). The host checks inputs; computed targets are clamped. Or f32,
-                     the shape of `logits`: probabilities, in place of onehot(target).
+    logits:          f32, shape (..., C): raw scores x of C classes, on the last axis.
+    targets:         i32, shape (...): class numbers from 0 to C - 1. Others raise InputError; only class numbers that a
+                     compiled program computes itself are clamped instead. Or f32, shape (..., C): probabilities, which
+                     replace onehot(target).
     reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
     label_smoothing: s in [0, 1].
-    ignore_index:    positions with this target cost 0, get no gradient and do not count. The mean of none is NaN, and
-                     its gradient 0.
-    weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. With class
-                     numbers, the mean divides by the sum of the targets' weights; else by the number of rows.
-    Returns:         f32, rank 0, or the shape of `logits` without classes for "none".
-    Gradient:        to `logits` (softmax(x) - q) * dy without `weight`, dy the gradient of the loss of the position; to
-                     probabilities and `weight` too.
-    Raises:          ShapeError if the shapes do not fit; DTypeError for targets that are neither i32 nor f32, and other
-                     logits than f32; InputError for another `reduction` or a `label_smoothing` outside [0, 1].
+    ignore_index:    an integer, such as -100. Positions with this target cost 0, get no gradient and do not count in
+                     the mean. If all are ignored, the mean is NaN and its gradient 0. None ignores no position.
+    weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. For class numbers,
+                     the mean divides by the sum of the targets' weights; for probabilities, by the number of rows.
+    Returns:         f32, rank 0; for "none" the shape of `logits` without its last axis.
+    Gradient:        to `logits`, dy (softmax(x) - q) without `weight`; dy is the gradient of the position's loss. Also
+                     to `weight`, and to targets that are probabilities.
+    Raises:          ShapeError if the shapes do not fit; DTypeError unless `logits` are f32 and targets i32 or f32;
+                     InputError for another `reduction` or a `label_smoothing` outside [0, 1].
 
-    As torch.nn.functional.cross_entropy, with the classes on the last axis.
+    As torch.nn.functional.cross_entropy, which has the classes on axis 1 and ignores -100 by default.
 
     >>> tg.cross_entropy([[2.0, 0.0], [0.0, 2.0]], np.array([0, 1], np.int32))
     tensor(0.12692805)
@@ -228,22 +229,24 @@ def nll_loss(
 
     loss = -log_probs[..., target]; nll_loss(log_softmax(x), t) equals cross_entropy(x, t)
 
-    log_probs:    f32, shape (..., C).
-    targets:      i32, shape (...), classes in [0, C). The host checks inputs; computed targets are clamped.
+    log_probs:    f32, shape (..., C): logarithms of the probabilities of C classes, on the last axis.
+    targets:      i32, shape (...): class numbers from 0 to C - 1. Others raise InputError; only class numbers that a
+                  compiled program computes itself are clamped instead.
     reduction:    "mean" over the positions not ignored, "sum", or "none" for one value per position.
-    ignore_index: positions with this target cost 0, get no gradient and do not count.
-    weight:       f32[C], a factor for each class: loss = -weight[target] log_probs[..., target]. The mean divides by
-                  the sum of the targets' weights.
-    Returns:      f32, rank 0, or the shape of `targets` for "none".
-    Gradient:     to `log_probs`, -weight at the target, divided for "mean" as the loss is, and 0 elsewhere. To `weight`
-                  too.
+    ignore_index: an integer, such as -100. Positions with this target cost 0, get no gradient and do not count in the
+                  mean. If all are ignored, the mean is NaN and its gradient 0. None ignores no position.
+    weight:       f32[C], a factor for each class: loss = -weight[target] log_probs[..., target]. The mean then divides
+                  by the sum of the weights of the targets.
+    Returns:      f32, rank 0; for "none" the shape of `targets`.
+    Gradient:     to `log_probs`, -weight[target] at the target and 0 elsewhere; for "mean", divided as the loss is.
+                  Also to `weight`.
     Raises:       ShapeError if the shapes do not fit; DTypeError unless `log_probs` and `weight` are f32 and `targets`
                   i32; InputError for another `reduction`.
 
-    As torch.nn.functional.nll_loss, with the classes on the last axis.
+    As torch.nn.functional.nll_loss, which has the classes on axis 1 and ignores -100 by default.
 
-    >>> tg.nll_loss(tg.log_softmax(np.zeros((2, 4), np.float32)), np.array([0, 3], np.int32))
-    tensor(1.3862944)
+    >>> tg.nll_loss(tg.log_softmax([[2.0, 0.0], [0.0, 2.0]]), np.array([0, 1], np.int32))
+    tensor(0.12692805)
     """
     x = as_tensor(log_probs)
     _warn_of(x, "softmax", "nll_loss takes log-probabilities: write log_softmax instead of softmax")
@@ -269,13 +272,13 @@ def pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
 
 @entered
 def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return the squared difference of two tensors of one shape, reduced.
+    """Return the mean squared error of a prediction, or with another `reduction` the sum or the single squares.
 
     loss = mean((prediction - target)^2)
 
-    prediction, target: f32, equal shapes; `target` may be a number.
-    reduction:          "mean", "sum" or "none".
-    Returns:            f32, rank 0, or the shape of `prediction` for "none".
+    prediction, target: f32, equal shapes; `target` can be a number.
+    reduction:          "mean" over all elements, "sum", or "none" for one value per element.
+    Returns:            f32, rank 0; for "none" the shape of `prediction`.
     Gradient:           2 (prediction - target) to `prediction`, its negative to `target`; for "mean" divided by the
                         number of elements.
     Raises:             ShapeError or DTypeError if shapes or dtypes differ; InputError for another `reduction`.
@@ -323,17 +326,18 @@ WEIGHTED_BCE = composite(
 def binary_cross_entropy_with_logits(
     logits: Any, targets: Any, reduction: str = "mean", pos_weight: Any = None
 ) -> Tensor:
-    """Return the cross entropy of independent yes-or-no targets under sigmoid(logits), finite for every finite logit.
+    """Return the cross entropy of independent yes-or-no targets, whose probabilities are sigmoid(logits).
 
-    loss = max(x, 0) - x t + log(1 + exp(-|x|)), which is 0 for x = inf, t = 1 and for x = -inf, t = 0
+    loss = max(x, 0) - x t + log(1 + exp(-|x|)) = -t log(sigmoid(x)) - (1 - t) log(1 - sigmoid(x)), without overflow
 
-    logits:     f32, raw scores x of any shape.
-    targets:    f32, shape of `logits`, or a number: probabilities t in [0, 1].
-    reduction:  "mean", "sum" or "none".
-    pos_weight: f32, broadcastable to `logits`, or a number: a factor of the term for targets of 1,
-                loss = pos_weight t softplus(-x) + (1 - t) softplus(x).
-    Returns:    f32, rank 0, or the shape of `logits` for "none".
-    Gradient:   of an element: to `logits` sigmoid(x) - t, to `targets` -x; with `pos_weight` those of its loss.
+    logits:     f32, any shape: raw scores x.
+    targets:    f32, shape of `logits`, or a number: probabilities t in [0, 1], which are not checked.
+    reduction:  "mean" over all elements, "sum", or "none" for one value per element.
+    pos_weight: f32, broadcastable to `logits`, or a number: a factor w of the term of the positive class,
+                loss = w t softplus(-x) + (1 - t) softplus(x).
+    Returns:    f32, rank 0; for "none" the shape of `logits`. The loss is 0 at x = inf, t = 1 and at x = -inf, t = 0.
+    Gradient:   of an element's loss: sigmoid(x) - t to `logits`, -x to `targets`. With `pos_weight`, that of its loss,
+                also to `pos_weight`.
     Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for another `reduction`.
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
