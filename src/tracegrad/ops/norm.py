@@ -49,19 +49,21 @@ SOFTMAX = composite("softmax", type=_along, expand=_softmax, vjp=_softmax_vjp, j
 
 @method
 def softmax(x: Any, axis: int = -1) -> Tensor:
-    """Divide the exponentials of `x` by their sum along `axis`.
+    """Return the softmax along `axis`: exponentials divided by their sum.
 
-    out = exp(x - m) / sum(exp(x - m)), m = max(x)
+    out = exp(x - m) / sum(exp(x - m)), m = max(x), with maximum and sum along `axis`
 
-    x:        f32, rank at least 1. A row of -inf gives NaN.
-    Returns:  f32, shape of `x`; each row sums to 1.
+    x:        f32, rank at least 1.
+    Returns:  f32, shape of `x`; sums along `axis` are 1. All are NaN if all of `x` along `axis` are -inf, or one is inf
+              or NaN.
     Gradient: out * (dy - sum(dy * out)), dy the result's gradient.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
 
     As torch.softmax.
 
-    >>> tg.softmax([[0.0, 0.0]])
-    tensor([[0.5, 0.5]])
+    >>> tg.softmax([[0.0, 0.0], [0.0, 2.0]])
+    tensor([[0.5       , 0.5       ],
+            [0.11920292, 0.880797  ]])
     """
     return bind(SOFTMAX, as_tensor(x), axis=axis)
 
@@ -86,12 +88,12 @@ LOG_SOFTMAX = composite(
 
 @method
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
-    """Return the logarithm of softmax along `axis`, without the underflow of log(softmax(x)).
+    """Return log(softmax(x)) along `axis`; small probabilities do not underflow to log(0).
 
-    out = x - m - log(sum(exp(x - m))), m = max(x)
+    out = x - m - log(sum(exp(x - m))), m = max(x), with maximum and sum along `axis`
 
-    x:        f32, rank at least 1. A row of -inf gives NaN.
-    Returns:  f32, shape of `x`.
+    x:        f32, rank at least 1.
+    Returns:  f32, shape of `x`. All are NaN if all of `x` along `axis` are -inf, or one is inf or NaN.
     Gradient: dy - softmax(x) * sum(dy), dy the result's gradient.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
 
@@ -136,14 +138,17 @@ SOFTMAX_CAUSAL = composite(
 
 @entered
 def softmax_causal(x: Any) -> Tensor:
-    """Return the softmax of each row q over its columns k <= q, with exact zeros above the diagonal.
+    """Return the softmax of each row of `x` up to the diagonal, with exact zeros above it: causal attention.
 
-    x:        f32, shape (..., T, T): scores of queries (rows) against keys (columns).
+    out[..., q, k] = exp(x[..., q, k]) / sum over j <= q of exp(x[..., q, j]) for k <= q, else 0
+
+    x:        f32, shape (..., T, T): scores of queries q (rows) against keys k (columns). Scores above the diagonal are
+              not read, so NaN there does no harm.
     Returns:  f32, shape of `x`.
-    Gradient: the gradient of softmax; zero above the diagonal.
+    Gradient: that of `softmax` up to the diagonal, 0 above it.
     Raises:   ShapeError if the last two axes differ; DTypeError if `x` is not f32.
 
-    As torch.softmax of scores masked with -inf.
+    As torch.softmax of scores that are -inf above the diagonal.
 
     >>> tg.softmax_causal(tg.zeros((2, 2)))
     tensor([[1. , 0. ],
@@ -154,18 +159,21 @@ def softmax_causal(x: Any) -> Tensor:
 
 @entered
 def where_causal(x: Any, fill: Any) -> Tensor:
-    """Write `fill` above the diagonal of the last two axes of `x`: where the column is greater than the row.
+    """Replace the elements above the diagonal of the last two axes by `fill`.
+
+    out[..., q, k] = x[..., q, k] for k <= q, else fill
 
     x:        any dtype, shape (..., Q, K).
     fill:     a number, or a tensor of rank 0 and the dtype of `x`.
     Returns:  dtype and shape of `x`.
-    Gradient: to `x` on and below the diagonal, zero above it; to `fill` the sum above it.
+    Gradient: to `x` up to the diagonal, 0 above it; to `fill` the sum above it.
     Raises:   ShapeError if the rank of `x` is below 2; DTypeError if `fill` has another dtype.
-    As torch.tril and masked_fill together.
 
-    >>> tg.where_causal(tg.ones((2, 2)), 0.0)
-    tensor([[1., 0.],
-            [1., 1.]])
+    As x.masked_fill(mask, fill) in PyTorch, with torch.triu(mask, 1) of a mask of ones.
+
+    >>> tg.where_causal(tg.ones((2, 2)), -np.inf)
+    tensor([[  1., -inf],
+            [  1.,   1.]])
     """
     x = as_tensor(x)
     if x.ndim < 2:
@@ -237,19 +245,20 @@ def _ranked(x: Any, least: int) -> Tensor:
 
 @entered
 def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tensor:
-    """Normalise each row of the last axis to mean 0 and variance 1, then scale and shift.
+    """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
-    out = (x - mean(x)) / sqrt(var(x) + eps) * g + b
+    out = (x - mean(x)) / sqrt(var(x) + eps) * g + b, with mean and population variance over the last axis
 
-    x:        f32, shape (..., D). The variance is the population variance.
-    g, b:     f32 [D], or None for 1 and 0.
+    x:        f32, shape (..., D).
+    g, b:     f32 [D], scale and shift; None for 1 and 0.
+    eps:      a number of at least 0.
     Returns:  f32, shape of `x`.
     Gradient: to `x`, `g` and `b`.
-    Raises:   ShapeError if `g` or `b` is not [D]; DTypeError if `x` is not f32.
+    Raises:   ShapeError if `g` or `b` is not [D]; DTypeError if one is not f32; InputError if `eps` is negative.
 
     As torch.nn.functional.layer_norm over the last axis.
 
-    >>> tg.layer_norm([[1.0, 3.0]], [1.0, 1.0], [0.0, 0.0])
+    >>> tg.layer_norm([[1.0, 3.0]])
     tensor([[-0.999995,  0.999995]])
     """
     x = _ranked(x, 1)
@@ -259,19 +268,20 @@ def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tenso
 
 @entered
 def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
-    """Divide each row of the last axis by its root mean square, then scale.
+    """Divide the last axis by its root mean square, then scale.
 
-    out = x / sqrt(mean(x^2) + eps) * g
+    out = x / sqrt(mean(x^2) + eps) * g, with the mean over the last axis
 
     x:        f32, shape (..., D).
-    g:        f32 [D], or None for 1.
+    g:        f32 [D], the scale; None for 1.
+    eps:      a number of at least 0.
     Returns:  f32, shape of `x`.
     Gradient: to `x` and `g`.
-    Raises:   ShapeError if `g` is not [D]; DTypeError if `x` is not f32.
+    Raises:   ShapeError if `g` is not [D]; DTypeError if one is not f32; InputError if `eps` is negative.
 
     As torch.nn.functional.rms_norm over the last axis, whose default `eps` is 1.2e-7.
 
-    >>> tg.rms_norm([[3.0, 4.0]], [1.0, 1.0])
+    >>> tg.rms_norm([[3.0, 4.0]])
     tensor([[0.8485281, 1.1313708]])
     """
     x = _ranked(x, 1)
@@ -286,18 +296,20 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
     out = (x - mean) / sqrt(var + eps) * g + b
 
     x:         f32, shape (B, C, ...).
-    g, b:      f32 [C], or None for 1 and 0.
-    mean, var: f32 [C], known statistics for inference; by default mean and population variance of this batch.
+    g, b:      f32 [C], scale and shift; None for 1 and 0.
+    eps:       a number of at least 0.
+    mean, var: f32 [C], known statistics, as for inference. By default, mean and population variance of this batch.
     Returns:   f32, shape of `x`.
     Gradient:  to `x`, `g`, `b`, and to `mean` and `var` where given.
     Raises:    ShapeError if a vector is not [C], or only one of `mean` and `var` is given; DTypeError if any is not
-               f32.
+               f32; InputError if `eps` is negative.
 
-    As torch.nn.functional.batch_norm, with training=True if `mean` and `var` are None.
+    As torch.nn.functional.batch_norm, with training=True if `mean` and `var` are None. The layer
+    `nn.BatchNorm` also keeps running statistics.
 
-    >>> x = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
-    >>> tg.batch_norm(x, tg.ones(2), tg.zeros(2)).shape
-    (2, 2)
+    >>> tg.batch_norm(np.array([[1.0, 2.0], [3.0, 6.0]], np.float32))
+    tensor([[-0.999995 , -0.9999988],
+            [ 0.999995 ,  0.9999988]])
     """
     x = _ranked(x, 2)
     g, b, mean, var = _per_channel(x, 1, g=g, b=b, mean=mean, var=var)
