@@ -58,31 +58,33 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """Return -log of the probability of the labels `targets`, summed over all alignments with the inputs.
+    """Return the CTC loss: -log of the probability that the inputs spell the labels `targets`, over all alignments.
 
-    loss = -log of the sum over all paths p with the labels `targets` of prod_t exp(log_probs[t, p[t]])
+    loss = -log(sum over paths p that spell `targets` of prod_t exp(log_probs[t, p[t]]))
 
-    The labels of a path are its elements without repetitions, then without blanks.
+    A path p has one class for each input t. Merge its repetitions, then remove its blanks, to get the labels that it
+    spells. With "-" for the blank, "aa-b" and "-abb" both spell "ab".
 
-    log_probs:      f32 [T, N, C], logarithms of class probabilities, as from log_softmax.
-    targets:        i32 [N, S], labels in [0, C) other than `blank`. Elements beyond a sequence's length are not used,
-                    but must be valid classes.
-    input_lengths:  i32 [N], number of inputs of each sequence, 1 to T.
-    target_lengths: i32 [N], number of labels of each sequence, 0 to S.
-    blank:          the class for "no label".
-    reduction:      "mean" (each loss divided by its target length, then the mean), "sum", or "none": f32 [N].
-    zero_infinity:  give 0 instead of inf, and no gradient, for a sequence too long for its inputs.
-    Returns:        f32, rank 0, or [N] for "none".
-    Gradient:       to `log_probs`: minus the probability that a path passes through the element. PyTorch adds
-                    exp(log_probs), which the gradient of log_softmax cancels.
+    log_probs:      f32 [T, N, C]: logarithms of the probabilities of C classes, for T inputs of N sequences.
+    targets:        i32 [N, S]: up to S labels for each sequence, in [0, C) and other than `blank`. Labels beyond a
+                    sequence's length are not used, but must be valid classes.
+    input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T.
+    target_lengths: i32 [N]: number of labels of each sequence, from 0 to S.
+    blank:          the class that stands for no label.
+    reduction:      "mean" (each loss divided by its target length, then the mean), "sum", or "none".
+    zero_infinity:  replace an infinite loss by 0, without a gradient. A loss is infinite if the labels need more inputs
+                    than the sequence has.
+    Returns:        f32, rank 0; for "none" [N].
+    Gradient:       to `log_probs`: minus the probability that a path that spells `targets` passes through the element.
+                    PyTorch adds exp(log_probs); log_softmax before the loss cancels this difference.
     Raises:         ShapeError or DTypeError if shapes or dtypes do not fit; InputError for another `reduction` or a
                     `blank` that is no class.
 
-    As torch.nn.functional.ctc_loss (Graves et al. 2006), with targets as a matrix.
+    As torch.nn.functional.ctc_loss (Graves et al. 2006), with `targets` as a matrix.
 
-    >>> scores = tg.log_softmax(np.zeros((4, 1, 3), np.float32))            # [T, B, classes]
-    >>> tg.ctc_loss(scores, np.array([[1, 2]], np.int32), np.array([4], np.int32), np.array([2], np.int32)).shape
-    ()
+    >>> log_probs = tg.log_softmax(np.zeros((4, 1, 3), np.float32))    # T = 4 inputs, one sequence, C = 3 classes
+    >>> tg.ctc_loss(log_probs, np.array([[1, 2]], np.int32), np.array([4], np.int32), np.array([2], np.int32))
+    tensor(0.8431995)
     """
     x, blank = as_tensor(log_probs), integer(blank, "blank")
     float_type(x.type)
