@@ -65,9 +65,10 @@ def _float(x: Operand) -> Tensor:
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis` (None: over all axes).
 
-    x: f32, i32, u32; bool is counted as i32. axis: an integer or several. keepdims: keep these axes, with size 1.
+    x:        f32, i32 or u32; bool counts as i32 0 and 1. Integers wrap at 32 bits. No elements sum to 0.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: the result's gradient, to every element.
-    Raises:   ShapeError if axis is out of range. As numpy.sum and torch.sum.
+    Raises:   ShapeError if `axis` is out of range. As numpy.sum and torch.sum.
 
     >>> tg.sum([[1.0, 2.0], [3.0, 4.0]], axis=0)
     tensor([4., 6.])
@@ -83,10 +84,10 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Average over `axis` (None: over all axes): the sum divided by the number of elements.
 
-    x: f32; other dtypes are cast to it, so that `mean(prediction == target)` is an accuracy.
-    axis: an integer or several. keepdims: keep these axes, with size 1.
+    x:        f32; other dtypes are cast to it, so `mean(prediction == target)` is an accuracy. No elements give NaN.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: dy / n to each of n elements, dy the result's gradient.
-    Raises:   ShapeError if axis is out of range. As numpy.mean and torch.mean.
+    Raises:   ShapeError if `axis` is out of range. As numpy.mean and torch.mean.
 
     >>> tg.mean([[1.0, 3.0], [2.0, 0.0]], axis=1)
     tensor([2., 1.])
@@ -122,13 +123,13 @@ VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp, batch=shi
 
 @method
 def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
-    """Return the variance over `axis` (None: over all axes), from centred values. As numpy.var.
+    """Return the variance over `axis` (None: over all axes): sum((x - mean(x))^2) / (n - ddof) of n elements.
 
-    sum((x - mean(x))^2) / (n - ddof)
-
-    x: f32; other dtypes are cast to it. axis: an integer or several. keepdims: keep these axes, with size 1.
-    ddof: 0 for the population, 1 for a sample (PyTorch's default is 1). n: the number of elements over `axis`.
-    Gradient: 2 (x - mean(x)) / (n - ddof). Raises ShapeError if axis is out of range.
+    x:        f32; other dtypes are cast to it. For n <= ddof the divisor is 0, and the result inf or NaN.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    ddof:     0 for the population, 1 for a sample. `variance` and PyTorch take 1 by default.
+    Gradient: 2 (x - mean(x)) / (n - ddof).
+    Raises:   ShapeError if `axis` is out of range. As numpy.var.
 
     >>> tg.var([1.0, 3.0])
     tensor(1.)
@@ -140,10 +141,13 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
 @method
 def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
-    """Return the variance over `axis` (None: over all axes), with the divisor n - correction.
+    """Return the sample variance over `axis` (None: over all axes): `var` with PyTorch's default divisor, n - 1.
 
-    n is the number of elements over `axis`; the default correction, 1, is that of a sample. x, keepdims, gradient and
-    what it raises: as `var` with ddof = correction. f32. As torch.var.
+    x:          f32; other dtypes are cast to it.
+    axis:       an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    correction: the divisor for n elements is n - correction.
+    Gradient:   2 (x - mean(x)) / (n - correction).
+    Raises:     ShapeError if `axis` is out of range. As torch.var.
 
     >>> tg.variance([1.0, 3.0])
     tensor(2.)
@@ -159,18 +163,15 @@ def _root(x: Tensor) -> Tensor:
 
 @method
 def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
-    """Return the standard deviation over `axis` (None: over all axes): the root of `var`.
+    """Return the standard deviation over `axis` (None: over all axes): sqrt(sum((x - mean(x))^2) / (n - ddof)).
 
-    sqrt(sum((x - mean(x))^2) / (n - ddof))
+    x:        f32; other dtypes are cast to it. Equal elements can give about 1e-7 of their size, as their mean rounds.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    ddof:     0 for the population, 1 for a sample, which is PyTorch's default. n: the number of elements over `axis`.
+    Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where the result is 0, as in PyTorch.
+    Raises:   ShapeError if `axis` is out of range. As numpy.std and torch.std.
 
-    x:        f32; other dtypes are cast to it. axis: an integer or several. keepdims: keep these axes, with size 1.
-    ddof:     0 for the population, 1 for a sample (PyTorch's default is 1). n: the number of elements over `axis`.
-    Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where the result is 0, as PyTorch. The mean of equal elements
-              can round: then the result is some 1e-7 of them.
-    Raises:   ShapeError if `axis` is out of range.
-
-    >>> import tracegrad as tg
-    >>> tg.std(tg.tensor([1.0, 3.0]))
+    >>> tg.std([1.0, 3.0])
     tensor(1.)
     """
     return _root(var(x, axis, keepdims, ddof))
@@ -182,17 +183,15 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
 
     sum(|x|^ord)^(1 / ord); for ord=inf the largest |x|, for -inf the smallest, for 0 the number of nonzero elements
 
-    x:        f32. axis: several axes count as one vector. For a matrix norm, only Frobenius's (ord=2) is available.
-    keepdims: keep these axes, with size 1.
-    ord:      a number >= 0, inf or -inf.
-    Gradient: x / norm for ord=2, and 0 at a vector of zeros, as PyTorch. For ord=inf, ties share it evenly.
-    Raises:   InputError for another `ord`; DTypeError if `x` is not f32.
+    x:        f32.
+    axis:     an integer, or a tuple of axes that form one vector. keepdims: keep these axes, with size 1.
+    ord:      a number >= 0, inf or -inf. For 2, elements above 1.8e19 do not overflow, as their squares do in PyTorch.
+    Gradient: sign(x) (|x| / norm)^(ord - 1), and 0 where x is 0. For ord=inf and -inf, tied elements share it evenly.
+    Raises:   InputError for another `ord`; DTypeError if `x` is not f32; ShapeError if `axis` is out of range.
 
-    As torch.linalg.vector_norm, but the second argument is `axis`. With ord=2, elements above 1.8e19
-    do not overflow, as their squares do in PyTorch.
+    As torch.linalg.vector_norm, whose second argument is `ord`.
 
-    >>> import tracegrad as tg
-    >>> tg.norm(tg.tensor([[3.0, 4.0], [0.0, 0.0]]), axis=1)
+    >>> tg.norm([[3.0, 4.0], [0.0, 0.0]], axis=1)
     tensor([5., 0.])
     """
     x = as_tensor(x)
@@ -238,12 +237,12 @@ def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
 
 @method
 def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the largest element over `axis` (None: over all axes).
+    """Return the largest element over `axis` (None: over all axes), without its index; NaN if one element is NaN.
 
-    x: f32, i32, u32. axis: an integer or several. keepdims: keep these axes, with size 1.
-    If one element is NaN, the result is NaN, as in NumPy.
+    x:        f32, i32 or u32.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: to the largest element; tied elements share it evenly.
-    Raises:   ShapeError if axis is out of range or x has no elements. As numpy.max and torch.amax.
+    Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.max and torch.amax.
 
     >>> tg.max([[1.0, 3.0], [2.0, 0.0]], axis=1)
     tensor([3., 2.])
@@ -253,12 +252,12 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the smallest element over `axis` (None: over all axes).
+    """Return the smallest element over `axis` (None: over all axes), without its index; NaN if one element is NaN.
 
-    x: f32, i32, u32. axis: an integer or several. keepdims: keep these axes, with size 1.
-    If one element is NaN, the result is NaN, as in NumPy.
+    x:        f32, i32 or u32.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: to the smallest element; tied elements share it evenly.
-    Raises:   ShapeError if axis is out of range or x has no elements. As numpy.min and torch.amin.
+    Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.min and torch.amin.
 
     >>> tg.min([[1.0, 3.0], [2.0, 0.0]], axis=1)
     tensor([1., 0.])
@@ -270,10 +269,10 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Multiply the elements over `axis` (None: over all axes).
 
-    x: f32, i32, u32; bool is counted as i32. axis: an integer or several. keepdims: keep these axes, with size 1.
-    Returns:  the dtype of `x`. Integers wrap at 32 bits; NumPy and PyTorch widen them to 64.
+    x:        f32, i32 or u32; bool counts as i32. Integers wrap at 32 bits. The product of no elements is 1.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: the product of the other elements, exact at zeros too.
-    Raises:   ShapeError if axis is out of range. As numpy.prod and torch.prod.
+    Raises:   ShapeError if `axis` is out of range. As numpy.prod and torch.prod.
 
     >>> tg.prod([2.0, 3.0, 4.0])
     tensor(24.)
@@ -284,10 +283,12 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return whether any element over `axis` (None: over all axes) is true or nonzero.
+    """Return whether any element over `axis` (None: over all axes) is True or nonzero.
 
-    Any dtype; returns bool; False for no elements. axis: an integer or several. keepdims: keep these axes, with size 1.
-    No gradient. Raises ShapeError if axis is out of range. As numpy.any and torch.any.
+    x:        any dtype. NaN counts as nonzero. No elements give False.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    Returns:  bool. Gradient: none.
+    Raises:   ShapeError if `axis` is out of range. As numpy.any and torch.any.
 
     >>> tg.any(np.array([[True, False], [False, False]]), axis=1)
     tensor([ True, False], dtype=bool)
@@ -300,10 +301,12 @@ def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return whether every element over `axis` (None: over all axes) is true or nonzero.
+    """Return whether every element over `axis` (None: over all axes) is True or nonzero.
 
-    Any dtype; returns bool; True for no elements. axis: an integer or several. keepdims: keep these axes, with size 1.
-    No gradient. Raises ShapeError if axis is out of range. As numpy.all and torch.all.
+    x:        any dtype. NaN counts as nonzero. No elements give True.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    Returns:  bool. Gradient: none.
+    Raises:   ShapeError if `axis` is out of range. As numpy.all and torch.all.
 
     >>> tg.all(np.array([[True, False], [True, True]]), axis=1)
     tensor([False,  True], dtype=bool)
@@ -337,11 +340,12 @@ def _position(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
 
 @method
 def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the position of the largest element over `axis` (None: in the flattened `x`).
+    """Return the index of the largest element along `axis` (None: in the flattened `x`).
 
-    x: f32, i32, u32. Returns i32: the first position of tied elements, or of a NaN, as in NumPy. No gradient.
-    For a tuple of axes, the position is the row-major index over these axes. keepdims: keep the axes, with size 1.
-    Raises:   ShapeError if axis is out of range or x has no elements. As numpy.argmax and torch.argmax.
+    x:        f32, i32 or u32.
+    axis:     an integer, or a tuple of axes that count as one flattened axis. keepdims: keep these axes, with size 1.
+    Returns:  i32: the first index of tied elements, or of a NaN, as in NumPy. Gradient: none.
+    Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.argmax and torch.argmax.
 
     >>> tg.argmax([[1.0, 3.0, 2.0]], axis=-1)
     tensor([1], dtype=i32)
@@ -351,11 +355,12 @@ def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 
 @method
 def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the position of the smallest element over `axis` (None: in the flattened `x`).
+    """Return the index of the smallest element along `axis` (None: in the flattened `x`).
 
-    x: f32, i32, u32. Returns i32: the first position of tied elements, or of a NaN, as in NumPy. No gradient.
-    For a tuple of axes, the position is the row-major index over these axes. keepdims: keep the axes, with size 1.
-    Raises:   ShapeError if axis is out of range or x has no elements. As numpy.argmin and torch.argmin.
+    x:        f32, i32 or u32.
+    axis:     an integer, or a tuple of axes that count as one flattened axis. keepdims: keep these axes, with size 1.
+    Returns:  i32: the first index of tied elements, or of a NaN, as in NumPy. Gradient: none.
+    Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.argmin and torch.argmin.
 
     >>> tg.argmin([[1.0, 3.0, 2.0]], axis=-1)
     tensor([0], dtype=i32)
@@ -378,12 +383,12 @@ LOGSUMEXP = composite("logsumexp", type=_reduced_float, expand=_logsumexp, vjp=_
 
 @method
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return log(sum(exp(x))) over `axis` (None: over all axes). The maximum is subtracted, so exp stays finite.
+    """Return log(sum(exp(x))) over `axis` (None: over all axes). The maximum is subtracted first, so exp stays finite.
 
-    x: f32. axis: an integer or several. keepdims: keep these axes, with size 1.
-    Elements that are all -inf give -inf with a NaN gradient; inf gives inf; no elements give -inf.
-    Gradient: softmax(x) over the same axes. As torch.logsumexp.
-    Raises:   DTypeError if x is not f32, ShapeError if axis is out of range.
+    x:        f32. One inf gives inf; elements that are all -inf, or no elements, give -inf.
+    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    Gradient: softmax(x) over the same axes, with NaN where the result is infinite.
+    Raises:   DTypeError if `x` is not f32; ShapeError if `axis` is out of range. As torch.logsumexp.
 
     >>> tg.logsumexp([[0.0, 0.0]], axis=-1)
     tensor([0.6931472])
