@@ -57,11 +57,14 @@ def sizes_of(shape: Any) -> Shape:
 
 @method
 def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
-    """Give `x` another shape, with the same elements in row-major order.
+    """Give `x` another shape; the elements keep their row-major order.
 
-    x: any dtype. shape: integers. One of them can be -1, and is then inferred.
-    Raises ShapeError if the numbers of elements differ.
-    Gradient: reshaped back. As numpy.reshape and torch.reshape.
+    x:        any dtype.
+    shape:    an integer or integers. One of them can be -1: it becomes the size that is left.
+    Gradient: the result's gradient, reshaped back.
+    Raises:   ShapeError if the numbers of elements differ.
+
+    As numpy.reshape and torch.reshape.
 
     >>> tg.reshape([1.0, 2.0, 3.0, 4.0], (2, -1))
     tensor([[1., 2.],
@@ -73,9 +76,14 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
 @method
 def flatten(x: Operand, start_axis: int = 1) -> Tensor:
-    """Merge all axes of `x` from `start_axis` on into one: f32[B,C,H,W] becomes f32[B,C*H*W]. Any dtype.
+    """Merge the axes of `x` from `start_axis` on into one: [B, C, H, W] becomes [B, C*H*W].
 
-    Gradient: reshaped back. Raises ShapeError if start_axis is out of range. As torch.flatten.
+    x:          any dtype.
+    start_axis: the first axis to merge. The default, 1, keeps the batch axis; PyTorch's default is 0.
+    Gradient:   the result's gradient, reshaped back.
+    Raises:     ShapeError if `start_axis` is out of range, as 1 is for a vector.
+
+    As torch.flatten.
 
     >>> tg.flatten(tg.zeros((2, 3, 4))).shape
     (2, 12)
@@ -92,8 +100,12 @@ def flatten(x: Operand, start_axis: int = 1) -> Tensor:
 def permute(x: Operand, axes: Sequence[int]) -> Tensor:
     """Reorder the axes of `x`: axis `d` of the result is axis `axes[d]` of `x`.
 
-    x: any dtype. axes: every axis once; negative ones count from the end.
-    Gradient: permuted back. Raises ShapeError unless `axes` is a permutation. As numpy.transpose and torch.permute.
+    x:        any dtype.
+    axes:     every axis of `x` once; negative ones count from the end.
+    Gradient: the result's gradient, with the axes in their old order.
+    Raises:   ShapeError unless `axes` names every axis once.
+
+    As numpy.transpose and torch.permute.
 
     >>> tg.permute(tg.zeros((2, 3, 4)), (2, 0, 1)).shape
     (4, 2, 3)
@@ -109,9 +121,14 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
 
 @method
 def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
-    """Reverse the axes of `x`, or put them in the order of `axes`, as numpy.transpose. `swapaxes` exchanges two axes.
+    """Reverse the axes of `x`, or put them in the order of `axes`.
 
-    Any dtype. Gradient: permuted back. Raises ShapeError unless `axes` is a permutation.
+    x:        any dtype.
+    axes:     every axis of `x` once, as for `permute`; None reverses them.
+    Gradient: the result's gradient, with the axes in their old order.
+    Raises:   ShapeError unless `axes` names every axis once.
+
+    As numpy.transpose. torch.transpose exchanges two axes, as `swapaxes` does here.
 
     >>> tg.transpose([[1.0, 2.0], [3.0, 4.0]])
     tensor([[1., 3.],
@@ -123,9 +140,14 @@ def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
 
 @method
 def swapaxes(x: Operand, a: int, b: int) -> Tensor:
-    """Exchange axes `a` and `b` of `x`. Any dtype.
+    """Exchange axes `a` and `b` of `x`.
 
-    Gradient: swapped back. Raises ShapeError if an axis is out of range. As numpy.swapaxes and torch.swapaxes.
+    x:        any dtype.
+    a, b:     integers; negative ones count from the end.
+    Gradient: the result's gradient, with the axes exchanged back.
+    Raises:   ShapeError if an axis is out of range.
+
+    As numpy.swapaxes and torch.swapaxes.
 
     >>> tg.swapaxes(tg.zeros((2, 3, 4)), 0, 2).shape
     (4, 3, 2)
@@ -139,9 +161,14 @@ def swapaxes(x: Operand, a: int, b: int) -> Tensor:
 
 @method
 def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
-    """Repeat `x` along new leading axes and along axes of size 1, as numpy.broadcast_to.
+    """Repeat `x` along new leading axes and along axes of size 1, until it has the given shape.
 
-    Any dtype. Gradient: the sum over the repeated axes. Raises ShapeError if an axis is neither 1 nor equal.
+    x:        any dtype.
+    shape:    an integer or integers.
+    Gradient: the result's gradient, summed over the repeated axes.
+    Raises:   ShapeError if an axis of `x`, counted from the last, is neither 1 nor equal to that of `shape`.
+
+    As numpy.broadcast_to and torch.broadcast_to.
 
     >>> tg.broadcast_to([1.0, 2.0], (2, 2))
     tensor([[1., 2.],
@@ -158,9 +185,14 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
 @method
 def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
-    """Insert axes of size 1 into `x`, at the positions `axis` of the result. Any dtype.
+    """Insert axes of size 1 into `x`.
 
-    Gradient: reshaped back. Raises ShapeError if axis is out of range. As numpy.expand_dims and torch.unsqueeze.
+    x:        any dtype.
+    axis:     an integer or several: the positions of the new axes in the result; -1 is the last.
+    Gradient: the result's gradient, without these axes.
+    Raises:   ShapeError if `axis` is out of range.
+
+    As numpy.expand_dims and torch.unsqueeze.
 
     >>> tg.expand_dims(tg.zeros((2, 3)), 1).shape
     (2, 1, 3)
@@ -175,9 +207,14 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
 
 @method
 def squeeze(x: Operand, axis: Axes = None) -> Tensor:
-    """Remove the axes of size 1 from `x`; with `axis`, only the given ones. Any dtype.
+    """Remove axes of size 1 from `x`.
 
-    Gradient: reshaped back. Raises ShapeError if a named axis is not 1. As numpy.squeeze and torch.squeeze.
+    x:        any dtype.
+    axis:     an integer or several: the axes to remove. None removes every axis of size 1.
+    Gradient: the result's gradient, with these axes again.
+    Raises:   ShapeError if a given axis is out of range or its size is not 1; PyTorch leaves such an axis as it is.
+
+    As numpy.squeeze and torch.squeeze.
 
     >>> tg.squeeze(tg.zeros((2, 1, 3)), 1).shape
     (2, 3)
@@ -197,10 +234,14 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
 
 @method
 def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
-    """Return `length` elements of `axis` from `start` on: x[..., start:start+length, ...]. Any dtype.
+    """Return `length` elements of `axis` from `start` on: x[..., start:start+length, ...].
 
-    A negative `start` counts from the end. Raises ShapeError if the range leaves the axis.
-    Gradient: the result's gradient at these places, 0 elsewhere. As torch.narrow.
+    x:        any dtype.
+    start:    an integer; a negative one counts from the end of the axis.
+    Gradient: the result's gradient at these elements, 0 elsewhere.
+    Raises:   ShapeError if the range leaves the axis; a slice would be cut off instead.
+
+    As torch.narrow.
 
     >>> tg.narrow([1.0, 2.0, 3.0, 4.0], 0, 1, 2)
     tensor([2., 3.])
@@ -218,9 +259,14 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
 
 @method
 def flip(x: Operand, axis: Axes = None) -> Tensor:
-    """Reverse `x` along `axis` (None: along every axis). Any dtype.
+    """Reverse the order of the elements of `x` along `axis`.
 
-    Gradient: flipped back. Raises ShapeError if axis is out of range. As numpy.flip and torch.flip.
+    x:        any dtype.
+    axis:     an integer or several; None means every axis.
+    Gradient: the result's gradient, flipped back.
+    Raises:   ShapeError if `axis` is out of range.
+
+    As numpy.flip and torch.flip.
 
     >>> tg.flip([1.0, 2.0, 3.0], 0)
     tensor([3., 2., 1.])
@@ -270,12 +316,16 @@ def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
 def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
     """Surround `x` with `value`.
 
-    x: any dtype. widths: an integer for every side, (before, after) for every axis, or one such pair per axis.
-    Gradient: the inner part of the result's gradient. Raises ShapeError for negative or misshapen widths.
-    As numpy.pad with mode "constant".
+    x:        any dtype.
+    widths:   an integer for every side of every axis; or (before, after) for every axis; or one such pair per axis.
+    value:    a number, which the dtype of `x` can hold.
+    Gradient: the result's gradient, without the padding.
+    Raises:   ShapeError for negative widths, and unless there is a pair for each axis; DTypeError for another `value`.
 
-    >>> tg.pad([1.0, 2.0], ((1, 1),))
-    tensor([0., 1., 2., 0.])
+    As numpy.pad with mode "constant". torch.nn.functional.pad takes the widths flat, the last axis first.
+
+    >>> tg.pad([1.0, 2.0], (1, 2), 9.0)
+    tensor([9., 1., 2., 9., 9.])
     """
     x = as_tensor(x)
     pairs = _pad_widths(widths, x.ndim)
