@@ -202,12 +202,12 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
 
 @method
 def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Sort `x` along `axis`. Returns (values, indices), as torch.sort.
+    """Sort `x` along `axis`, and return the sorted values and their indices in `x`: (values, indices).
 
     values[..., k, ...] = x[..., indices[..., k, ...], ...]
 
     x:          any dtype, rank 1 or more.
-    descending: the largest first.
+    descending: True puts the largest element first.
     Returns:    values of the dtype of `x`, and i32 indices, both of the shape of `x`. Equal elements keep their order,
                 in both directions; -0 equals 0. NaN counts as the largest, as in PyTorch and NumPy.
     Gradient:   that of each value to the element it came from; none through the indices.
@@ -215,8 +215,7 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
 
     As torch.sort(stable=True). np.sort(x) is tg.sort(x)[0].
 
-    >>> import tracegrad as tg
-    >>> values, indices = tg.sort(tg.tensor([3.0, 1.0, 2.0]))
+    >>> values, indices = tg.sort([3.0, 1.0, 2.0])
     >>> values, indices
     (tensor([1., 2., 3.]), tensor([1, 2, 0], dtype=i32))
     """
@@ -227,14 +226,15 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
 def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
     """Return the indices that sort `x` along `axis`: the second result of `sort`.
 
-    x:       any dtype, rank 1 or more.
-    Returns: i32, the shape of `x`. Stable; NaN counts as the largest. No gradient.
-    Raises:  ShapeError if `axis` is out of range.
+    x:          any dtype, rank 1 or more.
+    descending: True puts the index of the largest element first.
+    Returns:    i32, the shape of `x`. Indices of equal elements keep their order; NaN counts as the largest.
+    Gradient:   none.
+    Raises:     ShapeError if `axis` is out of range.
 
     As torch.argsort(stable=True) and np.argsort(kind="stable").
 
-    >>> import tracegrad as tg
-    >>> tg.argsort(tg.tensor([3.0, 1.0, 2.0]))
+    >>> tg.argsort([3.0, 1.0, 2.0])
     tensor([1, 2, 0], dtype=i32)
     """
     return _first(x, None, axis, descending)[1]
@@ -247,15 +247,14 @@ def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tens
     x:        any dtype, rank 1 or more.
     k:        an integer from 0 to the size of the axis.
     largest:  False returns the smallest elements, the smallest first.
-    Returns:  values of the dtype of `x`, and indices in i32. Equal elements keep their order; NaN counts as the
-              largest.
+    Returns:  values of the dtype of `x`, and i32 indices, both of the shape of `x` with size `k` along `axis`. Equal
+              elements keep their order, which torch.topk does not promise. NaN counts as the largest.
     Gradient: that of each value to the element it came from; none through the indices.
     Raises:   ShapeError if `k` or `axis` is out of range.
 
-    As torch.topk, which promises no order among equal elements.
+    As torch.topk.
 
-    >>> import tracegrad as tg
-    >>> values, indices = tg.topk(tg.tensor([3.0, 1.0, 2.0]), 2)
+    >>> values, indices = tg.topk([3.0, 1.0, 2.0], 2)
     >>> values, indices
     (tensor([3., 2.]), tensor([0, 2], dtype=i32))
     """
