@@ -29,22 +29,22 @@ def _operands(x: Operand, segments: Operand, n: int) -> tuple[Tensor, Tensor, in
 def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     """Sum the slices of `x` along axis 0 that belong to the same segment.
 
-    out[s] = sum of x[k] over the k with segments[k] = s, in the order of k; 0 for an empty segment
+    out[s] = sum of x[k] over all k with segments[k] = s; 0 for a segment without slices
 
-    x:        f32, i32, u32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
-              computed numbers are clamped.
+    x:        f32, i32 or u32, rank 1 or more. Slice k is x[k].
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others raise InputError; only
+              numbers that a compiled program computes itself are clamped instead.
     n:        the number of segments.
-    Returns:  the dtype of `x`, [n, *x.shape[1:]].
-    Gradient: to each slice the result's gradient of its segment; none to `segments`.
-    Raises:   ShapeError unless there is one segment for each slice; DTypeError for another `x`, or `segments` other
-              than i32.
+    Returns:  the dtype of `x`, [n, *x.shape[1:]]. Slices are added in their order, so each run gives the same bits.
+    Gradient: to each slice, the result's gradient at its segment; none to `segments`.
+    Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is bool or `segments` not
+              i32.
 
     As jax.ops.segment_sum, and torch's zeros(n).index_add(0, segments, x).
 
-    >>> import tracegrad as tg
-    >>> tg.segment_sum(tg.tensor([1.0, 2.0, 4.0]), [0, 1, 0], 2)
-    tensor([5., 2.])
+    >>> tg.segment_sum([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]], [0, 1, 0], 2)
+    tensor([[ 5., 50.],
+            [ 2., 20.]])
     """
     x, at, n = _operands(x, segments, n)
     zeros = views.broadcast_to(const(0, x.dtype), (n, *x.shape[1:]))
@@ -53,22 +53,23 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
 
 @op
 def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
-    """Return the largest of the slices of `x` along axis 0 that belong to the same segment, element by element.
+    """Return the largest elements among the slices of `x` along axis 0 that belong to the same segment.
 
-    out[s] = max of x[k] over the k with segments[k] = s; -inf for an empty segment
+    out[s, ...] = max of x[k, ...] over all k with segments[k] = s; -inf for a segment without slices
 
-    x:        f32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
-              computed numbers are clamped.
+    x:        f32, rank 1 or more. Slice k is x[k].
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others raise InputError; only
+              numbers that a compiled program computes itself are clamped instead.
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
-    Gradient: to the maxima of each segment, which share it evenly; none to `segments`.
-    Raises:   ShapeError unless there is one segment for each slice; DTypeError if `x` is not f32 or `segments` not i32.
+    Gradient: to the largest element of each segment; tied elements share it evenly. None to `segments`.
+    Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
+              i32.
 
     As jax.ops.segment_max; torch's scatter_reduce(..., "amax", include_self=False) leaves empty segments as they were.
 
-    >>> tg.segment_max([1.0, 2.0, 4.0], [0, 1, 0], 2)
-    tensor([4., 2.])
+    >>> tg.segment_max([1.0, 2.0, 4.0], [0, 1, 0], 3)
+    tensor([  4.,   2., -inf])
     """
     x, at, n = _operands(x, segments, n)
     float_type(x.type)
@@ -80,17 +81,18 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
 def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     """Return the softmax of `x` among the slices along axis 0 that belong to the same segment.
 
-    out[k] = exp(x[k] - m) / sum of exp(x[j] - m) over the j with segments[j] = segments[k], m the largest of them
+    out[k] = exp(x[k] - m) / sum of exp(x[j] - m) over all j with segments[j] = segments[k], m the largest such x[j]
+    A graph attention network (Velickovic et al. 2018) weights edges so: x[k] is the score of edge k, segments[k] the
+    node at its end.
 
-    In a graph attention network (Velickovic et al. 2018) `x` has a score for each edge, `segments` the node at its end.
-
-    x:        f32, rank 1 or more.
-    segments: i32 of rank 1, one segment for each slice, in any order. The host checks an input against [0, n);
-              computed numbers are clamped.
+    x:        f32, rank 1 or more. Slice k is x[k].
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others raise InputError; only
+              numbers that a compiled program computes itself are clamped instead.
     n:        the number of segments.
-    Returns:  f32, the shape of `x`. Each segment sums to 1. A segment of -inf alone is NaN, as in `softmax`.
+    Returns:  f32, the shape of `x`. Each segment sums to 1. If all scores of a segment are -inf, they become NaN.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
-    Raises:   ShapeError unless there is one segment for each slice; DTypeError if `x` is not f32 or `segments` not i32.
+    Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
+              i32.
 
     As softmax(x, segments, num_nodes=n) of PyTorch Geometric.
 
