@@ -131,13 +131,15 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
     shape:     an integer or integers.
     low, high: finite Python numbers, low < high.
     Returns:   f32 of that shape; new numbers in each step or call.
-    Seed:      set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
+    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high.
+
     As numpy.random.Generator.uniform and torch.rand.
 
-    >>> tg.uniform((2, 3), -1.0, 1.0).shape
-    (2, 3)
+    >>> tg.manual_seed(0)
+    >>> tg.uniform((3,), -1.0, 1.0)
+    tensor([-0.47678554, -0.5139569 ,  0.8914474 ])
     """
     dims = _sizes(shape, high)
     if not -HUGE <= low < high <= HUGE or high - low > HUGE:
@@ -158,19 +160,21 @@ def _below(x: float) -> float:
 
 @op
 def randn(shape: int | Sequence[int]) -> Tensor:
-    """Draw standard normal numbers, by the cosine branch of Box and Muller.
+    """Draw numbers from the standard normal distribution, with mean 0 and standard deviation 1.
 
-    out = sqrt(-2 log(1 - u)) cos(2 pi v), with u, v uniform in [0, 1)
+    out = sqrt(-2 log(1 - u)) cos(2 pi v), with u and v uniform in [0, 1) (Box & Muller 1958)
 
     shape:    an integer or integers.
     Returns:  f32 of that shape, |out| < 5.8; new numbers in each step or call.
-    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
     Gradient: none.
     Raises:   ShapeError for a negative size.
+
     As torch.randn.
 
-    >>> tg.randn((2, 3)).shape
-    (2, 3)
+    >>> tg.manual_seed(0)
+    >>> tg.randn((3,))
+    tensor([0.03413793, 0.19215257, 0.90474695])
     """
     return _normal(sizes_of(shape), _key("randn"))
 
@@ -183,17 +187,23 @@ def _normal(dims: Shape, key: Tensor) -> Tensor:
 
 @op
 def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tensor:
-    """Draw normal numbers with the given mean and standard deviation: mean + std * randn(shape).
+    """Draw normal numbers with the given mean and standard deviation.
+
+    out = mean + std * randn(shape)
 
     shape:     an integer or integers.
     mean, std: numbers, or f32 tensors that broadcast to `shape`.
     Returns:   f32 of that shape; new numbers in each step or call.
-    Seed:      set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
-    Gradient:  to `mean` and `std`, through the sum: the reparameterization of Kingma & Welling (2014).
-    Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`. As torch.normal.
+    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Gradient:  to `mean` and `std`, with the drawn numbers as constants: the reparameterization of Kingma & Welling
+               (2014).
+    Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`.
 
-    >>> tg.normal((2, 3), 5.0, 0.1).shape
-    (2, 3)
+    As torch.normal.
+
+    >>> tg.manual_seed(0)
+    >>> tg.normal((3,), 5.0, 0.1)
+    tensor([5.0034137, 5.019215 , 5.0904746])
     """
     dims = _sizes(shape, std)
     y = _normal(dims, _key("normal")) * std + mean
@@ -206,18 +216,20 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
 def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Tensor:
     """Draw uniform integers in [low, high), or in [0, low) without `high`.
 
-    out = low + floor(b (high - low) / 2^32), with 32 random bits b; each probability is exact to 2^-32
+    out = low + floor(b (high - low) / 2^32), b of 32 random bits; each probability is exact to 2^-32
 
     shape:     an integer or integers.
     low, high: integers within i32, low < high.
     Returns:   i32 of that shape; new numbers in each step or call.
-    Seed:      set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
+    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high, at most 2^31 - 1 apart.
-    As torch.randint and numpy.random.Generator.integers.
 
-    >>> tg.randint((2, 3), 0, 10).shape
-    (2, 3)
+    As torch.randint, whose shape is the last argument, and numpy.random.Generator.integers.
+
+    >>> tg.manual_seed(0)
+    >>> tg.randint((6,), 0, 10)
+    tensor([2, 2, 9, 2, 9, 1], dtype=i32)
     """
     dims = _sizes(shape, high)
     low, high = (0, integer(low, "high")) if high is None else (integer(low, "low"), integer(high, "high"))
@@ -228,18 +240,23 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
 
 @op
 def permutation(n: int) -> Tensor:
-    """Draw the integers from 0 to n - 1 in random order: argsort(uniform(n)).
+    """Draw the integers from 0 to n - 1 in random order.
 
-    Rows in random order are `x[tg.permutation(x.shape[0])]`. Use one permutation for all arrays of a batch.
+    out = argsort(uniform(n)); x[tg.permutation(x.shape[0])] are the rows of x in random order
 
-    n:        an integer, or a size that calls choose.
-    Returns:  i32[n]; a new order every step, the same for the same seed.
+    Index all arrays of a batch by one permutation, so that their rows still belong together.
+
+    n:        an integer; also the size of an axis that is None in `inputs=`.
+    Returns:  i32[n]; a new order in each step or call.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
     Gradient: none.
-    Raises:   ShapeError for a negative `n`, and if it is no integer.
+    Raises:   ShapeError if `n` is negative or no integer.
+
     As torch.randperm and numpy.random.Generator.permutation.
 
-    >>> tg.sort(tg.permutation(4))[0]
-    tensor([0, 1, 2, 3], dtype=i32)
+    >>> tg.manual_seed(0)
+    >>> tg.permutation(5)
+    tensor([3, 1, 0, 4, 2], dtype=i32)
     """
     return argsort(_closed(_bits(sizes_of(integer(n, "n")), _key("permutation"))))
 
@@ -255,20 +272,23 @@ def _scaled(bits: Tensor, n: int) -> Tensor:
 
 @op
 def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) -> Tensor:
-    """Draw True with probability `p`, independently for each element.
+    """Draw True with probability `p`, else False, independently for each element.
 
     shape:    an integer or integers.
-    p:        a number in [0, 1], or f32 of a shape that broadcasts to `shape`: the probability of each element.
-    dtype:    bool, or the type that True and False are cast to.
+    p:        a number in [0, 1], or an f32 tensor that broadcasts to `shape`: the probability of each element, which is
+              not checked.
+    dtype:    bool, or another type, in which True is 1 and False is 0.
     Returns:  `dtype`, of that shape; new numbers in each step or call.
-    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
-    Gradient: none.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Gradient: none, not even to `p`.
     Raises:   InputError if a number `p` is outside [0, 1]; DTypeError if a tensor is not f32; ShapeError for a shape of
               `p` that does not broadcast, and for a negative size.
+
     As torch.bernoulli.
 
-    >>> tg.bernoulli((2, 3), 0.5).shape
-    (2, 3)
+    >>> tg.manual_seed(0)
+    >>> tg.bernoulli((4,), 0.25)
+    tensor([False,  True, False,  True], dtype=bool)
     """
     dims = sizes_of(shape)
     p = probability(p) if isinstance(p, numbers.Real) else broadcast_to(p, dims)
@@ -279,17 +299,18 @@ def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) ->
 def categorical(logits: Any, axis: int = -1) -> Tensor:
     """Draw a class along `axis`, with the probabilities softmax(logits).
 
-    out = argmax(logits + g),  g = -log(-log(u)) with u uniform in the open (0, 1) (the Gumbel-max trick)
+    out = argmax(logits + g), g = -log(-log(u)) with u uniform in the open (0, 1): the Gumbel-max trick
 
-    logits:   f32, raw scores, with the classes along `axis`; a class of -inf is never drawn.
-    Returns:  i32, the shape of `logits` without `axis`: classes counted from 0; new numbers in each step or call.
-    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
-    Gradient: none.
+    logits:   f32, raw scores, with the classes along `axis`. A class of -inf is never drawn.
+    Returns:  i32, the shape of `logits` without `axis`: class numbers, from 0; new numbers in each step or call.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Gradient: none; `gumbel_softmax` has one.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
-    As jax.random.categorical.
 
-    >>> tg.categorical([[0.0, 100.0]])
-    tensor([1], dtype=i32)
+    As jax.random.categorical. torch.multinomial takes probabilities instead.
+
+    >>> tg.categorical([[0.0, 100.0], [100.0, 0.0]])
+    tensor([1, 0], dtype=i32)
     """
     x = as_tensor(logits)
     float_type(x.type)
@@ -304,20 +325,23 @@ def _gumbel(shape: Shape, key: Tensor) -> Tensor:
 
 @op
 def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
-    """Draw a differentiable sample of classes: softmax((logits + g) / tau), g as in `categorical`.
+    """Draw a class as by `categorical`, but as a soft one-hot vector through which gradients flow.
+
+    out = softmax((logits + g) / tau), g = -log(-log(u)) with u uniform in the open (0, 1)
 
     logits:   f32, raw scores, with the classes along `axis`.
-    tau:      the temperature, a positive number. A smaller one gives samples nearer to one class.
-    hard:     return 1 for the drawn class and 0 for the others, with the gradient of the soft sample.
+    tau:      the temperature, a positive number. The smaller it is, the nearer the result is to a one-hot vector.
+    hard:     True returns the one-hot vector of the largest element of `out`, with the gradient of `out`.
     Returns:  f32, shape of `logits`; new numbers in each step or call.
-    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
-    Gradient: the gradient of the softmax.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Gradient: to `logits`, that of the softmax, with g as a constant.
     Raises:   InputError unless tau > 0; ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
 
     As torch.nn.functional.gumbel_softmax (Jang, Gu & Poole 2017).
 
-    >>> tg.gumbel_softmax(tg.zeros((2, 3))).shape
-    (2, 3)
+    >>> tg.manual_seed(0)
+    >>> tg.gumbel_softmax([0.0, 0.0, 0.0])
+    tensor([0.4559186 , 0.49662545, 0.0474559 ])
     """
     if not tau > 0:
         raise InputError(f"tau must be a positive number, got {shown(tau)}")
@@ -350,20 +374,21 @@ DROPOUT = composite("dropout", type=_dropout_type, expand=_dropped, vjp=_dropped
 
 @entered
 def dropout(x: Any, p: float, training: bool = True) -> Tensor:
-    """Set each element of `x` to zero with probability `p`, and scale the others by 1/(1 - p).
+    """Set each element of `x` to zero with probability `p`, and scale the others by 1 / (1 - p).
 
     x:        f32, any shape.
-    p:        a Python number in [0, 1]; 0 gives `x`, 1 gives zeros.
-    training: False gives `x`, as in inference.
-    Returns:  f32, shape of `x`; new numbers in each step or call.
-    Seed:     set by `tg.compile` or `tg.compile_forward`, for eager calls by `tg.manual_seed`.
-    Gradient: the same mask and scale on the result's gradient.
+    p:        a Python number in [0, 1]; 0 returns `x`, 1 returns zeros.
+    training: False returns `x`, as for inference. It has to be given: no mode of the model changes it.
+    Returns:  f32, shape of `x`; new zeros in each step or call.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Gradient: the result's gradient, with the same zeros and scale.
     Raises:   InputError if `p` is outside [0, 1]; DTypeError if `x` is not f32.
 
     As torch.nn.functional.dropout.
 
-    >>> tg.dropout([1.0, 2.0], 0.5, False)
-    tensor([1., 2.])
+    >>> tg.manual_seed(0)
+    >>> tg.dropout([1.0, 2.0, 3.0, 4.0], 0.5)
+    tensor([0., 0., 6., 0.])
     """
     x, p = as_tensor(x), probability(p)
     key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the other masks
