@@ -219,12 +219,22 @@ def repeat(x: Callable[[C], C], n: int, init: C) -> C: ...
 @overload
 def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
 def repeat(*args: Any, **kwargs: Any) -> Any:
-    """Repeat elements of a tensor, or a function.
+    """Repeat each element of a tensor, as numpy.repeat, or apply a function several times.
 
-    repeat(x, repeats, axis=None): each element of `x` `repeats` times, an integer, in a row along `axis` (None: of the
-                              flattened `x`), as numpy.repeat. Any dtype. Gradient: the sum over the copies.
-    repeat(fn, n, init):      fn(fn(... fn(init))), `n` times: the last carry of a `scan` of `fn(carry) -> carry`.
-    Raises:   ShapeError if axis is out of range, CallError for wrong arguments.
+        tg.repeat(x, repeats, axis=None)                 # each element `repeats` times in a row
+        tg.repeat(fn, n, init)                           # fn(fn(... fn(init))), `n` calls
+
+    x:        any dtype.
+    repeats:  an integer of at least 0, for all elements.
+    axis:     the axis along which to repeat; None repeats in the flattened `x`.
+    fn:       takes and returns values of the same shapes and dtypes. A program contains it once, in a loop.
+    n:        number of calls, an integer of at least 0.
+    init:     the first argument of `fn`: a tensor, array or number, or a tuple, list or dict of these.
+    Gradient: to `x`, summed over the copies; to `init` and to tensors that `fn` uses, as in `scan`.
+    Raises:   ShapeError for an `axis` out of range, a negative `repeats`, and if `fn` changes a shape; CallError for
+              other arguments.
+
+    As numpy.repeat and torch.repeat_interleave; as jax.lax.fori_loop, without the index.
 
     >>> tg.repeat([1.0, 2.0], 2)
     tensor([1., 1., 2., 2.])
