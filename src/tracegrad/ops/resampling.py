@@ -34,28 +34,30 @@ def interpolate(
     mode: str = "nearest",
     align_corners: bool = False,
 ) -> Tensor:
-    """Resize sequences, images or volumes.
+    """Resize sequences, images or volumes: compute each element of the result from its neighbours in `x`.
 
-    nearest:  out[i] = x[floor(i / s)], s = out / in, the sizes of an axis after and before
-    linear:   out[i] = x interpolated at (i + 0.5) / s - 0.5; with align_corners at i (in - 1) / (out - 1)
-    bilinear: linear along height and width; trilinear: along depth, too
-    bicubic:  along height and width, cubic convolution of four neighbours (Keys 1981, a = -0.75); edges are repeated
+    On an axis that changes from m to n elements, element i of the result is read at p = (i + 0.5) m / n - 0.5.
+
+    - "nearest" reads x[floor(i m / n)] instead.
+    - "linear", "bilinear" and "trilinear" interpolate between the two neighbours of p, along 1, 2 or 3 axes.
+    - "bicubic" weights the four neighbours of p along 2 axes by a cubic (Keys 1981, a = -0.75). Edges are repeated.
 
     x:             f32, [B, C, L], [B, C, H, W] or [B, C, D, H, W].
-    size:          size of the result, one integer for all axes or one for each.
-    scale_factor:  instead of `size`: out = floor(in * scale_factor).
-    mode:          "nearest", for all shapes; "linear" for sequences, "bilinear" and "bicubic" for images, "trilinear"
-                   for volumes.
-    align_corners: whether the first and last elements keep their positions; not for "nearest".
-    Returns:       f32, with the axes after the channels at the new size.
-    Gradient:      that of each result, weighted as in the forward, to the elements it was read from.
-    Raises:        InputError unless one of `size` and `scale_factor` is given, for another mode, and for factors <= 0;
-                   ShapeError if `x` has another rank; DTypeError if `x` is not f32.
+    size:          sizes of the axes after the channels, or one integer for all of them.
+    scale_factor:  instead of `size`, a number or one for each axis: n = floor(m * scale_factor). The positions use
+                   1 / scale_factor in place of m / n.
+    mode:          "nearest" for all ranks; "linear" for [B, C, L]; "bilinear" or "bicubic" for [B, C, H, W];
+                   "trilinear" for [B, C, D, H, W].
+    align_corners: True keeps the first and the last element in their places: p = i (m - 1) / (n - 1). Not for
+                   "nearest".
+    Returns:       f32, [B, C, *sizes].
+    Gradient:      to the elements that were read, with the same weights.
+    Raises:        InputError for another mode, for sizes below 1, and unless one of `size` and `scale_factor` is given;
+                   ShapeError for another rank; DTypeError if `x` is not f32.
 
     As torch.nn.functional.interpolate.
 
-    >>> import tracegrad as tg
-    >>> tg.interpolate(tg.tensor([[[1.0, 3.0]]]), size=4, mode="linear")
+    >>> tg.interpolate([[[1.0, 3.0]]], size=4, mode="linear")
     tensor([[[1. , 1.5, 2.5, 3. ]]])
     """
     x = as_tensor(x)
@@ -152,14 +154,15 @@ def _pooled(x: Tensor, axis: int, n: int) -> Tensor:
 
 @op
 def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
-    """Average `output_size` windows that cover a sequence evenly.
+    """Average windows that cover a sequence evenly: as many windows as the result has elements.
 
-    window k: from floor(k L / n) to ceil((k + 1) L / n), n = output_size
+    out[b, c, k] = mean(x[b, c, floor(k L / n) : ceil((k + 1) L / n)]), n = output_size
 
-    x:        f32 [B, C, L].
-    Returns:  f32 [B, C, output_size].
-    Gradient: an equal share to each element of a window.
-    Raises:   ShapeError for another rank or a size below 1; DTypeError if `x` is not f32.
+    x:           f32 [B, C, L].
+    output_size: n, an integer of at least 1. If n does not divide L, windows overlap.
+    Returns:     f32 [B, C, n].
+    Gradient:    an equal share to each element of a window.
+    Raises:      ShapeError if `x` has another rank or `output_size` is below 1; DTypeError if `x` is not f32.
 
     As torch.nn.functional.adaptive_avg_pool1d.
 
@@ -171,20 +174,20 @@ def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
 
 @op
 def adaptive_avg_pool2d(x: Any, output_size: IntOrPair) -> Tensor:
-    """Average windows that cover an image evenly, one window for each element of the result.
+    """Average windows that cover an image evenly: as many windows as the result has elements.
 
-    window k of n along the height: from floor(k H / n) to ceil((k + 1) H / n); along the width likewise
+    Along the height, window k of n is x[..., floor(k H / n) : ceil((k + 1) H / n), :]; along the width likewise.
 
     x:           f32 [B, C, H, W].
-    output_size: height and width of the result, an integer or a pair; 1 is the mean of each channel.
+    output_size: height and width of the result, one integer for both or a pair; 1 averages each channel.
     Returns:     f32 [B, C, *output_size].
     Gradient:    an equal share to each element of a window.
-    Raises:      ShapeError for another rank or a size below 1; DTypeError if `x` is not f32.
+    Raises:      ShapeError if `x` has another rank or a size is below 1; DTypeError if `x` is not f32.
 
     As torch.nn.functional.adaptive_avg_pool2d.
 
-    >>> tg.adaptive_avg_pool2d(tg.ones((1, 3, 7, 5)), 1).shape
-    (1, 3, 1, 1)
+    >>> tg.adaptive_avg_pool2d([[[[1.0, 2.0], [3.0, 4.0]]]], (1, 2))
+    tensor([[[[2., 3.]]]])
     """
     x, (h, w) = as_tensor(x), int_pair("output_size", output_size, 1)
     float_type(x.type)
@@ -211,12 +214,17 @@ def _one_high(x: Any, pool: Any, kernel_size: int, stride: int | None, padding: 
 
 @op
 def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
-    """Return the mean of each window of a sequence; padding counts as zeros.
+    """Return the mean of each window of a sequence.
 
-    x:        f32 [B, C, L]. Otherwise as `avg_pool2d`.
-    Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1], of the kernel size k, stride s and padding p.
-    Gradient: an equal share to each element of the window.
-    Raises:   ShapeError if the window does not fit or `x` has another rank; DTypeError if `x` is not f32.
+    out[b, c, i] = mean over j < k of x[b, c, i s + j - p], with zeros outside of x
+
+    x:           f32 [B, C, L].
+    kernel_size: k, the size of a window.
+    stride:      s, the distance between windows; None means `kernel_size`.
+    padding:     p, zeros before and behind each sequence, at most k / 2. They count in the mean.
+    Returns:     f32 [B, C, floor((L + 2p - k) / s) + 1].
+    Gradient:    an equal share to each element of a window.
+    Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
 
     As torch.nn.functional.avg_pool1d.
 
@@ -230,10 +238,15 @@ def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
 def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int = 0) -> Tensor:
     """Return the largest element of each window of a sequence.
 
-    x:        f32 [B, C, L]. Otherwise as `max_pool2d`.
-    Returns:  f32 [B, C, floor((L + 2p - k) / s) + 1], of the kernel size k, stride s and padding p.
-    Gradient: to the first maximum of each window.
-    Raises:   ShapeError if the window does not fit or `x` has another rank; DTypeError if `x` is not f32.
+    out[b, c, i] = max over j < k of x[b, c, i s + j - p]
+
+    x:           f32 [B, C, L].
+    kernel_size: k, the size of a window.
+    stride:      s, the distance between windows; None means `kernel_size`.
+    padding:     p, elements before and behind each sequence, at most k / 2. They are never the largest.
+    Returns:     f32 [B, C, floor((L + 2p - k) / s) + 1].
+    Gradient:    to the first of the largest elements of each window.
+    Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool1d.
 
@@ -245,20 +258,21 @@ def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
 
 @op
 def pixel_shuffle(x: Any, factor: int) -> Tensor:
-    """Move channels into pixels: r * r channels become blocks of r by r pixels.
+    """Move channels into pixels: every r * r channels become one channel with r times the height and width.
 
     out[b, c, h r + i, w r + j] = x[b, (c r + i) r + j, h, w], r = factor
 
     x:        any dtype, [..., C r^2, H, W].
     factor:   r, a positive integer.
-    Returns:  [..., C, H r, W r]. A view: it needs no kernel.
+    Returns:  dtype of `x`, [..., C, H r, W r].
     Gradient: `pixel_unshuffle` of the result's gradient.
-    Raises:   ShapeError if the number of channels is not divisible by r^2.
+    Raises:   ShapeError if r^2 does not divide the number of channels, `x` has less than 3 axes, or r < 1.
 
     As torch.nn.functional.pixel_shuffle (Shi et al. 2016).
 
-    >>> tg.pixel_shuffle(tg.zeros((1, 4, 2, 2)), 2).shape
-    (1, 1, 4, 4)
+    >>> tg.pixel_shuffle([[[1.0]], [[2.0]], [[3.0]], [[4.0]]], 2)    # [4, 1, 1] to [1, 2, 2]
+    tensor([[[1., 2.],
+             [3., 4.]]])
     """
     x, r = _squared(x, factor)
     *batch, c, h, w = x.shape
@@ -274,15 +288,18 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
 def pixel_unshuffle(x: Any, factor: int) -> Tensor:
     """Move pixels into channels: the inverse of `pixel_shuffle`.
 
-    x:        any dtype, [..., C, H r, W r], r = factor.
-    Returns:  [..., C r^2, H, W]. A view: it needs no kernel.
+    out[b, (c r + i) r + j, h, w] = x[b, c, h r + i, w r + j], r = factor
+
+    x:        any dtype, [..., C, H r, W r].
+    factor:   r, a positive integer.
+    Returns:  dtype of `x`, [..., C r^2, H, W].
     Gradient: `pixel_shuffle` of the result's gradient.
-    Raises:   ShapeError if height or width is not divisible by r.
+    Raises:   ShapeError if r does not divide height and width, `x` has less than 3 axes, or r < 1.
 
     As torch.nn.functional.pixel_unshuffle.
 
-    >>> tg.pixel_unshuffle(tg.zeros((1, 1, 4, 4)), 2).shape
-    (1, 4, 2, 2)
+    >>> tg.pixel_unshuffle([[[1.0, 2.0], [3.0, 4.0]]], 2).shape    # from [1, 2, 2]
+    (4, 1, 1)
     """
     x, r = _squared(x, factor)
     *batch, c, h, w = x.shape
@@ -307,18 +324,23 @@ def _squared(x: Any, factor: int) -> tuple[Tensor, int]:
 def unfold(
     x: Any, kernel_size: IntOrPair, dilation: IntOrPair = 1, padding: IntOrPair = 0, stride: IntOrPair = 1
 ) -> Tensor:
-    """Return each window of an image as one column, zeros outside the image.
+    """Return the windows of an image as columns; windows read zeros outside the image.
 
     x:        f32 [B, C, H, W].
-    kernel_size, dilation, padding, stride: of the windows; an integer, or one for the height and one for the width.
-    Returns:  f32 [B, C*kh*kw, oh*ow], oh and ow as in `conv2d`. A view: it needs no kernel.
-    Gradient: each element summed over the windows that hold it.
-    Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
+    kernel_size, dilation, padding, stride: as in `conv2d`; each an integer, or one for the height and one for the
+                                            width.
+    Returns:  f32 [B, C*kh*kw, oh*ow]: a column for each of oh x ow windows, in row-major order, of kh x kw elements for
+              each channel. `conv2d` has the formula of oh and ow.
+    Gradient: to each element of `x`, summed over the windows that contain it.
+    Raises:   ShapeError if no window fits or `x` has another rank; DTypeError if `x` is not f32.
 
     As torch.nn.functional.unfold. `im2col` returns the windows as rows.
 
-    >>> tg.unfold(tg.zeros((1, 3, 4, 4)), 2).shape
-    (1, 12, 9)
+    >>> tg.unfold([[[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]]], 2)
+    tensor([[[0., 1.],
+             [1., 2.],
+             [3., 4.],
+             [4., 5.]]])
     """
     windows = windows_of(x, int_pair("kernel_size", kernel_size, 1), stride, padding, dilation)
     b, c, oh, ow, kh, kw = windows.shape
