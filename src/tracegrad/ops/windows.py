@@ -311,18 +311,20 @@ def windows_of(x: Any, kernel: tuple[int, int], stride: IntOrPair, padding: IntO
 
 @op
 def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0) -> Tensor:
-    """Return each window of an image as one row, zeros outside the image.
+    """Return the windows of an image as rows; windows read zeros outside the image.
 
     x:        f32 [B, C, H, W].
-    kernel, stride, padding: of the windows; an integer, or one for the height and one for the width.
-    Returns:  f32 [B, oh*ow, C*kh*kw], oh and ow as in `conv2d`. A view: it needs no kernel.
-    Gradient: each element summed over the windows that hold it.
-    Raises:   ShapeError if the window does not fit; DTypeError if `x` is not f32.
+    kernel, stride, padding: as in `conv2d`; each an integer, or one for the height and one for the width.
+    Returns:  f32 [B, oh*ow, C*kh*kw]: a row for each of oh x ow windows, in row-major order, of kh x kw elements for
+              each channel. `conv2d` has the formula of oh and ow.
+    Gradient: to each element of `x`, summed over the windows that contain it: `col2im`.
+    Raises:   ShapeError if no window fits or `x` has another rank; DTypeError if `x` is not f32.
 
     As torch.nn.functional.unfold with the last two axes exchanged.
 
-    >>> tg.im2col(tg.zeros((1, 3, 4, 4)), 2).shape
-    (1, 9, 12)
+    >>> tg.im2col([[[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]]], 2)
+    tensor([[[0., 1., 3., 4.],
+             [1., 2., 4., 5.]]])
     """
     windows = windows_of(x, int_pair("kernel", kernel, 1), stride, padding, 1)
     b, c, oh, ow, kh, kw = windows.shape
@@ -333,19 +335,22 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
 def col2im(
     columns: Any, shape: Sequence[int], kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0
 ) -> Tensor:
-    """Apply the transpose of `im2col`: add each window element where it was read from the image.
+    """Add rows of windows, as `im2col` returns them, into an image: its transpose, not its inverse.
+
+    Each element of a window is added to the pixel from which `im2col` reads it. Where windows overlap, sums result.
 
     columns:  f32 [B, oh*ow, C*kh*kw].
-    shape:    of the image, (B, C, H, W).
+    shape:    (B, C, H, W), the shape of the image.
     kernel, stride, padding: as for `im2col`.
-    Returns:  f32 of that shape.
-    Gradient: im2col of the result's gradient.
+    Returns:  f32 [B, C, H, W].
+    Gradient: `im2col` of the result's gradient.
     Raises:   ShapeError if `columns` does not have the shape of these windows; DTypeError if it is not f32.
 
     As torch.nn.functional.fold with the last two axes of its input exchanged.
 
-    >>> tg.col2im(np.ones((1, 9, 4), np.float32), (1, 1, 4, 4), 2).shape
-    (1, 1, 4, 4)
+    >>> tg.col2im(tg.ones((1, 2, 4)), (1, 1, 2, 3), 2)    # two windows share the middle column
+    tensor([[[[1., 2., 1.],
+              [1., 2., 1.]]]])
     """
     x, (b, c, h, w) = as_tensor(columns), tuple(shape)
     kh, kw = int_pair("kernel", kernel, 1)
