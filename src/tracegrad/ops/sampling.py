@@ -25,19 +25,22 @@ __all__ = ["affine_grid", "grid_sample"]
 
 @op
 def affine_grid(theta: Any, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Return the positions at which `grid_sample` reads an image, so that it applies an affine map.
+    """Return the grid with which `grid_sample` applies an affine map to images.
 
-    out[b, i, j] = theta[b] @ (x[j], y[i], 1), where (x[j], y[i]) is the centre of a pixel, from -1 to 1
+    out[b, i, j] = theta[b] @ (x[j], y[i], 1), where (x[j], y[i]) is the centre of pixel [i, j], from -1 to 1
 
-    theta:         f32 [B, 2, 3]; [[1, 0, 0], [0, 1, 0]] leaves an image as it is.
+    theta:         f32 [B, 2, 3]: for each image, a matrix from a position in the result to the position to read. The
+                   matrix [[1, 0, 0], [0, 1, 0]] changes nothing.
     size:          the shape [B, C, H, W] of the result of `grid_sample`.
-    align_corners: whether -1 and 1 are the centres of the outermost pixels, rather than the borders of the image.
-    Returns:       f32 [B, H, W, 2].
-    Gradient:      to `theta`. Raises ShapeError if shapes do not fit; DTypeError if `theta` is not f32.
+    align_corners: what -1 and 1 are: True for the centres of the outermost pixels, False for the borders of the image.
+                   Give `grid_sample` the same.
+    Returns:       f32 [B, H, W, 2], with x (along the width) before y.
+    Gradient:      to `theta`.
+    Raises:        ShapeError if shapes do not fit; DTypeError if `theta` is not f32.
 
     As torch.nn.functional.affine_grid of images (Jaderberg et al. 2015).
 
-    >>> tg.affine_grid([[[1.0, 0.0, 0.5], [0.0, 1.0, 0.0]]], (1, 1, 1, 2))
+    >>> tg.affine_grid([[[1.0, 0.0, 0.5], [0.0, 1.0, 0.0]]], (1, 1, 1, 2))    # x + 0.5
     tensor([[[[0., 0.],
               [1., 0.]]]])
     """
@@ -56,23 +59,24 @@ def affine_grid(theta: Any, size: Sequence[int], align_corners: bool = False) ->
 def grid_sample(
     x: Any, grid: Any, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = False
 ) -> Tensor:
-    """Read images at the positions of a grid, between pixels by interpolation.
+    """Read images at the positions of a grid, and interpolate between pixels.
 
     out[b, :, i, j] = x[b] at column grid[b, i, j, 0] and row grid[b, i, j, 1]; -1 is left or top, 1 right or bottom
 
     x:             f32 [B, C, H, W].
     grid:          f32 [B, H', W', 2].
-    mode:          "bilinear", or "nearest": the nearest pixel, the even one at ties.
-    padding_mode:  "zeros": 0 outside of the image; "border": the nearest pixel of the image.
-    align_corners: whether -1 and 1 are the centres of the outermost pixels, rather than the borders of the image.
+    mode:          "bilinear" interpolates between the four nearest pixels; "nearest" takes the nearest one, and the
+                   even row or column at a tie.
+    padding_mode:  for positions outside of the image: "zeros" reads 0, "border" the nearest pixel of the image.
+    align_corners: what -1 and 1 are: True for the centres of the outermost pixels, False for the borders of the image.
     Returns:       f32 [B, C, H', W'].
-    Gradient:      to `x`; for "bilinear" to `grid`, 0 where "border" limits a position, and at its limits.
+    Gradient:      to `x`; for "bilinear" also to `grid`, and 0 where "border" replaces a position, or at the limit.
     Raises:        ShapeError if shapes do not fit; InputError for another mode; DTypeError if one is not f32.
 
     As torch.nn.functional.grid_sample of images, without padding_mode="reflection" and mode="bicubic".
 
-    >>> x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
-    >>> tg.grid_sample(x, [[[[0.0, 0.0], [-0.5, -0.5]]]])
+    >>> x = np.array([[[[0.0, 1.0], [2.0, 3.0]]]], np.float32)
+    >>> tg.grid_sample(x, [[[[0.0, 0.0], [-0.5, -0.5]]]])    # the middle, then the centre of the first pixel
     tensor([[[[1.5, 0. ]]]])
     """
     x, grid = as_tensor(x), as_tensor(grid)
