@@ -32,18 +32,20 @@ ArgNums = int | Sequence[int]
 
 
 def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """Return a function that computes the gradient of `fn`.
+    """Return a function that computes the gradient of `fn`, whose result is a scalar.
 
-        g = tg.grad(lambda w: tg.sum(w * w))(w)          # 2 w
+        g = tg.grad(lambda w: tg.sum(w * w))(w)          # 2 w, in the shape of w
 
-    fn:       returns an f32 of rank 0; with `has_aux`, a pair (result, aux).
-    argnums:  the argument, or arguments, to differentiate with respect to: f32 tensors, arrays, floats, or trees of
-              them, such as a model inside its forward.
-    Returns:  for one argument a tree like it, for several a tuple; (gradient, aux) with `has_aux`. The gradient of a
-              leaf that is not f32 is None.
-    Raises:   ShapeError or TraceError for another result, DTypeError for an argument without f32.
+    fn:       a function that returns f32 of rank 0; with `has_aux`, a pair (result, aux) of it and any other tree.
+    argnums:  number, or numbers, of the arguments to differentiate with respect to, counted from 0. They are f32
+              tensors, arrays, floats, or trees of these: lists, tuples, dicts and models. A model is the one that a
+              loss or forward receives, or one of `tg.instantiate`.
+    Returns:  a function of the arguments of `fn`. Its result is a tree like the argument, or for several `argnums` a
+              tuple of trees; (gradient, aux) with `has_aux`. The gradient of a leaf that is not f32 is None.
+    Raises:   the function, when called: ShapeError if the result of `fn` is no scalar, DTypeError if an argument has no
+              f32 leaf, TraceError if `argnums` are out of range.
 
-    As jax.grad.
+    As jax.grad. `tg.value_and_grad` also returns the result.
 
     >>> tg.grad(lambda x: tg.sum(x**3))(np.array([1.0, 2.0], np.float32))
     array([ 3., 12.], dtype=float32)
@@ -59,10 +61,15 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
 
 
 def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """Return a function that computes the value and gradient of `fn`: (value, gradient) or ((value, aux), gradient).
+    """Return a function that computes the value and the gradient of `fn`, as `grad` does, in one pass.
 
-    Arguments, gradient and errors are those of `grad`. As jax.value_and_grad.
-    Raises ShapeError if the result is not a scalar.
+        loss, g = tg.value_and_grad(fn)(w)
+        (loss, aux), g = tg.value_and_grad(fn, has_aux=True)(w)
+
+    fn, argnums, has_aux: as for `grad`, which describes them, the gradient and the errors.
+    Raises: ShapeError if the result of `fn` is no scalar.
+
+    As jax.value_and_grad.
 
     >>> tg.value_and_grad(lambda x: tg.sum(x * x))(np.array([1.0, 2.0], np.float32))
     (array(5., dtype=float32), array([2., 4.], dtype=float32))
@@ -86,21 +93,21 @@ def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) ->
 
 
 def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
-    """Return `fn(*primals)`, and a function that pulls a cotangent of the result back to the arguments.
+    """Return `fn(*primals)`, and a function that computes vector-Jacobian products, the core of a backward pass.
 
         y, pull = tg.vjp(fn, x)
-        (g,) = pull(ct)                                  # ct times the Jacobian
+        (g,) = pull(ct)                                  # gradient of sum(ct * fn(x)): ct times the Jacobian of fn
 
-    primals: trees of f32 tensors, arrays and floats; leaves of other dtypes are constants, with the cotangent None.
-             The cotangent of a value is the gradient of a loss with respect to it.
-    Returns: (result, pull), with `has_aux` (result, pull, aux). `pull` takes a tree like the result, in which None is
-             zero. It gives a tuple with a tree for each argument. You can call it any number of times.
-    Raises:  DTypeError for an argument without f32.
+    primals: the arguments of `fn`: f32 tensors, arrays, floats, or trees of them. Leaves of other dtypes are constants.
+    Returns: (result, pull); with `has_aux`, where `fn` returns (result, aux), (result, pull, aux). `pull` takes a tree
+             like the result, None standing for zeros, and returns a tuple with a gradient for each argument, None for
+             leaves that are not f32. You can call `pull` any number of times.
+    Raises:  DTypeError if an argument has no f32 leaf; `pull` raises ShapeError if shapes differ from the result's.
 
     As jax.vjp.
 
-    >>> value, back = tg.vjp(lambda x: x * x, 3.0)
-    >>> back(1.0)
+    >>> value, pull = tg.vjp(lambda x: x * x, 3.0)
+    >>> pull(1.0)
     (array(6., dtype=float32),)
     """
     return _vjp("vjp", fn, primals, has_aux)
@@ -121,17 +128,18 @@ def _vjp(who: str, fn: Function, primals: Sequence[Any], has_aux: bool) -> tuple
 
 
 def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux: bool = False) -> tuple[Any, ...]:
-    """Return `fn(*primals)`, and the tangent of the result as the arguments move along `directions`.
+    """Return `fn(*primals)`, and its derivative along `directions`: a Jacobian-vector product, by forward mode.
 
-        y, t = tg.jvp(fn, (x,), (v,))                    # t is the Jacobian times v
+        y, t = tg.jvp(fn, (x,), (v,))                    # t = d fn(x + h v) / d h at h = 0: the Jacobian of fn times v
 
-    primals:    a tuple or list of arguments, trees as in `vjp`.
-    directions: the same with a tangent for each f32 leaf; None stands for zero.
-    Returns:    (result, tangent), with `has_aux` (result, tangent, aux). The tangent of a leaf that is
-                not f32 is None.
-    Raises:     TraceError, ShapeError or DTypeError where the tangents do not fit.
+    primals:    a tuple or list of the arguments of `fn`: f32 tensors, arrays, floats, or trees of them.
+    directions: a tuple or list of trees like `primals`: a direction for each f32 leaf, in its shape; None stands for 0.
+    Returns:    (result, derivative); with `has_aux`, where `fn` returns (result, aux), (result, derivative, aux). The
+                derivative of a leaf that is not f32 is None.
+    Raises:     TraceError unless both are tuples or lists of the same structure; ShapeError if shapes differ;
+                DTypeError if an argument has no f32 leaf.
 
-    The tangent is computed together with the result, and no value is kept for a backward pass. As jax.jvp.
+    Result and derivative are computed together; no value is kept for a backward pass. As jax.jvp.
 
     >>> tg.jvp(lambda x: x * x, (3.0,), (1.0,))
     (array(9., dtype=float32), array(6., dtype=float32))
@@ -150,17 +158,19 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
 
 
 def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """Return a function that computes all derivatives of the results of `fn` with respect to its arguments.
+    """Return a function that computes the Jacobian of `fn`: the derivative of each result by each argument.
 
     J[i..., j...] = d out[i...] / d x[j...]
 
-    argnums: as in `grad`. The result of `fn` can have any shape, or be a tree.
-    Returns: a tree like the result, with a tree like the argument (for several, a tuple) in place of each leaf. The
-             shape of a leaf is that of the result followed by that of the argument. (Jacobian, aux) with `has_aux`.
-    Raises:  as `grad`.
-
-    Forward mode if the arguments have no more elements than the results, else reverse mode; batching computes all
-    rows at once. As jax.jacfwd and jax.jacrev.
+    fn:      a function that returns f32 of any shape, or a tree of such; with `has_aux`, a pair (result, aux).
+    argnums: as for `grad`.
+    Returns: a function of the arguments of `fn`. For one tensor and one argument it returns J, whose shape is that of
+             the result followed by that of the argument. For trees, it returns a tree like the result, in which each
+             leaf is a tree like the argument, and for several `argnums` a tuple of such. (Jacobian, aux) with
+             `has_aux`.
+    Raises:  DTypeError if an argument has no f32 leaf or a result is not f32; TraceError if `argnums` are out of range.
+    All rows or columns are computed at once, as by `vmap`: by forward mode if the arguments have no more elements than
+    the results, else by reverse mode. As jax.jacfwd and jax.jacrev.
 
     >>> tg.jacobian(lambda x: x * x)(np.array([1.0, 2.0], np.float32))
     array([[2., 0.],
@@ -195,8 +205,11 @@ def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Functi
 
     H[i..., j...] = d^2 out / d x[i...] d x[j...], after the axes of the result, if it has any
 
-    Arguments, structure and errors as in `jacobian`, twice. As jax.hessian. For products with vectors, which need no
-    matrix, write jvp(grad(fn), (x,), (v,)).
+    fn, argnums, has_aux: as for `jacobian`, which describes the structure of the result and the errors.
+    Returns: a function of the arguments of `fn`. For one tensor x of shape (n,) and a scalar result, it returns f32[n,
+             n].
+
+    For a product H v, compute `tg.jvp(tg.grad(fn), (x,), (v,))`, which makes no matrix. As jax.hessian.
 
     >>> tg.hessian(lambda x: tg.sum(x**3))(np.array([1.0, 2.0], np.float32))
     array([[ 6.,  0.],
