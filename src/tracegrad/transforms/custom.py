@@ -66,18 +66,18 @@ CHECKPOINT = composite(
 
 
 def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` with its inner values recomputed in the backward pass instead of kept for it.
+    """Return `fn` such that the backward pass recomputes its inner values, so that no memory keeps them until then.
 
         for block in m.blocks:
-            x = tg.remat(block)(x)                       # keeps one x for each block, not the values inside
+            x = tg.remat(block)(x)                       # keeps x for the backward pass, and no value inside the block
 
-    fn:       a function of any arguments. Gradients also flow to tensors that `fn` closes over. `fn` is called once;
-              the backward pass recomputes its graph, with the same random numbers.
-    Returns:  a function with the result of `fn`. Values and gradients are the same to the last bit.
-    Cost:     the forward of `fn` once more in the backward pass, for each f32 result that needs a gradient.
+    fn:       a function of any arguments. Gradients also flow to tensors that `fn` closes over, such as parameters.
+    Returns:  a function with the result and the gradients of `fn`, the same to the last bit. Random ops draw the same
+              numbers again.
+    Cost:     the backward pass runs the forward pass of `fn` once more, for each f32 result that needs a gradient.
     Raises:   TraceError unless `fn` is a function.
 
-    Chen et al. 2016. As jax.remat and torch.utils.checkpoint. `tg.checkpoint` is an alias.
+    `tg.checkpoint` is another name. As jax.remat and torch.utils.checkpoint (Chen et al. 2016).
 
     >>> tg.grad(tg.remat(lambda x: tg.sum(tg.sin(x))))(np.zeros(2, np.float32))
     array([1., 1.], dtype=float32)
@@ -207,25 +207,27 @@ def _checked(name: str, args: tuple[Any, ...], given: Any) -> list[Tensor | None
 
 
 def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
-    """Return `fn` with a derivative of your own, which you set with the method `defvjp(fwd, bwd)` of the result.
+    """Return `fn` as a function whose gradient you define, by the method `defvjp(fwd, bwd)` of the result.
 
         @tg.custom_vjp
-        def clipped(x):                                  # x, whose gradient is clipped
+        def clipped(x):                                  # the identity, whose gradient is clipped to [-1, 1]
             return x
-        clipped.defvjp(lambda x: (x, ()), lambda _, ct: (tg.clip(ct, -1.0, 1.0),))
+        clipped.defvjp(lambda x: (x, None), lambda kept, ct: (tg.clip(ct, -1.0, 1.0),))
 
-    fn:       a function of tensors and trees of them. Tensors it closes over are constants.
-    fwd:      takes the arguments of `fn`, and returns (value, residuals). Calls use this value, and do not run `fn`.
-    bwd:      takes the residuals and the cotangent of the value (the gradient of a loss with respect to it), and
-              returns a tuple: one cotangent per argument.
+    fn:       a function of tensors and trees of them, by position. Tensors that it closes over get no gradient.
+    fwd:      takes the arguments of `fn`, and returns (value, kept): the result, and what `bwd` needs. Calls run `fwd`
+              in place of `fn`.
+    bwd:      takes `kept` and `ct`, the gradient of the loss with respect to the value, and returns a tuple with a
+              gradient, or None for zeros, for each argument.
     Returns:  a function of the same arguments.
-    Raises:   TraceError unless `fn` is a function.
+    Raises:   TraceError unless `fn` is a function, if a call comes before `defvjp`, and for results of another
+              structure; ShapeError if a gradient has another shape than its argument.
 
-    Forward mode (`jvp`) goes through the transpose of `bwd`, which must be linear in the cotangent. Derivatives of
-    higher order differentiate `bwd`. As jax.custom_vjp.
+    `tg.jvp` uses `bwd` too, and is right only if `bwd` is linear in `ct`. Second derivatives differentiate `bwd`. As
+    jax.custom_vjp, and torch.autograd.Function.
 
     >>> sign = tg.custom_vjp(lambda x: tg.sign(x))
-    >>> sign.defvjp(lambda x: (tg.sign(x), None), lambda kept, ct: (ct,))
+    >>> sign.defvjp(lambda x: (tg.sign(x), None), lambda kept, ct: (ct,))    # straight through: ct passes unchanged
     >>> tg.grad(lambda x: tg.sum(sign(x)))(np.array([-2.0, 3.0], np.float32))
     array([1., 1.], dtype=float32)
     """
