@@ -24,28 +24,30 @@ def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None,
     *, reverse: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Run `fn` on each element along the first axis of `xs`, passing a carry from run to run; as jax.lax.scan.
+    """Run `fn` on each element along the first axis of `xs`, and hand a value, the carry, from run to run.
 
     carry = init
     for t in range(length): carry, ys[t] = fn(carry, xs[t])
 
-    fn:       (carry, x) -> (new carry, y); it is traced once. It can use any tensor around it, such as parameters.
+    fn:       (carry, x) -> (new carry, y), traced once for all runs. It can use any tensor around it, such as
+              parameters.
     init:     the first carry: a tensor, number or array, or a tree of them: a tuple, list, dict or model.
     xs:       a tensor, array or tree of them, all of one length along the first axis; None: `fn` gets None.
-    length:   how many iterations; needed without `xs`.
-    reverse:  run from the last element to the first; ys[t] still belongs to xs[t].
-    Returns:  the last carry, and `ys` with the y of all iterations stacked along a new first axis.
-    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a scan in the other direction. Carries, matrix
-              products, sums over axes and results of larger ops such as `softmax` are stored for it. Results of
-              elementwise ops such as a * b are recomputed, except operands of `max` and `min`.
-    Raises:   ShapeError, DTypeError if the carry changes its form or a type; ShapeError if lengths differ; TraceError
-              if `fn` gives no pair of trees of tensors.
+    length:   the number of runs; needed without `xs`.
+    reverse:  True runs from the last element to the first; ys[t] still belongs to xs[t].
+    Returns:  (carry, ys): the last carry, and the y of all runs, stacked along a new first axis.
+    Gradient: to `init`, `xs` and every tensor that `fn` uses, by a loop in the other direction. That loop recomputes
+              elementwise results such as a * b. Each run stores the other values that it needs: the carry, operands of
+              `max` and `min`, and results of matrix products, sums over axes and larger ops such as `softmax`.
+    Raises:   ShapeError or DTypeError if `fn` returns a carry of another type; ShapeError if lengths differ or none is
+              given; TraceError unless `fn` returns a pair of trees of tensors.
 
-    A random op in `fn` gives other numbers in each iteration. `capture` and `patch` cannot be used in it.
+    A random op in `fn` draws other numbers in each run. `tg.capture` and `tg.patch` cannot be used in `fn`. As
+    jax.lax.scan.
 
     >>> total, parts = tg.scan(lambda c, x: (c + x, c + x), 0.0, np.array([1.0, 2.0, 3.0], np.float32))
-    >>> parts
-    tensor([1., 3., 6.])
+    >>> total, parts
+    (tensor(6.), tensor([1., 3., 6.]))
     """
     running = ambient.require("scan")
     carries, of_carry = _tensors(init, "init")
