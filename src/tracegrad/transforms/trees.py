@@ -19,15 +19,17 @@ __all__ = ["tree_leaves", "tree_map"]
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """Apply `fn` to each leaf and return a tree of the results; with more trees, to the leaves in the same places.
+    """Apply `fn` to each leaf of a tree, and return a tree of the results.
 
-        sgd = tg.tree_map(lambda p, g: p - 0.1 * g, m, grads)
+        sgd = tg.tree_map(lambda p, g: p - 0.1 * g, m, grads)     # two trees: fn gets the leaves in the same place
 
-    tree:    a model inside its forward, a list, tuple or dict, or a single leaf. Leaves are tensors, arrays and
-             numbers; None is no leaf. In a model only tensors and arrays are leaves; other attributes stay. A
-             tensor that two paths of a model reach is one leaf.
-    rest:    trees of the same structure; the keys of dicts can come in any order. None stands for a whole branch;
-             `fn` gets None for its leaves.
+    fn:      a function of one leaf of each tree.
+    tree:    a list, tuple, dict or model, nested in any way, or a single leaf. Leaves are tensors, arrays and numbers;
+             None is kept and is no leaf. A model is the one that a loss or forward receives, or one of
+             `tg.instantiate`. Its leaves are its tensors and arrays, each once; other attributes stay.
+    rest:    trees of the same structure; the keys of dicts can come in any order. Where one has None in place of a
+             subtree, `fn` gets None for each of its leaves.
+    Returns: a tree of the structure of `tree`.
     Raises:  TraceError for values that are not leaves, and if the structures differ.
 
     As jax.tree.map.
@@ -40,7 +42,12 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """Return the leaves of `tree` in the order of `tree_map`, which raises the same errors. As jax.tree.leaves.
+    """Return a list of the leaves of `tree`: tensors, arrays and numbers, in the order in which `tree_map` visits them.
+
+    tree:   a list, tuple, dict or model, nested in any way, or a single leaf, as for `tree_map`.
+    Raises: TraceError for values that are not leaves.
+
+    As jax.tree.leaves.
 
     >>> tg.tree_leaves({"a": 1, "b": [2, 3]})
     [1, 2, 3]
