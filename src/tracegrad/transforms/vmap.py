@@ -26,23 +26,25 @@ Axes = Any  # an integer or None, or a list, tuple or dict of them
 
 
 def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
-    """Return a function that applies `fn` to many elements at once: each op runs once for all, without a loop.
+    """Return a function that applies `fn` to many elements at once: each op runs once for all elements, without a loop.
 
-        norms = tg.vmap(lambda x: tg.sqrt(tg.sum(x * x)))(xs)           # f32[n, d] -> f32[n]
-        losses = tg.vmap(loss, in_axes=(0, None, None))(models, x, y)   # a model whose parameters have an axis in front
+        norms = tg.vmap(lambda x: tg.sqrt(tg.sum(x * x)))(xs)           # f32[n, d] -> f32[n] losses = tg.vmap(loss,
+        in_axes=(0, None, None))(models, x, y)   # n models: each parameter has a leading axis of n
 
-    fn:       a function of tensors, arrays, numbers, and trees of them, such as a model inside its forward.
-    in_axes:  the axis of the elements in each argument: an integer for all arguments, or a tuple with one entry for
-              each. An entry is an integer, None for an argument that is the same for all, or a container of these.
-              Entries follow the order of the signature, however arguments are passed. A keyword-only argument has the
-              axis at 0.
-    out_axes: the place of the axis in the result: an integer, or a container like the result. None for a result that is
-              the same for all, which then has no such axis.
-    Returns:  a function with the result of `fn`, each leaf with the axis.
-    Raises:   ShapeError if the axes have different sizes, TraceError if axes do not fit arguments or results.
-
-    Random ops draw other numbers for each element; `capture` gives all values, along a new axis 0; a `patch` site
-    inside has one value for all elements. As jax.vmap.
+    fn:       a function of one element of each argument. Arguments are tensors, arrays, numbers, or trees of them:
+              lists, tuples, dicts and models.
+    in_axes:  the axis along which each argument has its elements: an integer for all arguments, or a tuple with an
+              entry for each, in the order of the signature. An entry is an integer, None for an argument that all
+              elements share, or a list, tuple or dict of these for a tree. Keyword-only arguments have their elements
+              along axis 0.
+    out_axes: the axis along which the result has its elements: an integer, or a list, tuple or dict like the result.
+              None for a result that is the same for all elements, which gets no such axis.
+    Returns:  a function of the arguments with the axis, whose result has the axis in each leaf.
+    Gradient: flows through, as through `fn`.
+    Raises:   ShapeError if axes are out of range or have different sizes; TraceError if `in_axes` or `out_axes` do not
+              fit the arguments or the result.
+    Random ops draw other numbers for each element. A `tg.capture` in `fn` returns the values of all elements, along a
+    new axis 0; a `tg.patch` in `fn` has one value for all. As jax.vmap and torch.func.vmap.
 
     >>> tg.vmap(lambda row: tg.sum(row * row))(np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
     array([ 5., 25.], dtype=float32)
