@@ -75,7 +75,7 @@ def ctc_loss(
     zero_infinity:  replace an infinite loss by 0, without a gradient. A loss is infinite if the labels need more inputs
                     than the sequence has.
     Returns:        f32, rank 0; for "none" [N].
-    Gradient:       to `log_probs`: minus the probability that a path that spells `targets` passes through the element.
+    Gradient:       to `log_probs`: minus the probability, given the labels, that the path has class c at input t.
                     PyTorch adds exp(log_probs); log_softmax before the loss cancels this difference.
     Raises:         ShapeError or DTypeError if shapes or dtypes do not fit; InputError for another `reduction` or a
                     `blank` that is no class.
