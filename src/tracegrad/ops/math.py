@@ -35,10 +35,10 @@ def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
 
 @entered
 def greater(a: Operand, b: Operand) -> Tensor:
-    """Return a > b, element by element; a and b broadcast.
+    """Return a > b (False for NaN), element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  bool. A comparison with NaN is False.
+    Returns:  bool, the broadcast shape.
     Gradient: none.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
@@ -53,10 +53,10 @@ def greater(a: Operand, b: Operand) -> Tensor:
 
 @entered
 def greater_equal(a: Operand, b: Operand) -> Tensor:
-    """Return a >= b, element by element; a and b broadcast.
+    """Return a >= b (False for NaN), element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  bool. A comparison with NaN is False.
+    Returns:  bool, the broadcast shape.
     Gradient: none.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
@@ -170,7 +170,7 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
     Returns:  the same dtype. Integers are exact, f32 for results up to 2^22. For b = 0 the result is a / b (infinite or
               NaN), and 0 for integers.
-    Gradient: 0, because the result is constant between its steps.
+    Gradient: 0: the result is constant between its steps.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
     The operator is `a // b`. As numpy.floor_divide and torch.floor_divide, which raises for integers with b = 0.

@@ -25,14 +25,14 @@ TEXT = """
 abs | Return |x| | sign(x), which is 0 at 0 | [-1.5, 2.0]) -> tensor([1.5, 2. ])
 add | Return a + b (integers wrap at 32 bits) | 1 to a, 1 to b | [1.0, 2.0], 1.0) -> tensor([2., 3.])
 atan2 | Return the angle in [-pi, pi] of the point with coordinates x = b and y = a | b / (a^2 + b^2) to a, -a / (a^2 + b^2) to b; 0 at the origin | [1.0, -1.0], [1.0, -1.0]) -> tensor([ 0.7853981, -2.3561945])
-ceil | Return the smallest integer that is at least x | 0, because the result is constant between integers | [1.2, -1.2]) -> tensor([ 2., -1.])
+ceil | Return the smallest integer that is at least x | 0: the result is constant between integers | [1.2, -1.2]) -> tensor([ 2., -1.])
 cos | Return the cosine of x radians | -sin(x) | [0.0, 1.0]) -> tensor([1.       , 0.5403023])
 div | Return a / b (by 0: inf, -inf or NaN) | 1 / b to a, -a / b^2 to b | [1.0, 4.0], 2.0) -> tensor([0.5, 2. ])
 equal | Return a == b (NaN equals nothing) | none | [1.0, 2.0], 2.0) -> tensor([False,  True], dtype=bool)
 erf | Return the error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x | 2 / sqrt(pi) * exp(-x^2) | [0.0, 1.0]) -> tensor([0.       , 0.8427008])
 exp | Return e^x (inf above x = 88.72) | e^x | [0.0, 1.0]) -> tensor([1.      , 2.718282])
 expm1 | Return e^x - 1, accurate also near 0 | e^x | [0.0, 1.0]) -> tensor([0.       , 1.7182819])
-floor | Return the largest integer that is at most x | 0, because the result is constant between integers | [1.2, -1.2]) -> tensor([ 1., -2.])
+floor | Return the largest integer that is at most x | 0: the result is constant between integers | [1.2, -1.2]) -> tensor([ 1., -2.])
 isnan | Return whether x is NaN | none | [1.0, np.nan]) -> tensor([False,  True], dtype=bool)
 less | Return a < b (False for NaN) | none | [1.0, 3.0], 2.0) -> tensor([ True, False], dtype=bool)
 less_equal | Return a <= b (False for NaN) | none | [1.0, 2.0, 3.0], 2.0) -> tensor([ True,  True, False], dtype=bool)
@@ -46,7 +46,7 @@ minimum | Return the smaller of a and b, or NaN if either is NaN | to the smalle
 mul | Return a * b (integers wrap at 32 bits) | b to a, a to b | [1.0, 2.0], 3.0) -> tensor([3., 6.])
 neg | Return -x | -1 | [1.0, -2.0]) -> tensor([-1.,  2.])
 not_equal | Return a != b (True for NaN) | none | [1.0, 2.0], 2.0) -> tensor([ True, False], dtype=bool)
-round | Return x rounded to the nearest integer, halves to the even one | 0, because the result is constant between halves | [0.5, 1.5, 1.7]) -> tensor([0., 2., 2.])
+round | Return x rounded to the nearest integer, halves to the even one | 0: the result is constant between halves | [0.5, 1.5, 1.7]) -> tensor([0., 2., 2.])
 rsqrt | Return 1 / sqrt(x) (inf at 0, NaN below) | -1 / (2 x sqrt(x)) | [1.0, 4.0]) -> tensor([1. , 0.5])
 sign | Return -1, 0 or 1, with the sign of x (NaN for NaN) | 0 | [-2.0, 0.0, 3.0]) -> tensor([-1.,  0.,  1.])
 sin | Return the sine of x radians | cos(x) | [0.0, 1.0]) -> tensor([0.      , 0.841471])
@@ -186,7 +186,7 @@ def elementwise(
 
     name:    a new name.
     array:   the op in NumPy: a function (xp, *arrays) -> array, where xp has NumPy's functions; or a name of one.
-    wgsl:    the op as an expression in WGSL, with {0} and {1} for the inputs. C and other code are written from it.
+    wgsl:    the op as an expression in WGSL, with {0} and {1} for the inputs. The compiler translates it to C.
     vjp:     (ct, y, *inputs) -> one gradient for each input. y is the result, ct its gradient. Default: no gradient.
     accepts: the dtypes that inputs can have, all inputs the same.
     out:     dtype of the result; None takes that of the inputs.
@@ -196,7 +196,7 @@ def elementwise(
     Returns: the function, of one tensor, or of two if `wgsl` contains {1}.
     Raises:  InputError if the name is taken.
 
-    As a primitive of JAX with its rules.
+    In JAX, one defines a primitive with its rules.
 
     >>> halve = extend.elementwise("doc_halve", array=lambda xp, x: x * xp.float32(0.5), wgsl="({0} * 0.5)",
     ...                            vjp=lambda ct, y, x: (ct * 0.5,))
