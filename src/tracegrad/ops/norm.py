@@ -143,7 +143,7 @@ def softmax_causal(x: Any) -> Tensor:
     out[..., q, k] = exp(x[..., q, k]) / sum over j <= q of exp(x[..., q, j]) for k <= q, else 0
 
     x:        f32, shape (..., T, T): scores of queries q (rows) against keys k (columns). Scores above the diagonal are
-              not read, so NaN there does no harm.
+              ignored, even if they are NaN.
     Returns:  f32, shape of `x`.
     Gradient: that of `softmax` up to the diagonal, 0 above it.
     Raises:   ShapeError if the last two axes differ; DTypeError if `x` is not f32.
@@ -169,7 +169,7 @@ def where_causal(x: Any, fill: Any) -> Tensor:
     Gradient: to `x` up to the diagonal, 0 above it; to `fill` the sum above it.
     Raises:   ShapeError if the rank of `x` is below 2; DTypeError if `fill` has another dtype.
 
-    As x.masked_fill(mask, fill) in PyTorch, with torch.triu(mask, 1) of a mask of ones.
+    As x.masked_fill(torch.ones(Q, K).triu(1).bool(), fill) in PyTorch.
 
     >>> tg.where_causal(tg.ones((2, 2)), -np.inf)
     tensor([[  1., -inf],
