@@ -195,8 +195,7 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
     mean, std: numbers, or f32 tensors that broadcast to `shape`.
     Returns:   f32 of that shape; new numbers in each step or call.
     Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
-    Gradient:  to `mean` and `std`, with the drawn numbers as constants: the reparameterization of Kingma & Welling
-               (2014).
+    Gradient:  1 to `mean`, the number that randn draws to `std` (the reparameterization of Kingma & Welling 2014).
     Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`.
 
     As torch.normal.
@@ -246,7 +245,7 @@ def permutation(n: int) -> Tensor:
 
     Index all arrays of a batch by one permutation, so that their rows still belong together.
 
-    n:        an integer; also the size of an axis that is None in `inputs=`.
+    n:        an integer, such as x.shape[0], even if this size is None in `inputs=`.
     Returns:  i32[n]; a new order in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
     Gradient: none.
@@ -378,7 +377,7 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
 
     x:        f32, any shape.
     p:        a Python number in [0, 1]; 0 returns `x`, 1 returns zeros.
-    training: False returns `x`, as for inference. It has to be given: no mode of the model changes it.
+    training: False returns `x`, as for inference. No mode of the model sets it for you.
     Returns:  f32, shape of `x`; new zeros in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
     Gradient: the result's gradient, with the same zeros and scale.
