@@ -40,7 +40,7 @@ def interpolate(
 
     - "nearest" reads x[floor(i m / n)] instead.
     - "linear", "bilinear" and "trilinear" interpolate between the two neighbours of p, along 1, 2 or 3 axes.
-    - "bicubic" weights the four neighbours of p along 2 axes by a cubic (Keys 1981, a = -0.75). Edges are repeated.
+    - "bicubic" weights the four neighbours of p along 2 axes by a cubic (Keys 1981, a = -0.75). Edge elements repeat.
 
     x:             f32, [B, C, L], [B, C, H, W] or [B, C, D, H, W].
     size:          sizes of the axes after the channels, or one integer for all of them.
@@ -298,8 +298,8 @@ def pixel_unshuffle(x: Any, factor: int) -> Tensor:
 
     As torch.nn.functional.pixel_unshuffle.
 
-    >>> tg.pixel_unshuffle([[[1.0, 2.0], [3.0, 4.0]]], 2).shape    # from [1, 2, 2]
-    (4, 1, 1)
+    >>> tg.pixel_unshuffle([[[1.0, 2.0], [3.0, 4.0]]], 2)[:, 0, 0]    # [1, 2, 2] to [4, 1, 1]
+    tensor([1., 2., 3., 4.])
     """
     x, r = _squared(x, factor)
     *batch, c, h, w = x.shape
@@ -327,10 +327,9 @@ def unfold(
     """Return the windows of an image as columns; windows read zeros outside the image.
 
     x:        f32 [B, C, H, W].
-    kernel_size, dilation, padding, stride: as in `conv2d`; each an integer, or one for the height and one for the
-                                            width.
-    Returns:  f32 [B, C*kh*kw, oh*ow]: a column for each of oh x ow windows, in row-major order, of kh x kw elements for
-              each channel. `conv2d` has the formula of oh and ow.
+    kernel_size, dilation, padding, stride: (kh, kw), d, p and s; each an integer, or one for height and one for width.
+    Returns:  f32 [B, C*kh*kw, oh*ow]: a column for each window, with its kh x kw elements of each channel. There are
+              oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1 rows of windows, and likewise ow columns.
     Gradient: to each element of `x`, summed over the windows that contain it.
     Raises:   ShapeError if no window fits or `x` has another rank; DTypeError if `x` is not f32.
 

@@ -314,9 +314,9 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
     """Return the windows of an image as rows; windows read zeros outside the image.
 
     x:        f32 [B, C, H, W].
-    kernel, stride, padding: as in `conv2d`; each an integer, or one for the height and one for the width.
-    Returns:  f32 [B, oh*ow, C*kh*kw]: a row for each of oh x ow windows, in row-major order, of kh x kw elements for
-              each channel. `conv2d` has the formula of oh and ow.
+    kernel, stride, padding: (kh, kw), s and p; each an integer, or one for height and one for width.
+    Returns:  f32 [B, oh*ow, C*kh*kw]: a row for each window, with its kh x kw elements of each channel. There are
+              oh = floor((H + 2p - kh) / s) + 1 rows of windows, and likewise ow columns.
     Gradient: to each element of `x`, summed over the windows that contain it: `col2im`.
     Raises:   ShapeError if no window fits or `x` has another rank; DTypeError if `x` is not f32.
 
@@ -337,7 +337,8 @@ def col2im(
 ) -> Tensor:
     """Add rows of windows, as `im2col` returns them, into an image: its transpose, not its inverse.
 
-    Each element of a window is added to the pixel from which `im2col` reads it. Where windows overlap, sums result.
+    Each element of a window is added to the pixel from which `im2col` reads it. Pixels that several windows share get
+    the sum.
 
     columns:  f32 [B, oh*ow, C*kh*kw].
     shape:    (B, C, H, W), the shape of the image.
