@@ -32,8 +32,8 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     out[s] = sum of x[k] over all k with segments[k] = s; 0 for a segment without slices
 
     x:        f32, i32 or u32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others raise InputError; only
-              numbers that a compiled program computes itself are clamped instead.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. An input out of range raises
+              InputError, a constant ShapeError; numbers that a compiled program computes itself are clamped.
     n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]]. Slices are added in their order, so each run gives the same bits.
     Gradient: to each slice, the result's gradient at its segment; none to `segments`.
@@ -58,8 +58,8 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
     out[s, ...] = max of x[k, ...] over all k with segments[k] = s; -inf for a segment without slices
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others raise InputError; only
-              numbers that a compiled program computes itself are clamped instead.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. An input out of range raises
+              InputError, a constant ShapeError; numbers that a compiled program computes itself are clamped.
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
     Gradient: to the largest element of each segment; tied elements share it evenly. None to `segments`.
@@ -82,12 +82,13 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     """Return the softmax of `x` among the slices along axis 0 that belong to the same segment.
 
     out[k] = exp(x[k] - m) / sum of exp(x[j] - m) over all j with segments[j] = segments[k], m the largest such x[j]
-    A graph attention network (Velickovic et al. 2018) weights edges so: x[k] is the score of edge k, segments[k] the
-    node at its end.
+
+    A graph attention network (Velickovic et al. 2018) weights its edges this way: x[k] is the score of edge k, and
+    segments[k] the node at its end.
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others raise InputError; only
-              numbers that a compiled program computes itself are clamped instead.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. An input out of range raises
+              InputError, a constant ShapeError; numbers that a compiled program computes itself are clamped.
     n:        the number of segments.
     Returns:  f32, the shape of `x`. Each segment sums to 1. If all scores of a segment are -inf, they become NaN.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
