@@ -166,7 +166,7 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
     x:        any dtype.
     shape:    an integer or integers.
     Gradient: the result's gradient, summed over the repeated axes.
-    Raises:   ShapeError if an axis of `x`, counted from the last, is neither 1 nor equal to that of `shape`.
+    Raises:   ShapeError unless each size of `x`, counted from the last axis, is 1 or the size in `shape`.
 
     As numpy.broadcast_to and torch.broadcast_to.
 
@@ -188,7 +188,7 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
     """Insert axes of size 1 into `x`.
 
     x:        any dtype.
-    axis:     an integer or several: the positions of the new axes in the result; -1 is the last.
+    axis:     an integer or a tuple of them: the positions of the new axes in the result; -1 is the last.
     Gradient: the result's gradient, without these axes.
     Raises:   ShapeError if `axis` is out of range.
 
@@ -210,7 +210,7 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
     """Remove axes of size 1 from `x`.
 
     x:        any dtype.
-    axis:     an integer or several: the axes to remove. None removes every axis of size 1.
+    axis:     an integer or a tuple of them: the axes to remove. None removes every axis of size 1.
     Gradient: the result's gradient, with these axes again.
     Raises:   ShapeError if a given axis is out of range or its size is not 1; PyTorch leaves such an axis as it is.
 
@@ -237,9 +237,11 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     """Return `length` elements of `axis` from `start` on: x[..., start:start+length, ...].
 
     x:        any dtype.
-    start:    an integer; a negative one counts from the end of the axis.
+    axis:     an integer; a negative one counts from the last axis.
+    start:    the first element; a negative one counts from the end of the axis.
+    length:   the number of elements.
     Gradient: the result's gradient at these elements, 0 elsewhere.
-    Raises:   ShapeError if the range leaves the axis; a slice would be cut off instead.
+    Raises:   ShapeError if the range leaves the axis, where x[start:stop] would return fewer elements.
 
     As torch.narrow.
 
@@ -262,7 +264,7 @@ def flip(x: Operand, axis: Axes = None) -> Tensor:
     """Reverse the order of the elements of `x` along `axis`.
 
     x:        any dtype.
-    axis:     an integer or several; None means every axis.
+    axis:     an integer or a tuple of them; None means every axis.
     Gradient: the result's gradient, flipped back.
     Raises:   ShapeError if `axis` is out of range.
 
