@@ -28,8 +28,8 @@ Axes = Any  # an integer or None, or a list, tuple or dict of them
 def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
     """Return a function that applies `fn` to many elements at once: each op runs once for all elements, without a loop.
 
-        norms = tg.vmap(lambda x: tg.sqrt(tg.sum(x * x)))(xs)           # f32[n, d] -> f32[n] losses = tg.vmap(loss,
-        in_axes=(0, None, None))(models, x, y)   # n models: each parameter has a leading axis of n
+        norms = tg.vmap(lambda x: tg.sqrt(tg.sum(x * x)))(xs)           # f32[n, d] -> f32[n]
+        losses = tg.vmap(loss, in_axes=(0, None, None))(models, x, y)   # n models: parameters have an axis in front
 
     fn:       a function of one element of each argument. Arguments are tensors, arrays, numbers, or trees of them:
               lists, tuples, dicts and models.
@@ -40,9 +40,9 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
     out_axes: the axis along which the result has its elements: an integer, or a list, tuple or dict like the result.
               None for a result that is the same for all elements, which gets no such axis.
     Returns:  a function of the arguments with the axis, whose result has the axis in each leaf.
-    Gradient: flows through, as through `fn`.
     Raises:   ShapeError if axes are out of range or have different sizes; TraceError if `in_axes` or `out_axes` do not
               fit the arguments or the result.
+
     Random ops draw other numbers for each element. A `tg.capture` in `fn` returns the values of all elements, along a
     new axis 0; a `tg.patch` in `fn` has one value for all. As jax.vmap and torch.func.vmap.
 
