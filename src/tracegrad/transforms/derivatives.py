@@ -37,9 +37,9 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
         g = tg.grad(lambda w: tg.sum(w * w))(w)          # 2 w, in the shape of w
 
     fn:       a function that returns f32 of rank 0; with `has_aux`, a pair (result, aux) of it and any other tree.
-    argnums:  number, or numbers, of the arguments to differentiate with respect to, counted from 0. They are f32
-              tensors, arrays, floats, or trees of these: lists, tuples, dicts and models. A model is the one that a
-              loss or forward receives, or one of `tg.instantiate`.
+    argnums:  position of the argument to differentiate with respect to, counted from 0, or a tuple of positions. Such
+              an argument is an f32 tensor, an array, a float, or a tree of these: a list, tuple, dict or model. A model
+              is the one that a loss or forward receives, or one of `tg.instantiate`.
     Returns:  a function of the arguments of `fn`. Its result is a tree like the argument, or for several `argnums` a
               tuple of trees; (gradient, aux) with `has_aux`. The gradient of a leaf that is not f32 is None.
     Raises:   the function, when called: ShapeError if the result of `fn` is no scalar, DTypeError if an argument has no
@@ -169,6 +169,7 @@ def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Funct
              leaf is a tree like the argument, and for several `argnums` a tuple of such. (Jacobian, aux) with
              `has_aux`.
     Raises:  DTypeError if an argument has no f32 leaf or a result is not f32; TraceError if `argnums` are out of range.
+
     All rows or columns are computed at once, as by `vmap`: by forward mode if the arguments have no more elements than
     the results, else by reverse mode. As jax.jacfwd and jax.jacrev.
 
@@ -203,11 +204,11 @@ def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Funct
 def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
     """Return a function that computes the second derivatives of `fn`: `jacobian(jacobian(fn))`.
 
-    H[i..., j...] = d^2 out / d x[i...] d x[j...], after the axes of the result, if it has any
+    H[k..., i..., j...] = d^2 out[k...] / d x[i...] d x[j...]
 
     fn, argnums, has_aux: as for `jacobian`, which describes the structure of the result and the errors.
-    Returns: a function of the arguments of `fn`. For one tensor x of shape (n,) and a scalar result, it returns f32[n,
-             n].
+    Returns: a function of the arguments of `fn`. If `fn` returns a scalar of one tensor of shape (n,), that function
+             returns a matrix of shape (n, n).
 
     For a product H v, compute `tg.jvp(tg.grad(fn), (x,), (v,))`, which makes no matrix. As jax.hessian.
 
