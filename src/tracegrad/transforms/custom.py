@@ -66,7 +66,7 @@ CHECKPOINT = composite(
 
 
 def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` such that the backward pass recomputes its inner values, so that no memory keeps them until then.
+    """Return `fn` with less memory in training: the backward pass recomputes its inner values, which are not kept.
 
         for block in m.blocks:
             x = tg.remat(block)(x)                       # keeps x for the backward pass, and no value inside the block
@@ -149,10 +149,11 @@ class CustomVJP:
         self.rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-        """Set the derivative.
+        """Set the functions that compute the result and its gradient.
 
-        fwd: takes the arguments of the function; returns (result, residuals). `bwd` gets the residuals.
-        bwd: (residuals, cotangent of the result) -> a tuple with a cotangent, or None, for each argument.
+        fwd: takes the arguments of the function; returns (value, kept).
+        bwd: takes `kept` and the gradient of the loss with respect to the value; returns a tuple with a gradient, or
+             None for zeros, for each argument.
 
         As the defvjp of jax.custom_vjp.
         """
