@@ -194,8 +194,8 @@ def cross_entropy(
     weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. For class numbers,
                      the mean divides by the sum of the targets' weights; for probabilities, by the number of rows.
     Returns:         f32, rank 0; for "none" the shape of `logits` without its last axis.
-    Gradient:        to `logits`, dy (softmax(x) - q) if `weight` is None, where dy is the gradient of the position's loss;
-                     also to `weight`, and to targets that are probabilities.
+    Gradient:        to `logits`, dy (softmax(x) - q) if `weight` is None; dy is the gradient of a position's loss.
+                     Also to `weight`, and to targets that are probabilities.
     Raises:          ShapeError if the shapes do not fit; DTypeError unless `logits` are f32 and targets i32 or f32;
                      InputError for another `reduction`, a `label_smoothing` outside [0, 1], or `ignore_index` with
                      probabilities.
