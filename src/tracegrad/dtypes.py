@@ -19,13 +19,18 @@ Dimension = int | str | None  # of an input; each call chooses a size that is No
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """An element type: tg.f32, tg.i32, tg.u32 or tg.bool_. `tg.i32[B, T]` is the type of an input.
+    """The type of a tensor's elements: tg.f32, tg.i32, tg.u32 or tg.bool_. As numpy.dtype.
 
-    name, itemsize: such as "f32", and the bytes of an element.
-    numpy: its name in NumPy.  wgsl: its type in a shader.  storage: its type in a buffer; booleans are integers there.
+    name, itemsize: such as "f32", and the bytes of an element in memory.
+    numpy, wgsl, storage: the type's names in NumPy, in a GPU's kernels, and in a GPU's memory, which keeps u32 and bool
+                    as i32.
 
-    >>> tg.f32.name
-    'f32'
+    `dtype[shape]` is an `InputType`, for `inputs=`.
+
+    >>> tg.bool_.name, tg.bool_.numpy, tg.bool_.itemsize
+    ('bool', 'bool', 4)
+    >>> tg.i32[64, 128]
+    i32[64,128]
     """
 
     name: str
@@ -71,10 +76,10 @@ def nearest_f32(x: float) -> float:
 
 
 class TensorType(NamedTuple):
-    """The type of a tensor: `dtype`, its element type, and `shape`, a tuple of integers. Prints as `f32[2,3]`.
+    """The type of a tensor: `dtype`, the type of its elements, and `shape`, a tuple of integers. Prints as `f32[2,3]`.
 
-    >>> str(tg.TensorType(tg.f32, (2, 3)))
-    'f32[2,3]'
+    >>> tg.zeros((2, 3)).type
+    f32[2,3]
     """
 
     dtype: DType
@@ -97,10 +102,13 @@ class TensorType(NamedTuple):
 
 
 class InputType(NamedTuple):
-    """The declared type of an input: `dtype`, and `shape`. Each call chooses the sizes that are None or a name.
+    """The declared type of an input: `dtype` and `shape`. Write `tg.i32["B", 128]`; it prints as `i32[B,128]`.
 
-    >>> tg.i32["B", 128]
-    i32[B,128]
+    Each entry of `shape` is an integer, or a size that each call chooses: None, or a name. Axes with the same name have
+    the same size within a call.
+
+    >>> tg.i32["B", 128].shape
+    ('B', 128)
     """
 
     dtype: DType

@@ -16,7 +16,7 @@ NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename, thr
 
 
 class TracegradError(Exception):
-    """Base of every error that tracegrad raises.
+    """The base class of all errors that tracegrad defines. Catch it to catch any of them.
 
     >>> issubclass(tg.ShapeError, tg.TracegradError)
     True
@@ -31,28 +31,38 @@ class TracegradError(Exception):
 
 
 class ShapeError(TracegradError, ValueError):
-    """Shapes that an op does not take, or cannot combine.
+    """An op got shapes that it does not take or cannot combine. Also a ValueError.
 
-    >>> issubclass(tg.ShapeError, ValueError)
-    True
+    >>> try:
+    ...     tg.ones((2, 3)) + tg.ones((2,))
+    ... except tg.ShapeError as error:
+    ...     print(str(error).splitlines()[0])
+    add: shapes do not broadcast: f32[2,3] and f32[2]; matched from the last axis, sizes must be equal or 1
     """
 
 
 class DTypeError(TracegradError, TypeError):
-    """Element types that an op does not take, or cannot combine.
+    """An op got element types that it does not take or cannot combine. Also a TypeError.
 
-    >>> issubclass(tg.DTypeError, TypeError)
-    True
+    >>> try:
+    ...     tg.tensor([1.0]) + tg.tensor([1], dtype=tg.i32)
+    ... except tg.DTypeError as error:
+    ...     print(str(error).splitlines()[0])
+    add: dtypes differ: f32[1] and i32[1]; cast one with tg.cast(x, dtype)
     """
 
 
 class TraceError(TracegradError, RuntimeError):
-    """A tensor, parameter or op used outside of its trace, or a traced tensor where Python needs its value.
+    """A traced tensor was used where Python needs its value, or outside the loss or forward that made it.
 
-    Such places are `if t:`, `float(t)` and NumPy's functions. A model that is not a tree of modules raises it too.
+    Python needs the value in `if t:`, in `float(t)` and in NumPy's functions. Misplaced parameters, and a model that is
+    not a tree of modules, raise this error too.
 
-    >>> issubclass(tg.TraceError, tg.TracegradError)
-    True
+    >>> try:
+    ...     tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: float(m(x)), inputs={"x": (1, 2)})
+    ... except tg.TraceError as error:
+    ...     print(type(error).__name__)
+    TraceError
     """
 
 
@@ -65,20 +75,26 @@ class CallError(TracegradError, TypeError):
 
 
 class CompileError(TracegradError, RuntimeError):
-    """A model or loss that cannot be compiled, such as a loss that is no f32[], or a kernel that the device refuses.
+    """A model or loss cannot be compiled, or the device refuses one of its kernels. Also a RuntimeError.
 
-    >>> issubclass(tg.CompileError, tg.TracegradError)
-    True
+    >>> try:
+    ...     tg.trace(model=nn.Linear(2, 1), loss=lambda m, x: m(x), inputs={"x": (4, 2)})
+    ... except tg.CompileError as error:
+    ...     print(str(error).splitlines()[0])
+    <lambda> must return a scalar, f32[], got f32[4,1]; reduce it with tg.mean or tg.sum
     """
 
     kernel: int | None = None  # number, in its Program, of the kernel at fault
 
 
 class InputError(TracegradError, ValueError):
-    """Inputs or other arguments that do not fit the function, or the compiled program.
+    """Arguments or inputs do not fit the function or the compiled program. Also a ValueError.
 
-    >>> issubclass(tg.InputError, ValueError)
-    True
+    >>> try:
+    ...     lr.constant(-0.1)
+    ... except tg.InputError as error:
+    ...     print(str(error).splitlines()[0])
+    lr.constant: rate must be at least 0, got -0.1
     """
 
 
@@ -97,7 +113,7 @@ class ConstantIndexError(ShapeError, IndexError):
 
 
 class NonFiniteError(TracegradError, ArithmeticError):
-    """A step whose loss or gradient is infinite or NaN. The step changed nothing.
+    """The loss, a gradient or a new value of a training step is infinite or NaN. The step changed nothing.
 
     >>> result = train.step(x=x, y=np.full((4, 1), 1e38)).result()
     >>> type(result.error).__name__
@@ -106,15 +122,18 @@ class NonFiniteError(TracegradError, ArithmeticError):
 
 
 class DeviceError(TracegradError, RuntimeError):
-    """A device that is missing, too small, or refused the work.
+    """A device is missing, is too small, or refused the work. Also a RuntimeError.
 
-    >>> issubclass(tg.DeviceError, RuntimeError)
-    True
+    >>> try:
+    ...     tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (4, 2)}, device="gpu")
+    ... except tg.DeviceError as error:
+    ...     print(str(error).splitlines()[0])
+    device is 'gpu'; it must be one of 'auto', 'webgpu', 'cpu', 'jax'; 'webgpu' runs on any vendor's GPU
     """
 
 
 class DeviceLostError(DeviceError):
-    """A device that stopped answering.
+    """A device stopped answering during the work, as when a GPU's driver is reset. A kind of `DeviceError`.
 
     >>> issubclass(tg.DeviceLostError, tg.DeviceError)
     True
@@ -122,10 +141,18 @@ class DeviceLostError(DeviceError):
 
 
 class AbortedError(TracegradError, RuntimeError):
-    """A result that is read, as by `pending.loss`, of work that `close`, `replace_model` or a newer call ended.
+    """The result of an aborted step or run was read, as by `pending.loss`. Call `pending.result()` to get an `Aborted`.
 
-    >>> issubclass(tg.AbortedError, tg.TracegradError)
-    True
+    `close`, `replace_model` and newer calls of a `tg.single_flight` function abort queued work.
+
+    >>> train.close()
+    >>> train.step(x=x, y=y).result()
+    Aborted(reason='closed')
+    >>> try:
+    ...     train.step(x=x, y=y).loss
+    ... except tg.AbortedError as error:
+    ...     print(str(error)[:24])
+    step was aborted: closed
     """
 
 
