@@ -50,12 +50,14 @@ UNSET = (
 
 
 class CompiledForward(HasStates):
-    """A forward compiled for one device; made by `tg.compile_forward` and `train.attach`. A context manager.
+    """A model and a forward function, compiled for one device. `tg.compile_forward` and `train.attach` make it.
 
-    Each call chooses the dimensions of `inputs` that are None or names. The first sizes get a program of their own.
-    From the second sizes on, one program serves all sizes up to a capacity, which grows. If the device or the forward
-    does not allow that, each choice of sizes gets its own program, and `explain` says why. With more than
-    `max_cached_shapes` programs, the least recently used one is dropped.
+    Each call chooses the sizes that `inputs` gives as None or a name. The first sizes get a program of their own. For
+    all further sizes, one program computes any sizes up to a capacity, and larger sizes compile a larger one. If the
+    device or the forward does not allow that, each choice of sizes gets its own program, and `explain` says why. At
+    most `max_cached_shapes` programs are kept, those used last.
+
+    A context manager: leaving the `with` block calls `close`.
 
     >>> infer = train.attach(forward=predict, inputs={"x": (None, 2)})
     >>> infer.run(x=np.zeros((3, 2))).output.shape
@@ -100,16 +102,17 @@ class CompiledForward(HasStates):
                 self._programs.of(())
 
     def run(self, mapping: Given = None, /, *more: Any, patches: Given = None, **inputs: Any) -> Pending[RunResult]:
-        """Queue one forward; pass inputs by keyword, in one dict, or both.
+        """Queue one run of the forward, and return a `Pending`: its `output` waits for the result.
 
-        patches: {"attn.0": array} or {"attn.0": (mask, array)}: values that replace those of `tg.patch` sites, in this
-                 run only. Both broadcast to the site's shape, so 0.0 blanks a site. Where the bool mask is False, the
-                 site keeps its own values. The first run with patches (of each choice of sizes) compiles a second
-                 program with memory of its own, which takes as long as the first. Later runs with any patches use it.
-                 Runs without patches execute a program without patch sites, so sites cost them nothing.
+        Pass inputs by keyword, in one dict, or both. They are copied, so you can change your arrays at once. Bad
+        inputs, and errors of compiling for new sizes, are not raised here: the result is `Failed`, and reading `output`
+        raises them.
 
-        Never raises errors of executing: bad inputs, and errors of compiling for a new size, return `Failed`. Inputs
-        are copied: the caller's arrays can be reused at once.
+        patches: {"attn.0": array} or {"attn.0": (mask, array)}: in this run, `array` replaces the value at
+                 `tg.patch("attn.0", x)`, or only those elements where the bool `mask` is True. Both broadcast to the
+                 shape of x, so 0.0 blanks it. The first run with patches at some sizes compiles a second program, with
+                 memory of its own; later runs with any patches use it. Runs without patches cost the same as a forward
+                 without `tg.patch`.
 
         >>> infer.run(x=np.zeros((5, 2))).output.shape
         (5, 1)
@@ -151,7 +154,9 @@ class CompiledForward(HasStates):
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
-        """Return the graph that a run with these inputs executes. Compiles it first, and raises as `compile_forward`.
+        """Return the graph that a run with these inputs executes, as `run` takes them.
+
+        Raises: errors of compiling, if these sizes have no program yet.
 
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}
@@ -165,10 +170,14 @@ class CompiledForward(HasStates):
 
     @helpful
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
-        """Explain the program for these inputs, or for the size used last; see `CompiledTraining.explain`.
+        """Return what a run consists of, to print: dispatches (launches of kernels) with their costs, and memory.
 
-        >>> "dispatch" in str(infer.explain(x=x))
-        True
+        inputs:  as for `run`; without any, the sizes used last.
+        verbose: printing shows the kernels, values and graph, too.
+        As `CompiledTraining.explain`.
+
+        >>> print(infer.explain(x=x).title)
+        forward: 7 nodes, 1 kernels, 1 dispatches; 20 FLOP, 44 B read, 16 B written
         """
         program, _ = self._looked_at(merge(mapping, inputs, "explain"), "explain")
         from tracegrad.introspection.explain import explained
@@ -177,19 +186,26 @@ class CompiledForward(HasStates):
 
     @helpful
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
-        """Explain a value of the program for these inputs, or for the size used last; see `CompiledTraining.why`.
+        """Return why a value of the forward is stored or inlined, and where, as text to print.
 
-        >>> "output" in str(infer.why("output", x=x))
-        True
+        name_or_node: "output", a name of an input, parameter or capture, "%6" for a node as printed, or the node.
+        inputs:       as for `run`; without any, the sizes used last.
+        As `CompiledTraining.why`.
+
+        >>> print(str(infer.why("output", x=x)).splitlines()[1])
+          stored: the program delivers it
         """
         return self.explain(mapping, **inputs).why(name_or_node)
 
     @helpful
     def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
-        """Profile a run with these inputs, or with zeros of the size used last; see `CompiledTraining.profile`.
+        """Run the forward `steps` times, and return the median time of each dispatch, as a table to print.
 
-        >>> "dispatch" in str(infer.profile(steps=1, x=x))
-        True
+        inputs: as for `run`; without any, zeros of the sizes used last.
+        As `CompiledTraining.profile`.
+
+        >>> len(infer.profile(steps=1, x=x).rows)
+        1
         """
         from tracegrad.introspection.profile import profiled
 
@@ -237,19 +253,21 @@ class CompiledForward(HasStates):
 
     @property
     def cached_shapes(self) -> list[int | None | dict[str, int]]:
-        """The sizes whose programs are kept, least recently used first.
+        """The sizes whose programs are kept, least recently used first, such as [4, 2] after runs of 4 rows and of 2.
 
-        Each is the size that calls choose, or a dict by name if calls choose several, or None if they choose none.
+        An entry is a dict, such as {"B": 4, "T": 16}, if calls choose several sizes, and None if they choose none.
         """
         return [as_read(sizes) for sizes in self._programs.sizes]
 
     @helpful
     def close(self) -> None:
-        """Free the forward's programs; calls in flight resolve as Aborted. Closing twice is fine.
+        """Free the forward's programs. Queued runs resolve as `Aborted`. You can close twice.
 
         The parameters of an attached forward belong to its training and stay.
 
         >>> infer.close()
+        >>> infer.run(x=x).result()
+        Aborted(reason='closed')
         """
         worker, programs = self.store.worker, self._programs
         if programs.closed or worker.forked:
@@ -262,7 +280,7 @@ class CompiledForward(HasStates):
 
     @property
     def sites(self) -> tuple[SiteInfo, ...]:
-        """The uses of `tg.capture` and `tg.patch` in the forward, in order.
+        """The calls of `tg.capture` and `tg.patch` in the forward, in order.
 
         Each has a `kind`, "capture" or "patch", its `name`, the `type` of its value, and `site`, your line of code.
         If calls choose sizes, types are those of the sizes used last; before the first run, of size 1.

@@ -47,14 +47,17 @@ def _let_go(lock: Any) -> int:
 
 
 class Pending(NoArray, Generic[T]):
-    """Work under way, such as a `step` or a `run`. `result()` or `await` returns Completed, Aborted or Failed.
+    """The future of a `step` or `run`: `result()` or `await` waits, and returns `Completed`, `Aborted` or `Failed`.
 
-    `loss`, `aux`, `captures`, `losses`, `step` and `output` wait, then raise the error of a `Failed`, and
-    `tg.AbortedError` for an `Aborted`. A `Failed` that is never read is reported once through `warnings`.
+    `loss`, `losses`, `step`, `aux`, `output` and `captures` wait too, and return this part of a `Completed`. For a
+    `Failed` they raise its error, for an `Aborted` `tg.AbortedError`. The library warns of a `Failed` that you never
+    read.
 
-    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
-    >>> infer.run(x=[[1.0, 2.0]]).result(timeout=60).output.shape
-    (1, 1)
+    >>> pending = train.step(x=x, y=y)
+    >>> pending.step
+    1
+    >>> type(pending.result()).__name__
+    'CompletedStep'
     """
 
     instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for the result"
@@ -87,7 +90,7 @@ class Pending(NoArray, Generic[T]):
         self._callbacks: list[Callable[[Pending[T]], object]] = []
 
     def done(self) -> bool:
-        """Return whether the result is there. Does not wait.
+        """Return whether the work has ended, without waiting.
 
         >>> p = train.step(x=x, y=y)
         >>> r = p.result()
@@ -98,13 +101,15 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def wanted(self) -> bool:
-        """True once a caller waits for the result. The library then reads it back before it queues more work."""
+        """True once a caller waits for the result. The library then copies it from the device before further work."""
         return self._wanted
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait, and return Completed, Aborted or Failed.
+        """Wait, and return `Completed`, `Aborted` or `Failed`. Does not raise the error of a `Failed`.
 
-        Raises: TimeoutError if `timeout` seconds pass first; InputError if `timeout` is not a number.
+        timeout: the longest wait, in seconds; None: without a limit.
+        Raises:  TimeoutError after `timeout` seconds; InputError if `timeout` is not a number; RuntimeError in a
+                 callback, where waiting for unfinished work would never end.
 
         >>> train.step(x=x, y=y).result().step
         1
@@ -172,12 +177,15 @@ class Pending(NoArray, Generic[T]):
                 self._callbacks.remove(callback)
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
-        """Call `callback(self)` once the result is there.
+        """Call `callback(self)` when the work ends, on the library's worker thread.
 
-        If it is there already, the callback runs at once in this thread; else later, on the library's worker thread.
+        If the work has ended already, the callback runs at once, in this thread.
+        As concurrent.futures.Future.add_done_callback.
 
         >>> p = train.step(x=x, y=y)
-        >>> p.add_done_callback(lambda pending: None)
+        >>> r = p.result()
+        >>> p.add_done_callback(lambda pending: print("step", pending.step))
+        step 1
         """
         self.done()  # a forked child gets its result now
         with _SETTLING:
@@ -201,27 +209,27 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def loss(self) -> float:
-        """The loss of the step before its update, a float; of `run_steps`, that of the last step. Waits for it."""
+        """The loss of the step before its update, a float; of `run_steps`, the last step's. Waits for the step."""
         return self._of_kind("loss")
 
     @property
     def losses(self) -> Any:
-        """The loss of each step of the call, float32[number of steps]. Waits for it."""
+        """The losses of all steps of the call, float32[number of steps]. Waits for them."""
         return self._of_kind("losses")
 
     @property
     def step(self) -> int:
-        """The number of the step in its training, counted from 1; of `run_steps`, the last one's. Waits for it."""
+        """The number of the step in its training, from 1; of `run_steps`, the last step's. Waits for the step."""
         return self._of_kind("step")
 
     @property
     def aux(self) -> Mapping[str, Any]:
-        """The tensors that the loss returned beside its value, as arrays by name. Waits for them."""
+        """The tensors that the loss returned beside its value, as NumPy arrays by name. Waits for them."""
         return self._of_kind("aux")
 
     @property
     def output(self) -> Any:
-        """The output of the forward: an array, or a tuple or dict of arrays, as the forward returns. Waits for it."""
+        """The forward's result, in the form that it returns: an array, or a tuple or dict of them. Waits for it."""
         return self._of_kind("output")
 
     @property
@@ -230,9 +238,14 @@ class Pending(NoArray, Generic[T]):
         return self._completed().captures
 
     def resolve(self, result: T) -> None:
-        """Set the result, for code that makes Pendings of its own. Only the first call counts.
+        """Set the result, for code that makes a `Pending` of its own. Only the first call counts.
 
-        result: a Completed, Aborted or Failed.
+        result: a `Completed`, `Aborted` or `Failed`.
+
+        >>> p = tg.Pending()
+        >>> p.resolve(tg.Aborted("cancelled"))
+        >>> p.result()
+        Aborted(reason='cancelled')
         """
         with _SETTLING:
             if not self._done:

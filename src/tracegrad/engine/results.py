@@ -12,10 +12,13 @@ from tracegrad.refusals import Value, absent
 
 
 class Captures(Mapping[str, Any]):
-    """The arrays that `tg.capture(name, x)` kept, by name.
+    """The arrays that `tg.capture(name, x)` kept in one step or run: a mapping by name.
 
-    >>> len(tg.Captures())
-    0
+    >>> def forward(m, x):
+    ...     return tg.sum(tg.capture("hidden", m(x)))
+    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=forward, inputs={"x": (4, 2)}, seed=0)
+    >>> infer.run(x=np.ones((4, 2))).captures["hidden"].shape
+    (4, 1)
     """
 
     __slots__ = ("_arrays",)
@@ -40,10 +43,14 @@ class Captures(Mapping[str, Any]):
         return f"Captures({', '.join(f'{k}{list(v.shape)}' for k, v in self._arrays.items())})"
 
     def per_head(self, name: str) -> list[Any]:
-        """Return one array for each head of a captured attention map.
+        """Split a captured attention map into one array for each head.
 
-        name: of the capture. An array [B,H,T,T] gives H arrays [B,T,T], and [H,T,T] gives H arrays [T,T].
-        Raises: KeyError for an unknown name; InputError for an array of another rank.
+        name:    the capture's name. An array [B,H,T,T] gives H arrays [B,T,T], and [H,T,T] gives H arrays [T,T].
+        Raises:  KeyError for an unknown name; InputError for an array of another rank.
+
+        >>> maps = tg.Captures({"attn": np.zeros((2, 8, 5, 5))}).per_head("attn")
+        >>> len(maps), maps[0].shape
+        (8, (2, 5, 5))
         """
         x = self[name]
         if x.ndim not in (3, 4):
@@ -80,15 +87,17 @@ class Loss(float, Value):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The result of finished work: a `CompletedStep` of a training, or a `CompletedRun` of a forward.
+    """The result of finished work. A step gives its subclass `CompletedStep`, the run of a forward `CompletedRun`.
 
-    captures: the arrays of `tg.capture`, by name.
-    Match results with `case Completed(loss=...)`, `case Completed(output=...)`, or `case Completed(value)`, where value
-    is the loss of a step or the output of a run.
+    A `CompletedStep` has `loss`, `losses`, `aux`, `step` and `skipped`; a `CompletedRun` has `output`. Both have
+    `captures`, the arrays of `tg.capture` by name, and `value`, the loss or the output.
 
-    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
-    >>> type(infer.run(x=[[1.0, 2.0]]).result()).__name__
-    'CompletedRun'
+    >>> match train.step(x=x, y=y).result():
+    ...     case tg.Completed(loss=loss):
+    ...         print(loss > 0)
+    ...     case tg.Failed(error):
+    ...         print(error)
+    True
     """
 
     __match_args__: ClassVar[tuple[str, ...]] = ("value",)
@@ -142,12 +151,14 @@ class CompletedRun(Completed):
 class Aborted:
     """The result of a queued step or run that was ended before it ran. The work changed nothing.
 
-    `close` and `replace_model` end queued work, and a newer call of a function of `tg.single_flight` its older call.
+    `close` and `replace_model` end queued work. A newer call of a `tg.single_flight` function ends the queued older
+    one.
 
     reason: why the work ended, in words, such as "closed".
 
-    >>> tg.Aborted("closed").reason
-    'closed'
+    >>> train.close()
+    >>> train.step(x=x, y=y).result()
+    Aborted(reason='closed')
     """
 
     reason: str
@@ -155,12 +166,13 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The result of work that failed and changed nothing.
+    """The result of a step or run that failed and changed nothing.
 
-    error: the exception, such as a `tg.InputError` for inputs that do not fit. It was not raised.
+    Of `run_steps`, the steps before the failed one were applied.
 
-    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
-    >>> result = infer.run(x=[[1.0]]).result()
+    error: the exception, such as a `tg.InputError` for inputs that do not fit. `result()` does not raise it.
+
+    >>> result = train.step(x=np.ones((3, 2)), y=y).result()
     >>> type(result).__name__, type(result.error).__name__
     ('Failed', 'InputError')
     """

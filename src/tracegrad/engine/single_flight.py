@@ -26,13 +26,13 @@ class _Flight:
 def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
     """Return a function that runs at most one call of `fn` and queues one more; the newest call wins.
 
-    fn:       a function of one argument that returns a Pending or an awaitable.
-    Returns:  a function of one argument that returns a Pending at once. A queued call displaced by a newer
-              one resolves to Aborted. An error of `fn`, raised at once or when awaited, resolves to Failed.
+    fn:       a function of one argument that returns a `Pending` or an awaitable.
+    Returns:  a function of one argument that returns a `Pending` at once. If a call is queued when a newer one comes,
+              it resolves to `Aborted`, and the newer one is queued. An error of `fn` resolves to `Failed`.
 
-    A queued call starts on the caller's event loop if it had one, else on the thread that finished the last one.
+    A page that calls the model at every move of the mouse thus computes for the newest position only. A queued call
+    starts on the caller's event loop if it had one, else on the thread that finished the call before.
 
-    >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (1, 2)}, seed=0)
     >>> newest = tg.single_flight(lambda x: infer.run(x=x))
     >>> newest([[1.0, 2.0]]).result().output.shape
     (1, 1)
