@@ -42,38 +42,40 @@ def compile(
     mesh: Any = None,
     layout: Mapping[str, Any] | str | None = None,
 ) -> CompiledTraining:
-    """Trace `loss` once, and compile a whole training step of `model`.
+    """Compile a training step of `model`: the loss, its gradients and the optimizer's update.
 
-    model:     any tree of modules, which does not change.
-    loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}). It is called once, on tensors without values.
+    model:     a `tg.Module`, or a list, tuple or dict of modules. It is not changed.
+    loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}); `m` is the model with its current parameters. It
+               is
+               traced: called once, on tensors without values.
     losses:    several losses instead, by name, such as {"d": d_loss, "g": g_loss}. `train.step("d", ...)` does a step
                of one loss, on the same parameters and states. Each loss takes the `inputs` that it names, and has a
                step counter and a random stream of its own.
     inputs:    name -> shape (f32) or type such as tg.i32[64, 128]. Each call chooses the sizes that are None or a name,
-               as in {"x": ("B", "T", 8), "n": tg.i32["B"]}. One program serves many sizes where it can; otherwise each
-               choice has a program, compiled at its first call. Within a call, equal names must have equal sizes, and
-               so must all Nones at the same axis.
+               as in {"x": ("B", "T", 8), "n": tg.i32["B"]}. Within a call, equal names must have equal sizes, and so
+               must all Nones at the same axis. One program serves many sizes where it can; otherwise each choice of
+               sizes has a program, compiled at its first call.
     optimizer: one of tg.optim. With several losses, one for each by name, or one for all; states are separate.
-    params:    with several losses, the parameters that each trains: a pattern of names such as "D.*", a list of
-               patterns, or a function of the name. Default: all. Only these parameters get optimizer state.
+    params:    with several losses, by name, the parameters that each trains: a pattern of names such as "D.*", a list
+               of patterns, or a function of the name. Default: all. Only these parameters get optimizer state.
     seed:      an integer that determines the first parameters and all numbers of random ops. None draws one; see
                `train.seed`.
     device:    "auto" (a GPU through WebGPU, else the CPU), "webgpu", "cpu", or "jax" (XLA compiles the step for the
                devices of JAX). The environment variable TRACEGRAD_DEVICE sets what "auto" means.
-    keep_grads: make `download_grads` available.
+    keep_grads: True makes `download_grads` available.
     precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision, which halves this memory
                and its traffic, and the loss is scaled so that gradients fit. Parameters, optimizer state, sums and the
                loss stay f32. A step whose gradients overflow is skipped; see `CompletedStep.skipped`. With
                device="jax", precision applies to matmuls: "f16" and "bf16" round the operands, and "tf32" lets GPUs
                round them.
-    frozen:    parameters without training: a pattern of names such as "backbone.*", a list of patterns, or a function
-               of the name. Their gradients are not computed. (`train.freeze` can be undone, `frozen` cannot.)
+    frozen:    parameters that are never trained: a pattern of names such as "backbone.*", a list of patterns, or a
+               function of the name. Their gradients are not computed. (`train.freeze` can be undone, `frozen` cannot.)
     max_cached_shapes: number of programs to keep if calls choose sizes. A further choice drops the least recently used.
     mesh:      jax.make_mesh(...): train on all devices of the mesh, with device="jax". Batches are split over the axis
                "data". The loss is still the mean over the whole batch, and results do not depend on the mesh.
     layout:    how the mesh stores parameters and their optimizer state. By default every device has all of them. "fsdp"
-               splits each over "data". {"*.W": P(None, "model")} splits the parameters of a pattern as the
-               jax.sharding.PartitionSpec says; the first matching pattern counts.
+               splits each over "data". A dict of patterns, such as {"*.W": P(None, "model")}, splits the parameters of
+               a pattern as P, a jax.sharding.PartitionSpec, says; the first matching pattern counts.
     Raises:    InputError for arguments that do not fit. Errors of ops in `loss`, such as ShapeError and DTypeError,
                with the line of your code. CompileError for a loss that is no f32[], or a model without parameters.
                DeviceError for a device that is missing or too small.
@@ -127,18 +129,22 @@ def compile_forward(
     precision: str = "f32",
     writes: bool = False,
 ) -> CompiledForward:
-    """Compile a forward with parameters of its own, drawn from `seed`. `upload_params` sets them.
+    """Compile a forward function with parameters of its own. `load` or `set_params` gives them values.
 
-    model:    any tree of modules, which does not change.
-    forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors.
-    inputs:   as for `compile`. Each call chooses the sizes that are None or a name. The first sizes get a program of
-              their own. The second sizes get one program that serves all further sizes, where that is possible:
-              `infer.explain(x=x)` says whether it is. Elsewhere each choice of sizes gets its own program.
+    model:    a `tg.Module`, or a list, tuple or dict of modules. It is not changed.
+    forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors. `m` is the model with its current
+              parameters.
+    inputs:   as for `compile`: each call chooses the sizes that are None or a name. The first sizes get a program of
+              their own. All further sizes share one program where that is possible; `infer.explain(x=x)` says whether
+              it is. Elsewhere each choice of sizes gets its own program.
+    seed:     an integer that determines the first parameters. With None and no other values, the first run warns that
+              parameters are random.
+    device:   as for `compile`.
     max_cached_shapes: number of programs to keep. A further program replaces the least recently used one.
-    seed, device: as for `compile`.
     precision: "f32" or "f16": with "f16", kernels store intermediate values in half precision. "bf16" and "tf32" need
               device="jax", as in `compile`.
-    writes:   the forward can write states of the model; `states` and `set_states` of the result read and write them.
+    writes:   True: the forward can write states of the model; `states` and `set_states` of the result read and write
+              them.
     Raises:   InputError for inputs that are neither shapes nor types, or that `forward` does not take. CompileError
               for a model without parameters and states. DeviceError for a device that is missing or too small. Errors
               inside `forward` are raised here, but if calls choose sizes, by the first run.
@@ -199,13 +205,15 @@ def load_forward(
 def trace(
     *, model: Any, loss: Callable[..., Any], inputs: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> Graph:
-    """Return the graph of a loss; with an optimizer, of the whole step. No device is used.
+    """Return the graph of a loss; with an optimizer, that of a whole training step. Uses no device.
 
-    Raises the errors of `compile` about model, loss, inputs and optimizer.
+    model, loss, inputs, optimizer: as for `compile`.
+    Returns: a `Graph`, to print or to look into.
+    Raises:  the errors of `compile` about these arguments.
 
     >>> graph = tg.trace(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)})
-    >>> graph.params
-    [<f32[2,1] W>, <f32[1] b>]
+    >>> graph.params, graph.outputs
+    ([<f32[2,1] W>, <f32[1] b>], {'loss': <f32[] div>})
     """
     if optimizer is None:
         return trace_loss(model, loss, inputs)
@@ -214,9 +222,11 @@ def trace(
 
 @helpful
 def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[str, Any]) -> Graph:
-    """Return the graph of a forward. No device is used.
+    """Return the graph of a forward. Uses no device.
 
-    Raises the errors of `compile_forward` about model, forward and inputs, and errors inside `forward`.
+    model, forward, inputs: as for `compile_forward`.
+    Returns: a `Graph`, to print or to look into.
+    Raises:  the errors of `compile_forward` about these arguments, and errors inside `forward`.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs
@@ -227,9 +237,9 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
 
 @helpful
 def devices() -> list[DeviceInfo]:
-    """Return every usable device, in the order in which "auto" tries them.
+    """Return every usable device as a `DeviceInfo`, in the order in which device="auto" tries them.
 
-    Software adapters come last, and "auto" never takes one.
+    "auto" takes a GPU, else the CPU. It never takes an adapter with `software=True`, a CPU that acts as a GPU.
 
     >>> "cpu" in [device.name for device in tg.devices()]
     True

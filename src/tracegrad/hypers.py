@@ -115,15 +115,18 @@ def scalar(name: str) -> Tensor:
 def hyper(name: str, default: float) -> Tensor:
     """Return a named scalar for a loss. `train.set(name=...)` changes it during training.
 
-    The result is f32[], with the value `default` until you set it. Equal names give the same value. A name of the
-    optimizer (lr, weight_decay, ...) reads the optimizer's value. No gradient flows to it. Outside of a trace, the
-    result is the default. As optax.inject_hyperparams.
-    Raises TraceError if a name has two defaults, InputError for a name that is no Python identifier or a default that
-    is no number.
+    name:     a Python identifier. The same name gives the same value. A name of the optimizer, such as "lr" or
+              "weight_decay", gives the optimizer's value.
+    default:  the value until you set another one; in eager code, the value always.
+    Returns:  f32[]. No gradient flows to it.
+    Raises:   TraceError if a name has two defaults; InputError for a name that is no identifier, or a default that is
+              no number. As optax.inject_hyperparams.
 
     >>> loss = lambda m, x: tg.mean(m(x)) * tg.hyper("weight", 1.0)
     >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2)}, optimizer=optim.sgd(lr=0.1), seed=0)
-    >>> train.set(weight=0.5)
+    >>> train.set(weight=0.0)
+    >>> train.step(x=np.ones((4, 2))).loss
+    0.0
     """
     running = None if not building() else require("tg.hyper")
     name_ = cast("object", name)

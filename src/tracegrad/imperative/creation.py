@@ -20,9 +20,9 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
     requires_grad: False for a tensor without a gradient.
     dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64". By default, numbers, lists and float arrays become
                    f32, integer arrays i32 (uint32: u32), and booleans bool; an eager tensor keeps its dtype.
-    Returns:       a leaf: its `grad` is None until a `backward` reaches it.
-    Raises:        DTypeError for integers or booleans with requires_grad=True, which is the default here. Also for
-                   floats with an integer dtype, numbers with bool, and integers that the dtype cannot hold exactly.
+    Returns:       a leaf: a tensor that no op computed. Its `grad` is None until a `backward` reaches it.
+    Raises:        DTypeError for integers or booleans, unless requires_grad=False, and for values that `dtype` cannot
+                   hold exactly, such as 1.5 as i32.
 
     As torch.tensor(data, requires_grad=True).
 
@@ -38,8 +38,13 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
 def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
     """Return an eager tensor of given values, without a gradient.
 
-    data, dtype: as for `tg.parameter`: by default, numbers, lists and float arrays become f32, integer arrays i32.
-    Raises DTypeError as `tg.parameter`. As torch.tensor.
+    data:          a number, nested lists, an array or a tensor; copied.
+    requires_grad: True for a tensor that gets a gradient from `backward`, as `tg.parameter`.
+    dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64". By default, numbers and lists become f32, also
+                   integers; integer arrays become i32. `tg.parameter` has all rules.
+    Raises:        DTypeError for values that `dtype` cannot hold exactly.
+
+    As torch.tensor.
 
     >>> import tracegrad as tg
     >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]

@@ -21,10 +21,11 @@ M = TypeVar("M")
 
 @helpful
 def instantiate(model: M, seed: int | None = None) -> M:
-    """Return a copy of a model whose parameters are eager tensors, drawn as `tg.compile` would draw them.
+    """Return a copy of a model whose parameters are eager tensors, so that you can call it on values.
 
     model:   a tree of modules; it is never changed.
-    seed:    the seed of the parameters; None takes the seed of `tg.manual_seed`. Random ops always take the latter.
+    seed:    the seed of the parameters, which equal those of `tg.compile(seed=seed)`. None: the seed of
+             `tg.manual_seed`. Random ops such as dropout draw from the seed of `tg.manual_seed` in both cases.
     Returns: the copy m. Call it, call `backward()` on the result, and read `m.W.grad`.
     Raises:  TraceError if `model` is not a tree of modules.
 
@@ -43,13 +44,14 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     """Run a forward or loss line by line on values, so that you can print, step and set breakpoints.
 
     forward: called as `tg.compile` calls it, forward(m, **inputs), with eager tensors.
-    model:   a tree of modules, whose parameters are drawn from the seed of `tg.manual_seed`; a copy from
-             `tg.instantiate`; or a training or compiled forward, whose current parameters are used. Random ops draw
-             from the seed of `tg.manual_seed`. With a training, they draw the numbers that its next step will draw.
-    inputs:  arrays, eager tensors, nested lists or numbers. Those of a training or compiled forward are converted to
-             the declared dtypes without loss, as `step` and `run` do; else integers are i32.
+    model:   one of three. A tree of modules: its parameters are drawn from the seed of `tg.manual_seed`. A copy from
+             `tg.instantiate`: its parameters are used. A training or compiled forward: its current parameters are used.
+    inputs:  arrays, eager tensors, nested lists or numbers. If `model` is compiled, they are converted to the dtypes of
+             its `inputs`. Otherwise integers become i32.
     Returns: the result of `forward`. For a loss, `backward()` fills the gradients of an instantiated model.
     Raises:  the errors of the ops, at the line of the op; InputError if a conversion would lose values.
+
+    Random ops draw from the seed of `tg.manual_seed`. With a training, they draw the numbers of its next step.
 
     >>> import tracegrad as tg
     >>> def double(m, x):

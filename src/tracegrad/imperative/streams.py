@@ -15,14 +15,17 @@ COUNTERS = {"seed": 0, "step": 1}  # leaves by their index in `_place`; any othe
 
 @helpful
 def manual_seed(seed: int, step: int = 0) -> None:
-    """Restart the random numbers of eager ops: those that run at once, outside of a compiled loss or forward.
+    """Set the seed of eager random ops, and start their random numbers again. As torch.manual_seed.
 
-    seed: an integer from 0 to 2^32 - 1. Without this call, each run of Python draws another seed.
-    step: the training step, counted from 1, whose numbers to draw. The k-th random op from here on draws what the k-th
-          random op of a loss compiled with this seed draws in that step. The default 0 is no training step.
+    Eager ops run at once, outside of a compiled loss or forward. The seed also determines parameters that `tg.eager`
+    and `tg.instantiate` draw.
 
-    The seed also applies to parameters that `tg.eager` and `tg.instantiate` draw.
-    Raises InputError unless `seed` fits u32. No shape, no gradient: it takes no tensor. As torch.manual_seed.
+    seed:     an integer in [0, 2^32). Without this call, each run of Python draws another seed.
+    step:     a training step, counted from 1. The random ops that follow draw the numbers that a loss compiled with
+              this seed draws in that step, op by op in the order of the calls. No step has the numbers of the default,
+              0.
+    Gradient: none: this takes no tensor.
+    Raises:   InputError unless `seed` fits u32.
 
     >>> tg.manual_seed(0)
     >>> first = np.asarray(tg.randn((3,)))

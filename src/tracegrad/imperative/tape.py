@@ -69,14 +69,12 @@ def backward(root: Record | Leaf, ct: Array) -> None:
 
 
 class no_grad:  # noqa: N801 as in PyTorch
-    """Run ops without recording them: `with tg.no_grad(): ...`, `@tg.no_grad()`, or `tg.no_grad(fn)`.
+    """Run ops without recording them for `backward`: `with tg.no_grad(): ...`, `@tg.no_grad()`, or `tg.no_grad(fn)`.
 
-    Results have no gradient. `tg.no_grad(fn)` calls `fn` and returns its result. Async functions and generators are
-    refused, because they would run after recording is on again.
-
-        with tg.no_grad():
-            y = x * 2
-        y = tg.no_grad(lambda: x * 2)
+    Results require no gradient. `tg.no_grad(fn)` calls `fn()` and returns its result. As torch.no_grad.
+    Raises TracegradError for an async function or a generator, which would run after recording is on again, and
+    TraceError
+    in a traced loss or forward: write `tg.stop_gradient(x)` there.
 
     >>> x = tg.parameter([1.0])
     >>> with tg.no_grad():

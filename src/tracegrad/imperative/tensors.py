@@ -39,11 +39,11 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 class GradTensor(TensorMethods):
     """A tensor with values: every op on it runs at once, and `backward` fills the gradients of its leaves.
 
-    Made by `tg.parameter` and `tg.tensor`, whose arguments it takes. Values never change in place: incoming arrays are
-    copied, `data` is read-only, and `numpy()` returns a copy. In a trace, a tensor without a gradient is a constant.
+    `tg.tensor` and `tg.parameter` make one; they describe the arguments. Ops never change values in place: arrays that
+    you pass are copied, `data` is read-only, and `numpy()` returns a copy. As torch.Tensor.
 
-    >>> tg.tensor([[1.0, 2.0]]).shape
-    (1, 2)
+    >>> tg.tensor([[1.0, 2.0]]) * 3
+    tensor([[3., 6.]])
     """
 
     __slots__ = ("__weakref__", "_array", "_grad", "_record", "_spec")
@@ -99,7 +99,7 @@ class GradTensor(TensorMethods):
 
     @property
     def requires_grad(self) -> bool:
-        """True for a leaf that `backward` gives a gradient, and for a tensor that was computed from such a leaf.
+        """True for a leaf that `backward` gives a gradient, and for a tensor computed from such a leaf.
 
         As torch.Tensor.requires_grad.
         """
@@ -107,7 +107,7 @@ class GradTensor(TensorMethods):
 
     @property
     def is_leaf(self) -> bool:
-        """False for the result of an op that `backward` goes through, else True. As torch.Tensor.is_leaf."""
+        """True unless an op computed the tensor from one that requires a gradient. As torch.Tensor.is_leaf."""
         return self._record is None
 
     @property
@@ -130,7 +130,7 @@ class GradTensor(TensorMethods):
         self._array = array
 
     def assign(self, value: Any) -> None:
-        """Replace the values of a state of an instantiated model, at once. See `tg.Module.state`.
+        """Replace the values of a state (see `tg.Module.state`) in a model from `tg.instantiate`.
 
         value: an array or a tensor of the state's shape and dtype. As torch.Tensor.copy_ of a buffer.
         Raises TraceError unless the tensor is a leaf without a gradient, and ShapeError for another shape or dtype.
@@ -148,9 +148,7 @@ class GradTensor(TensorMethods):
         self._array = new._array
 
     def numpy(self) -> Array:
-        """Return a copy of the values, as a NumPy array that you can change.
-
-        As torch.Tensor.numpy, which shares the memory.
+        """Return a copy of the values, as a NumPy array that you can change. torch.Tensor.numpy shares the memory.
 
         >>> tg.tensor([3.0]).numpy()
         array([3.], dtype=float32)
@@ -158,9 +156,9 @@ class GradTensor(TensorMethods):
         return np.array(self._array)
 
     def item(self) -> float | int | bool:
-        """Return the value of a tensor with one element, as a Python number. Raises ShapeError for more elements.
+        """Return the value of a tensor with one element, as a Python number. As torch.Tensor.item.
 
-        As torch.Tensor.item.
+        Raises ShapeError for more elements, or none.
 
         >>> tg.tensor([3.0]).item()
         3.0
@@ -170,12 +168,10 @@ class GradTensor(TensorMethods):
         return np.asarray(self._array).item()
 
     def tolist(self) -> Any:
-        """Return the values as nested lists, or as one number.
+        """Return the values as nested lists, or as one number. As torch.Tensor.tolist.
 
-        As torch.Tensor.tolist.
-
-        >>> tg.tensor([3.0]).tolist()
-        [3.0]
+        >>> tg.tensor([[3.0], [4.0]]).tolist()
+        [[3.0], [4.0]]
         """
         return np.asarray(self._array).tolist()
 
@@ -184,20 +180,19 @@ class GradTensor(TensorMethods):
     def grad(self) -> GradTensor | None:
         """The gradient: the sum over all `backward` calls since the last `zero_grad`; None before the first.
 
-        Computed tensors have one only after `retain_grad`. As torch.Tensor.grad.
+        Tensors that ops computed have one only after `retain_grad`. As torch.Tensor.grad.
         """
         return None if self._grad is None else wrap(self._grad, self._spec.requiring(False))
 
     def backward(self, grad: Any = None) -> None:
-        """Add d sum(self * grad) / d x to `x.grad`, for each leaf x that requires a gradient.
+        """Add d sum(self * grad) / dx to `x.grad`, for each leaf x that this tensor was computed from.
 
-        The leaves are those from which this tensor was computed.
+        Only leaves that require a gradient get one.
         grad:   a factor for each element, of this tensor's shape and dtype; default ones.
         Raises: TraceError if no leaf requires a gradient; ShapeError or DTypeError for a `grad` of another type.
 
-        Several calls add up, also over the same ops: ops stay recorded as long as a tensor refers to them.
-
-        As torch.Tensor.backward.
+        You can call it again, also on the same tensor: gradients add up. As torch.Tensor.backward with
+        retain_graph=True.
 
         >>> x = tg.parameter([3.0])
         >>> (x * x).sum().backward()
@@ -213,10 +208,10 @@ class GradTensor(TensorMethods):
         tape.backward(self._record or self, seed)
 
     def set_grad(self, grad: Any) -> None:
-        """Replace the gradient by a copy of `grad`, which has the tensor's shape and dtype.
+        """Replace `grad` by a copy of another tensor of the same shape and dtype. To remove it, call `zero_grad`.
 
-        Raises: TraceError if the tensor requires no gradient; ShapeError, DTypeError for another type. As an assignment
-        to torch.Tensor.grad, which copies nothing; `zero_grad` removes the gradient.
+        Raises TraceError if the tensor requires no gradient; ShapeError or DTypeError for another type.
+        As an assignment to torch.Tensor.grad, which copies nothing.
 
         >>> x = tg.parameter([3.0])
         >>> x.set_grad(tg.tensor([1.0]))
@@ -228,12 +223,13 @@ class GradTensor(TensorMethods):
         self._grad = self._checked(grad, "set_grad")
 
     def zero_grad(self) -> None:
-        """Set `grad` to None, so that the next `backward` starts from 0.
-
-        As torch.optim.Optimizer.zero_grad for one tensor.
+        """Set `grad` to None, so that the next `backward` starts from 0. As torch.optim.Optimizer.zero_grad.
 
         >>> x = tg.parameter([3.0])
+        >>> (x * x).sum().backward()
         >>> x.zero_grad()
+        >>> x.has_grad()
+        False
         """
         self._grad = None
 
@@ -250,14 +246,13 @@ class GradTensor(TensorMethods):
         return wrap(self._array, self._spec.requiring(False))
 
     def set_requires_grad(self, flag: bool = True) -> GradTensor:
-        """Set whether `backward` gives a leaf a gradient, and return the tensor.
+        """Set whether `backward` gives the tensor a gradient, and return the tensor. As torch.Tensor.requires_grad_.
 
-        As torch.Tensor.requires_grad_. Raises DTypeError for True on integers or booleans; TraceError for False on a
-        tensor computed from one with a gradient.
+        Raises DTypeError for True on integers or booleans, TraceError for False on a result of ops: use `detach` there.
 
-        >>> x = tg.tensor([3.0])
+        >>> x = tg.tensor([3.0]).set_requires_grad()
         >>> x.requires_grad
-        False
+        True
         """
         if flag and not self._spec.type.dtype.is_float:
             raise DTypeError.here(f"only floats have gradients, this is {self.type}; make it with dtype=tg.f32")
@@ -267,7 +262,7 @@ class GradTensor(TensorMethods):
         return self
 
     def retain_grad(self) -> GradTensor:
-        """Make `backward` set `grad` of a computed tensor too, as of a leaf, and return the tensor.
+        """Make `backward` set `grad` of this tensor too, although ops computed it, and return the tensor.
 
         As torch.Tensor.retain_grad. Raises TraceError if the tensor requires no gradient.
         """
@@ -278,7 +273,7 @@ class GradTensor(TensorMethods):
         return self
 
     def accumulate(self, grad: Array) -> None:
-        """Add an array of the tensor's type to `grad`, or set it if it is None. As PyTorch's AccumulateGrad."""
+        """Add `grad`, an array of the tensor's shape and dtype, to the gradient. As AccumulateGrad of PyTorch."""
         self._grad = grad if self._grad is None else self._grad + grad
 
     def _checked(self, grad: Any, what: str) -> Array:
@@ -293,17 +288,17 @@ class GradTensor(TensorMethods):
 
     # methods with Deepbox's names
     def slice(self, *ranges: int | slice | Sequence[int | None]) -> GradTensor:
-        """Return `x[ranges]`, one range for each axis: an integer, a slice, (start, stop) or (start, stop, step).
+        """Return a part, one range for each axis: an integer, a slice, (start, stop) or (start, stop, step).
 
-        As indexing in NumPy.
+        `x.slice(0, (1, 3))` is x[0, 1:3] of NumPy.
         """
         keys = tuple(slice(*r) if isinstance(r, (tuple, list)) else r for r in ranges)
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Return the elements at `indices` along `axis`, as `tg.take`. Indices can also be floats with whole values.
+        """Return the elements at `indices` along `axis`, as `tg.take`. Negative indices count from the end.
 
-        Negative indices count from the end. As torch.index_select.
+        Indices can also be floats with whole values. As torch.index_select.
         """
         at = as_array(indices)
         if at.dtype.kind == "f" and bool((at == np.floor(at)).all()):
@@ -311,16 +306,16 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", METHODS["take"](self, at, axis))
 
     def view(self, *shape: int | Sequence[int]) -> GradTensor:
-        """Return the elements in another shape: another name of `reshape`. As torch.Tensor.view."""
+        """Return the elements in another shape, as `reshape`: `x.view(2, -1)`. As torch.Tensor.view."""
         return cast("GradTensor", self.reshape(*shape))
 
     def at(self, *indices: int) -> float | int | bool:
-        """Return the element at `indices`, one for each axis, as a Python number. As numpy.ndarray.item."""
+        """Return one element as a Python number, by an index for each axis: `x.at(1, 0)`. As numpy.ndarray.item."""
         return cast("GradTensor", self[indices]).item()
 
     # protocols of Python and NumPy
     def constant(self) -> Array:
-        """Return the values, for a trace's constant. Raises TraceError if the tensor requires a gradient."""
+        """Return the values for use in a traced graph. Raises TraceError if the tensor requires a gradient."""
         if self._spec.requires:
             raise TraceError(
                 f"the eager tensor {self.type} requires a gradient, which a trace cannot compute: make it a "
