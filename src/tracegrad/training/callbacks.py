@@ -59,13 +59,17 @@ class EarlyStopping:
     """Stop `fit` after `patience` evaluations in a row without an improvement. As keras.callbacks.EarlyStopping.
 
     metric:    a name such as "val_loss". For "loss", and for the name of an aux of the loss, the value is the mean over
-               the training steps since the evaluation before. Without evaluations, each epoch counts as one.
-    min_delta: the smallest change that counts as an improvement.
+               the training steps since the evaluation before. Without `validation` and `evaluate`, the end of each
+               epoch counts as an evaluation.
+    min_delta: an improvement is a change by more than this.
     restore:   when stopping, restore the parameters, states and optimizer state of the best evaluation.
     mode:      "max" to maximize the metric, "min" to minimize it. "auto" maximizes if the name contains acc, auc, r2,
                score, f1, top, precision or recall.
 
-    >>> callback = tg.EarlyStopping("val_loss", patience=3)
+    >>> stop = tg.EarlyStopping("loss", patience=2, min_delta=100.0)
+    >>> history = train.fit(x=x, y=y, epochs=50, progress=False, callbacks=[stop])
+    >>> history.epochs
+    3
     """
 
     @helpful
@@ -85,7 +89,7 @@ class EarlyStopping:
         self._best, self._bad, self._snapshot = _Best(self.metric, self.min_delta, self.mode), 0, None
 
     def on_evaluate(self, state: FitState) -> None:
-        """Count evaluations without an improvement, and stop `fit` at `patience`. `fit` calls this after each one."""
+        """Count evaluations without an improvement; at `patience`, stop `fit`. `fit` calls this after each of them."""
         store = state.train.store
         if self._best.improved(state):
             self._bad, self._snapshot = 0, store.call(take_all) if self.restore else None
@@ -99,17 +103,17 @@ class EarlyStopping:
 
 
 class Checkpoint:
-    """Save the training to `path` after each evaluation that is the best so far.
+    """Save the training to a file after each evaluation that is the best so far. As keras.callbacks.ModelCheckpoint.
 
-    path:    the file, overwritten by each save. `fit(resume=path)` continues from it.
+    path:    the file, overwritten by each save. `train.load(path)` and `fit(resume=path)` read it.
     best:    name of the metric, as `metric` of `EarlyStopping`. None: save after each epoch instead.
     mode:    as for `EarlyStopping`.
     wait:    False writes the file while the training goes on, as `train.save(path, wait=False)`.
-    sharded: write a folder, as `train.save(path, sharded=True)`.
+    sharded: True writes a folder, as `train.save(path, sharded=True)`.
 
-    As keras.callbacks.ModelCheckpoint.
-
-    >>> callback = tg.Checkpoint("best.safetensors")
+    >>> save = tg.Checkpoint("best.safetensors")
+    >>> history = train.fit(x=x, y=y, validation=(x, y), progress=False, callbacks=[save])
+    >>> train.load("best.safetensors")
     """
 
     @helpful
@@ -130,9 +134,13 @@ class Checkpoint:
 
 
 class CSVLogger:
-    """Write epoch, step, loss and metrics to the CSV file `path` after each epoch. Each `fit` rewrites the file.
+    r"""Write a CSV file with a line for each epoch: epoch, step, loss of the last step, and metrics.
 
-    >>> callback = tg.CSVLogger("log.csv")
+    path: the file. `fit` writes it anew when it begins, and again after each epoch.
+
+    >>> history = train.fit(x=x, y=y, epochs=2, progress=False, callbacks=[tg.CSVLogger("log.csv")])
+    >>> open("log.csv").readline()
+    'epoch,step,loss\n'
     """
 
     @helpful
@@ -141,11 +149,11 @@ class CSVLogger:
         self._rows: list[dict[str, Any]] = []
 
     def on_begin(self) -> None:
-        """Start a new table, which replaces the file's. `fit` calls this when it begins."""
+        """Start an empty table. `fit` calls this when it begins."""
         self._rows = []
 
     def on_epoch(self, state: FitState) -> None:
-        """Add the row of an epoch, and write the whole file. `fit` calls this after each epoch."""
+        """Add a line for the epoch, and write the whole file. `fit` calls this after each epoch."""
         self._rows.append({"epoch": state.epoch, "step": state.step, "loss": state.loss, **state.metrics})
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         with open(self.path, "w", newline="", encoding="utf-8") as f:
@@ -155,12 +163,12 @@ class CSVLogger:
 
 
 class TensorBoard:
-    """Write loss, scalars beside the loss, metrics and learning rate as an event file of TensorBoard.
+    """Write loss, aux of the loss, metrics and learning rate to a file that TensorBoard shows.
 
-    folder: where the files of this run go. `tensorboard --logdir runs` shows all folders in `runs`. Each `fit` adds a
-            file; points carry the training's step counter. You need TensorBoard to look at the file, not to write it.
+    folder: the folder of this run, such as "runs/first"; `tensorboard --logdir runs` shows all folders in `runs`. Each
+            `fit` adds a file, and points carry the training's step number. Writing needs no TensorBoard.
 
-    >>> callback = tg.TensorBoard("runs/first")
+    >>> history = train.fit(x=x, y=y, progress=False, callbacks=[tg.TensorBoard("runs/first")])
     """
 
     @helpful
@@ -174,16 +182,16 @@ class TensorBoard:
         self._file = EventFile(self.folder)
 
     def on_log(self, record: Mapping[str, Any]) -> None:
-        """Write the scalars of a step or an evaluation. `fit` calls this.
+        """Write the numbers of a step or an evaluation. `fit` calls this after each.
 
-        record: the numbers by name, with "step", the training's step counter.
+        record: the numbers by name, with "step", the training's step number.
         """
         for name, value in record.items():
             if name != "step" and np.ndim(value) == 0 and self._file is not None:
                 self._file.write(name, float(value), record["step"])
 
     def on_epoch(self, state: FitState) -> None:
-        """Write the learning rate, and flush the file so that TensorBoard shows it. `fit` calls this once an epoch."""
+        """Write the learning rate, and flush the file: TensorBoard then shows it. `fit` calls this after each epoch."""
         if self._file is not None:
             self._file.write("lr", state.lr, state.history.step[-1])
             self._file.flush()

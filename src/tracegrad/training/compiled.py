@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class CompiledTraining(Training):
-    """A model, its loss and its optimizer, compiled for one device; made by `tg.compile`.
+    """A model, its loss and its optimizer, compiled for one device. `tg.compile` makes it.
 
     Calls are queued on a worker thread and run in order. `step` and `run_steps` copy their inputs, so you can reuse
-    your arrays at once. A training is a context manager; `close` frees the device.
+    your arrays at once. `close` frees the device; leaving a `with` block of the training calls it.
 
     >>> loss = lambda m, x, y: tg.mse_loss(m(x), y)
     >>> train = tg.compile(model=nn.Linear(2, 1), loss=loss, inputs={"x": (4, 2), "y": (4, 1)}, optimizer=optim.adam())
-    >>> train.param_names
-    ['W', 'b']
+    >>> train.step(x=np.ones((4, 2)), y=np.zeros((4, 1))).step
+    1
     """
 
     @helpful
@@ -64,7 +64,7 @@ class CompiledTraining(Training):
         resume: str | os.PathLike[str] | None = None,
         schedule: Sequence[str] | None = None,
     ) -> History:
-        """Train, and return the history: `h.loss`, and `h.metrics` of the evaluations. After Ctrl-C, return it early.
+        """Train on `data`, and return the history: losses, and metrics of the evaluations. Ctrl-C ends it early.
 
         data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
                     Or whole arrays: a tuple or dict of arrays, a data frame, a Hugging Face dataset. They are
@@ -77,7 +77,7 @@ class CompiledTraining(Training):
                     interrupted run count.
         shuffle:    shuffle whole arrays in each epoch, by the seed. Iterables keep their order.
         validation: a share of the whole arrays (their last examples), arrays as for `data`, or batches. The results are
-                    `val_loss`, and `val_<name>` for each scalar that the loss also returns. A loss that takes
+                    `val_loss`, and `val_<name>` for each scalar aux of the loss. A loss that takes an argument
                     `training` gets False. States that the loss writes are restored. `lr.plateau` gets `val_loss`.
         metrics:    {"name": function of the model and of the inputs that it names}, traced, for `val_<name>`. Functions
                     of `tg.metrics` are computed over the whole set; any other is averaged over the examples.
@@ -90,11 +90,14 @@ class CompiledTraining(Training):
                     methods are `on_begin()`, `on_end()` and `on_log(record)`. A plain function is called after each
                     step.
         log:        path of a file that gets one line of JSON per step and evaluation, a function of such a dict, or an
-                    object with `log(dict)` or `add_scalar(name, value, step)`. A line also has scalars beside the loss.
+                    object with `log(dict)` or `add_scalar(name, value, step)`. A line also has the scalar aux of the
+                    loss.
         resume:     path of a file saved while `fit` ran or after an interrupt. `fit` loads it and continues at its
                     epoch and batch. Pass the same arguments as before; callbacks start from 0.
-        schedule:   with several losses, which need it: their turns, as ("d", "d", "g"). Each step takes the next batch,
-                    and from it the inputs of its loss. Step k has turn (k - 1) % 3, so a later `fit` goes on there.
+        schedule:   required with several losses: their turns, as ("d", "d", "g"). Each step takes the next batch, and
+                    from it the inputs of its loss. Step k has turn (k - 1) % 3 of these three, so a later `fit` goes on
+                    there.
+        Returns:    a `History`: `loss` and `step` of each step, `metrics` of each evaluation.
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and errors
                     of `data`, `evaluate` and hooks. Steps queued after a failed one are applied.
 
@@ -124,20 +127,20 @@ class CompiledTraining(Training):
         schedule: Sequence[str] | None = None,
         sizes: int | Sequence[int] | Mapping[str, int | Sequence[int]] | None = None,
     ) -> Path:
-        """Write a static site that continues this training in a browser, without Python. Returns its HTML file.
+        """Write a static site that continues this training in a browser, without Python. Return the path of its page.
 
         forwards:     attached forwards by name. The page shows each with a demo that suits its inputs.
-        single_file:  write one HTML file that opens by double-click, instead of a folder.
+        single_file:  True writes one HTML file that opens by double-click, instead of a folder.
+        title:        the page's title.
         data:         for each input, examples along a leading axis, from which the page draws its batches. Without
                       data, the page shows the forwards and cannot train.
         labels:       names of the classes of an image forward.
         vocabulary:   the text of each token, for a forward that continues texts.
         schedule:     with several losses, their turns in the page, such as ("d", "d", "g"). Default: each once.
-        sizes:        the largest of the sizes that calls choose, such as {"B": 64}, or one number for all. The page
-                      takes all sizes up to it, and computes in the shapes of the largest. A list such as
-                      {"B": [8, 64]} has more programs: a call computes in the least size that fits. Steps that draw
-                      from the data take the largest. A forward needs none of its sizes here: then the page runs it at
-                      the sizes of its demo.
+        sizes:        if calls choose sizes, the largest of each, such as {"B": 64}, or one number for all. The page
+                      takes all sizes up to it, and computes in arrays of the largest. With a list, such as {"B": [8,
+                      64]}, a call computes in the smallest of these that fits, and steps on `data` in the largest. A
+                      forward that `sizes` does not mention runs at the sizes of its demo.
         Raises:       InputError for data that do not fit, for a learning rate that is a schedule of your own, and if no
                       program can serve all sizes.
 
@@ -155,13 +158,15 @@ class CompiledTraining(Training):
 
     @helpful
     def explain(self, verbose: bool = False, *, loss: str | None = None) -> Explanation:
-        """Explain what a step consists of: dispatches with bytes, FLOPs and your source lines, memory, kernels, graph.
+        """Return what a step consists of, to print: dispatches (launches of kernels) with their costs, and memory.
 
-        Printing shows one screen; with `verbose`, all kernels, values and the graph, too. Notebooks show HTML, and
-        `.save(path)` writes an HTML file. No device is used. loss: with several losses, the name of one.
+        verbose: printing shows all kernels, values and the graph, too; else one screen.
+        loss:    with several losses, the name of one.
+        Returns: an `Explanation`. For each dispatch it has bytes, FLOPs and your source lines. Notebooks show it as
+                 HTML, and `.save(path)` writes an HTML file. Nothing runs on the device.
 
-        >>> "dispatches" in str(train.explain())
-        True
+        >>> print(train.explain().title)
+        training: 127 nodes, 4 kernels, 4 dispatches; 131 FLOP, 244 B read, 96 B written
         """
         from tracegrad.introspection.explain import explained
 
@@ -170,19 +175,21 @@ class CompiledTraining(Training):
 
     @helpful
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
-        """Explain why a value of the step is stored or inlined, which rules formed its kernels, and where it is.
+        r"""Explain why a value of the step is stored or inlined, which rules formed its kernels, and where it is.
 
         name_or_node: the name of a result such as "loss", a capture, a parameter, an input or an optimizer state.
-                      "grads.NAME" is a parameter's gradient. A number such as "%12" names a node as in
-                      `print(train.graph)`. A node of `train.graph` itself works too.
+                      "grads.NAME" is a parameter's gradient. "%12" names a node as `print(train.graph)` does. A node of
+                      `train.graph` itself works too.
         loss:         with several losses, the name of one.
-        Returns:      text to print. `.values` has an entry for each value that the node was compiled to. The entry has
-                      its rule, dispatches, place and lifetime, the values of the same kernel, and your source line. For
-                      each neighbour in another kernel, the entry names the rule that prevented a merge.
+        Returns:      text to print. `.values` has an entry for each value that the node was compiled to, with its rule,
+                      dispatches, place, lifetime and source line. An entry names the values in the same kernel. For
+                      each neighbour in another kernel, it names the rule that prevented a merge.
         Raises:       MissingNameError for an unknown name, with the nearest one.
 
-        >>> "loss" in str(train.why("loss"))
-        True
+        >>> print("\n".join(str(train.why("loss")).splitlines()[:3]))
+        %13 div f32[]
+          stored: the program delivers it
+          computed by dispatch 2, kernel 2 (sum+div+where)
         """
         from tracegrad.introspection.why import why
 
@@ -191,18 +198,19 @@ class CompiledTraining(Training):
 
     @helpful
     def profile(self, steps: int = 10, mapping: Given = None, *, loss: str | None = None, **inputs: Any) -> Profile:
-        """Time every dispatch of a step, after the steps queued so far; see `Profile`.
+        """Run a step `steps` times, and return the median time of each dispatch, as a table to print.
 
-        steps:    number of runs. The time of a dispatch is the median.
         inputs:   a batch as for `step`, by keyword, in one dict, or both. Without inputs, zeros are used.
         loss:     with several losses, the name of one.
-        Returns:  a table with the device's limits and your source lines. `.save(path)` writes a Chrome trace.
+        Returns:  a `Profile`: the times beside bytes, FLOPs, the device's limits and your source lines. `.save(path)`
+                  writes a Chrome trace.
         Raises:   InputError for inputs that do not fit; DeviceError in Pyodide.
 
-        Parameters, optimizer state, step counter, random stream and kept gradients do not change.
+        The runs begin after the steps queued so far. They change no parameter, optimizer state, step counter, random
+        stream or kept gradient.
 
-        >>> "dispatches" in str(train.profile(steps=1))
-        True
+        >>> len(train.profile(steps=1).rows)
+        4
         """
         from tracegrad.introspection.profile import profiled
 

@@ -115,11 +115,13 @@ class Stop:
 
 
 class FitState:
-    """The argument of the hooks of `fit`: the current values. Reading one that has no line here waits for the step.
+    """The argument of the hooks of `fit`: the values of the current step.
 
     train, epoch: the training, and the number of the pass over the data, from 1 on.
     metrics:      metrics of the last evaluation, by name.
     stop:         `state.stop()`, or `state.stop = True`, ends the loop: no later step runs.
+
+    These are there at once. Reading any other attribute waits for the step.
     """
 
     __slots__ = ("_knobs", "_pending", "_settle", "_since", "_stop", "epoch", "metrics", "train")

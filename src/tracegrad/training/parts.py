@@ -40,7 +40,7 @@ class Parts(HasStates):
 
     @property
     def kernels(self) -> tuple[KernelSource, ...]:
-        """The kernels of the compiled step, whose texts a runtime compiles."""
+        """The kernels of the compiled step. Each has its text in WGSL as `wgsl`."""
         return self.program.kernels
 
     @property
@@ -68,7 +68,7 @@ class Parts(HasStates):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step, by the schedule."""
+        """The learning rate that the schedule gives the next step."""
 
         def read(session: Session, stepper: Stepper) -> float:
             step, rate = stepper.counter + 1, stepper.knobs.rate

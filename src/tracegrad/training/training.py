@@ -75,11 +75,13 @@ class Training(Parts):
     # --- running ---
 
     def step(self, mapping: Given | str = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
-        """Queue one training step. Pass inputs by keyword, in one dict, or both.
+        """Queue one training step, and return a `Pending`: its `loss` waits for the result.
 
-        With several losses, pass the name of one first: `train.step("d", x=x, z=z)`. `step` waits while 8 steps are
-        queued; of short steps, 96 (in a browser tab 128). `step` never raises for events during execution: bad inputs,
-        a non-finite loss and device errors give the result `Failed`, and change nothing.
+        Pass inputs by keyword, in one dict, or both. With several losses, pass the name of one first:
+        `train.step("d", x=x, z=z)`. Bad inputs, a non-finite loss and device errors are not raised here. They give the
+        result `Failed` and change nothing; reading `loss` raises them.
+
+        `step` waits while 8 steps are queued (96 of short steps, 128 in a browser tab).
 
         >>> train.step(x=x, y=y).result().step
         1
@@ -88,14 +90,15 @@ class Training(Parts):
 
     @helpful
     def run_steps(self, n: int | str, /, *batch: Any, **inputs: Any) -> Pending[StepResult]:
-        """Queue `n` steps in one call. Inputs with a leading axis of length `n` are split, others serve every step.
+        """Queue `n` training steps in one call, and return a `Pending` of the last one.
 
         n, batch: the number, at most a million, then optionally a dict of inputs. With several losses, the name of
                   one comes first.
+        inputs:   as for `step`, for all steps; or with a leading axis of length `n`, and step k takes element k of it.
         Returns:  the result of the last step, with `losses`, a float32 array of length `n`. If a step fails, the
                   result is `Failed`: earlier steps were applied, and later steps do not run.
 
-        >>> train.run_steps(3, x=x, y=y).result().losses.shape
+        >>> train.run_steps(3, x=x, y=y).losses.shape
         (3,)
         """
         return self._run("run_steps", (n, *batch), inputs)
@@ -133,9 +136,9 @@ class Training(Parts):
 
     @helpful
     def download_params(self, *, ema: bool = False) -> dict[str, Array]:
-        """Return the parameters by name, after the steps queued so far.
+        """Return the parameters by name, as NumPy arrays, after the steps queued so far.
 
-        ema:     return the running averages of an optimizer made with `ema=`, instead of the current values.
+        ema:     True returns the running averages of an optimizer made with `ema=`, instead of the current values.
         Raises:  InputError for `ema` if the optimizer keeps no averages.
 
         >>> {name: array.shape for name, array in train.download_params().items()}
@@ -145,9 +148,10 @@ class Training(Parts):
 
     @helpful
     def download_grads(self, *, loss: str | None = None) -> dict[str, Array]:
-        """Return the gradients of the last step by parameter name.
+        """Return the gradients of the last step by parameter name, as NumPy arrays.
 
-        loss: with several losses, the name of one. Raises InputError unless compiled with `keep_grads=True`.
+        loss:   with several losses, the name of one.
+        Raises: InputError unless `tg.compile` got keep_grads=True.
 
         >>> r = train.step(x=x, y=y).result()
         >>> sorted(train.download_grads())
@@ -167,13 +171,14 @@ class Training(Parts):
 
     @helpful
     def save(self, path: str | os.PathLike[str], *, wait: bool = True, sharded: bool = False) -> Pending[Any] | None:
-        """Write one safetensors file: parameters, optimizer state, step, seed, schedule. The folder must exist.
+        """Write a checkpoint, one safetensors file: parameters, states, optimizer state, step, seed, schedule.
 
-        The file is replaced as a whole: after a crash, a kill or a full disk, the old file is intact. Symbolic links
-        are followed, permissions are kept, and a device or pipe gets the bytes. With several processes, all must call
-        `save`; process 0 writes.
-        wait:    False copies the values after the steps queued so far, and writes files in order, while the training
-                 goes on. It returns a `Pending` that resolves to the path, or to Failed.
+        The folder must exist. The file is replaced as a whole: after a crash, a kill or a full disk, the old file is
+        intact. Symbolic links are followed, permissions are kept, and a device or pipe gets the bytes. With several
+        processes, all must call `save`; process 0 writes.
+        wait:    False copies the values after the steps queued so far, and writes the file while the training goes on.
+                 `save` then returns a `Pending` that resolves to the path, or to `Failed`. Files are written in the
+                 order of calls.
         sharded: write a folder instead, for models on a mesh: each process writes the parts of arrays that it holds,
                  and no host needs memory for all. The old checkpoint in the folder is deleted when the new one is
                  complete. Only with device="jax" and Orbax (`pip install tracegrad[orbax]`).
@@ -220,12 +225,12 @@ class Training(Parts):
 
     @helpful
     def digest(self, losses: Sequence[float] = ()) -> str:
-        """Return the SHA-256 of the training after the steps queued so far, as 64 hexadecimal digits.
+        """Return a hash of the training after the steps queued so far: SHA-256, as 64 hexadecimal digits.
 
         losses:   losses to include, such as `history.loss` of `fit`; rounded to f32.
-        Returns:  a hash of `losses`, parameters, optimizer state, step, seed, schedule and hyperparameters. Equal
-                  hashes mean equal bits. On one device, a seed gives the same hash in every process, and after a
-                  resume.
+        Returns:  the hash of `losses`, parameters, states, optimizer state, step, seed, schedule and hyperparameters.
+
+        Equal hashes mean equal bits. On one device, a seed gives the same hash in every process, and after a resume.
 
         >>> len(train.digest())
         64
@@ -236,13 +241,12 @@ class Training(Parts):
 
     @helpful
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Resume from a file or a folder that `save` wrote, bit-exact on the same device.
+        """Resume from a file or a folder that `save` wrote. On the same device, the training goes on bit for bit.
 
         Loading executes no code from the file. Tensors and metadata are checked before anything changes. A folder loads
         on a mesh of any shape, or on any other device; all processes must call `load`.
-
-        Raises: InputError if the file is not a checkpoint, is damaged, or belongs to another model or optimizer. Then
-                nothing has changed.
+        Raises: InputError, with nothing changed, if the file is not a checkpoint, is damaged, or belongs to another
+                model or optimizer.
 
         >>> train.save("checkpoint.safetensors")
         >>> train.load("checkpoint.safetensors")
@@ -262,25 +266,30 @@ class Training(Parts):
 
     @helpful
     def reset(self, params: bool = True, optimizer: bool = True, seed: int | None = None) -> None:
-        """Start over without compiling.
+        """Start over without compiling, after the steps queued so far.
 
-        params:     draw the parameters again.
-        optimizer:  clear the optimizer state and the step counter, and so restart the random stream and schedules.
+        params:     True draws the parameters again.
+        optimizer:  True clears the optimizer state and the step counter, and so restarts random numbers and schedules.
         seed:       use this seed from now on; None keeps the current one.
-        Raises:     InputError unless `seed` is an integer from 0 to 2**32 - 1.
+        Raises:     InputError unless `seed` is an integer from 0 to 2^32 - 1.
 
         >>> train.reset(seed=1)
+        >>> train.step(x=x, y=y).step
+        1
         """
         new = None if seed is None else checked_seed(seed)
         self.store.call(lambda session, s: s.reset(session, params, optimizer, s.seed if new is None else new))
 
     @helpful
     def set_lr(self, lr: Schedule | float, *, loss: str | None = None) -> None:
-        """Change the learning rate from the next `step` on. A schedule without an explicit start begins at that step.
+        """Change the learning rate from the next `step` on.
 
+        lr:   a number, or a schedule of `tg.lr`. A schedule without `start` begins with the next step as its step 1.
         loss: with several losses, the name of one.
 
         >>> train.set_lr(lr.linear(peak=1e-2, final=0.0, steps=100))
+        >>> train.lr
+        0.01
         """
         with self.worker.own(self._lock):
             stepper = self.store.stepper_of(loss, "set_lr")
@@ -288,9 +297,9 @@ class Training(Parts):
 
     @helpful
     def lr_metric(self, value: float, *, loss: str | None = None) -> None:
-        """Tell `lr.plateau` a metric, such as a held-out loss, after the steps queued so far.
+        """Pass a metric, such as a held-out loss, to the schedule `lr.plateau`, after the steps queued so far.
 
-        loss: with several losses, the name of one.
+        loss:   with several losses, the name of one.
         Raises: InputError if the schedule is not `lr.plateau`. As the step of torch.optim's ReduceLROnPlateau.
 
         >>> train.set_lr(lr.plateau(1e-2))
@@ -302,11 +311,13 @@ class Training(Parts):
     def set(self, *, loss: str | None = None, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
-        loss: with several losses, the name of one.
-        `groups={"backbone.*": {"lr": 0.01}}` sets the values of groups. Two changes compile the step once more, and
-        training then goes on: a value that a group did not have, and a weight_decay, momentum or clip_grad_norm that
-        was off. All others compile nothing. `clip_grad_norm=None` switches clipping off.
+        loss:   with several losses, the name of one.
+        groups: values for some parameters, such as {"backbone.*": {"lr": 0.01}}; see `optim.Options`.
+        hyper:  the new values by name. `clip_grad_norm=None` switches clipping off.
         Raises: InputError for unknown names and values out of range. Then nothing has changed.
+
+        Only two changes compile the step once more, and training then goes on: a value that a group did not have, and a
+        weight_decay, momentum or clip_grad_norm that was off.
 
         >>> train.set(momentum=0.5)
         """
@@ -318,8 +329,9 @@ class Training(Parts):
         """Freeze parameters from the next step on: no update, no decay, no change of their optimizer state.
 
         parameters: a pattern such as "backbone.*", a list of patterns, or a function of the name.
+        Raises:     InputError if no parameter matches.
+
         The first call compiles the step once more, later calls compile nothing. Gradients are still computed.
-        Raises: InputError if no parameter matches.
 
         >>> train.freeze("b")
         """
@@ -328,25 +340,29 @@ class Training(Parts):
 
     @helpful
     def unfreeze(self, parameters: Selection = "*") -> None:
-        """Train frozen parameters again, from the state in which they were frozen.
+        """Train frozen parameters again from the next step on, with the optimizer state that they had when frozen.
+
+        parameters: as for `freeze`, by default all. Raises InputError if no parameter matches.
 
         >>> train.freeze("b")
-        >>> train.unfreeze()
+        >>> train.unfreeze("b")
         """
         with self.worker.own(self._lock):
             freeze(self.store, parameters, "unfreeze")
 
     @helpful
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
-        """Train another model on the same handle, from step 0, with parameters drawn by `seed` or the current seed.
+        """Train another model in this training, from step 0, with new parameters. The loss and the inputs stay.
 
-        Steps in flight resolve as Aborted. Attached forwards compile again on their next run. Learning rate and
-        hyperparameters keep their values, unless you pass an optimizer.
-        Raises: errors of compiling. Then the old model and all its state are kept.
+        seed:      the seed of the parameters; None keeps the current one.
+        optimizer: a new optimizer. None keeps the old one, with the current learning rate and hyperparameters.
+        Raises:    errors of compiling. Then the old model and all its state are kept.
 
-        >>> train.replace_model(nn.Sequential(nn.Linear(2, 8), tg.relu, nn.Linear(8, 1)))
+        Queued steps resolve as `Aborted`. Attached forwards compile again on their next run.
+
+        >>> train.replace_model(nn.Linear(2, 1, bias=False))
         >>> train.param_names
-        ['layers.0.W', 'layers.0.b', 'layers.2.W', 'layers.2.b']
+        ['W']
         """
         replace_model(self.store, model, seed, optimizer)
 
@@ -360,12 +376,11 @@ class Training(Parts):
         precision: str = "f32",
         writes: bool = False,
     ) -> CompiledForward:
-        """Return a forward that shares this training's parameters and states. A run sees every step queued before it.
+        """Return a forward that uses this training's parameters and states. Each run sees all steps queued before it.
 
         forward, inputs: as for `tg.compile_forward`. The first run compiles the forward.
         max_cached_shapes, precision, writes: as for `tg.compile_forward`. The precision does not follow the training's.
-        Raises: InputError for inputs that are not types, or that `forward` does not take. The first run raises any
-                other error.
+        Raises: InputError for inputs that are not types, or that `forward` does not take; the first run, other errors.
 
         >>> train.attach(forward=predict, inputs={"x": (None, 2)}).run(x=np.zeros((5, 2))).output.shape
         (5, 1)
@@ -376,7 +391,7 @@ class Training(Parts):
 
     @helpful
     def close(self) -> None:
-        """Free the device. Steps in flight resolve as Aborted. You can close twice.
+        """Free the device. Queued steps and runs resolve as `Aborted`. You can close twice.
 
         >>> train.close()
         """
