@@ -21,7 +21,7 @@ Cache = tuple[int, int]
 class MultiheadAttention(Module):
     """Multi-head attention, softmax(q k^T / sqrt(d)) v with d = dim / n_heads, as torch.nn.MultiheadAttention.
 
-    dim, n_heads: the size of an element, and the number of heads. `n_heads` divides `dim`.
+    dim, n_heads: the size of each element (PyTorch's embed_dim), and the number of heads. `n_heads` divides `dim`.
     kv_heads:     number of heads of keys and values, a divisor of n_heads. Each serves n_heads / kv_heads heads of
                   queries (Ainslie et al. 2023). By default n_heads.
     bias:         False: the four `Linear`s have no b.
@@ -34,11 +34,12 @@ class MultiheadAttention(Module):
     x:        f32[B, T, dim]: the queries, and without `memory` the keys and values, too.
     memory:   f32[B, S, dim]: other elements for keys and values. With `causal`, S must be T.
     value:    f32[B, S, dim]: other elements for values only, as PyTorch's layer(query, key, value).
-    mask:     bool, broadcastable to [B, n_heads, T, S], True where a query sees a key; or f32, added to the scores. For
-              sequences of different lengths, pass (tg.arange(S) < lengths[:, None])[:, None, None].
-    position: i32[]: the position of the first element of `x` in sequences whose earlier elements are in the cache. The
-              cache gets the elements of `x`, so the forward needs writes=True. Position 0 begins new sequences. `x`
-              must end within the cache: otherwise the run is Failed, or a computed position is clamped.
+    mask:     bool, broadcastable to [B, n_heads, T, S]: True where a query sees a key, the opposite of PyTorch's
+              attn_mask; or f32, added to the scores. For sequences of different lengths, pass
+              (tg.arange(S) < lengths[:, None])[:, None, None].
+    position: i32[], with a cache: the position in the sequence of the first element of `x`. Earlier elements are read
+              from the cache, and those of `x` written to it, so the forward needs writes=True. Position 0 begins new
+              sequences. `x` must end within the cache: otherwise the run is Failed, or a computed position is clamped.
     dropout:  the probability of dropping an attention weight. Pass 0 outside of training.
     Raises:   ShapeError for sizes that do not fit; TraceError for a cache without `causal`, and for a position without
               a cache or with `memory`.
@@ -140,18 +141,19 @@ class MultiheadAttention(Module):
 class TransformerBlock(Module):
     """Attention, then a feed-forward network of two layers, each with a residual. As torch.nn.TransformerEncoderLayer.
 
-    norm_first:  h = x + attention(norm1(x)),  y = h + linear2(f(linear1(norm2(h))))
-    else:        h = norm1(x + attention(x)),  y = norm2(h + linear2(f(linear1(h))))
+    norm_first=True:  h = x + attention(norm1(x)),  y = h + linear2(f(linear1(norm2(h))))
+    norm_first=False: h = norm1(x + attention(x)),  y = norm2(h + linear2(f(linear1(h))))
 
     dim, n_heads, kv_heads, causal, cache: as for `MultiheadAttention`, the attribute `self_attn`.
     hidden:       size between linear1 and linear2, by default 4 dim.
     activation:   f, by default tg.gelu.
     dropout:      the probability, if training=True, of dropping attention weights, results of f, and results of both
-                  branches.
+                  branches before they are added.
     bias:         False: no layer has a b.
     eps:          of the two `LayerNorm`s.
 
-    block(x, *, mask=None, position=None, training=False) gives f32[B, T, dim], as x; see `MultiheadAttention`.
+    block(x, *, mask=None, position=None, training=False) gives f32[B, T, dim], the shape of x. `MultiheadAttention`
+    describes `mask` and `position`.
     Raises:       as `MultiheadAttention`; InputError if `activation` is no function.
 
     >>> tg.instantiate(nn.TransformerBlock(8, 2, causal=True), 0)(np.zeros((2, 5, 8), np.float32)).shape

@@ -104,15 +104,19 @@ class _Convolution(_Windowed):
 
 
 class Conv1d(_Convolution):
-    """Cross-correlation of sequences (NCL), plus a bias for each output channel.
+    """Cross-correlation of sequences (NCL), plus a bias for each output channel. As torch.nn.Conv1d.
 
-    x: f32[B, in_ch, length]; the result is f32[B, out_ch, length'], with the size of `Conv2d`.
+    x: f32[B, in_ch, length]; the result is f32[B, out_ch, length'], with
+       length' = floor((length + 2 padding - dilation (kernel_size - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, kernel_size], from `init`, default tg.init.kaiming().
     b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, dilation: integers. padding="same" and groups as in `Conv2d`.
+    kernel_size, stride, padding, dilation: integers. The padding "same" keeps the length. It needs stride 1 and an even
+               dilation (kernel_size - 1). "valid" is 0.
+    groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
+               the input group of the same number.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    As torch.nn.Conv1d.
+    Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
 
     >>> tg.instantiate(nn.Conv1d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9), np.float32)).shape
     (2, 8, 9)
@@ -122,18 +126,19 @@ class Conv1d(_Convolution):
 
 
 class Conv2d(_Convolution):
-    """Cross-correlation of images (NCHW), plus a bias for each output channel.
+    """Cross-correlation of images (NCHW), plus a bias for each output channel. As torch.nn.Conv2d.
 
     x: f32[B, in_ch, height, width]; the result is f32[B, out_ch, height', width']. A size n becomes
        n' = floor((n + 2 padding - dilation (kernel_size - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
     b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, dilation: an integer, or one for height and one for width. padding="same" keeps the
-               sizes, and needs stride 1 and an even dilation (kernel_size - 1). padding="valid" is 0.
-    groups:    a divisor of in_ch and out_ch. Each of as many groups of outputs sees its own group of inputs only.
+    kernel_size, stride, padding, dilation: an integer, or one for height and one for width. The padding
+               "same" keeps the sizes. It needs stride 1 and an even dilation (kernel_size - 1). "valid" is 0.
+    groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
+               the input group of the same number.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    As torch.nn.Conv2d.
+    Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
 
     >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9, 9), np.float32)).shape
     (2, 8, 9, 9)
@@ -143,17 +148,19 @@ class Conv2d(_Convolution):
 
 
 class Conv3d(_Convolution):
-    """Cross-correlation of volumes (NCDHW), plus a bias for each output channel.
+    """Cross-correlation of volumes (NCDHW), plus a bias for each output channel. As torch.nn.Conv3d.
 
-    x: f32[B, in_ch, depth, height, width]; the result is f32[B, out_ch, depth', height', width'], with the sizes of
-       `Conv2d`.
+    x: f32[B, in_ch, depth, height, width]; the result is f32[B, out_ch, depth', height', width']. A size n becomes
+       n' = floor((n + 2 padding - dilation (kernel_size - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
     b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, dilation: an integer, or one for each of depth, height and width. padding="same" and
-               groups as in `Conv2d`.
+    kernel_size, stride, padding, dilation: an integer, or one for each of depth, height and width. The padding
+               "same" keeps the sizes. It needs stride 1 and an even dilation (kernel_size - 1). "valid" is 0.
+    groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
+               the input group of the same number.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    As torch.nn.Conv3d.
+    Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
 
     >>> tg.instantiate(nn.Conv3d(3, 8, 3), 0)(np.zeros((2, 3, 5, 5, 5), np.float32)).shape
     (2, 8, 3, 3, 3)
@@ -195,15 +202,18 @@ class _Transpose(_Windowed):
 
 
 class ConvTranspose1d(_Transpose):
-    """The transpose of `Conv1d`, which makes sequences longer, plus a bias.
+    """The transpose of `Conv1d`, which makes sequences longer, plus a bias. As torch.nn.ConvTranspose1d.
 
-    x: f32[B, in_ch, length]; the result is f32[B, out_ch, length'], with the size of `ConvTranspose2d`.
-    W: f32[in_ch, out_ch/groups, kernel_size], from `init`, by default as for `ConvTranspose2d`.
+    x: f32[B, in_ch, length]; the result is f32[B, out_ch, length'], with
+       length' = (length - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
+    W: f32[in_ch, out_ch/groups, kernel_size], from `init`. By default W is normal with standard deviation sqrt(2 / k).
+       k is the mean number of terms in an element of the result, in_ch/groups * kernel_size / stride, but at least 1.
     b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, output_padding, dilation: integers. groups as in `Conv2d`.
+    kernel_size, stride, padding, output_padding, dilation: integers.
+    groups:    as in `Conv1d`.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    As torch.nn.ConvTranspose1d.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
 
     >>> tg.instantiate(nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1), 0)(np.zeros((2, 3, 5), np.float32)).shape
     (2, 8, 10)
@@ -213,19 +223,19 @@ class ConvTranspose1d(_Transpose):
 
 
 class ConvTranspose2d(_Transpose):
-    """The transpose of `Conv2d`, which makes images larger, plus a bias.
+    """The transpose of `Conv2d`, which makes images larger, plus a bias. As torch.nn.ConvTranspose2d.
 
     x: f32[B, in_ch, height, width]; the result is f32[B, out_ch, height', width']. A size n becomes
        n' = (n - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
-    W: f32[in_ch, out_ch/groups, *kernel_size], from `init`. By default W is normal with standard deviation
-       sqrt(2 / k), where k = in_ch/groups * (product of kernel_size) / (product of stride), but at least 1.
+    W: f32[in_ch, out_ch/groups, *kernel_size], from `init`. By default W is normal with standard deviation sqrt(2 / k),
+       where k = in_ch/groups * (product of kernel_size) / (product of stride), but at least 1.
        This k is the mean number of terms in an element of the result.
     b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, output_padding, dilation: an integer, or one for height and one for width. groups as
-               in `Conv2d`.
+    kernel_size, stride, padding, output_padding, dilation: an integer, or one for height and one for width.
+    groups:    as in `Conv2d`.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    As torch.nn.ConvTranspose2d.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
 
     >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 4, 4), np.float32)).shape
     (2, 8, 8, 8)
@@ -235,17 +245,17 @@ class ConvTranspose2d(_Transpose):
 
 
 class ConvTranspose3d(_Transpose):
-    """The transpose of `Conv3d`, which makes volumes larger, plus a bias.
+    """The transpose of `Conv3d`, which makes volumes larger, plus a bias. As torch.nn.ConvTranspose3d.
 
-    x: f32[B, in_ch, depth, height, width]; the result is f32[B, out_ch, depth', height', width'], with the sizes of
-       `ConvTranspose2d`.
+    x: f32[B, in_ch, depth, height, width]; the result is f32[B, out_ch, depth', height', width']. A size n becomes
+       n' = (n - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
     W: f32[in_ch, out_ch/groups, *kernel_size], from `init`, by default as for `ConvTranspose2d`.
     b: f32[out_ch], zeros. bias=False: no b.
     kernel_size, stride, padding, output_padding, dilation: an integer, or one for each of depth, height and width.
-               groups as in `Conv2d`.
+    groups:    as in `Conv3d`.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    As torch.nn.ConvTranspose3d.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
 
     >>> tg.instantiate(nn.ConvTranspose3d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 2, 2, 2), np.float32)).shape
     (2, 8, 4, 4, 4)

@@ -23,15 +23,17 @@ from tracegrad.refusals import shown
 
 
 class Linear(Module):
-    """The affine map y = x W + b. As torch.nn.Linear, but W is [in, out], as in the product.
+    """The affine map y = x W + b. As torch.nn.Linear, whose weight is W transposed.
 
     x: f32[..., in_dim]; the result is f32[..., out_dim].
-    W: f32[in_dim, out_dim], from `init`, default tg.init.kaiming().  b: f32[out_dim], zeros. bias=False: no b.
+    W: f32[in_dim, out_dim], from `init`, default tg.init.kaiming().
+    b: f32[out_dim], zeros. bias=False: no b.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
+    Raises:    ShapeError, when called, if the last axis of x has another size.
 
-    >>> tg.instantiate(nn.Linear(3, 4), 0)(np.zeros((2, 3), np.float32)).shape
-    (2, 4)
+    >>> tg.instantiate(nn.Linear(2, 1, init=tg.init.ones()), 0)(np.array([[1.0, 2.0]], np.float32))
+    tensor([[3.]], requires_grad=True)
     """
 
     def __init__(
@@ -54,13 +56,14 @@ class Linear(Module):
 
 
 class LayerNorm(Module):
-    """Layer normalization, (x - mean) / sqrt(var + eps) * g + b over the last axis.
+    """Layer normalization, (x - mean) / sqrt(var + eps) * g + b over the last axis (Ba et al. 2016).
 
-    x and the result: f32[..., dim].  g: f32[dim], ones.  b: f32[dim], zeros. bias=False: no b.
-    Each vector along the axis has its own mean and (population) variance.
+    x and the result: f32[..., dim]. Each vector along the last axis has its own mean and population variance.
+    g: f32[dim], ones.
+    b: f32[dim], zeros. bias=False: no b.
     decay:     whether weight decay applies to g and b; None: `nn.decays` decides.
     trainable: False: no step changes g and b.
-    As torch.nn.LayerNorm over the last axis (Ba et al. 2016).
+    As torch.nn.LayerNorm over the last axis.
 
     >>> tg.instantiate(nn.LayerNorm(2), 0)(np.array([[1.0, 3.0]], np.float32))
     tensor([[-0.999995,  0.999995]], requires_grad=True)
@@ -81,7 +84,8 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """Root-mean-square normalization, x / sqrt(mean(x^2) + eps) * g over the last axis.
 
-    x and the result: f32[..., dim].  g: f32[dim], ones.
+    x and the result: f32[..., dim]. Each vector along the last axis has its own mean.
+    g: f32[dim], ones.
     decay:     whether weight decay applies to g; None: `nn.decays` decides.
     trainable: False: no step changes g.
     As torch.nn.RMSNorm (Zhang and Sennrich 2019), whose default `eps` is 1.2e-7.
@@ -100,13 +104,13 @@ class RMSNorm(Module):
 
 
 class Embedding(Module):
-    """A table of vectors: layer(indices) returns the rows of W at `indices`, as `tg.embedding`.
+    """A table W with a vector for each index: layer(indices) is W[indices]. As torch.nn.Embedding.
 
     indices: i32[...], in [0, vocab); the result is f32[..., dim].
     W: f32[vocab, dim], from `init`, default tg.init.randn(0.02).
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W.
-    As torch.nn.Embedding.
+    Raises:    DTypeError, when called, unless indices are i32. For indices out of range see `tg.embedding`.
 
     >>> tg.instantiate(nn.Embedding(10, 4), 0)(np.array([[1, 2, 3]], np.int32)).shape
     (1, 3, 4)
@@ -128,13 +132,13 @@ class Embedding(Module):
 
 
 class Dropout(Module):
-    """A layer that drops elements: layer(x, training=False) gives `tg.dropout(x, p, training)`.
+    """A layer that drops elements in training: layer(x, training=False) is `tg.dropout(x, p, training)`.
 
-    p: the probability of dropping an element. Without training=True the layer returns x.
-    As torch.nn.Dropout (Srivastava et al. 2014).
+    p: the probability of dropping an element. Kept elements are divided by 1 - p. Without training=True the layer
+    returns x. As torch.nn.Dropout (Srivastava et al. 2014), which trains by default.
 
-    >>> nn.Dropout(0.5)(np.ones(3, np.float32), False)
-    tensor([1., 1., 1.])
+    >>> nn.Dropout(0.5)(np.ones(6, np.float32), training=True)
+    tensor([0., 0., 2., 0., 2., 0.])
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -146,14 +150,13 @@ class Dropout(Module):
 
 
 class Sequential(Module):
-    """A chain of layers and functions of one tensor. As torch.nn.Sequential.
+    """A chain of layers and functions: each is called on the result of the one before. As torch.nn.Sequential.
 
         net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
         y = net(x, training=True)
 
-    Each entry gets the result of the one before. Modules whose call has an argument `training` get that of the chain,
-    by default False. Parameters are named `layers.0.W` and so on. `net[0]` is the first layer, and `net[:-1]` a chain
-    of all layers but the last, with the same parameters.
+    net(x, training=False) passes `training` to the layers that take this argument. Parameters are named `layers.0.W`
+    and so on. `net[0]` is the first layer, and `net[:-1]` a chain of all layers but the last, with the same parameters.
     Raises: TraceError for an entry that cannot be called.
 
     >>> net = nn.Sequential(nn.Linear(3, 4), tg.relu, nn.Linear(4, 1))
@@ -200,15 +203,16 @@ def _switches(layer: Callable[..., Any]) -> bool:
 class BatchNorm(Module):
     """Batch normalization, (x - mean) / sqrt(var + eps) * g + b for each channel. As torch.nn.BatchNorm1d, 2d and 3d.
 
-    Call layer(x, training=True) in a loss: mean and var are then those of the batch. They also update the states:
+    layer(x, training=True), for a loss, takes mean and var of the batch, and updates the states of these names:
 
         mean <- (1 - momentum) mean + momentum * mean of the batch
         var  <- (1 - momentum) var + momentum * unbiased variance of the batch
 
-    By default training=False, and mean and var are the states (Ioffe & Szegedy 2015).
+    layer(x), for predictions, takes mean and var from the states (Ioffe & Szegedy 2015).
 
-    x and the result: f32[B, dim, ...].  g: f32[dim], ones.  b: f32[dim], zeros. affine=False: neither g nor b.
-    States: mean f32[dim], zeros, and var f32[dim], ones. Two calls in one loss update them twice.
+    x and the result: f32[B, dim, ...]; axis 1 has the channels.
+    g, b:   f32[dim], ones and zeros. affine=False: neither.
+    states: mean f32[dim], zeros, and var f32[dim], ones. Two calls in one loss update them twice.
     Raises: ShapeError if x has another number of channels, or in training only one value for each.
 
     >>> tg.instantiate(nn.BatchNorm(3), 0)(np.ones((2, 3), np.float32)).shape
@@ -245,11 +249,13 @@ class BatchNorm(Module):
 
 
 class GroupNorm(Module):
-    """Group normalization, (x - mean) / sqrt(var + eps) * g + b over each group of channels of each example.
+    """Group normalization: (x - mean) / sqrt(var + eps) * g + b, over each group of channels of each example.
 
-    x and the result: f32[B, dim, ...], in `groups` groups of dim / groups neighbouring channels.
-    g: f32[dim], ones.  b: f32[dim], zeros. affine=False: neither g nor b.
-    Raises: ShapeError if `groups` does not divide `dim`. As torch.nn.GroupNorm (Wu & He 2018).
+    x and the result: f32[B, dim, ...]. Axis 1 has the channels; `groups` groups of dim / groups neighbours share mean
+            and variance.
+    g, b:   f32[dim], ones and zeros. affine=False: neither.
+    Raises: ShapeError if `groups` does not divide `dim`, and when called if x has another number of channels.
+    As torch.nn.GroupNorm (Wu & He 2018).
 
     >>> tg.instantiate(nn.GroupNorm(2, 4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape
     (1, 4, 3, 3)
@@ -276,9 +282,10 @@ class GroupNorm(Module):
 
 
 class InstanceNorm(GroupNorm):
-    """Instance normalization, (x - mean) / sqrt(var + eps) over each channel of each example.
+    """Instance normalization: (x - mean) / sqrt(var + eps) * g + b, over each channel of each example.
 
-    x and the result: f32[B, dim, ...]. affine=True: then * g + b, where g is f32[dim], ones, and b f32[dim], zeros.
+    x and the result: f32[B, dim, ...]; axis 1 has the channels.
+    g, b:   f32[dim], ones and zeros, with affine=True. By default neither.
     Raises: ShapeError if x has another number of channels.
     As `GroupNorm` with one channel per group, and torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
 

@@ -34,15 +34,10 @@ def _told(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Module(NoNumber):
-    """Base class of models and layers: a tree of attributes that are modules, parameters, lists, tuples and dicts.
+    """Base class of models and layers. Assign parameters, layers, and lists, tuples or dicts of them as attributes.
 
-    Assign attributes in `__init__` (`super().__init__()` is not needed), and use them in `__call__` or the loss.
-    As torch.nn.Module and eqx.Module of Equinox.
-
-        class Gate(tg.Module):
-            def __init__(self, dim):
-                self.proj = nn.Linear(dim, dim)
-                self.scale = self.param(dim, init=tg.init.ones())
+    Do so in `__init__` (`super().__init__()` is not needed), and use the attributes in `__call__` or in the loss. The
+    model is then a tree of modules. As torch.nn.Module and eqx.Module of Equinox.
 
     >>> class Scale(tg.Module):
     ...     def __init__(self):
@@ -100,7 +95,7 @@ class Module(NoNumber):
         """Declare a parameter. Call `param` in `__init__`, and assign the result to an attribute.
 
         shape:      an integer or a sequence of them; () is a scalar.
-        init:       one of `tg.init`; default `randn(0.02)`. For integers and booleans `zeros`, the default, `ones` or
+        init:       one of `tg.init`; default `randn(0.02)`. Integers and booleans take `zeros` (the default), `ones` or
                     `literal`.
         decay:      whether weight decay applies to the parameter; None: `nn.decays` decides.
         dtype:      tg.f32, tg.i32, tg.u32, tg.bool_ or a name such as "i32".
@@ -125,18 +120,11 @@ class Module(NoNumber):
 
     @helpful
     def state(self, shape: int | Sequence[int], *, init: Initializer | None = None, dtype: DType | str = f32) -> Tensor:
-        """Declare a state, an array that steps can replace and no optimizer changes. Call `state` in `__init__`.
+        """Declare a state: an array that a loss or forward replaces and no optimizer changes. As PyTorch's buffers.
 
-            class Mean(tg.Module):
-                def __init__(self, dim):
-                    self.mean = self.state(dim)
-
-                def __call__(self, x):
-                    self.mean.assign(0.9 * self.mean + 0.1 * x.mean(0))
-                    return x - self.mean
-
-        In a loss or forward, a state reads as a tensor, and `assign` writes a new value. States are saved, restored and
-        reset with the model, and shared with attached forwards. `train.states()` reads them. As a buffer of PyTorch.
+        Call `state` in `__init__`, and assign the result to an attribute. In a loss or forward, the attribute is a
+        tensor, and its method `assign` writes a new value. States are saved, restored and reset with the model, and
+        shared with attached forwards. `train.states()` reads them.
 
         shape:      an integer or a sequence of them; () is a scalar.
         init:       one of `tg.init`; default zeros. Integers and booleans take zeros, ones or literal. States are drawn
@@ -146,11 +134,16 @@ class Module(NoNumber):
         Raises:     TraceError outside `__init__` and inside a forward; ShapeError for sizes below 1 and an `init` of
                     another shape; DTypeError for an `init` that does not suit the dtype.
 
-        >>> class Counter(tg.Module):
+        >>> class Mean(tg.Module):
         ...     def __init__(self):
-        ...         self.n = self.state(())
-        >>> list(nn.named_states(Counter()))
-        ['n']
+        ...         self.mean = self.state(2)
+        ...     def __call__(self, x):
+        ...         self.mean.assign(0.9 * self.mean + 0.1 * x.mean(0))
+        ...         return x - self.mean
+        >>> model = tg.instantiate(Mean(), 0)
+        >>> y = model(np.ones((4, 2), np.float32))
+        >>> model.mean
+        tensor([0.1, 0.1])
         """
         dims, dtype = declared(self, "state", "state", shape, dtype)
         made = State(dims, dtype, checked_init(inits.zeros() if init is None else init, dims, dtype), call_site())
@@ -159,10 +152,13 @@ class Module(NoNumber):
 
 @helpful
 def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = None) -> bool:
-    """Return whether weight decay applies to a parameter.
+    """Return whether weight decay applies to a parameter. The first of three rules that applies decides:
 
-    The `decay` that the parameter or its layer was made with decides, if it is not None. Else `decay_filter(name)`, an
-    option of optimizers, decides. Without both, all parameters decay except those whose `init` is zeros or ones.
+    1. The argument `decay` of `Module.param` or of the layer, if it is not None.
+    2. `decay_filter(name)`, if the optimizer has this option.
+    3. A parameter decays unless its `init` is zeros or ones, as of biases and gains.
+
+    name, parameter: as `nn.named_parameters` gives them.
     As Optax's mask of add_decayed_weights.
 
     >>> [nn.decays(name, p) for name, p in nn.named_parameters(nn.Linear(2, 1)).items()]
@@ -179,9 +175,11 @@ def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = N
 def named_parameters(model: Any) -> dict[str, Any]:
     """Return the parameters by attribute path, such as `layers.0.attn.q.W`, in declaration order.
 
-    Outside a forward the values are declarations, `tg.Parameter`; inside, they are tensors. A parameter with several
-    paths gets the first one as its name. Raises TraceError if `model` is not a tree of modules, and if two parameters
-    have the same path, as with the keys 1 and "1" of a dict. As Module.named_parameters of PyTorch.
+    model:   a tree of modules. Its values are declarations, `tg.Parameter`; in the model that a loss or forward gets,
+             they are tensors. A parameter with several paths is listed once, under the first.
+    Raises:  TraceError if `model` is not a tree of modules, and if two parameters have the same path, as with the keys
+             1 and "1" of a dict.
+    As Module.named_parameters of PyTorch.
 
     >>> {name: p.shape for name, p in nn.named_parameters(nn.Linear(2, 1)).items()}
     {'W': (2, 1), 'b': (1,)}
@@ -191,13 +189,14 @@ def named_parameters(model: Any) -> dict[str, Any]:
 
 @helpful
 def named_states(model: Any) -> dict[str, Any]:
-    """Return the states by attribute path, in declaration order. As `named_parameters`, and named_buffers of PyTorch.
+    """Return the states by attribute path, in declaration order. As Module.named_buffers of PyTorch.
 
-    Outside a forward the values are declarations; inside, they are tensors with a method `assign`. Raises TraceError
-    as `named_parameters`.
+    model:   a tree of modules. Its values are declarations with a `shape` and a `dtype`; in the model that a loss or
+             forward gets, they are tensors with a method `assign`.
+    Raises:  TraceError as `named_parameters`.
 
-    >>> list(nn.named_states(nn.BatchNorm(3)))
-    ['mean', 'var']
+    >>> {name: s.shape for name, s in nn.named_states(nn.BatchNorm(3)).items()}
+    {'mean': (3,), 'var': (3,)}
     """
     return {path: p for path, p in _declared_or_bound(model).items() if _is_state(p)}
 
@@ -301,10 +300,13 @@ def _walk(node: Any, path: str, seen: set[int], kind: type[Any]) -> Iterator[tup
 
 @helpful
 def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
-    """Return a copy of the model in which `tensors`, by name, replace its parameters and states.
+    """Return a copy of the model whose parameters and states are the given tensors. The model does not change.
 
-    Modules, lists, tuples and dicts are copied once each; everything else is shared. The model does not change.
-    As torch.func.functional_call, without the call. Raises InputError if a parameter or state has no tensor.
+    tensors: by name, as `nn.named_parameters` and `nn.named_states` give them.
+    Raises:  InputError if a parameter or state has no tensor.
+
+    Modules, lists, tuples and dicts are copied once each; everything else is shared.
+    As torch.func.functional_call, without the call.
 
     >>> model = nn.bound(nn.Linear(2, 1), {"W": tg.ones((2, 1)), "b": tg.zeros((1,))})
     >>> model(np.array([[1.0, 2.0]], np.float32))

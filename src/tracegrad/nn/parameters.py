@@ -20,7 +20,7 @@ COPY = "copy"  # kind of a spec: the state begins as a copy of a parameter
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Parameter(NoArray):
-    """The declaration of a parameter, made by `Module.param`. It has no values. In a forward, a tensor replaces it.
+    """The declaration of a parameter, made by `Module.param`. It has no values: in a forward, a tensor takes its place.
 
     shape, dtype, init, decay, trainable: as for `Module.param`.
     site: your line that made the parameter.

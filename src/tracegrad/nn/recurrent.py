@@ -143,11 +143,11 @@ def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: b
 
 
 class RNN(Recurrent):
-    """A recurrent network, h' = tanh(W_ih x + b_ih + W_hh h + b_hh) along a sequence (Elman 1990).
+    """A recurrent network, h' = tanh(W_ih x + b_ih + W_hh h + b_hh) along a sequence. As torch.nn.RNN with batch_first.
 
     input_dim, hidden_dim: sizes of an element x and of the state h.
     layers:        number of layers; each runs on the outputs of the one before.
-    bidirectional: also run from the end, and concatenate the outputs. Then directions = 2, else 1.
+    bidirectional: True: also run from the end, and concatenate the outputs. Then directions = 2, else 1.
     dropout:       probability of dropping an output between layers, if training=True.
 
     layer(x, state=None, lengths=None, training=False) gives (y, state):
@@ -156,11 +156,11 @@ class RNN(Recurrent):
     lengths: i32[B]: lengths of the sequences; None: all are T. Beyond them y is 0, and the state does not change.
     y:       f32[B, T, directions * hidden_dim]: h after each element.
 
-    Each layer and direction is a cell: `cells.0`, ..., layer by layer, forward before backward. A cell has W_ih
-    f32[G hidden_dim, size of x], W_hh f32[G hidden_dim, hidden_dim], and b_ih and b_hh f32[G hidden_dim]. G is 1, for
-    GRU 3 and for LSTM 4. First values are uniform in [-e, e), e = 1 / sqrt(hidden_dim).
+    The weights of each layer and direction are in a cell: `cells.0`, ..., layer by layer, forward before backward. A
+    cell has W_ih f32[G hidden_dim, size of x], W_hh f32[G hidden_dim, hidden_dim], and b_ih and b_hh f32[G hidden_dim].
+    G is 1, for GRU 3 and for LSTM 4. First values are uniform in [-e, e), e = 1 / sqrt(hidden_dim).
     Raises: ShapeError for sizes below 1, and when called if x, state or lengths do not fit.
-    As torch.nn.RNN with batch_first.
+    Elman 1990.
 
     >>> y, last = tg.instantiate(nn.RNN(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, last.shape
@@ -170,9 +170,11 @@ class RNN(Recurrent):
     gates = 1
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the carry (h',) after one element: the equation of the class.
+        """Return the state after one element, as a tuple (h',): the equation of the class.
 
-        cell: one of `cells`.  given: f32[B, hidden_dim], W_ih x + b_ih.  carry: (h,), f32[B, hidden_dim].
+        cell:  the weights, one of `cells`.
+        given: f32[B, hidden_dim]: W_ih x + b_ih, computed for all elements before.
+        carry: the state before, (h,), f32[B, hidden_dim].
         """
         return (tanh(given + cell.recurring(carry[0])),)
 
@@ -182,8 +184,8 @@ class GRU(Recurrent):
 
     r = sigmoid(x_r + h_r),  z = sigmoid(x_z + h_z),  n = tanh(x_n + r * h_n),  h' = (1 - z) * n + z * h
 
-    x_k and h_k are the rows of W_ih x + b_ih and W_hh h + b_hh for gate k. For arguments, shapes, weights and errors
-    see `RNN`.
+    W_ih x + b_ih is x_r, x_z and x_n one after the other, and W_hh h + b_hh is h_r, h_z and h_n. For arguments, shapes,
+    weights and errors see `RNN`.
 
     >>> y, last = tg.instantiate(nn.GRU(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, last.shape
@@ -193,9 +195,11 @@ class GRU(Recurrent):
     gates = 3
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the carry (h',) after one element: the equations of the class.
+        """Return the state after one element, as a tuple (h',): the equations of the class.
 
-        cell: one of `cells`.  given: f32[B, 3 hidden_dim], W_ih x + b_ih.  carry: (h,), f32[B, hidden_dim].
+        cell:  the weights, one of `cells`.
+        given: f32[B, 3 hidden_dim]: W_ih x + b_ih, computed for all elements before.
+        carry: the state before, (h,), f32[B, hidden_dim].
         """
         (h,), k = carry, self.hidden_dim
         old = cell.recurring(h)
@@ -210,7 +214,7 @@ class LSTM(Recurrent):
 
     c' = sigmoid(f) * c + sigmoid(i) * tanh(g),  h' = sigmoid(o) * tanh(c')
 
-    i, f, g, o are the rows of W_ih x + b_ih + W_hh h + b_hh for each gate. The state is a pair (h, c) of arrays.
+    W_ih x + b_ih + W_hh h + b_hh is i, f, g and o one after the other. The state is a pair (h, c) of arrays.
     For arguments, shapes, weights and errors see `RNN`.
 
     >>> y, (h, c) = tg.instantiate(nn.LSTM(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
@@ -221,9 +225,11 @@ class LSTM(Recurrent):
     gates, carried = 4, 2
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the carry (h', c') after one element: the equations of the class.
+        """Return the state after one element, as a tuple (h', c'): the equations of the class.
 
-        cell: one of `cells`.  given: f32[B, 4 hidden_dim], W_ih x + b_ih.  carry: (h, c), f32[B, hidden_dim] each.
+        cell:  the weights, one of `cells`.
+        given: f32[B, 4 hidden_dim]: W_ih x + b_ih, computed for all elements before.
+        carry: the state before, (h, c), f32[B, hidden_dim] each.
         """
         (h, c), k = carry, self.hidden_dim
         a = given + cell.recurring(h)

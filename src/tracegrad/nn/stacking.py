@@ -17,18 +17,22 @@ M = TypeVar("M")
 
 @helpful
 def stack(model: M, n: int) -> M:
-    """Stack `n` models like `model` into one: each parameter `f32[...]` becomes `f32[n,...]` under the same name.
+    """Return `n` models like `model` as one: each parameter f32[...] becomes f32[n, ...] under the same name.
 
         models = nn.stack(MLP(), 64)
-        def loss(m, x, y):
+
+        def loss_of_one(m, x, y):
+            return tg.mse_loss(m(x), y)
+
+        def loss(m, x, y):                                  # for tg.compile(model=models, loss=loss, ...)
             return tg.sum(tg.vmap(loss_of_one, in_axes=(0, None, None))(m, x, y))
 
-    Each member draws its own initial values, with the standard deviation of a single model. Literal values are
-    repeated. Member `k` is the slice `[k]` of every parameter. Sum the losses of the members to keep them independent:
-    Adam and any other elementwise optimizer then trains each as if it were alone. Clipping by the global norm mixes
-    them.
+    Model `k` is the slice `[k]` of every parameter. Each model draws its own first values, as if it were alone; literal
+    values are repeated. In the sum of the losses, no model influences another. Adam and any other elementwise optimizer
+    then trains each as if it were alone; clipping by the global norm mixes them.
 
-    model:  a tree of modules, which does not change.
+    model:  a tree of modules, which is not changed.
+    n:      the number of models.
     Raises: ShapeError unless `n` is at least 1. As torch.func.stack_module_state of PyTorch.
 
     >>> {name: p.shape for name, p in nn.named_parameters(nn.stack(nn.Linear(2, 1), 8)).items()}
@@ -69,16 +73,16 @@ def as_states(model: M) -> M:
                 self.q = Net()
                 self.target = nn.as_states(self.q)
 
-        for t, p in zip(tg.tree_leaves(m.target), tg.tree_leaves(m.q)):     # in the loss
-            t.assign(0.995 * t + 0.005 * p)
+        def loss(m, x):                                     # m is the Agent
+            for t, p in zip(tg.tree_leaves(m.target), tg.tree_leaves(m.q)):
+                t.assign(0.995 * t + 0.005 * p)
+            ...
 
     Call the copy as you call the model. No optimizer changes the copy, and it gets no gradient. Its states start as
-    copies of the drawn parameters. `train.upload_params` does not change them; `train.set_states` does. States of
-    `model` become separate states of the copy.
-    model:   a tree of modules, which does not change.
+    copies of the drawn parameters. `train.set_states` changes them, `train.set_params` does not. States of `model`
+    become separate states of the copy (Mnih et al. 2015).
+    model:   a tree of modules, which is not changed.
     Raises:  TraceError if `model` is not a tree of modules.
-
-    As the target network of Mnih et al. 2015.
 
     >>> list(nn.named_states(nn.as_states(nn.Linear(2, 1))))
     ['W', 'b']
