@@ -52,7 +52,7 @@ OWN = {
 }  # fmt: skip
 # Types that users read and never make, and the rules that prims are made with: their tables are the examples
 NO_EXAMPLE = {
-    "optim.Arena", "optim.Host", "optim.Options", "optim.Slot", "extend.Host", "extend.Primitive", "extend.alike",
+    "optim.Host", "optim.Slot", "extend.Host", "extend.Primitive", "extend.alike",
     "extend.as_tensor", "extend.bind", "extend.linear", "extend.merged", "extend.multilinear", "extend.register",
     "extend.shifted", "extend.symmetric",
 }  # fmt: skip

@@ -33,15 +33,19 @@ def _rms(x: Tensor) -> Tensor:
 def scale_by_adafactor(
     beta2_decay: float = -0.8, eps1: float = EPS_F32, eps2: float = 1e-3, d: float = 1.0
 ) -> Transform:
-    """Replace the gradient g by u / max(1, rms(u) / d) max(eps2, rms(p)) min(1, 1 / (lr sqrt(step))), u = g / sqrt(v).
+    """Scale the gradient g of each parameter p by running means of g^2 for rows and columns, and by the size of p.
 
-    rms is the root of the mean square over one parameter p. `step` counts updates from 1.
+    u  = g / sqrt(v)
+    g' = u / max(1, rms(u) / d) * max(eps2, rms(p)) * min(1, 1 / (lr sqrt(step)))
 
-    v <- (1 - s) v + s g^2, s = step^beta2_decay. For a vector, v has one value for each element. For a matrix, only the
-    means r of each row and c of each column are kept, and v[i, j] is r[i] c[j] / max(mean(r), eps1). The divisor
-    sqrt(v) is at least eps1. As torch.optim.Adafactor (Shazeer & Stern 2018).
+    rms(x) is sqrt(mean(x^2)) over one parameter. `step` counts updates from 1. With s = step^beta2_decay:
+    vectors:  v <- (1 - s) v + s g^2.
+    matrices: r and c are the same running mean of the mean of g^2 over each row and over each column, and
+              v[i, j] = r[i] c[j] / max(mean(r), eps1).
+    The divisor sqrt(v) is at least eps1. As torch.optim.Adafactor (Shazeer & Stern 2018).
 
-    >>> optimizer = optim.custom(optim.scale_by_adafactor(), lr=1e-2)
+    >>> optim.custom(optim.scale_by_adafactor(eps1=1e-7), lr=1e-2)
+    optim.custom(lr=0.01, beta2_decay=-0.8, eps1=1e-07, eps2=0.001, d=1.0)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -83,14 +87,14 @@ def adafactor(
     weight_decay: float = 0.0,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr * a scaled gradient.
+    """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr g', where `scale_by_adafactor` gives g'.
 
-    `scale_by_adafactor` has the scaling, which limits the rate to 1 / sqrt(step), and beta2_decay, eps1, eps2 and d.
-    The state has m + n numbers for a matrix [m, n], and n for a vector [n].
+    `scale_by_adafactor` explains beta2_decay, eps1, eps2 and d. It limits the learning rate to 1 / sqrt(step). The
+    state has m + n numbers for a matrix [m, n], and n for a vector [n].
     weight_decay: applies to decayed parameters; see `nn.decays`.
-    lr, options, errors: see `Options`.
-    As torch.optim.Adafactor.
+    lr, options, errors: see `Options`. As torch.optim.Adafactor.
 
-    >>> optimizer = optim.adafactor(lr=1e-2)
+    >>> optim.adafactor(lr=1e-2, eps1=1e-7)
+    optim.adafactor(lr=0.01, beta2_decay=-0.8, eps1=1e-07, eps2=0.001, d=1.0)
     """
     return [scale_by_adafactor(beta2_decay, eps1, eps2, d), *decoupled(weight_decay, options)]

@@ -26,7 +26,8 @@ def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
     v <- rho v + (1 - rho) g^2 before the division, and u <- rho u + (1 - rho) d^2 after it. Both start at 0.
     As torch.optim.Adadelta (Zeiler 2012, algorithm 1).
 
-    >>> optimizer = optim.custom(optim.scale_by_adadelta(), lr=1.0)
+    >>> optim.custom(optim.scale_by_adadelta(), lr=1.0)
+    optim.custom(lr=1.0, rho=0.9, eps=1e-06)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -42,12 +43,14 @@ def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
 def adadelta(
     lr: LR = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, **options: Unpack[Options]
 ) -> Chain:
-    """Make an Adadelta optimizer: p <- p - lr * d, see `scale_by_adadelta`. As torch.optim.Adadelta.
+    """Make an Adadelta optimizer: p <- p - lr sqrt(u + eps) / sqrt(v + eps) g, with running means v and u.
 
+    v is the mean of g^2, u that of the squared steps before lr, both with factor rho; see `scale_by_adadelta`.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    lr, options, errors: see `Options`.
+    lr, options, errors: see `Options`. As torch.optim.Adadelta.
 
-    >>> optimizer = optim.adadelta(lr=1.0)
+    >>> optim.adadelta(lr=1.0)
+    optim.adadelta(lr=1.0, rho=0.9, eps=1e-06)
     """
     return [*decoupled(weight_decay, options), scale_by_adadelta(rho, eps)]
 
@@ -56,12 +59,13 @@ ADAGRAD = {"lr_decay": AT_LEAST_0, "eps": AT_LEAST_0}
 
 
 def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0.0, eps: float = 1e-10) -> Transform:
-    """Replace the gradient g by g / (sqrt(sum) + eps) / (1 + (step - 1) lr_decay), after sum <- sum + g^2.
+    """Replace the gradient g by g / (sqrt(s) + eps) / (1 + (step - 1) lr_decay), after s <- s + g^2.
 
-    The sum begins at `initial_accumulator_value`. `step` counts updates from 1.
+    s begins at `initial_accumulator_value`. `step` counts updates from 1.
     As torch.optim.Adagrad (Duchi et al. 2011).
 
-    >>> optimizer = optim.custom(optim.scale_by_adagrad(), lr=1e-2)
+    >>> optim.custom(optim.scale_by_adagrad(), lr=1e-2)
+    optim.custom(lr=0.01, lr_decay=0.0, eps=1e-10)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -82,13 +86,14 @@ def adagrad(
     eps: float = 1e-10,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make an Adagrad optimizer: s <- s + g^2, p <- p - lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps) at step t.
+    """Make an Adagrad optimizer: p <- p - lr / (1 + (step - 1) lr_decay) * g / (sqrt(s) + eps), after s <- s + g^2.
 
-    initial_accumulator_value: s before the first step. See `scale_by_adagrad`.
+    initial_accumulator_value: s before the first step. `step` counts updates from 1.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    lr, options, errors: see `Options`. As torch.optim.Adagrad.
+    lr, options, errors: see `Options`. As torch.optim.Adagrad (Duchi et al. 2011).
 
-    >>> optimizer = optim.adagrad(lr=1e-2)
+    >>> optim.adagrad(lr=1e-2)
+    optim.adagrad(lr=0.01, lr_decay=0.0, eps=1e-10)
     """
     return [*decoupled(weight_decay, options), scale_by_adagrad(lr_decay, initial_accumulator_value, eps)]
 
@@ -101,12 +106,16 @@ PRODUCT = PerParameter(lambda _: (1,), 1.0)  # one number per parameter, so that
 def scale_by_nadam(
     beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, momentum_decay: float = 4e-3
 ) -> Transform:
-    """Replace the gradient g by (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps).
+    """Replace the gradient g by Adam's step with Nesterov's momentum. As torch.optim.NAdam (Dozat 2016).
 
-    mu = beta1 (1 - 0.96^(step momentum_decay) / 2), mu' is the mu of the next step, M is the product of all mu so far.
-    m and v_hat are those of `scale_by_adam`. `step` counts updates from 1. As torch.optim.NAdam (Dozat 2016).
+    g'     = (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps)
+    mu     = beta1 (1 - 0.96^(step momentum_decay) / 2)
 
-    >>> optimizer = optim.custom(optim.scale_by_nadam(), lr=2e-3)
+    mu' is the mu of the next step, and M the product of all mu so far. m and v_hat are those of `scale_by_adam`. `step`
+    counts updates from 1.
+
+    >>> optim.custom(optim.scale_by_nadam(), lr=2e-3)
+    optim.custom(lr=0.002, beta1=0.9, beta2=0.999, eps=1e-08, momentum_decay=0.004)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -153,13 +162,15 @@ def nadam(
     decoupled_weight_decay: bool = False,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make a NAdam optimizer: Adam with Nesterov's momentum, see `scale_by_nadam`. As torch.optim.NAdam.
+    """Make a NAdam optimizer: Adam with Nesterov's momentum, whose factor grows to beta1; see `scale_by_nadam`.
 
+    momentum_decay: the larger, the faster the momentum grows.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    decoupled_weight_decay: decay as AdamW instead, p <- (1 - lr weight_decay) p.
-    lr, options, errors: see `Options`.
+    decoupled_weight_decay: True: decay as AdamW instead, p <- (1 - lr weight_decay) p.
+    lr, options, errors: see `Options`. As torch.optim.NAdam (Dozat 2016).
 
-    >>> optimizer = optim.nadam(lr=2e-3)
+    >>> optim.nadam(lr=2e-3)
+    optim.nadam(lr=0.002, beta1=0.9, beta2=0.999, eps=1e-08, momentum_decay=0.004, decoupled_weight_decay=False)
     """
     core = scale_by_nadam(beta1, beta2, eps, momentum_decay)
     return with_decay(core, weight_decay, options, decoupled_weight_decay)
@@ -194,15 +205,16 @@ def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
 
 
 def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Replace the gradient g by m_hat, after the first steps divided by a rectified sqrt(v_hat) (Liu et al. 2020).
+    """Replace the gradient g by Adam's step, without its divisor as long as that is uncertain (Liu et al. 2020).
 
-    if rho > 5: m_hat sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho)) sqrt(1 - beta2^step) / (sqrt(v) + eps)
-    else:       m_hat
+    rho > 5:   g' = f m_hat / (sqrt(v_hat) + eps_hat),  f = sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho))
+    otherwise: g' = m_hat
 
-    r = 2 / (1 - beta2) - 1,  rho = r - 2 step beta2^step / (1 - beta2^step). m_hat and v are those of `scale_by_adam`.
-    `step` counts updates from 1. As torch.optim.RAdam.
+    r = 2 / (1 - beta2) - 1,  rho = r - 2 step beta2^step / (1 - beta2^step),  eps_hat = eps / sqrt(1 - beta2^step).
+    m_hat and v_hat are those of `scale_by_adam`. `step` counts updates from 1. As torch.optim.RAdam.
 
-    >>> optimizer = optim.custom(optim.scale_by_radam(), lr=1e-3)
+    >>> optim.custom(optim.scale_by_radam(), lr=1e-3)
+    optim.custom(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -235,13 +247,14 @@ def radam(
     decoupled_weight_decay: bool = False,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make a RAdam optimizer: rectified Adam, see `scale_by_radam`. As torch.optim.RAdam.
+    """Make a RAdam optimizer: Adam whose first steps are not divided by sqrt(v_hat); see `scale_by_radam`.
 
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    decoupled_weight_decay: decay as AdamW instead, p <- (1 - lr weight_decay) p.
-    lr, options, errors: see `Options`.
+    decoupled_weight_decay: True: decay as AdamW instead, p <- (1 - lr weight_decay) p.
+    lr, options, errors: see `Options`. As torch.optim.RAdam (Liu et al. 2020).
 
-    >>> optimizer = optim.radam(lr=1e-3)
+    >>> optim.radam(lr=1e-3)
+    optim.radam(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08, decoupled_weight_decay=False)
     """
     return with_decay(scale_by_radam(beta1, beta2, eps), weight_decay, options, decoupled_weight_decay)
 
@@ -251,7 +264,8 @@ def scale_by_trust_ratio() -> Transform:
 
     The norm is the Euclidean length over all elements of the parameter. As optax.scale_by_trust_ratio.
 
-    >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_trust_ratio()), lr=1e-3)
+    >>> optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_trust_ratio()), lr=1e-3)
+    optim.custom(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08)
     """
 
     def trusted(g: Tensor, p: Tensor) -> Tensor:
@@ -271,11 +285,13 @@ def lamb(
     eps: float = 1e-6,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make a LAMB optimizer (You et al. 2020, algorithm 2): p <- p - lr norm(p) / norm(u) u, for each parameter.
+    """Make a LAMB optimizer: p <- p - lr norm(p) / norm(u) u, for each parameter p (You et al. 2020, algorithm 2).
 
     u = m_hat / (sqrt(v_hat) + eps) + weight_decay p, with the means of `scale_by_adam`. If a norm is 0: p <- p - lr u.
-    weight_decay: applies to decayed parameters; see `nn.decays`. lr, options, errors: see `Options`.
+    weight_decay: applies to decayed parameters; see `nn.decays`.
+    lr, options, errors: see `Options`.
 
-    >>> optimizer = optim.lamb(lr=1e-3)
+    >>> optim.lamb(lr=1e-3)
+    optim.lamb(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-06, weight_decay=0.01)
     """
     return [scale_by_adam(beta1, beta2, eps), add_decayed_weights(weight_decay), scale_by_trust_ratio()]

@@ -25,11 +25,11 @@ from tracegrad.tuning import MOST_ORDERED
 
 
 class Slot(NamedTuple):
-    """The place of one parameter in the flat arrays of an `Arena`.
+    """The place of one parameter in the flat array of an `Arena`.
 
     name:   the parameter's name, as in `nn.named_parameters`.
     shape:  the parameter's shape.
-    offset: position of its first element in the flat array, in elements from 0. Its elements follow in row-major order.
+    offset: index of its first element in the flat array. Its other elements follow in row-major order.
     decay:  whether weight decay applies to the parameter.
     """
 
@@ -50,7 +50,7 @@ def _alignment(size: int) -> int:
 
 
 class Arena(NamedTuple):
-    """The places of all trained parameters in one flat array f32[size], which an optimizer updates.
+    """The places of all trained parameters in one flat array, f32[size]. Optimizers update this array as a whole.
 
     slots:        a `Slot` for each parameter, in the order of the array.
     size:         number of elements of the array.
@@ -58,6 +58,10 @@ class Arena(NamedTuple):
 
     With several losses, each optimizer has an arena. Decayed parameters then come first within each group of parameters
     that the same losses train.
+
+    >>> arena = optim.Arena.of([("W", (2, 3), True), ("b", (3,), False)])
+    >>> arena.size, arena.slots[1]
+    (9, Slot(name='b', shape=(3,), offset=6, decay=False))
     """
 
     slots: tuple[Slot, ...]
@@ -82,10 +86,14 @@ class Arena(NamedTuple):
         return Arena(tuple(slots), sum(s.size for s in slots), sum(s.size for s in slots if s.decay))
 
     def shaped(self, shape: Callable[[Shape], Shape | None]) -> Arena:
-        """Return the layout of a flat array with one part for each parameter, of another shape than the parameter.
+        """Return the arena of a state that has another shape than the parameters, such as one number for each row.
 
         shape: function of a parameter's shape that returns the shape of its part; None: no part. If no parameter has a
-               part, the array has one element, because arrays on a device are never empty.
+               part, the size is 1, because arrays on a device are never empty.
+
+        >>> arena = optim.Arena.of([("W", (2, 3), True), ("b", (3,), False)])
+        >>> arena.shaped(lambda shape: (shape[0], 1) if len(shape) == 2 else None).slots
+        (Slot(name='W', shape=(2, 1), offset=0, decay=True),)
         """
         slots: list[Slot] = []
         at = 0
@@ -97,15 +105,21 @@ class Arena(NamedTuple):
         return Arena(tuple(slots), max(at, 1), 0)
 
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
-        """Return the elements of one parameter in `flat`, f32[size], in the parameter's shape. slot: one of `slots`."""
+        """Return the part of `flat`, f32[size], that belongs to one parameter, in the parameter's shape.
+
+        slot: the parameter's place, one of `slots`.
+        """
         return reshape(slice_(flat, 0, slot.offset, slot.size), slot.shape)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return `view(flat, slot)` for each parameter, by its name. As torch.nn.utils.vector_to_parameters."""
+        """Return the parts of `flat`, f32[size], by parameter name, each in its parameter's shape.
+
+        As torch.nn.utils.vector_to_parameters.
+        """
         return {slot.name: self.view(flat, slot) for slot in self.slots}
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Join tensors, one for each parameter by its name, into a flat array: the inverse of `views`.
+        """Join tensors, one for each parameter by its name, into a flat array, f32[size]: the inverse of `views`.
 
         As torch.nn.utils.parameters_to_vector.
         """
@@ -116,8 +130,9 @@ class Arena(NamedTuple):
     def each(self, fn: Callable[..., Tensor], *flats: Tensor) -> Tensor:
         """Call `fn` once for each parameter, and return the results as one flat array, f32[size].
 
-        flats: arrays like the arena, f32[size], such as the gradient. `fn` gets the part of each that belongs to the
-        parameter, in the parameter's shape, and returns a tensor of that shape. Each parameter gets kernels of its own.
+        fn:    function of the parameter's parts of `flats`, in the parameter's shape. It returns a tensor of this
+               shape.
+        flats: flat arrays, f32[size], such as the gradient. Each parameter gets kernels of its own.
         """
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 

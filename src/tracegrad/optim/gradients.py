@@ -62,7 +62,8 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     `max_norm`.
     As torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
 
-    >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum()))
+    >>> optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum(0.9)), lr=0.1)
+    optim.custom(lr=0.1, clip_grad_norm=1.0, momentum=0.9)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -77,13 +78,14 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
 
 def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
-    """Divide each parameter's gradient by its norm: g / (norm(g) + 1e-8).
+    """Divide each parameter's gradient g by its Euclidean length: g / (norm(g) + 1e-8).
 
-    only: function of a parameter's name: is its gradient divided? None means all.
+    only: function of a parameter's name that returns whether to divide its gradient; None: all.
     As optax.normalize_by_update_norm.
     Raises InputError, when the step is traced, if `only` matches no parameter.
 
-    >>> optimizer = optim.custom(optim.chain(optim.normalize_gradients(), optim.scale_by_momentum()))
+    >>> optim.custom(optim.chain(optim.normalize_gradients(), optim.scale_by_momentum(0.9)), lr=0.1)
+    optim.custom(lr=0.1, momentum=0.9)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -115,11 +117,10 @@ def _at(host: Host, update: Tensor, every: int) -> Host:
 def accumulate(every: int, inner: Transform) -> Transform:
     """Apply `inner` at every `every`-th step, to the mean of the gradients since the last update.
 
-    In all other steps the parameters and the state of `inner` do not change. `host.step` of `inner` counts updates, not
-    steps, so its bias corrections are those of one large batch. Schedules count steps. Exact for the first 2^24 steps.
-    As optax.MultiSteps of Optax.
-    Raises InputError if `every` is not an integer from 1 to 2^24, if `inner` is no transform, or if `accumulate` is
-    nested.
+    In all other steps the parameters and the state of `inner` do not change. `inner` counts updates, not steps, so its
+    bias corrections are those of one large batch. Schedules of the learning rate count steps. Exact for the first 2^24
+    steps. As optax.MultiSteps of Optax. Raises InputError if `every` is not an integer from 1 to 2^24, if `inner` is no
+    transform, or if `accumulate` is nested.
 
     >>> optimizer = optim.custom(optim.accumulate(4, optim.scale_by_adam()), lr=1e-3)
     """

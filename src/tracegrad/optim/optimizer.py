@@ -23,26 +23,29 @@ P = ParamSpec("P")
 
 
 class Options(TypedDict, total=False):
-    """Keywords that every optimizer takes besides its own arguments. Its `lr` is a number or a schedule of `tg.lr`.
+    """The keyword arguments that all optimizers share: `optim.adam(lr=1e-3, clip_grad_norm=1.0)`.
 
-    An option that is off adds nothing to the program: no time, no memory. If weight_decay, momentum or clip_grad_norm
-    is off and `train.set` switches it on, the step is compiled once more, and training goes on from its current state.
-
-    clip_grad_norm:   scale the gradient down to this global norm, as PyTorch's clip_grad_norm_; None, here and in
-                      `train.set`, switches clipping off.
-    normalize_grads:  give each parameter's gradient length 1, before clipping; True for all of them, or a filter of
-                      parameter names; False is off.
-    ema:              keep a running average of the parameters with this factor, e.g. 0.999; None is off.
-                      `train.download_params(ema=True)` reads the average. With `accumulate=`, it moves at each update.
-    accumulate:       update at every k-th step only, with the mean of k gradients; 1 is off.
+    lr:               (of each optimizer itself) the learning rate: a number, or a schedule of `tg.lr`.
+    clip_grad_norm:   scale the gradient of all parameters down to this norm, as PyTorch's clip_grad_norm_. Default
+                      None: no clipping.
+    normalize_grads:  divide each parameter's gradient by its norm, before clipping: True for all parameters, or a
+                      function of the name that returns whether to. Default False.
+    ema:              keep a running average of the parameters with this factor, such as 0.999; default None: no
+                      average. `train.download_params(ema=True)` reads the average. With `accumulate=`, it moves at each
+                      update.
+    accumulate:       k: update at every k-th step only, with the mean of k gradients. Default 1.
     groups:           values for some parameters: {"backbone.*": {"lr": 0.1}, "*.b": {"weight_decay": 0.0}}. A key is a
-                      pattern, where `*` matches any text, or a function of the name. The first match counts. "lr" is a
-                      factor on the schedule; other values replace the optimizer's. `train.set(groups=...)` changes
-                      these values.
-    decay_filter:     function of a name: does weight decay apply? It decides for parameters without a `decay` of their
-                      own. None decays all of them except zeros and ones.
+                      pattern of names, where `*` matches any text, or a function of the name. The first match counts.
+                      "lr" is a factor on the learning rate; other values replace the optimizer's.
+                      `train.set(groups=...)` changes these values.
+    decay_filter:     function of a name that returns whether weight decay applies to the parameter; see `nn.decays`.
     Raises:           InputError for a value out of range, here and of the optimizer's own arguments; CallError for a
                       keyword that the optimizer does not have.
+
+    An option that is not used costs no time and no memory. If weight_decay, momentum or clip_grad_norm was not used and
+    `train.set` sets it, the step is compiled once more, and training goes on from its current state.
+
+    >>> optimizer = optim.sgd(lr=0.1, momentum=0.9, accumulate=4, groups={"backbone.*": {"lr": 0.1}})
     """
 
     clip_grad_norm: float | None
@@ -65,9 +68,9 @@ class Optimizer:
     options:    the options that shape the transform, as plain data.
     again, off: for the library: what `train.set` needs to switch options on.
 
-    >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
-    >>> optimizer.name
-    'adam'
+    >>> optimizer = optim.adam(lr=1e-3)
+    >>> optimizer.name, optimizer.hyper
+    ('adam', {'beta1': 0.9, 'beta2': 0.999, 'eps': 1e-08})
     """
 
     transform: Transform
@@ -89,14 +92,17 @@ class Optimizer:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """The range of each hyperparameter, by name, also of "lr". A name without a range takes any finite number."""
+        """The valid numbers of each hyperparameter, by name, as `Range(low, high, above)`; None leaves a side open.
+
+        `above` says whether `low` itself is invalid. A name that is missing here takes any finite number.
+        """
         own = self.transform.ranges
         return {**own, **{n: own[n.split(GROUP)[0]] for n in self.groups.hyper if n.split(GROUP)[0] in own}}
 
     def regrouped(self, given: Any) -> tuple[Optimizer, dict[str, float]]:
-        """Return the optimizer after `train.set(groups=given)`, and the values of the groups' hyperparameters to set.
+        """Return the optimizer after `train.set(groups=given)`, and the values to set; for the library.
 
-        This optimizer itself, if the groups and the names that they override stay: then no step is compiled again.
+        It is this optimizer, and no step is compiled again, unless `given` names a new group or value.
         Raises InputError if the optimizer was not made by a function that takes groups.
         """
         old = dict(zip(self.groups.selections, self.groups.overrides))
@@ -112,10 +118,7 @@ class Optimizer:
         return (self if same else new), {name: x for name, x in new.groups.hyper.items() if name in places}
 
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
-        """Return the optimizer after `train.set(**values)`, with the options among `values` that were off switched on.
-
-        This optimizer itself, if `values` switch nothing on.
-        """
+        """Return the optimizer after `train.set(**values)`: a new one if a value was off; for the library."""
         wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
         return self.again(**wanted) if wanted and self.again is not None else self
 
@@ -221,14 +224,18 @@ def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[s
 
 @recipe()
 def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Chain:
-    """Make an optimizer from a transform of your own: p <- p - lr * transform(g).
+    """Make an optimizer from a transform of your own: p <- p - lr * transform(g) for each parameter p and gradient g.
 
-    If the transform is a chain with `scale_by_lr`, p <- p + transform(g): parts after `scale_by_lr` get and give the
-    change of the parameters. `options` such as clipping change g first; see `Options`.
-    As optax.chain(transform, optax.scale_by_learning_rate(lr)) of Optax.
+    transform: a `Transform`, or a `chain` of several. If the chain has `scale_by_lr`, p <- p + transform(g): transforms
+               after `scale_by_lr` then get the change of the parameters, and return it.
+    lr, options, errors: see `Options`. As optax.chain(transform, optax.scale_by_learning_rate(lr)), after clipping.
 
     >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
-    >>> optimizer = optim.custom(sign, lr=1e-2)
+    >>> train.replace_model(nn.Linear(2, 1, init=tg.init.ones()), optimizer=optim.custom(sign, lr=0.25))
+    >>> r = train.step(x=x, y=y).result()
+    >>> train.params()["W"]
+    array([[0.75],
+           [0.75]], dtype=float32)
     """
     check_transform("optim.custom", transform)
     return [replace(transform, bounds=None)]  # the bounds of chains such as L2 before Adam grow by eps at each step
@@ -242,14 +249,15 @@ def sgd(
     weight_decay: float = 0.0,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make gradient descent: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m. As torch.optim.SGD.
+    """Make gradient descent with momentum: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m.
 
     g is the gradient, p a parameter, and m starts at 0.
-    nesterov:     p <- p - lr (g + momentum m), with the new m.
+    nesterov:     True: p <- p - lr (g + momentum m), with the new m.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
-    lr, options, errors: see `Options`. Raises InputError for nesterov without momentum.
+    lr, options, errors: see `Options`. Raises InputError for nesterov without momentum. As torch.optim.SGD.
 
-    >>> optimizer = optim.sgd(lr=0.1, momentum=0.9, nesterov=True)
+    >>> optim.sgd(lr=0.1, momentum=0.9, nesterov=True)
+    optim.sgd(lr=0.1, momentum=0.9, nesterov=True)
     """
     if nesterov and momentum == 0:
         raise InputError.here("sgd: nesterov needs a momentum above 0")
@@ -268,11 +276,13 @@ def adam(
 ) -> Chain:
     """Make an Adam optimizer: p <- p - lr * m_hat / (sqrt(v_hat) + eps), see `scale_by_adam`.
 
+    beta1, beta2: factors of the running means m of the gradient g, and v of g^2.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`. `adamw` decays the
                   parameters apart from the gradient.
     lr, options, errors: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
 
-    >>> optimizer = optim.adam(lr=1e-3, clip_grad_norm=1.0)
+    >>> optim.adam(lr=1e-3, clip_grad_norm=1.0)
+    optim.adam(lr=0.001, clip_grad_norm=1.0, beta1=0.9, beta2=0.999, eps=1e-08)
     """
     return with_decay(scaling.scale_by_adam(beta1, beta2, eps), weight_decay, options, apart=False)
 
@@ -288,11 +298,12 @@ def adamw(
 ) -> Chain:
     """Make an AdamW optimizer: p <- (1 - lr * weight_decay) p - lr * m_hat / (sqrt(v_hat) + eps).
 
-    m_hat and v_hat: see `scale_by_adam`. A schedule of lr scales the decay, too.
-    weight_decay: applies to decayed parameters; see `nn.decays`.
+    beta1, beta2: factors of the running means behind m_hat and v_hat; see `scale_by_adam`.
+    weight_decay: applies to decayed parameters; see `nn.decays`. A schedule of lr scales the decay, too.
     lr, options, errors: see `Options`. As torch.optim.AdamW (Loshchilov and Hutter 2019).
 
-    >>> optimizer = optim.adamw(lr=tg.lr.cosine_annealing(peak=3e-4, final=0.0, steps=1000), weight_decay=0.01)
+    >>> optim.adamw(lr=1e-3, weight_decay=0.1)
+    optim.adamw(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08, weight_decay=0.1)
     """
     return [scaling.scale_by_adam(beta1, beta2, eps), scaling.add_decayed_weights(weight_decay)]
 
@@ -301,12 +312,14 @@ def adamw(
 def lion(
     lr: LR = 1e-4, beta1: float = 0.9, beta2: float = 0.99, weight_decay: float = 0.0, **options: Unpack[Options]
 ) -> Chain:
-    """Make a Lion optimizer: p <- (1 - lr * weight_decay) p - lr * sign(mean of m and g), see `scale_by_lion`.
+    """Make a Lion optimizer: p <- (1 - lr * weight_decay) p - lr * sign(beta1 m + (1 - beta1) g).
 
-    The rate should be 3 to 10 times smaller than for adamw, and the decay larger by the same factor (Chen et al. 2023).
+    m is a running mean of the gradient g with factor beta2; see `scale_by_lion`. The learning rate should be 3 to 10
+    times smaller than for adamw, and weight_decay larger by the same factor (Chen et al. 2023).
     weight_decay: applies to decayed parameters; see `nn.decays`. lr, options, errors: see `Options`.
 
-    >>> optimizer = optim.lion(lr=1e-4)
+    >>> optim.lion(lr=1e-4)
+    optim.lion(lr=0.0001, beta1=0.9, beta2=0.99)
     """
     return [scaling.scale_by_lion(beta1, beta2), *decoupled(weight_decay, options)]
 
@@ -321,14 +334,16 @@ def rmsprop(
     centered: bool = False,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make an RMSprop optimizer: p <- p - lr * g / (sqrt(mean of g^2) + eps), see `scale_by_rms`.
+    """Make an RMSprop optimizer: p <- p - lr * g / (sqrt(v) + eps), with a running mean v of g^2.
 
-    momentum:     replaces the step by a running sum: see `scale_by_momentum`.
-    centered:     see `scale_by_rms`.
+    alpha:        factor of the mean: v <- alpha v + (1 - alpha) g^2.
+    centered:     True: divide by an estimate of the standard deviation instead; see `scale_by_rms`.
+    momentum:     m <- momentum m + g / (sqrt(v) + eps), and p <- p - lr m.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.RMSprop.
 
-    >>> optimizer = optim.rmsprop(lr=1e-2)
+    >>> optim.rmsprop(lr=1e-2)
+    optim.rmsprop(lr=0.01, alpha=0.99, eps=1e-08, centered=False)
     """
     moving = _unless_off("momentum", momentum, options, scaling.scale_by_momentum(momentum))
     return [*decoupled(weight_decay, options), scaling.scale_by_rms(alpha, eps, centered), *moving]
@@ -352,12 +367,16 @@ def muon(
 ) -> Chain:
     """Make a Muon optimizer: orthogonalized momentum for matrices, AdamW for other parameters; see `scale_by_muon`.
 
-    Embeddings and output layers do better with Adam: exclude them by `only`. With adjust_lr="match_rms_adamw", a rate
-    that suits adamw suits all parameters. With "original", scale the rate of Adam by `adam_lr_scale`.
-    weight_decay: p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.
+    only:          function of a name that returns whether a matrix gets Muon. Exclude embeddings and output layers,
+                   which
+                   do better with Adam. None: all matrices.
+    adjust_lr:     "match_rms_adamw": a learning rate that suits adamw suits all parameters. "original": Jordan's; then
+                   scale the rate of Adam by `adam_lr_scale`.
+    weight_decay:  p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.
+    momentum, nesterov, eps, ns_steps, beta1, beta2, adam_eps: see `scale_by_muon`.
     lr, options, errors: see `Options`. As torch.optim.Muon, in f32.
 
-    >>> optimizer = optim.muon(lr=1e-3)
+    >>> optimizer = optim.muon(lr=1e-3, adjust_lr="match_rms_adamw", only=lambda name: not name.startswith("embed"))
     """
     of_adam = (adam_lr_scale, beta1, beta2, adam_eps)
     core = scaling.scale_by_muon(momentum, nesterov, eps, ns_steps, adjust_lr, only, *of_adam)

@@ -31,11 +31,12 @@ def moments(state: State, g: Tensor, host: Host) -> tuple[Tensor, Tensor]:
 
 
 def scale_by_lr() -> Transform:
-    """Replace g by -lr * g, with the optimizer's learning rate in this step: the last part of most chains.
+    """Replace g by -lr * g, where lr is the optimizer's learning rate in this step: the last part of most chains.
 
     `optim.custom` adds it to a chain without it. As optax.scale_by_learning_rate.
 
-    >>> rate = optim.scale_by_lr()
+    >>> optim.custom(optim.chain(optim.scale_by_momentum(0.9), optim.scale_by_lr()), lr=0.1)
+    optim.custom(lr=0.1, momentum=0.9)
     """
     return Transform(
         {},
@@ -52,7 +53,8 @@ def add_decayed_weights(weight_decay: float) -> Transform:
     weight decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
     As optax.add_decayed_weights.
 
-    >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.add_decayed_weights(0.01)))
+    >>> optim.custom(optim.chain(optim.scale_by_adam(), optim.add_decayed_weights(0.01)), lr=1e-3)
+    optim.custom(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08, weight_decay=0.01)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -71,12 +73,14 @@ def add_decayed_weights(weight_decay: float) -> Transform:
 
 
 def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transform:
-    """Replace the gradient g by m <- momentum * m + g, or with `nesterov` by g + momentum * m with the new m.
+    """Replace the gradient g by m, where m <- momentum * m + g starts at 0.
 
-    m starts at 0. A momentum of 0 leaves g as it is, and does not change m, as in PyTorch.
-    As torch.optim.SGD (Polyak 1964; Nesterov 1983).
+    nesterov: True: replace g by g + momentum * m, with the new m.
 
-    >>> optimizer = optim.custom(optim.scale_by_momentum(0.9), lr=1e-2)
+    A momentum of 0 leaves g as it is, and does not change m. As torch.optim.SGD (Polyak 1964; Nesterov 1983).
+
+    >>> optim.custom(optim.scale_by_momentum(0.9), lr=1e-2)
+    optim.custom(lr=0.01, momentum=0.9)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -98,11 +102,13 @@ def adam_direction(m: Tensor, v: Tensor, host: Host, eps: str) -> Tensor:
 def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
     """Replace the gradient g by m_hat / (sqrt(v_hat) + eps), with running means of g and g^2 (Kingma & Ba 2015).
 
-    m <- beta1 m + (1 - beta1) g;  m_hat = m / (1 - beta1^step);  v and v_hat likewise, from g^2 with beta2.
+    m <- beta1 m + (1 - beta1) g,    m_hat = m / (1 - beta1^step)
+    v <- beta2 v + (1 - beta2) g^2,  v_hat = v / (1 - beta2^step)
 
     m and v start at 0. `step` counts updates from 1. As optax.scale_by_adam.
 
-    >>> optimizer = optim.custom(optim.scale_by_adam(), lr=1e-3)
+    >>> optim.custom(optim.scale_by_adam(beta2=0.99), lr=1e-3)
+    optim.custom(lr=0.001, beta1=0.9, beta2=0.99, eps=1e-08)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -122,7 +128,8 @@ def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
 
     Then m <- beta2 m + (1 - beta2) g. m starts at 0. Chen et al. 2023, algorithm 2.
 
-    >>> optimizer = optim.custom(optim.scale_by_lion(), lr=1e-4)
+    >>> optim.custom(optim.scale_by_lion(), lr=1e-4)
+    optim.custom(lr=0.0001, beta1=0.9, beta2=0.99)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -134,13 +141,14 @@ def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
-    """Replace the gradient g by g / (sqrt(v) + eps), after v <- alpha v + (1 - alpha) g^2 (Tieleman & Hinton 2012).
+    """Replace the gradient g by g / (sqrt(v) + eps), after v <- alpha v + (1 - alpha) g^2.
 
     v starts at 0.
-    centered: divide by sqrt(v - m^2) + eps, with m <- alpha m + (1 - alpha) g: an estimate of the standard deviation.
-    As torch.optim.RMSprop (Hinton 2012).
+    centered: True: divide by sqrt(v - m^2) + eps, an estimate of the standard deviation, with m <- alpha m + (1 -
+    alpha) g. As torch.optim.RMSprop (Tieleman & Hinton 2012).
 
-    >>> optimizer = optim.custom(optim.scale_by_rms(), lr=1e-2)
+    >>> optim.custom(optim.scale_by_rms(), lr=1e-2)
+    optim.custom(lr=0.01, alpha=0.99, eps=1e-08)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -162,13 +170,14 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 
 
 def track_ema(decay: float) -> Transform:
-    """Keep the state "ema", a running average of the parameters: e <- decay e + (1 - decay) p, starting at p.
+    """Keep a running average of the parameters: e <- decay e + (1 - decay) p, starting at p. Updates stay as they are.
 
-    p are the parameters after this step: put this transform last in a chain, after `scale_by_lr`. It changes no update.
-    `train.download_params(ema=True)` reads the average.
+    p are the parameters after this step: put this transform last in a chain, after `scale_by_lr`.
+    `train.download_params(ema=True)` reads the average, the state "ema".
     As torch.optim.swa_utils.AveragedModel; Polyak and Juditsky 1992.
 
-    >>> optimizer = optim.custom(optim.chain(optim.scale_by_adam(), optim.scale_by_lr(), optim.track_ema(0.999)))
+    >>> optim.custom(optim.chain(optim.scale_by_momentum(0.9), optim.scale_by_lr(), optim.track_ema(0.999)), lr=0.1)
+    optim.custom(lr=0.1, momentum=0.9, ema=0.999)
     """
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
@@ -216,18 +225,20 @@ def scale_by_muon(
     beta2: float = 0.999,
     adam_eps: float = 1e-8,
 ) -> Transform:
-    """Replace the gradient g by orthogonalized momentum for matrices, by Adam's step for others (Jordan et al. 2024).
+    """Replace the gradient g by orthogonalized momentum for matrices, by Adam's step for other parameters.
 
-    Matrices: m <- momentum m + (1 - momentum) g; g becomes f * orthogonalize(m), a matrix with singular values of about
-    1. With `nesterov`, momentum m + (1 - momentum) g with the new m takes the place of m.
-    Others: adam_lr_scale times the result of `scale_by_adam(beta1, beta2, adam_eps)`.
+    Matrices: m <- momentum m + (1 - momentum) g, then g' = f * orthogonalize(m), where orthogonalize gives the nearest
+              matrix whose singular values are about 1. With `nesterov`, momentum m + (1 - momentum) g with the new m
+              takes the place of m.
+    Others:   adam_lr_scale times the result of `scale_by_adam(beta1, beta2, adam_eps)`.
 
     eps, ns_steps: of the orthogonalization: the smallest norm to divide by, and the number of Newton-Schulz iterations.
     adjust_lr:     for a matrix [a, b], "original": f = sqrt(max(1, b / a)); "match_rms_adamw": f = 0.2 sqrt(max(a, b)).
-    only:          function of a name: is this parameter with two axes treated as a matrix? None means all.
+    only:          function of a name that returns whether to treat this matrix so; None: all parameters with two axes.
     Raises InputError for an unknown `adjust_lr`, and for `ns_steps` that is no positive integer.
+    Jordan et al. 2024, and torch.optim.Muon.
 
-    >>> optimizer = optim.custom(optim.scale_by_muon(), lr=1e-3)
+    >>> optimizer = optim.custom(optim.scale_by_muon(only=lambda name: name != "embed.W"), lr=1e-3)
     """
     if adjust_lr not in ("original", "match_rms_adamw"):
         raise InputError.here(f'adjust_lr must be "original" or "match_rms_adamw", got {adjust_lr!r}')

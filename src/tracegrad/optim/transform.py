@@ -103,11 +103,11 @@ NO_VALUES: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Host(NamedTuple):
-    """The argument `host` of every `Transform.update`: hyperparameters, counts of updates, and places of parameters.
+    """The argument `host` of `Transform.update`: hyperparameters, counts of updates, and places of parameters.
 
     arena: the places of the parameters in the flat arrays f32[n] that `update` gets; n = arena.size.
 
-    The library makes the host; read the other fields by its methods and properties. These give f32[] tensors, whose
+    The library makes the host. Use its methods and properties, not the other fields. They give f32[] tensors, whose
     values can change at each step without compiling, or f32[n] with a value for each element of the flat arrays.
     """
 
@@ -120,9 +120,9 @@ class Host(NamedTuple):
     own: Mapping[str, Tensor] = NO_VALUES  # values of one member of a sweep, which replace those of all members
 
     def hyper(self, name: str) -> Tensor:
-        """Return the hyperparameter `name`. Its first value is in the transform's `hyper`. As optax.inject_hyperparams.
+        """Return the current value of the hyperparameter `name`, f32[]. As optax.inject_hyperparams.
 
-        f32[]; or, if groups of parameters have values of their own, f32[n]: for each element the value of its group.
+        If groups of parameters have values of their own, the result is f32[n]: for each element the value of its group.
         """
         return self._spread(
             name, lambda leaf: self._leaf(name) * scalar(leaf) if leaf.startswith(f"lr{GROUP}") else self._leaf(leaf)
@@ -157,9 +157,9 @@ class Host(NamedTuple):
 
     @property
     def unit(self) -> Tensor:
-        """A factor, f32[], to multiply gradients by before you square them: their squares then fit f32.
+        """A factor u, f32[], with which squares of the gradient g fit f32: compute sum((u g)^2) / u^2, not sum(g^2).
 
-        2^10, which keeps small squares from vanishing. In a step whose squares would overflow, 2^-80.
+        u is 2^10, so that small squares do not vanish. In a step whose squares would overflow, u is 2^-80.
         """
         return scalar(UNIT)
 
@@ -167,13 +167,13 @@ class Host(NamedTuple):
     def step(self) -> Tensor:
         """The number of this update, f32[], counted from 1. Exact up to 2^24. As state["step"] of torch.optim.Adam.
 
-        Inside `accumulate`, several steps are one update.
+        Inside `accumulate`, several steps of the training are one update.
         """
         return cast(counter("step"), f32) if self.updates is None else self.updates
 
     @property
     def steps(self) -> Tensor:
-        """The number of this update, counted from 1 for each parameter: `step` less the updates while it was frozen.
+        """The number of this update, counted for each parameter from 1: without the updates while it was frozen.
 
         f32[] until the first `train.freeze`, then f32[n]. Needs `Transform(..., counts=True)`, else it is `step`.
         """
@@ -183,15 +183,18 @@ class Host(NamedTuple):
         return as_tensor(1.0) if self.largest else maximum(self.step - self.missed, 1.0)
 
     def steps_of(self, slot: Slot) -> Tensor:
-        """Return `steps` of one parameter, f32[]. slot: one of `host.arena.slots`."""
+        """Return the number of this update for one parameter, f32[]; see `steps`.
+
+        slot: the parameter's place, one of `host.arena.slots`.
+        """
         if self.missed is None:
             return self.step
         return reshape(slice_(self.steps, 0, slot.offset, 1), ()) if slot.size else self.step
 
     def bias_correction(self, name: str) -> Tensor:
-        """Return 1 - b^steps, b = hyper(name): the divisor for a running mean that starts at 0 (Kingma and Ba 2015).
+        """Return 1 - b^steps with b = hyper(name), by which you divide a running mean that starts at 0.
 
-        `steps` counts from 1. Small results are exact, too. f32[], or f32[n] as `steps` and `hyper`.
+        f32[], or f32[n] where `steps` or `hyper` are. Exact also where it is small (Kingma and Ba 2015).
         """
         return -expm1(self.steps * log1p(-self.complement(name)))
 
@@ -203,7 +206,7 @@ Update = Callable[[Tensor, Tensor, State, Host], "tuple[Tensor, State]"]
 
 @dataclass(frozen=True, slots=True)
 class PerParameter:
-    """A state with one part for each parameter, in another shape than the parameter. See `Transform.state`.
+    """Declares a state with one part for each parameter, in another shape than the parameter. See `Transform.state`.
 
     shape: function of a parameter's shape that returns the shape of its part, such as (m, n) -> (m, 1); None: no part.
     fill:  the first value of all elements, which `train.reset` writes again.
@@ -217,7 +220,7 @@ class PerParameter:
     fill: float = 0.0
 
     def layout(self, arena: Arena) -> Arena:
-        """Return the places of the parts in the flat array of this state, for the parameters of `arena`."""
+        """Return the arena of this state, which has the place of each part. arena: that of the parameters."""
         return arena.shaped(self.shape)
 
 
@@ -226,32 +229,31 @@ Kept = Fill | PerParameter
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """One part of an optimizer: its states, and a pure function on tensors.
+    """One part of an optimizer: a pure function `update` on tensors, and the arrays that it keeps between steps.
 
     update: (g, p, state, host) -> (g', new state). `g` is the gradient and `p` the parameters, each flat, f32[n]: one
             array with the elements of all parameters, whose places are in `host.arena`. The first transform of a chain
             gets the gradient, each next one the g' of the one before. The last g' is added to `p`. `host`: see `Host`.
-    state:  first values of the arrays that `update` keeps, by name, which `train.reset` writes again: a number for all
-            elements, or "params" for a copy of the parameters. An array is f32[n], in the layout of the parameters,
-            unless a `PerParameter` gives the shape of each part. `update` gets and returns exactly these arrays, flat.
+    state:  the arrays that `update` keeps, by name, with their first values: a number for all elements, or "params" for
+            a copy of the parameters. An array is f32[n], in the layout of the parameters, unless a `PerParameter` gives
+            the shape of each part. `update` gets and returns exactly these arrays, flat.
     hyper:  first values of the hyperparameters that `update` reads by `host.hyper` or `host.complement`.
     ranges: ranges of hyperparameters, by name. A name without a range takes any number that is finite in f32.
     counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count the
             updates of each parameter. From the first `train.freeze` on, `steps` and `bias_correction` are f32[n].
             With False, updates of frozen parameters count, too.
-    bounds: `update` on magnitudes, f32[] each. It gets numbers that no |element| of g, p and the state exceeds, and
-            returns such numbers for the results of `update`. They can be far too large, even infinite. While they are
-            finite, the device checks no elements. None: each step checks all new values, in one more dispatch.
+    bounds: for speed; None is always right. A function as `update`, but of bounds, f32[] each: no |element| of g, p or
+            a state exceeds its bound. The function returns such bounds for what `update` returns. While these are
+            finite, the device need not check new values, which saves one dispatch a step.
 
-    A step that would make a parameter or a state infinite or NaN fails, and changes nothing.
+    A step that would make a parameter or a state infinite or NaN fails, and changes nothing. `update` is traced once,
+    as part of the step, so write it with tracegrad ops.
 
-    `update` is traced once into the step's graph, so it is written with tracegrad ops and runs on the device:
-
-        def sign_descent():
-            return Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
-
-    >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
-    >>> optimizer = optim.custom(sign, lr=1e-2)
+    >>> def update(g, p, state, host):
+    ...     m = host.hyper("decay") * state["m"] + g
+    ...     return tg.sign(m), {"m": m}
+    >>> optim.custom(optim.Transform({"m": 0.0}, update, {"decay": 0.9}), lr=1e-2)
+    optim.custom(lr=0.01, decay=0.9)
     """
 
     state: Mapping[str, Kept]
@@ -263,14 +265,19 @@ class Transform:
 
     @property
     def fills(self) -> dict[str, Fill]:
-        """First values of the states, by name, which `train.reset` writes again; see `state`.
+        """The first value of each state, by name, which `train.reset` writes again: a number, or "params".
 
-        A number for all elements, or "params" for a copy of the parameters. As init of optax.GradientTransformation.
+        "params" means a copy of the parameters. As init of optax.GradientTransformation.
         """
         return {name: kept.fill if isinstance(kept, PerParameter) else kept for name, kept in self.state.items()}
 
     def sizes(self, arena: Arena) -> dict[str, int]:
-        """Return the number of elements of each state, by name, for the parameters of `arena`."""
+        """Return the number of elements of each state, by name, for the parameters of `arena`.
+
+        >>> arena = optim.Arena.of([("W", (2, 3), True)])
+        >>> optim.scale_by_adam().sizes(arena)
+        {'m': 6, 'v': 6}
+        """
         return {
             name: (kept.layout(arena) if isinstance(kept, PerParameter) else arena).size
             for name, kept in self.state.items()
@@ -303,14 +310,15 @@ def check_transform(who: str, given: object) -> None:
 
 
 def chain(*transforms: Transform) -> Transform:
-    """Return one transform that applies `transforms` in order.
+    """Return one transform that applies `transforms` in order: each gets the result of the one before.
 
     State names that occur twice get a number: "m", "m.1". Hyperparameters of the same name share one value.
     As optax.chain.
     Raises InputError for an argument that is no transform, and if two transforms give one hyperparameter different
     values. When the step is traced: InputError or ShapeError if an `update` does not return its own state.
 
-    >>> optimizer = optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_adam()))
+    >>> optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum(0.9)), lr=0.1)
+    optim.custom(lr=0.1, clip_grad_norm=1.0, momentum=0.9)
     """
     names: list[dict[str, str]] = []  # of each transform: its own name -> the chain's
     state: dict[str, Kept] = {}
