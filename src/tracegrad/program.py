@@ -142,16 +142,16 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One step (or one forward) as plain data: all that a runtime needs to execute it.
+    """A compiled training step or forward, as plain data: all that a runtime needs to execute it.
 
     kernels:    the texts of the kernels, and what they bind.
-    buffers:    the flat arrays.
+    buffers:    the flat arrays on the device.
     dispatches: launches of kernels, in order, each with its buffers and the offsets of its values.
     inputs:     values that the host writes before each run. Hyperparameters are named "hyper.lr" and so on.
     outputs:    values read after a run: "loss", "halted", "aux.NAME", "capture.NAME" or "output".
     params:     the parameters, in declaration order.
     states:     the optimizer's arrays and flags, and the states of the model.
-    needs:      requirements for a device: the maxima over the program.
+    needs:      what a device must have, such as the size of the largest buffer.
     meta:       hyperparameters, schedule and optimizer, as plain data.
     copies:     pairs of buffers; after a run, the first is copied to the second.
     loops:      ranges of dispatches that run repeatedly, in order of their first dispatch, outer before inner.
@@ -180,7 +180,7 @@ class Program:
     def at(self, size: int) -> Program:
         """Return the program for runs of `size`, from 1 to `capacity`: its inputs and outputs have that size.
 
-        Kernels, buffers and `dispatches` do not change; `launched()` gives the grids for the size.
+        Kernels, buffers and `dispatches` do not change; `launched()` gives the numbers of workgroups for the size.
         """
         assert 0 < size <= self.capacity, size
         inputs, outputs = (tuple([f.at(size) for f in fields]) for fields in (self.inputs, self.outputs))
@@ -197,7 +197,7 @@ class Program:
         return tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
 
     def unrolled(self) -> Iterator[Dispatch]:
-        """Yield all dispatches in execution order. One in a loop comes once per iteration, with its offsets there.
+        """Yield all dispatches in execution order; in a loop, once per iteration and with the offsets there.
 
         Offsets that depend on the size of a run are those of the program's size.
         """
@@ -206,41 +206,41 @@ class Program:
             yield dispatches[k].moved(at, self.size)
 
     def order(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield (k, iterations) for each launch in execution order.
+        """Yield (k, iterations) for each launch of a kernel, in execution order.
 
         k: index of the dispatch in `dispatches`.  iterations: of the loops around it, outermost first, from 0.
         """
         return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
-        """Return which launches of a run at `capacity` are launches at the program's size too: their numbers from 0."""
+        """Return the numbers, from 0, of the launches that a run of this size shares with one of size `capacity`."""
         return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property
     def model_states(self) -> tuple[Field, ...]:
-        """The states of the model, such as running means, named `state/<path>`. All others belong to the optimizer."""
+        """The states of the model, such as running means, named "state/PATH". Others belong to the optimizer."""
         return tuple(f for f in self.states if "init" in f.spec)
 
     @property
     def part(self) -> str:
-        """The name of the loss whose step this is; "" if there is only one loss."""
+        """The name of the loss whose step this is, if there are several losses; else ""."""
         return self.meta.get("part", {}).get("name", "")
 
     @property
     def first(self) -> int:
-        """Where the optimizer's parameters begin in the array "params", in elements; 0 if there is only one loss."""
+        """The offset, in elements, of this loss's parameters in the buffer "params"; 0 if there is only one loss."""
         return self.meta.get("part", {}).get("first", 0)
 
     @property
     def trained(self) -> tuple[Field, ...]:
-        """The parameters that a step trains, with their places in gradients and optimizer arrays."""
+        """The parameters that the step trains, with offsets into the arrays of gradients and optimizer state."""
         fields = [f for f in self.params if f.spec.get("trainable", True)]
         names = self.meta.get("part", {}).get("trains", [f.name for f in fields])
         return tuple(replace(f, offset=f.offset - self.first) for f in fields if f.name in names)
 
     @property
     def needs_f16(self) -> bool:
-        """Whether a WebGPU device needs the feature shader-f16."""
+        """True if a WebGPU device needs the feature shader-f16 to run the program."""
         return any(b.dtype == "f16" for b in self.buffers)
 
     def __repr__(self) -> str:
@@ -250,14 +250,14 @@ class Program:
         return f"<Program: {sizes}>"
 
     def without_barriers(self) -> Program:
-        """Return the same program with kernels without workgroup barriers, which WebGPU on a CPU runs very slowly."""
+        """Return the program for WebGPU on a CPU, where workgroup barriers are very slow: its kernels have none."""
         kernels = tuple(k.without_barriers() for k in self.kernels)
         grids = [new.serial_grid if new is not old else None for old, new in zip(self.kernels, kernels)]
         dispatches = tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
         return replace(self, kernels=kernels, dispatches=dispatches)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the program as plain dicts, lists, numbers and strings. `from_data` reads it; kernels are WGSL."""
+        """Return the program as dicts, lists, numbers and strings, with kernels in WGSL. `from_data` reads it."""
         return plain(self)
 
     @staticmethod
@@ -268,7 +268,7 @@ class Program:
         return program
 
     def to_json(self) -> str:
-        """Return canonical JSON: equal programs give equal bytes. Kernels are WGSL, without C or Python."""
+        """Return the program as JSON, with kernels in WGSL. Equal programs give equal bytes. `from_json` reads it."""
         return dumped({"version": VERSION, **self.to_data()}, separators=(",", ":"), sort_keys=True)
 
     @staticmethod

@@ -123,8 +123,9 @@ class Summary:
 
 @helpful
 def summary(model: Any) -> Summary:
-    """List names, types and sizes of a model's parameters, as a table to print. A shared parameter counts once.
+    """Return a table of a model's parameters, to print: name, type, number of elements, initialiser and total size.
 
+    model: a tree of modules. A parameter in two places counts once.
     Raises TraceError if `model` is not a tree of modules. As `summary` of Keras and of torchinfo for PyTorch.
 
     >>> print(tg.summary(nn.Linear(2, 1)))

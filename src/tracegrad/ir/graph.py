@@ -12,16 +12,16 @@ from tracegrad.refusals import Value
 
 @dataclass(frozen=True, slots=True)
 class Graph(Value):
-    """A traced program: its values by name.
+    """A traced loss, forward or training step: the values that it computes, by name. Print it to see all nodes.
 
     outputs:   what the loss or forward returns, such as "loss" or "output".
     captures:  the values of `tg.capture`.
-    writes:    the new values of states, and with an optimizer of parameters and its arrays.
+    writes:    what a run stores: new states of the model, and with an optimizer new parameters and optimizer state.
     precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
-    >>> graph.outputs
-    {'output': <f32[4,1] add>}
+    >>> graph
+    <Graph of 7 nodes: output f32[4,1]; print it for all of them>
     """
 
     outputs: dict[str, Tensor]
@@ -31,7 +31,7 @@ class Graph(Value):
 
     @property
     def roots(self) -> list[Tensor]:
-        """The values that the program must compute: outputs, captures and writes, in this order.
+        """All values that a run computes and keeps: outputs, captures and writes, in this order.
 
         As the outvars of a jaxpr of JAX.
         """
@@ -39,13 +39,13 @@ class Graph(Value):
 
     @property
     def results(self) -> dict[str, Tensor]:
-        """The values that a run returns, by their names in the program: the outputs, and captures as "capture.NAME"."""
+        """The values that a run returns, by name: the outputs, and each capture as "capture.NAME"."""
         return {**self.outputs, **{f"capture.{name}": t for name, t in self.captures.items()}}
 
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
-        """Return the graph with other outputs, captures and writes under the same names.
+        """Return a graph with the same names and other values.
 
-        roots: the new values, in the order of `self.roots`.
+        roots: the new outputs, captures and writes, in the order of `self.roots`.
         """
         it = iter(roots)
         outputs, captures, writes = (
@@ -55,14 +55,19 @@ class Graph(Value):
 
     @property
     def nodes(self) -> list[Tensor]:
-        """All nodes that the roots need, each after its inputs. As the equations of JAX's jaxprs."""
+        """All values that a run computes, each after its inputs. As the equations of a jaxpr of JAX."""
         return toposort(self.roots)
 
     def leaves(self, *roles: str) -> list[Tensor]:
         """Return the leaves (nodes without inputs) that have one of `roles`.
 
-        "param" are trained parameters, "frozen" other ones, and "input" the inputs of a call. "patch" are values and
-        masks of `tg.patch`, "state" optimizer arrays and states of the model, and "hyper" hyperparameters.
+        roles: "param" for trained parameters, "frozen" for all other ones, "input" for the inputs of a call, and
+               "hyper" for hyperparameters. "state" is for optimizer arrays and states of the model, "patch" for values
+               and masks of `tg.patch`.
+
+        >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
+        >>> graph.leaves("input")
+        [<f32[4,2] x>]
         """
         return [t for t in self.nodes if t.prim.family == "leaf" and t.attrs.get("role") in roles]
 

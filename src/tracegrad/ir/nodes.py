@@ -108,14 +108,19 @@ def register(p: Primitive) -> Primitive:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tensor(TensorMethods):
-    """A value in a traced graph: a node, with a type but no numbers. Ops make it inside a loss or forward.
+    """A value in a traced graph: a node with a type, but no numbers. Ops in a loss or forward make it.
 
-    prim:   the primitive that computes it.  inputs: the nodes that it depends on.  attrs: the primitive's settings.
-    type:   element type and shape.  site: your line that made it.  serial: a number that no other node has.
+    prim:   the primitive op that computes it.
+    inputs: the nodes that it depends on.
+    attrs:  settings of the primitive, such as the axes of a sum.
+    type:   element type and shape.
+    site:   your line of code that made it.
+    serial: a number that no other node has.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
-    >>> graph.outputs["output"].shape
-    (4, 1)
+    >>> y = graph.outputs["output"]
+    >>> y.name, y.type, len(y.inputs)
+    ('add', f32[4,1], 2)
     """
 
     prim: Primitive
@@ -142,20 +147,20 @@ class Tensor(TensorMethods):
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """The inputs whose elements the node reads: all inputs, but of a view (such as a reshape) only the first.
+        """The inputs whose elements the node reads: all of them, but for a view such as a reshape only the first.
 
-        A view is computed after its other inputs.
+        Other inputs of a view only have to be computed before it.
         """
         return self.inputs[:1] if self.prim.family == "view" else self.inputs
 
     @property
     def axis(self) -> int:
-        """The axis that the node works along: `attrs["axis"]`. KeyError for nodes without an axis."""
+        """The axis along which the node works, such as that of a concat. KeyError for nodes without an axis."""
         return self.attrs["axis"]
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes that the node works along, such as those that a sum removes: `attrs["axes"]`.
+        """The axes along which the node works, such as those that a sum removes.
 
         KeyError for nodes without axes.
         """
