@@ -29,11 +29,9 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 
 class Initializer:
-    """Base class of initialisers: frozen plain data. Two are equal if their values are.
+    """Base class of initialisers: frozen plain data. Two are equal if their values are."""
 
-    They are not dataclasses: creating a dataclass takes 500 calls, and `import tracegrad` would create all of them.
-    """
-
+    # No dataclass: creating one takes 500 calls, and `import tracegrad` would create all of them
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **given: Any) -> Any:

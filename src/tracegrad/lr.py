@@ -87,7 +87,7 @@ class CosineAnnealing(Linear):
 
 @dataclass(frozen=True)
 class CosineRestarts(CosineAnnealing):
-    """Half a cosine from `peak` to `final` in `steps` steps, again and again.
+    """Half a cosine from `peak` to `final` in `steps` steps, again and again from `peak`.
 
     growth: each cosine is that many times as long as the one before, an integer from 1 on.
 
@@ -95,8 +95,9 @@ class CosineRestarts(CosineAnnealing):
     As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts (Loshchilov and Hutter 2017), whose T_0 is `steps`, T_mult
     `growth`, and eta_min `final`. Step s and `start`: see `Schedule`.
 
-    >>> [lr.cosine_restarts(peak=1.0, final=0.0, steps=10, growth=2).at(s) for s in (1, 11, 31)]
-    [1.0, 1.0, 1.0]
+    >>> schedule = lr.cosine_restarts(peak=1.0, final=0.0, steps=10, growth=2)
+    >>> [round(schedule.at(s), 6) for s in (1, 6, 11, 21, 31)]
+    [1.0, 0.5, 1.0, 0.5, 1.0]
     """
 
     growth: int = 1
@@ -116,14 +117,15 @@ class CosineRestarts(CosineAnnealing):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A rise to `peak`, then another schedule: peak * s / steps while s <= `steps`, then `after` from its own step 1.
+    """A linear rise to `peak` in `steps` steps, then another schedule: peak * s / steps while s <= `steps`.
 
-    after: a schedule, or a number for a constant rate.
+    after: the schedule that follows, which is then at its own step 1; or a number for a constant rate.
 
     As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`. Step s and `start`: see `Schedule`.
 
-    >>> lr.warmup(1.0, 10, lr.constant(1.0)).at(5)
-    0.5
+    >>> schedule = lr.warmup(1.0, 10, lr.linear(peak=1.0, final=0.0, steps=100))
+    >>> [schedule.at(s) for s in (5, 10, 61)]
+    [0.5, 1.0, 0.5]
     """
 
     peak: float
@@ -146,8 +148,9 @@ class Staircase(Schedule):
 
     As torch.optim.lr_scheduler.StepLR. Step s and `start`: see `Schedule`.
 
-    >>> lr.staircase(1.0, every=10, gamma=0.5).at(11)
-    0.5
+    >>> schedule = lr.staircase(1.0, every=10, gamma=0.5)
+    >>> [schedule.at(s) for s in (10, 11, 21)]
+    [1.0, 0.5, 0.25]
     """
 
     peak: float
@@ -165,12 +168,15 @@ class Staircase(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """A rate that begins at `peak`, and is multiplied by `gamma` from step m + 1 on for each m of `milestones`.
+    """A rate that begins at `peak` and is multiplied by `gamma` after each step of `milestones`.
+
+    milestones: numbers of steps. From step m + 1 on, the factor of milestone m applies.
 
     As torch.optim.lr_scheduler.MultiStepLR. Step s and `start`: see `Schedule`.
 
-    >>> lr.multi_step(1.0, [10, 20], gamma=0.5).at(21)
-    0.25
+    >>> schedule = lr.multi_step(1.0, [10, 20], gamma=0.5)
+    >>> [schedule.at(s) for s in (10, 11, 21)]
+    [1.0, 0.5, 0.25]
     """
 
     peak: float
@@ -215,14 +221,15 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """A rise to `peak` and a long descent within `steps` steps.
+    """A rise from peak / div_factor to `peak`, then a descent to nearly 0, within `steps` steps.
 
-    The rate starts at peak / div_factor, reaches `peak` at step pct_start * steps, and ends at step `steps` with
-    peak / div_factor / final_div_factor, where it stays. It follows half cosines, or lines with anneal="linear".
-    As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018). Step s and `start`: see `Schedule`.
+    The rise ends at step pct_start * steps. The descent ends at step `steps`, with peak / div_factor /
+    final_div_factor, where the rate stays. Both follow half cosines, or lines with anneal="linear". As
+    torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018). Step s and `start`: see `Schedule`.
 
-    >>> round(lr.one_cycle(1.0, 100).at(31), 6)
-    0.999497
+    >>> schedule = lr.one_cycle(1.0, 100)
+    >>> [round(schedule.at(s), 6) for s in (1, 30, 100)]
+    [0.04, 1.0, 4e-06]
     """
 
     peak: float

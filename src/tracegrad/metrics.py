@@ -125,7 +125,7 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
 
 @op
 def perplexity(logits: Any, targets: Any, ignore_index: int | None = None) -> Tensor:
-    """Return the exponential of the mean cross entropy: 1 for a perfect model, C for a uniform one.
+    """Return the exponential of the mean cross entropy: 1 for a perfect model, C for uniform scores.
 
     logits, targets, ignore_index: as for `tg.cross_entropy`.
     Returns:  f32, rank 0.

@@ -83,19 +83,24 @@ def check(schedule: Schedule, *rates: str, **positive: float) -> None:
 
 @dataclass(frozen=True)
 class Plateau(Schedule):
-    """A rate multiplied by `factor` after more than `patience` calls of `train.lr_metric` without an improvement.
+    """A rate that is multiplied by `factor` when a metric has not improved for more than `patience` evaluations.
 
-    A metric improves if it is below best (1 - threshold), or with mode="max" above best (1 + threshold). With
-    threshold_mode="abs", the margin is the threshold itself. After a reduction, `cooldown` calls do not count. The rate
-    stays at or above `min_lr`, and does not change by less than `eps`. As torch.optim's ReduceLROnPlateau (PyTorch).
+    `train.fit` passes a metric to the schedule after each evaluation: `val_loss`, or without validation the mean
+    training loss of the epoch. With mode="max", it is the first of `metrics=`, or of the results of `evaluate=`. You
+    can call `train.lr_metric(value)` yourself: its metrics then replace those of `fit`.
 
-    `train.fit` passes it a metric after each evaluation: `val_loss`, or without validation the mean training loss of
-    the epoch. With mode="max", it is the first of `metrics=`, or of the results of `evaluate=`. If you call
-    `train.lr_metric`, your metric replaces that of `fit`. The schedule can be the `after` of `lr.warmup`.
-
+    peak:      the first rate.
+    threshold: a metric improves if it is below best (1 - threshold), or with mode="max" above best (1 + threshold).
+               With threshold_mode="abs", below best - threshold, or above best + threshold.
+    cooldown:  number of evaluations after a reduction that do not count.
+    min_lr:    the rate does not fall below it.
+    eps:       the rate stays if it would change by less.
     now, best, bad and cooling are the schedule's state: leave them out. `start`: see `Schedule`.
+    As torch.optim's ReduceLROnPlateau (PyTorch). The schedule can be the `after` of `lr.warmup`.
 
-    >>> schedule = lr.plateau(1e-3, factor=0.5, patience=5)
+    >>> schedule = lr.plateau(1.0, factor=0.5, patience=0)
+    >>> schedule.after(3.0).after(4.0).at(1)
+    0.5
     """
 
     peak: float
