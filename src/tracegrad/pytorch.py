@@ -121,8 +121,8 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
 
     >>> record = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
     >>> report = tg.from_torch(record, train)
-    >>> train.params()["W"].shape
-    (2, 1)
+    >>> report.complete, train.params()["W"].shape
+    (True, (2, 1))
     """
     given, model = _renamed(_named(state_dict), rename), _model_of(target, "from_torch")
     rows, arrays = list(_rows_of(model)), named_arrays(model)
@@ -158,15 +158,16 @@ def _values(
 
 @helpful
 def to_torch(target: Any) -> dict[str, Any]:
-    """Return the weights of a training or forward as a `state_dict`: the inverse of `from_torch`.
+    """Return the weights of a training or forward as a `state_dict` of PyTorch: the inverse of `from_torch`.
 
         torch_net.load_state_dict(tg.to_torch(train))
 
+    target:  a training or a forward.
     Returns: torch tensors by PyTorch's names.
     Raises:  InputError if torch is not installed.
 
-    >>> sorted(tg.to_torch(train))
-    ['bias', 'weight']
+    >>> {name: tuple(x.shape) for name, x in tg.to_torch(train).items()}
+    {'weight': (1, 2), 'bias': (1,)}
     """
     try:
         torch = importlib.import_module("torch")

@@ -42,8 +42,9 @@ def sweep(
         sweep = tg.sweep(model=Net(), loss=loss, inputs=inputs, optimizer=optim.adamw(),
                          seeds=[0, 1, 2, 3], lr=[1e-3, 1e-3, 1e-2, 1e-2], weight_decay=[0.0, 0.1, 0.0, 0.1])
 
-    `vmap` maps the loss, its gradient and the optimizer over the members. Each member trains as it would alone, up to
-    rounding and to random ops (see `seeds`). Clipping and all other norms are computed per member.
+    These are four trainings, the members of the sweep. Each trains as it would alone, up to rounding and to random ops
+    (see `seeds`): `vmap` maps the loss, its gradient and the optimizer over the members. Clipping and all other norms
+    are computed per member.
 
     model, loss, inputs: as for `tg.compile`, written for one member. Each member has states of its own.
     optimizer: one of `tg.optim`. All its options apply to each member.
@@ -55,7 +56,7 @@ def sweep(
                `clip_grad_norm`: a list with a number for each member, or a number for all of them. All lists have one
                length, which is the number of members. With a schedule as the optimizer's rate, `lr` is a factor on it.
     device, max_cached_shapes: as for `tg.compile`.
-    Returns:   a `Sweep`. `losses` of it has the members' losses, and `params(k)` the parameters of member k.
+    Returns:   a `Sweep`. Its `losses` are the members' losses, and `params(k)` the parameters of member k.
 
     A member whose loss, gradient or new values are not finite keeps its parameters and optimizer state in that step.
     Its loss is NaN or infinite, and the other members go on. The step fails only if no member has a finite loss.
@@ -63,14 +64,14 @@ def sweep(
     Raises:    InputError for lists of different lengths, for unknown hyperparameters, and for numbers out of range;
                errors of `tg.compile`. As jax.vmap of a training step.
 
-    >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x, y: tg.mse_loss(m(x), y), inputs={"x": (4, 2), "y": (4, 1)},
-    ...                  optimizer=optim.sgd(), seeds=[0, 0, 1], lr=[0.01, 0.1, 0.1])
+    >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x, y: tg.mse_loss(m(x), y),
+    ...                  inputs={"x": (4, 2), "y": (4, 1)}, optimizer=optim.sgd(), seeds=[0, 0, 1], lr=[0.01, 0.1, 0.1])
     >>> r = sweep.run_steps(10, x=np.ones((4, 2)), y=np.zeros((4, 1)))
     >>> sweep.losses.shape, sweep.best() in (1, 2)
     ((3,), True)
     >>> sweep.params(1)["W"].shape
     (2, 1)
-    """  # noqa: E501
+    """
     if not isinstance(cast("object", optimizer), Optimizer):
         raise InputError.here(
             f"tg.sweep: optimizer must come from tracegrad.optim, such as optim.adam(); got {shown(optimizer)}"
@@ -95,7 +96,7 @@ def sweep(
 
 
 class Sweep:
-    """Many trainings in one compiled step, made by `tg.sweep`.
+    """Many trainings, its members, in one compiled step. `tg.sweep` makes it.
 
     train:   the `CompiledTraining` of all members, for all other methods: `fit`, `profile`, `explain`, `memory`. Its
              parameters are named "models.NAME", with the axis of the members in front. Its loss is the mean of the
@@ -129,7 +130,9 @@ class Sweep:
         return self._last
 
     def run_steps(self, n: int, *batch: Mapping[str, Any], **inputs: Any) -> Pending[StepResult]:
-        """Queue `n` steps of every member, as `CompiledTraining.run_steps`. The aux are those of the last step.
+        """Queue `n` steps of every member, as `CompiledTraining.run_steps`.
+
+        The result's `aux`, with the members' losses as `aux["losses"]`, is that of the last step.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -151,7 +154,7 @@ class Sweep:
 
     @property
     def values(self) -> dict[str, tuple[float, ...]]:
-        """The members' hyperparameters by name, as set by `tg.sweep` or `set`."""
+        """The members' hyperparameters by name, as given to `tg.sweep` or `set`: a number for each member."""
         return dict(self._values)
 
     def params(self, member: int) -> dict[str, Array]:
@@ -182,10 +185,10 @@ class Sweep:
         return {n.removeprefix(own): x[k].copy() for n, x in self.train.states().items() if n.startswith(own)}
 
     def best(self, scores: Sequence[float] | None = None) -> int:
-        """Return the member with the lowest loss of the last step, or the lowest of `scores`. NaN is never the lowest.
+        """Return the number, from 0, of the member with the lowest loss in the last step, or the lowest of `scores`.
 
-        scores: a number for each member, such as losses on held-out data.
-        Members count from 0. Raises InputError if no number is finite, or unless there is one number for each member.
+        scores: a number for each member, such as losses on held-out data. NaN and infinity are never the lowest.
+        Raises InputError if no number is finite, or unless there is one number for each member.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -229,6 +232,8 @@ class Sweep:
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
         >>> sweep.reset()
+        >>> sweep.step(x=np.ones((4, 2))).step
+        1
         """
         self.train.reset()
         self._upload(self._values)
@@ -240,7 +245,7 @@ class Sweep:
 
     @helpful
     def attach(self, *, forward: Callable[..., Any], inputs: Mapping[str, Any], **options: Any) -> CompiledForward:
-        """Return a forward of every member on the same inputs. Its outputs have the axis of the members in front.
+        """Return a forward that runs every member on the same inputs. Outputs have the members' axis in front.
 
         forward, inputs, options: as for `CompiledTraining.attach`, written for one member.
         Raises errors of `CompiledTraining.attach`.
@@ -294,7 +299,7 @@ class Sweep:
         self._last = None
 
     def close(self) -> None:
-        """Free the device. Steps in flight resolve as Aborted. As `CompiledTraining.close`.
+        """Free the device. Queued steps resolve as `Aborted`. As `CompiledTraining.close`.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])

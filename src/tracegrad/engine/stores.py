@@ -304,20 +304,20 @@ class HasStates(Helped):
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
 
-        For an attached forward, these are the parameters of the training.
-        strict:  require every parameter.
+        record:  arrays by name. For an attached forward, these are the parameters of its training.
+        strict:  True requires every parameter in `record`.
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite, before
                  anything is written. A parameter that is not trained can be infinite.
 
         >>> train.upload_params({"W": np.ones((2, 1))})
-        >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
-        >>> own.upload_params({"b": np.zeros(1)})
+        >>> train.params()["W"].tolist()
+        [[1.0], [1.0]]
         """
         self.store.upload_params(record, strict, "upload_params")
 
     @helpful
     def params(self) -> dict[str, Array]:
-        """Return the parameters by name, after the steps and runs queued so far; a short name of `download_params`.
+        """Return the parameters by name, as NumPy arrays, after the steps and runs queued so far. As `download_params`.
 
         >>> sorted(train.params())
         ['W', 'b']
@@ -326,7 +326,7 @@ class HasStates(Helped):
 
     @helpful
     def set_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name; a short name of `upload_params`.
+        """Overwrite parameters by name: a short name of `upload_params`.
 
         >>> train.set_params({"W": np.ones((2, 1)), "b": np.zeros(1)})
         """
@@ -334,7 +334,9 @@ class HasStates(Helped):
 
     @helpful
     def states(self) -> dict[str, Array]:
-        """Return the states of the model by name, after the steps and runs queued so far; see `tg.Module.state`.
+        """Return the states of the model by name, as NumPy arrays, after the steps and runs queued so far.
+
+        `tg.Module.state` declares a state; the running means of `nn.BatchNorm` are states.
 
         >>> train.states()
         {}
@@ -345,7 +347,8 @@ class HasStates(Helped):
     def set_states(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite states by name, after the steps and runs queued so far. States missing from `record` do not change.
 
-        strict:  every state must be in `record`.
+        record:  arrays by name.
+        strict:  True requires every state in `record`.
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and NaN, before anything is written.
 
         >>> train.set_states({})

@@ -83,11 +83,12 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class WebGPUSupport:
-    """The answer of `tg.check_webgpu`: whether `device="webgpu"` can work here (`ok`), and if not, why.
+    """The result of `tg.check_webgpu`: `ok`, whether `device="webgpu"` can work here, and if not, why. True if `ok`.
 
-    reason: "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
-            "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
-    message, adapter: the reason in plain words, with a remedy; and the GPU that would be used, or None.
+    reason:  "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
+             "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
+    message: the reason in a sentence, with a remedy.
+    adapter: the GPU that would be used, or None.
 
     >>> tg.WebGPUSupport(False, "no-driver", "there is no GPU here").ok
     False
@@ -119,7 +120,9 @@ def adapters() -> list[AdapterInfo]:
 
 @helpful
 def check_webgpu() -> WebGPUSupport:
-    """Return whether this machine can compute through WebGPU, and if not, why, in plain words. Never raises.
+    """Return whether this machine can compute through WebGPU, and if not, why, as a `WebGPUSupport`. Never raises.
+
+        print(tg.check_webgpu().message)
 
     >>> tg.check_webgpu().ok in (True, False)
     True

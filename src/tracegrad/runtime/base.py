@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo(Value):
-    """A usable device, as `tg.devices()` lists it.
+    """A usable device, as `tg.devices()` lists it and `train.device` names it.
 
     name:        the name for `device=`: "webgpu", "cpu" or "jax".
     description: such as "NVIDIA H200 (Vulkan)".
     software:    True for a CPU that acts as a GPU: correct, slow, never chosen by "auto".
     gpu:         True for every WebGPU adapter, and for JAX unless it computes on a CPU.
-    sizes:       which sizes one program serves: "exact": any size up to its capacity; "room": any size up to its
-                 capacity, computed in larger shapes; "one": only one.
+    sizes:       the sizes that one program serves, if calls choose sizes. "exact": all up to a capacity. "room": all up
+                 to a capacity, computed in arrays of a larger size. "one": a single one.
     precisions:  valid values of `precision=`.
     share:       with several processes, (k, n): this process gives part k, from 0, of n equal parts of each batch.
     process:     the number of this process, from 0.
 
-    >>> train.device.name
-    'cpu'
+    >>> train.device.name, train.device.gpu
+    ('cpu', False)
     """
 
     name: str

@@ -20,7 +20,7 @@ def devices() -> list[DeviceInfo]:
 
 @helpful
 def is_webgpu_available() -> bool:
-    """Return whether `device="webgpu"` can work here. `tg.check_webgpu` says why not.
+    """Return whether `device="webgpu"` can work here. `tg.check_webgpu` says why not. As torch.cuda.is_available.
 
     >>> tg.is_webgpu_available() in (True, False)
     True
