@@ -27,7 +27,7 @@ class Randn(Gaussian):
 
     As torch.nn.init.normal_ with mean 0; the numbers follow from the seed of `tg.compile`.
 
-    >>> weight = init.randn(0.02)
+    >>> layer = nn.Linear(3, 4, init=init.randn(0.02))
     """
 
     scale: float
@@ -41,11 +41,9 @@ class Randn(Gaussian):
 
 
 class Normal(Gaussian):
-    """Normal numbers of mean `mean` and standard deviation `std`.
+    """Normal numbers of mean `mean` and standard deviation `std`. As torch.nn.init.normal_.
 
-    As torch.nn.init.normal_.
-
-    >>> weight = init.normal(0.0, 0.1)
+    >>> layer = nn.Linear(3, 4, init=init.normal(0.0, 0.1))
     """
 
     mean: float
@@ -64,12 +62,12 @@ class Normal(Gaussian):
 
 
 class TruncatedNormal(Initializer):
-    """Normal numbers of mean `mean` and standard deviation `std`, drawn within [low, high].
+    """Numbers of a normal distribution with `mean` and `std`, drawn within [low, high].
 
-    As torch.nn.init.trunc_normal_. low and high are values, not multiples of `std`.
+    low and high are values, not multiples of `std`. As torch.nn.init.trunc_normal_.
     Raises InputError if [low, high] is empty or `std` is 0.
 
-    >>> weight = init.truncated_normal(std=0.02, low=-0.04, high=0.04)
+    >>> layer = nn.Linear(3, 4, init=init.truncated_normal(std=0.02, low=-0.04, high=0.04))
     """
 
     mean: float
@@ -89,9 +87,9 @@ class TruncatedNormal(Initializer):
 class Kaiming(Gaussian):
     """Normal numbers of standard deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
 
-    fan_in is `in` for a matrix [in, out], in/groups * (product of kernel) for a convolution [out, in/groups, *kernel],
-    and n for a vector [n]. The default of `nn.Linear` and the convolutions.
-    As torch.nn.init.kaiming_normal_.
+    fan_in is the number of inputs of an output. It is `in` for a matrix [in, out], and n for a vector [n]. For a
+    convolution [out, in/groups, *kernel], it is in/groups * (product of kernel).
+    The default of `nn.Linear` and the convolutions, with gain sqrt(2). As torch.nn.init.kaiming_normal_.
 
     >>> layer = nn.Linear(3, 4, init=init.kaiming())
     """
@@ -139,11 +137,9 @@ class Xavier(Gaussian):
 
 
 class Uniform(Even):
-    """Uniform numbers in [low, high).
+    """Uniform numbers in [low, high). As torch.nn.init.uniform_.
 
-    As torch.nn.init.uniform_.
-
-    >>> weight = init.uniform(-0.1, 0.1)
+    >>> layer = nn.Linear(3, 4, init=init.uniform(-0.1, 0.1))
     """
 
     low: float
@@ -164,7 +160,7 @@ class Uniform(Even):
 class KaimingUniform(Even):
     """Uniform numbers in [-c, c), c = gain * sqrt(3 / fan_in): the standard deviation is that of `kaiming`.
 
-    fan_in: as in `kaiming`.
+    fan_in: as in `kaiming`. The default gain is sqrt(2).
     As torch.nn.init.kaiming_uniform_ (He et al. 2015); gain=1/sqrt(3) is the default of torch.nn.Linear.
 
     >>> layer = nn.Linear(3, 4, init=init.kaiming_uniform(gain=3**-0.5))        # as PyTorch's begins
@@ -203,8 +199,11 @@ class XavierUniform(Even):
 class Orthogonal(Initializer):
     """`gain` times a random matrix with orthonormal rows, or columns if there are fewer columns (Saxe et al. 2014).
 
-    A convolution [out, in/groups, *kernel] counts as a matrix [out, the rest], as in torch.nn.init.orthogonal_. The
-    host computes it in n^2 m operations for sides n <= m. Raises ShapeError for a parameter with fewer than two axes.
+    A convolution [out, in/groups, *kernel] counts as a matrix [out, the rest]. As torch.nn.init.orthogonal_.
+    stacked: number of leading axes with a matrix each, as `nn.stack` makes them.
+    Raises ShapeError for a parameter with fewer than two axes.
+
+    The host computes a matrix with sides n <= m in n^2 m operations.
 
     >>> layer = nn.Linear(4, 4, init=init.orthogonal())
     """
@@ -217,20 +216,20 @@ class Orthogonal(Initializer):
 
 
 class Zeros(Initializer):
-    """Zeros, for biases. Weight decay does not apply by default.
+    """Zeros, for biases. Weight decay does not apply by default. As torch.nn.init.zeros_.
 
-    As torch.nn.init.zeros_.
-
-    >>> bias = init.zeros()
+    >>> tg.instantiate(nn.Linear(2, 1, init=init.zeros()), 0).W
+    tensor([[0.],
+            [0.]], requires_grad=True)
     """
 
 
 class Ones(Initializer):
-    """Ones, for gains. Weight decay does not apply by default.
+    """Ones, for gains. Weight decay does not apply by default. As torch.nn.init.ones_.
 
-    As torch.nn.init.ones_.
-
-    >>> gain = init.ones()
+    >>> tg.instantiate(nn.Linear(2, 1, init=init.ones()), 0).W
+    tensor([[1.],
+            [1.]], requires_grad=True)
     """
 
 
@@ -280,7 +279,9 @@ def literal(array: Any, dtype: DType | str = f32) -> Literal:
 
     Raises DTypeError for anything else, and for values that `dtype` cannot hold.
 
-    >>> layer = nn.Linear(1, 2, init=init.literal(np.array([[1.0, 2.0]], np.float32)))
+    >>> layer = nn.Linear(1, 2, init=init.literal([[1.0, 2.0]]))
+    >>> tg.instantiate(layer, 0).W
+    tensor([[1., 2.]], requires_grad=True)
     """
     dtype = as_dtype(dtype)
     if hasattr(array, "astype") and not isinstance(array, type):

@@ -27,7 +27,7 @@ from tracegrad.schedule import Schedule as Schedule  # noqa: PLC0414 so that typ
 class Constant(Schedule):
     """The same `rate` at every step.
 
-    As torch.optim.lr_scheduler.ConstantLR with factor 1. Step s and `start`: see `Schedule`.
+    start: no effect here; see `Schedule`. As torch.optim.lr_scheduler.ConstantLR with factor 1.
 
     >>> lr.constant(0.1).at(5)
     0.1
@@ -48,11 +48,14 @@ class Constant(Schedule):
 class Linear(Schedule):
     """A straight line from `peak` at step 1 to `final` at step `steps + 1`, then `final`.
 
-    rate = peak + (final - peak) * min(s - 1, steps) / steps.
-    As torch.optim.lr_scheduler.LinearLR. Step s and `start`: see `Schedule`.
+    rate = peak + (final - peak) * min(s - 1, steps) / steps at step s, which counts from 1.
 
-    >>> lr.linear(peak=1.0, final=0.0, steps=10).at(6)
-    0.5
+    start: the training step that counts as s = 1; see `Schedule`.
+    As torch.optim.lr_scheduler.LinearLR.
+
+    >>> schedule = lr.linear(peak=1.0, final=0.0, steps=10)
+    >>> [schedule.at(s) for s in (1, 6, 11, 20)]
+    [1.0, 0.5, 0.0, 0.0]
     """
 
     peak: float
@@ -72,12 +75,15 @@ class Linear(Schedule):
 class CosineAnnealing(Linear):
     """Half a cosine from `peak` at step 1 to `final` at step `steps + 1`, then `final`.
 
-    rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2.
-    As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
-    `lr.cosine_restarts` begins again at `peak`. Step s and `start`: see `Schedule`.
+    rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2 at step s, which counts from 1.
 
-    >>> round(lr.cosine_annealing(peak=1.0, final=0.0, steps=10).at(6), 6)
-    0.5
+    start: the training step that counts as s = 1; see `Schedule`.
+    As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
+    `lr.cosine_restarts` begins again at `peak`.
+
+    >>> schedule = lr.cosine_annealing(peak=1.0, final=0.0, steps=10)
+    >>> [round(schedule.at(s), 6) for s in (1, 6, 11, 20)]
+    [1.0, 0.5, 0.0, 0.0]
     """
 
     def value(self, s: int) -> float:
@@ -89,11 +95,12 @@ class CosineAnnealing(Linear):
 class CosineRestarts(CosineAnnealing):
     """Half a cosine from `peak` to `final` in `steps` steps, again and again from `peak`.
 
-    growth: each cosine is that many times as long as the one before, an integer from 1 on.
-
     rate = final + (peak - final) * (1 + cos(pi * e / n)) / 2, at step e = 0 to n - 1 of a cosine of n steps.
+
+    growth: an integer from 1 on. Each cosine has `growth` times as many steps as the one before; the first has `steps`.
+    start:  the training step at which the first cosine begins; see `Schedule`.
     As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts (Loshchilov and Hutter 2017), whose T_0 is `steps`, T_mult
-    `growth`, and eta_min `final`. Step s and `start`: see `Schedule`.
+    `growth`, and eta_min `final`.
 
     >>> schedule = lr.cosine_restarts(peak=1.0, final=0.0, steps=10, growth=2)
     >>> [round(schedule.at(s), 6) for s in (1, 6, 11, 21, 31)]
@@ -117,11 +124,11 @@ class CosineRestarts(CosineAnnealing):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A linear rise to `peak` in `steps` steps, then another schedule: peak * s / steps while s <= `steps`.
+    """A linear rise to `peak` in `steps` steps, then another schedule: peak * s / steps at step s = 1 to `steps`.
 
-    after: the schedule that follows, which is then at its own step 1; or a number for a constant rate.
-
-    As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`. Step s and `start`: see `Schedule`.
+    after: the schedule that follows; it begins at its own step 1. A number means a constant rate.
+    start: the training step that counts as s = 1; see `Schedule`.
+    As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`.
 
     >>> schedule = lr.warmup(1.0, 10, lr.linear(peak=1.0, final=0.0, steps=100))
     >>> [schedule.at(s) for s in (5, 10, 61)]
@@ -144,9 +151,12 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class Staircase(Schedule):
-    """A rate multiplied by `gamma` after every `every` steps: peak * gamma^floor((s - 1) / every).
+    """A rate that begins at `peak` and is multiplied by `gamma` after every `every` steps.
 
-    As torch.optim.lr_scheduler.StepLR. Step s and `start`: see `Schedule`.
+    rate = peak * gamma^floor((s - 1) / every) at step s, which counts from 1.
+
+    start: the training step that counts as s = 1; see `Schedule`.
+    As torch.optim.lr_scheduler.StepLR.
 
     >>> schedule = lr.staircase(1.0, every=10, gamma=0.5)
     >>> [schedule.at(s) for s in (10, 11, 21)]
@@ -171,8 +181,8 @@ class MultiStep(Schedule):
     """A rate that begins at `peak` and is multiplied by `gamma` after each step of `milestones`.
 
     milestones: numbers of steps. From step m + 1 on, the factor of milestone m applies.
-
-    As torch.optim.lr_scheduler.MultiStepLR. Step s and `start`: see `Schedule`.
+    start:      the training step that counts as step 1; see `Schedule`.
+    As torch.optim.lr_scheduler.MultiStepLR.
 
     >>> schedule = lr.multi_step(1.0, [10, 20], gamma=0.5)
     >>> [schedule.at(s) for s in (10, 11, 21)]
@@ -199,12 +209,14 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """A rate that is multiplied by `gamma` at each step: peak * gamma^(s - 1).
+    """A rate that begins at `peak` and is multiplied by `gamma` after each step: peak * gamma^(s - 1) at step s.
 
-    As torch.optim.lr_scheduler.ExponentialLR. Step s and `start`: see `Schedule`.
+    start: the training step that counts as s = 1; see `Schedule`.
+    As torch.optim.lr_scheduler.ExponentialLR.
 
-    >>> lr.exponential(1.0, 0.5).at(3)
-    0.25
+    >>> schedule = lr.exponential(1.0, 0.5)
+    >>> [schedule.at(s) for s in (1, 2, 3)]
+    [1.0, 0.5, 0.25]
     """
 
     peak: float
@@ -224,8 +236,11 @@ class OneCycle(Schedule):
     """A rise from peak / div_factor to `peak`, then a descent to nearly 0, within `steps` steps.
 
     The rise ends at step pct_start * steps. The descent ends at step `steps`, with peak / div_factor /
-    final_div_factor, where the rate stays. Both follow half cosines, or lines with anneal="linear". As
-    torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018). Step s and `start`: see `Schedule`.
+    final_div_factor, where the rate stays.
+
+    anneal: "cos": both follow half cosines; "linear": both follow lines.
+    start:  the training step that counts as step 1; see `Schedule`.
+    As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018).
 
     >>> schedule = lr.one_cycle(1.0, 100)
     >>> [round(schedule.at(s), 6) for s in (1, 30, 100)]

@@ -16,10 +16,11 @@ from tracegrad.refusals import check_call
 
 
 class Schedule(Protocol):
-    """A learning rate for each step s, counted from 1. The schedules of `lr` raise InputError for values out of range.
+    """Base class of the schedules of `tg.lr`: a learning rate for each step s, counted from 1.
 
     start: the step of the training at which s is 1; before it, the rate is that of s = 1. None: step 1 in an optimizer,
            and the next step in `train.set_lr`.
+    Raises InputError for values out of range.
 
     To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
     `start: int | None = None` and the method `value(s)`.
