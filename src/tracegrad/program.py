@@ -250,7 +250,7 @@ class Program:
         return f"<Program: {sizes}>"
 
     def without_barriers(self) -> Program:
-        """Return the program for WebGPU on a CPU, where workgroup barriers are very slow: its kernels have none."""
+        """Return the program with kernels that use no workgroup barriers, which are very slow in WebGPU on a CPU."""
         kernels = tuple(k.without_barriers() for k in self.kernels)
         grids = [new.serial_grid if new is not old else None for old, new in zip(self.kernels, kernels)]
         dispatches = tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])

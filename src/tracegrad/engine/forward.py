@@ -188,6 +188,8 @@ class CompiledForward(HasStates):
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
         """Return why a value of the forward is stored or inlined, and where, as text to print.
 
+        A stored value is written to memory. An inlined value is computed inside each kernel that uses it.
+
         name_or_node: "output", a name of an input, parameter or capture, "%6" for a node as printed, or the node.
         inputs:       as for `run`; without any, the sizes used last.
         As `CompiledTraining.why`.

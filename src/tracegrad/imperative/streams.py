@@ -21,8 +21,8 @@ def manual_seed(seed: int, step: int = 0) -> None:
     and `tg.instantiate` draw.
 
     seed:     an integer in [0, 2^32). Without this call, each run of Python draws another seed.
-    step:     a training step, counted from 1. The random ops that follow draw the numbers that a loss compiled with
-              this seed draws in that step, op by op in the order of the calls. No step has the numbers of the default,
+    step:     k, to repeat the random numbers of training step k (from 1) of a loss compiled with this seed: the first
+              random op that follows draws those of the loss's first one, and so on. No step has those of the default,
               0.
     Gradient: none: this takes no tensor.
     Raises:   InputError unless `seed` fits u32.

@@ -147,9 +147,9 @@ class Tensor(TensorMethods):
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """The inputs whose elements the node reads: all of them, but for a view such as a reshape only the first.
+        """The inputs whose elements the node reads. Of ops that only move elements, such as reshape, the first input.
 
-        Other inputs of a view only have to be computed before it.
+        Further inputs of such an op must only be computed before it.
         """
         return self.inputs[:1] if self.prim.family == "view" else self.inputs
 

@@ -135,7 +135,8 @@ class Dropout(Module):
     """A layer that drops elements in training: layer(x, training=False) is `tg.dropout(x, p, training)`.
 
     p: the probability of dropping an element. Kept elements are divided by 1 - p. Without training=True the layer
-    returns x. As torch.nn.Dropout (Srivastava et al. 2014), which trains by default.
+       returns x.
+    As torch.nn.Dropout (Srivastava et al. 2014), which trains by default.
 
     >>> nn.Dropout(0.5)(np.ones(6, np.float32), training=True)
     tensor([0., 0., 2., 0., 2., 0.])

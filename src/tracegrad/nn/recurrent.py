@@ -143,7 +143,7 @@ def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: b
 
 
 class RNN(Recurrent):
-    """A recurrent network, h' = tanh(W_ih x + b_ih + W_hh h + b_hh) along a sequence. As torch.nn.RNN with batch_first.
+    """A recurrent network (Elman 1990), h' = tanh(W_ih x + b_ih + W_hh h + b_hh) for each element x of a sequence.
 
     input_dim, hidden_dim: sizes of an element x and of the state h.
     layers:        number of layers; each runs on the outputs of the one before.
@@ -160,7 +160,7 @@ class RNN(Recurrent):
     cell has W_ih f32[G hidden_dim, size of x], W_hh f32[G hidden_dim, hidden_dim], and b_ih and b_hh f32[G hidden_dim].
     G is 1, for GRU 3 and for LSTM 4. First values are uniform in [-e, e), e = 1 / sqrt(hidden_dim).
     Raises: ShapeError for sizes below 1, and when called if x, state or lengths do not fit.
-    Elman 1990.
+    As torch.nn.RNN with batch_first.
 
     >>> y, last = tg.instantiate(nn.RNN(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, last.shape
@@ -170,10 +170,10 @@ class RNN(Recurrent):
     gates = 1
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the state after one element, as a tuple (h',): the equation of the class.
+        """Return the state after one element of the sequence, as a tuple (h',): the equation of the class.
 
         cell:  the weights, one of `cells`.
-        given: f32[B, hidden_dim]: W_ih x + b_ih, computed for all elements before.
+        given: f32[B, hidden_dim]: W_ih x + b_ih of this element.
         carry: the state before, (h,), f32[B, hidden_dim].
         """
         return (tanh(given + cell.recurring(carry[0])),)
@@ -195,10 +195,10 @@ class GRU(Recurrent):
     gates = 3
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the state after one element, as a tuple (h',): the equations of the class.
+        """Return the state after one element of the sequence, as a tuple (h',): the equations of the class.
 
         cell:  the weights, one of `cells`.
-        given: f32[B, 3 hidden_dim]: W_ih x + b_ih, computed for all elements before.
+        given: f32[B, 3 hidden_dim]: W_ih x + b_ih of this element.
         carry: the state before, (h,), f32[B, hidden_dim].
         """
         (h,), k = carry, self.hidden_dim
@@ -225,10 +225,10 @@ class LSTM(Recurrent):
     gates, carried = 4, 2
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the state after one element, as a tuple (h', c'): the equations of the class.
+        """Return the state after one element of the sequence, as a tuple (h', c'): the equations of the class.
 
         cell:  the weights, one of `cells`.
-        given: f32[B, 4 hidden_dim]: W_ih x + b_ih, computed for all elements before.
+        given: f32[B, 4 hidden_dim]: W_ih x + b_ih of this element.
         carry: the state before, (h, c), f32[B, hidden_dim] each.
         """
         (h, c), k = carry, self.hidden_dim

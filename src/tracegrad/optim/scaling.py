@@ -143,9 +143,9 @@ def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
     """Replace the gradient g by g / (sqrt(v) + eps), after v <- alpha v + (1 - alpha) g^2.
 
-    v starts at 0.
-    centered: True: divide by sqrt(v - m^2) + eps, an estimate of the standard deviation, with m <- alpha m + (1 -
-    alpha) g. As torch.optim.RMSprop (Tieleman & Hinton 2012).
+    centered: True: also m <- alpha m + (1 - alpha) g, and divide by sqrt(v - m^2) + eps, the standard deviation.
+
+    v and m start at 0. As torch.optim.RMSprop (Tieleman & Hinton 2012).
 
     >>> optim.custom(optim.scale_by_rms(), lr=1e-2)
     optim.custom(lr=0.01, alpha=0.99, eps=1e-08)

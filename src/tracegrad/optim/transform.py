@@ -220,7 +220,7 @@ class PerParameter:
     fill: float = 0.0
 
     def layout(self, arena: Arena) -> Arena:
-        """Return the arena of this state, which has the place of each part. arena: that of the parameters."""
+        """Return the places of this state's parts in its flat array. arena: the places of the parameters."""
         return arena.shaped(self.shape)
 
 
@@ -239,12 +239,12 @@ class Transform:
             the shape of each part. `update` gets and returns exactly these arrays, flat.
     hyper:  first values of the hyperparameters that `update` reads by `host.hyper` or `host.complement`.
     ranges: ranges of hyperparameters, by name. A name without a range takes any number that is finite in f32.
+    bounds: None is always right; a function saves one dispatch a step. (G, P, S, host) -> (G', S'), all f32[]: if no
+            |element| of g, p and the state exceeds G, P and S, none of `update`'s results exceeds G' and S'. While
+            these are finite, the device need not check the new values.
     counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count the
             updates of each parameter. From the first `train.freeze` on, `steps` and `bias_correction` are f32[n].
             With False, updates of frozen parameters count, too.
-    bounds: for speed; None is always right. A function as `update`, but of bounds, f32[] each: no |element| of g, p or
-            a state exceeds its bound. The function returns such bounds for what `update` returns. While these are
-            finite, the device need not check new values, which saves one dispatch a step.
 
     A step that would make a parameter or a state infinite or NaN fails, and changes nothing. `update` is traced once,
     as part of the step, so write it with tracegrad ops.

@@ -177,6 +177,8 @@ class CompiledTraining(Training):
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
         r"""Explain why a value of the step is stored or inlined, which rules formed its kernels, and where it is.
 
+        A stored value is written to memory. An inlined value is computed inside each kernel that uses it.
+
         name_or_node: the name of a result such as "loss", a capture, a parameter, an input or an optimizer state.
                       "grads.NAME" is a parameter's gradient. "%12" names a node as `print(train.graph)` does. A node of
                       `train.graph` itself works too.
@@ -231,7 +233,8 @@ class CompiledTraining(Training):
     def to_jax(self, *, loss: str | None = None) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return the training step as a pure function of JAX, and its first state. Needs device="jax".
 
-        step, state = train.to_jax();  state, outputs = step(state, {"x": x, "y": y})
+            step, state = train.to_jax()
+            state, outputs = step(state, {"x": x, "y": y})
 
         step:    a function that `jax.jit`, `jax.lax.scan` and `jax.export` can trace. Its inputs have the shapes of the
                  last call.
