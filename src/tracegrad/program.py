@@ -208,7 +208,8 @@ class Program:
     def order(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield (k, iterations) for each launch of a kernel, in execution order.
 
-        k: index of the dispatch in `dispatches`.  iterations: of the loops around it, outermost first, from 0.
+        k: index of the dispatch in `dispatches`.  iterations: the number, from 0, of each loop around it, outermost
+           first.
         """
         return order(self.loops, range(len(self.dispatches)), self.size)
 

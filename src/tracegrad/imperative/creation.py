@@ -36,15 +36,13 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
 
 
 def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
-    """Return an eager tensor of given values, without a gradient.
+    """Return an eager tensor of given values. By default it gets no gradient. As torch.tensor.
 
     data:          a number, nested lists, an array or a tensor; copied.
     requires_grad: True for a tensor that gets a gradient from `backward`, as `tg.parameter`.
-    dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64". By default, numbers and lists become f32, also
-                   integers; integer arrays become i32. `tg.parameter` has all rules.
+    dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64". By default, numbers and lists become f32, even if they
+                   are integers, and integer arrays become i32. `tg.parameter` has all rules.
     Raises:        DTypeError for values that `dtype` cannot hold exactly.
-
-    As torch.tensor.
 
     >>> import tracegrad as tg
     >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]

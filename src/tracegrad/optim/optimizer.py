@@ -100,7 +100,7 @@ class Optimizer:
         return {**own, **{n: own[n.split(GROUP)[0]] for n in self.groups.hyper if n.split(GROUP)[0] in own}}
 
     def regrouped(self, given: Any) -> tuple[Optimizer, dict[str, float]]:
-        """Return the optimizer after `train.set(groups=given)`, and the values to set; for the library.
+        """Return the optimizer after `train.set(groups=given)`, and the groups' new values by name; for the library.
 
         It is this optimizer, and no step is compiled again, unless `given` names a new group or value.
         Raises InputError if the optimizer was not made by a function that takes groups.
