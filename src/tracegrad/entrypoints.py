@@ -45,9 +45,8 @@ def compile(
     """Compile a training step of `model`: the loss, its gradients and the optimizer's update.
 
     model:     a `tg.Module`, or a list, tuple or dict of modules. It is not changed.
-    loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}); `m` is the model with its current parameters. It
-               is
-               traced: called once, on tensors without values.
+    loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}). m is the model with its current parameters.
+               The function is traced: called once, on tensors without values.
     losses:    several losses instead, by name, such as {"d": d_loss, "g": g_loss}. `train.step("d", ...)` does a step
                of one loss, on the same parameters and states. Each loss takes the `inputs` that it names, and has a
                step counter and a random stream of its own.

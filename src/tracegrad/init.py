@@ -200,7 +200,7 @@ class Orthogonal(Initializer):
     """`gain` times a random matrix with orthonormal rows, or columns if there are fewer columns (Saxe et al. 2014).
 
     A convolution [out, in/groups, *kernel] counts as a matrix [out, the rest]. As torch.nn.init.orthogonal_.
-    stacked: number of leading axes with a matrix each, as `nn.stack` makes them.
+    stacked: for `nn.stack`: the number of leading axes with a matrix each.
     Raises ShapeError for a parameter with fewer than two axes.
 
     The host computes a matrix with sides n <= m in n^2 m operations.

@@ -151,8 +151,7 @@ class CompletedRun(Completed):
 class Aborted:
     """The result of a queued step or run that was ended before it ran. The work changed nothing.
 
-    `close` and `replace_model` end queued work. A newer call of a `tg.single_flight` function ends the queued older
-    one.
+    `close` and `replace_model` end queued work; a newer call of a `tg.single_flight` function ends a queued one.
 
     reason: why the work ended, in words, such as "closed".
 

@@ -40,7 +40,7 @@ def scale_by_adafactor(
 
     rms(x) is sqrt(mean(x^2)) over one parameter. `step` counts updates from 1. With s = step^beta2_decay:
     vectors:  v <- (1 - s) v + s g^2.
-    matrices: r and c are the same running mean of the mean of g^2 over each row and over each column, and
+    matrices: r[i] is such a running mean of the mean of g^2 over row i, and c[j] over column j;
               v[i, j] = r[i] c[j] / max(mean(r), eps1).
     The divisor sqrt(v) is at least eps1. As torch.optim.Adafactor (Shazeer & Stern 2018).
 

@@ -205,13 +205,13 @@ def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
 
 
 def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Replace the gradient g by Adam's step, without its divisor as long as that is uncertain (Liu et al. 2020).
+    """Replace the gradient g by Adam's step, but undivided in the first steps, where v_hat is uncertain.
 
     rho > 5:   g' = f m_hat / (sqrt(v_hat) + eps_hat),  f = sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho))
     otherwise: g' = m_hat
 
     r = 2 / (1 - beta2) - 1,  rho = r - 2 step beta2^step / (1 - beta2^step),  eps_hat = eps / sqrt(1 - beta2^step).
-    m_hat and v_hat are those of `scale_by_adam`. `step` counts updates from 1. As torch.optim.RAdam.
+    m_hat and v_hat are those of `scale_by_adam`. `step` counts updates from 1. As torch.optim.RAdam (Liu et al. 2020).
 
     >>> optim.custom(optim.scale_by_radam(), lr=1e-3)
     optim.custom(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08)

@@ -118,7 +118,7 @@ class Optimizer:
         return (self if same else new), {name: x for name, x in new.groups.hyper.items() if name in places}
 
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
-        """Return the optimizer after `train.set(**values)`: a new one if a value was off; for the library."""
+        """Return the optimizer for `train.set(**values)`, a new one if this switches an option on; for the library."""
         wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
         return self.again(**wanted) if wanted and self.again is not None else self
 
@@ -367,9 +367,8 @@ def muon(
 ) -> Chain:
     """Make a Muon optimizer: orthogonalized momentum for matrices, AdamW for other parameters; see `scale_by_muon`.
 
-    only:          function of a name that returns whether a matrix gets Muon. Exclude embeddings and output layers,
-                   which
-                   do better with Adam. None: all matrices.
+    only:          function of a name that returns whether a matrix gets Muon. None: all matrices. Exclude embeddings
+                   and output layers, which do better with Adam.
     adjust_lr:     "match_rms_adamw": a learning rate that suits adamw suits all parameters. "original": Jordan's; then
                    scale the rate of Adam by `adam_lr_scale`.
     weight_decay:  p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.

@@ -241,7 +241,7 @@ class Training(Parts):
 
     @helpful
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Resume from a file or a folder that `save` wrote. On the same device, the training goes on bit for bit.
+        """Resume from a file or a folder that `save` wrote. On the same device, results are equal bit for bit.
 
         Loading executes no code from the file. Tensors and metadata are checked before anything changes. A folder loads
         on a mesh of any shape, or on any other device; all processes must call `load`.
@@ -354,6 +354,7 @@ class Training(Parts):
     def replace_model(self, model: Any, *, seed: int | None = None, optimizer: Any = None) -> None:
         """Train another model in this training, from step 0, with new parameters. The loss and the inputs stay.
 
+        model:     a tree of modules, for the same loss.
         seed:      the seed of the parameters; None keeps the current one.
         optimizer: a new optimizer. None keeps the old one, with the current learning rate and hyperparameters.
         Raises:    errors of compiling. Then the old model and all its state are kept.
