@@ -239,8 +239,12 @@ def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> T
     """Limit `x` to [lo, hi], element by element: PyTorch's name for `clip`.
 
     x, lo, hi: f32, i32 or u32, all of one dtype; the shapes broadcast. None as `lo` or `hi` sets no limit there.
+    Returns:   the same dtype. NaN in `x` stays NaN. Where lo > hi in arrays, the result is hi.
+    Gradient:  to `x` where lo <= x <= hi, the limits included; elsewhere to the limit that replaced it.
+    Raises:    InputError for numbers with lo > hi; DTypeError for other or differing dtypes; ShapeError if the shapes
+               do not broadcast.
 
-    `clip` describes edge cases, gradient and what it raises. As torch.clamp.
+    As torch.clamp.
 
     >>> tg.clamp([-2.0, 0.5, 2.0], -1.0, 1.0)
     tensor([-1. ,  0.5,  1. ])
