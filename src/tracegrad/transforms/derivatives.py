@@ -66,8 +66,10 @@ def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) ->
         loss, g = tg.value_and_grad(fn)(w)
         (loss, aux), g = tg.value_and_grad(fn, has_aux=True)(w)
 
-    fn, argnums, has_aux: as for `grad`, which describes them, the gradient and the errors.
-    Raises: ShapeError if the result of `fn` is no scalar.
+    fn, argnums, has_aux: as for `grad`, which also describes the gradient and the errors.
+    Returns: a function of the arguments of `fn`, which returns (value, gradient), or with `has_aux`
+             ((value, aux), gradient).
+    Raises:  ShapeError if the result of `fn` is no scalar.
 
     As jax.value_and_grad.
 
@@ -163,7 +165,7 @@ def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Funct
     J[i..., j...] = d out[i...] / d x[j...]
 
     fn:      a function that returns f32 of any shape, or a tree of such; with `has_aux`, a pair (result, aux).
-    argnums: as for `grad`.
+    argnums: position, or tuple of positions, of the arguments to differentiate with respect to, as for `grad`.
     Returns: a function of the arguments of `fn`. For one tensor and one argument it returns J, whose shape is that of
              the result followed by that of the argument. For trees, it returns a tree like the result, in which each
              leaf is a tree like the argument, and for several `argnums` a tuple of such. (Jacobian, aux) with
