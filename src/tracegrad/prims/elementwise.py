@@ -128,7 +128,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
               - i32 to u32 and back keeps the bits.
               - Booleans become 0 and 1; numbers become the boolean x != 0.
     Gradient: none, except from f32 to f32, which returns `x`.
-    Raises:   DTypeError if `dtype` is no dtype of these.
+    Raises:   DTypeError if `dtype` is none of these.
 
     As numpy.ndarray.astype and torch.Tensor.to.
 
