@@ -298,7 +298,7 @@ def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) ->
 def categorical(logits: Any, axis: int = -1) -> Tensor:
     """Draw a class along `axis`, with the probabilities softmax(logits).
 
-    out = argmax(logits + g), g = -log(-log(u)) with u uniform in the open (0, 1): the Gumbel-max trick
+    out = argmax(logits + g), g = -log(-log(u)) with u uniform in (0, 1), ends excluded: the Gumbel-max trick
 
     logits:   f32, raw scores, with the classes along `axis`. A class of -inf is never drawn.
     Returns:  i32, the shape of `logits` without `axis`: class numbers, from 0; new numbers in each step or call.
@@ -326,7 +326,7 @@ def _gumbel(shape: Shape, key: Tensor) -> Tensor:
 def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
     """Draw a class as by `categorical`, but as a soft one-hot vector through which gradients flow.
 
-    out = softmax((logits + g) / tau), g = -log(-log(u)) with u uniform in the open (0, 1)
+    out = softmax((logits + g) / tau), g = -log(-log(u)) with u uniform in (0, 1), ends excluded
 
     logits:   f32, raw scores, with the classes along `axis`.
     tau:      the temperature, a positive number. The smaller it is, the nearer the result is to a one-hot vector.

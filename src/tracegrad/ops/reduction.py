@@ -165,7 +165,7 @@ def _root(x: Tensor) -> Tensor:
 def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
     """Return the standard deviation over `axis` (None: over all axes): sqrt(sum((x - mean(x))^2) / (n - ddof)).
 
-    x:        f32; other dtypes are cast to it. Equal elements can give about 1e-7 of their size, as their mean rounds.
+    x:        f32; other dtypes are cast to it. Equal elements can give 1e-7 of their size, not 0: their mean rounds.
     axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     ddof:     0 for the population, 1 for a sample, which is PyTorch's default. n: the number of elements over `axis`.
     Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where the result is 0, as in PyTorch.
