@@ -169,7 +169,7 @@ def where_causal(x: Any, fill: Any) -> Tensor:
     Gradient: to `x` up to the diagonal, 0 above it; to `fill` the sum above it.
     Raises:   ShapeError if the rank of `x` is below 2; DTypeError if `fill` has another dtype.
 
-    As x.masked_fill(torch.ones(Q, K).triu(1).bool(), fill) in PyTorch.
+    As torch.tril, which writes 0 in place of `fill`.
 
     >>> tg.where_causal(tg.ones((2, 2)), -np.inf)
     tensor([[  1., -inf],
