@@ -65,7 +65,7 @@ def _float(x: Operand) -> Tensor:
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis` (None: over all axes).
 
-    x:        f32, i32 or u32; bool counts as i32 0 and 1. Integers wrap at 32 bits. No elements sum to 0.
+    x:        f32, i32 or u32, as the result; bool counts as i32. Integers wrap at 32 bits. No elements give 0.
     axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: the result's gradient, to every element.
     Raises:   ShapeError if `axis` is out of range. As numpy.sum and torch.sum.
@@ -239,7 +239,7 @@ def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
 def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the largest element over `axis` (None: over all axes), without its index; NaN if one element is NaN.
 
-    x:        f32, i32 or u32.
+    x:        f32, i32 or u32, as the result.
     axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: to the largest element; tied elements share it evenly.
     Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.max and torch.amax.
@@ -254,7 +254,7 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the smallest element over `axis` (None: over all axes), without its index; NaN if one element is NaN.
 
-    x:        f32, i32 or u32.
+    x:        f32, i32 or u32, as the result.
     axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: to the smallest element; tied elements share it evenly.
     Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.min and torch.amin.
@@ -269,7 +269,7 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Multiply the elements over `axis` (None: over all axes).
 
-    x:        f32, i32 or u32; bool counts as i32. Integers wrap at 32 bits. The product of no elements is 1.
+    x:        f32, i32 or u32, as the result; bool counts as i32. Integers wrap at 32 bits. No elements give 1.
     axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
     Gradient: the product of the other elements, exact at zeros too.
     Raises:   ShapeError if `axis` is out of range. As numpy.prod and torch.prod.
