@@ -195,7 +195,8 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
 def reciprocal(x: Operand) -> Tensor:
     """Return 1 / x, element by element.
 
-    x:        f32, any shape. 1 / 0 is inf.
+    x:        f32, any shape.
+    Returns:  f32, shape of `x`; inf or -inf where x is 0.
     Gradient: -1 / x^2.
     Raises:   DTypeError if `x` is not f32.
 

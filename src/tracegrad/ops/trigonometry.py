@@ -80,6 +80,7 @@ def tan(x: Operand) -> Tensor:
     """Return the tangent of x radians, sin(x) / cos(x), element by element.
 
     x:        f32, any shape.
+    Returns:  f32, shape of `x`.
     Gradient: 1 + tan(x)^2.
     Raises:   DTypeError if `x` is not f32.
 
@@ -95,7 +96,8 @@ def tan(x: Operand) -> Tensor:
 def asin(x: Operand) -> Tensor:
     """Return the angle in [-pi/2, pi/2], in radians, whose sine is `x`, element by element.
 
-    x:        f32, any shape. Outside [-1, 1] the result is NaN.
+    x:        f32, any shape.
+    Returns:  f32, shape of `x`. Outside [-1, 1] the result is NaN.
     Gradient: 1 / sqrt(1 - x^2), infinite at 1 and -1.
     Raises:   DTypeError if `x` is not f32.
 
@@ -111,7 +113,8 @@ def asin(x: Operand) -> Tensor:
 def acos(x: Operand) -> Tensor:
     """Return the angle in [0, pi], in radians, whose cosine is `x`, element by element.
 
-    x:        f32, any shape. Outside [-1, 1] the result is NaN.
+    x:        f32, any shape.
+    Returns:  f32, shape of `x`. Outside [-1, 1] the result is NaN.
     Gradient: -1 / sqrt(1 - x^2), infinite at 1 and -1.
     Raises:   DTypeError if `x` is not f32.
 
@@ -128,6 +131,7 @@ def atan(x: Operand) -> Tensor:
     """Return the angle in [-pi/2, pi/2], in radians, whose tangent is `x`, element by element.
 
     x:        f32, any shape. For the angle of a point in any quadrant, use `tg.atan2(y, x)`.
+    Returns:  f32, shape of `x`.
     Gradient: 1 / (1 + x^2).
     Raises:   DTypeError if `x` is not f32.
 
@@ -143,7 +147,8 @@ def atan(x: Operand) -> Tensor:
 def sinh(x: Operand) -> Tensor:
     """Return the hyperbolic sine, (exp(x) - exp(-x)) / 2, element by element; accurate also near 0.
 
-    x:        f32, any shape. From |x| = 89.41599 on, the result is inf or -inf.
+    x:        f32, any shape.
+    Returns:  f32, shape of `x`; inf or -inf from |x| = 89.41599 on.
     Gradient: cosh(x).
     Raises:   DTypeError if `x` is not f32.
 
@@ -159,7 +164,8 @@ def sinh(x: Operand) -> Tensor:
 def cosh(x: Operand) -> Tensor:
     """Return the hyperbolic cosine, (exp(x) + exp(-x)) / 2, element by element.
 
-    x:        f32, any shape. From |x| = 89.41599 on, the result is inf.
+    x:        f32, any shape.
+    Returns:  f32, shape of `x`; inf from |x| = 89.41599 on.
     Gradient: sinh(x).
     Raises:   DTypeError if `x` is not f32.
 
