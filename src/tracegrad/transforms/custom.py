@@ -66,7 +66,7 @@ CHECKPOINT = composite(
 
 
 def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `fn` with less memory in training: the backward pass recomputes its inner values, which are not kept.
+    """Return `fn` in a form that needs less memory: the backward pass recomputes inner values instead of keeping them.
 
         for block in m.blocks:
             x = tg.remat(block)(x)                       # keeps x for the backward pass, and no value inside the block
