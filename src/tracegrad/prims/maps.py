@@ -196,8 +196,6 @@ def elementwise(
     Returns: the function, of one tensor, or of two if `wgsl` contains {1}.
     Raises:  InputError if the name is taken.
 
-    In JAX, one defines a primitive with its rules.
-
     >>> halve = extend.elementwise("doc_halve", array=lambda xp, x: x * xp.float32(0.5), wgsl="({0} * 0.5)",
     ...                            vjp=lambda ct, y, x: (ct * 0.5,))
     >>> halve([3.0])

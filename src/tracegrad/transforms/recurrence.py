@@ -39,8 +39,8 @@ def scan(
     Gradient: to `init`, `xs` and every tensor that `fn` uses, by a loop in the other direction. That loop recomputes
               elementwise results such as a * b. Each run stores the other values that it needs: the carry, operands of
               `max` and `min`, and results of matrix products, sums over axes and larger ops such as `softmax`.
-    Raises:   ShapeError or DTypeError if the carry changes its structure, shapes or dtypes; ShapeError if lengths differ
-              or none is given; TraceError unless `fn` returns a pair of trees.
+    Raises:   ShapeError or DTypeError if the carry changes its structure, shapes or dtypes; ShapeError if lengths
+              differ or none is given; TraceError unless `fn` returns a pair of trees.
 
     A random op in `fn` draws other numbers in each run. `tg.capture` and `tg.patch` cannot be used in `fn`. As
     jax.lax.scan.
