@@ -268,9 +268,10 @@ class Sweep:
         return self.train.attach(forward=of_all, inputs=inputs, **options)
 
     def save(self, path: str | os.PathLike[str], member: int | None = None) -> None:
-        """Write a safetensors file: a checkpoint of all members, for `load`, or parameters and states of one member.
+        """Write a checkpoint of all members to `path`, for `load`; or the parameters and states of one member.
 
         member: the number, from 0, of the member to write, for `tg.load_forward` and `CompiledForward.load`. None: all.
+        Both are safetensors files.
         Raises InputError unless there is such a member; OSError, with the old file unchanged, if writing fails.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},

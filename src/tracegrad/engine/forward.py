@@ -104,11 +104,11 @@ class CompiledForward(HasStates):
     def run(self, mapping: Given = None, /, *more: Any, patches: Given = None, **inputs: Any) -> Pending[RunResult]:
         """Queue one run of the forward, and return a `Pending`: its `output` waits for the result.
 
-        Pass inputs by keyword, in one dict, or both. They are copied, so you can change your arrays at once. Bad
-        inputs, and errors of compiling for new sizes, are not raised here: the result is `Failed`, and reading `output`
-        raises them.
+        Pass inputs by keyword, in one dict, or both. They are copied, so you can change your arrays at once. `run` does
+        not raise errors of bad inputs, of compiling for new sizes and of the device: the result is `Failed`, and
+        reading `output` raises its error.
 
-        patches: {"attn.0": array} or {"attn.0": (mask, array)}: in this run, `array` replaces the value at
+        patches: {"attn.0": array} or {"attn.0": (mask, array)}. In this run, `array` replaces the value at
                  `tg.patch("attn.0", x)`, or only those elements where the bool `mask` is True. Both broadcast to the
                  shape of x, so 0.0 blanks it. The first run with patches at some sizes compiles a second program, with
                  memory of its own; later runs with any patches use it. Runs without patches cost the same as a forward

@@ -248,7 +248,8 @@ class GradTensor(TensorMethods):
     def set_requires_grad(self, flag: bool = True) -> GradTensor:
         """Set whether `backward` gives the tensor a gradient, and return the tensor. As torch.Tensor.requires_grad_.
 
-        Raises DTypeError for True on integers or booleans, TraceError for False on a result of ops: use `detach` there.
+        flag: True or False. Raises DTypeError for True on integers or booleans, TraceError for False on a result of
+              ops: use `detach` there.
 
         >>> x = tg.tensor([3.0]).set_requires_grad()
         >>> x.requires_grad
@@ -288,7 +289,7 @@ class GradTensor(TensorMethods):
 
     # methods with Deepbox's names
     def slice(self, *ranges: int | slice | Sequence[int | None]) -> GradTensor:
-        """Return a part, one range for each axis: an integer, a slice, (start, stop) or (start, stop, step).
+        """Return the part at `ranges`, one for each axis: an integer, a slice, (start, stop) or (start, stop, step).
 
         `x.slice(0, (1, 3))` is x[0, 1:3] of NumPy.
         """
@@ -310,7 +311,7 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", self.reshape(*shape))
 
     def at(self, *indices: int) -> float | int | bool:
-        """Return one element as a Python number, by an index for each axis: `x.at(1, 0)`. As numpy.ndarray.item."""
+        """Return the element at `indices`, one for each axis, as a number: `x.at(1, 0)`. As numpy.ndarray.item."""
         return cast("GradTensor", self[indices]).item()
 
     # protocols of Python and NumPy

@@ -184,8 +184,11 @@ class GRU(Recurrent):
 
     r = sigmoid(x_r + h_r),  z = sigmoid(x_z + h_z),  n = tanh(x_n + r * h_n),  h' = (1 - z) * n + z * h
 
-    W_ih x + b_ih is x_r, x_z and x_n one after the other, and W_hh h + b_hh is h_r, h_z and h_n. For arguments, shapes,
-    weights and errors see `RNN`.
+    W_ih x + b_ih is x_r, x_z and x_n one after the other, and W_hh h + b_hh is h_r, h_z and h_n.
+
+    layer(x, state=None, lengths=None, training=False) gives (y, state), with x f32[B, T, input_dim], y f32[B, T,
+    directions * hidden_dim] and state f32[layers * directions, B, hidden_dim]. All arguments, weights and errors are
+    those of `RNN`.
 
     >>> y, last = tg.instantiate(nn.GRU(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, last.shape
@@ -214,8 +217,11 @@ class LSTM(Recurrent):
 
     c' = sigmoid(f) * c + sigmoid(i) * tanh(g),  h' = sigmoid(o) * tanh(c')
 
-    W_ih x + b_ih + W_hh h + b_hh is i, f, g and o one after the other. The state is a pair (h, c) of arrays.
-    For arguments, shapes, weights and errors see `RNN`.
+    W_ih x + b_ih + W_hh h + b_hh is i, f, g and o one after the other.
+
+    layer(x, state=None, lengths=None, training=False) gives (y, state), with x f32[B, T, input_dim] and y f32[B, T,
+    directions * hidden_dim]. The state is a pair (h, c), f32[layers * directions, B, hidden_dim] each. All arguments,
+    weights and errors are those of `RNN`.
 
     >>> y, (h, c) = tg.instantiate(nn.LSTM(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, c.shape

@@ -164,6 +164,7 @@ def nadam(
 ) -> Chain:
     """Make a NAdam optimizer: Adam with Nesterov's momentum, whose factor grows to beta1; see `scale_by_nadam`.
 
+    beta1, beta2, eps: as for `adam`.
     momentum_decay: the larger, the faster the momentum grows.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     decoupled_weight_decay: True: decay as AdamW instead, p <- (1 - lr weight_decay) p.
@@ -249,6 +250,7 @@ def radam(
 ) -> Chain:
     """Make a RAdam optimizer: Adam whose first steps are not divided by sqrt(v_hat); see `scale_by_radam`.
 
+    beta1, beta2, eps: as for `adam`.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     decoupled_weight_decay: True: decay as AdamW instead, p <- (1 - lr weight_decay) p.
     lr, options, errors: see `Options`. As torch.optim.RAdam (Liu et al. 2020).
@@ -288,6 +290,7 @@ def lamb(
     """Make a LAMB optimizer: p <- p - lr norm(p) / norm(u) u, for each parameter p (You et al. 2020, algorithm 2).
 
     u = m_hat / (sqrt(v_hat) + eps) + weight_decay p, with the means of `scale_by_adam`. If a norm is 0: p <- p - lr u.
+    beta1, beta2: factors of the means, as for `adam`.
     weight_decay: applies to decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`.
 

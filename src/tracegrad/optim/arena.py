@@ -119,7 +119,7 @@ class Arena(NamedTuple):
         return {slot.name: self.view(flat, slot) for slot in self.slots}
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Join tensors, one for each parameter by its name, into a flat array, f32[size]: the inverse of `views`.
+        """Join `parts`, a tensor for each parameter by its name, into a flat array, f32[size]: the inverse of `views`.
 
         As torch.nn.utils.parameters_to_vector.
         """

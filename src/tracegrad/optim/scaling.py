@@ -172,7 +172,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 def track_ema(decay: float) -> Transform:
     """Keep a running average of the parameters: e <- decay e + (1 - decay) p, starting at p. Updates stay as they are.
 
-    p are the parameters after this step: put this transform last in a chain, after `scale_by_lr`.
+    Put this transform last in a chain, after `scale_by_lr`: p are the parameters after this step.
     `train.download_params(ema=True)` reads the average, the state "ema".
     As torch.optim.swa_utils.AveragedModel; Polyak and Juditsky 1992.
 

@@ -241,7 +241,7 @@ class Training(Parts):
 
     @helpful
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Resume from a file or a folder that `save` wrote. On the same device, results are equal bit for bit.
+        """Resume from the file or folder `path` that `save` wrote. On the same device, results are equal bit for bit.
 
         Loading executes no code from the file. Tensors and metadata are checked before anything changes. A folder loads
         on a mesh of any shape, or on any other device; all processes must call `load`.
@@ -297,9 +297,9 @@ class Training(Parts):
 
     @helpful
     def lr_metric(self, value: float, *, loss: str | None = None) -> None:
-        """Pass a metric, such as a held-out loss, to the schedule `lr.plateau`, after the steps queued so far.
+        """Pass a metric to the schedule `lr.plateau`, after the steps queued so far.
 
-        loss:   with several losses, the name of one.
+        value:  such as a held-out loss. loss: with several losses, the name of one.
         Raises: InputError if the schedule is not `lr.plateau`. As the step of torch.optim's ReduceLROnPlateau.
 
         >>> train.set_lr(lr.plateau(1e-2))
