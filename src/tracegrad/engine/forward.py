@@ -154,9 +154,10 @@ class CompiledForward(HasStates):
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
-        """Return the graph that a run with these inputs executes, as `run` takes them.
+        """Return the graph that a run with these inputs executes. Only the sizes that calls choose matter.
 
-        Raises: errors of compiling, if these sizes have no program yet.
+        inputs: as for `run`.
+        Raises: InputError if a size is missing; errors of compiling, if these sizes have no program yet.
 
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}

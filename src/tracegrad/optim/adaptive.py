@@ -108,11 +108,11 @@ def scale_by_nadam(
 ) -> Transform:
     """Replace the gradient g by Adam's step with Nesterov's momentum. As torch.optim.NAdam (Dozat 2016).
 
-    g'     = (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps)
-    mu     = beta1 (1 - 0.96^(step momentum_decay) / 2)
+    g' = (mu' m / (1 - M mu') + (1 - mu) g / (1 - M)) / (sqrt(v_hat) + eps)
+    mu = beta1 (1 - 0.96^(step momentum_decay) / 2)
 
-    mu' is the mu of the next step, and M the product of all mu so far. m and v_hat are those of `scale_by_adam`. `step`
-    counts updates from 1.
+    mu' is the mu of the next step, and M the product of all mu so far. m and v_hat are those of `scale_by_adam`, with
+    beta1 and beta2. `step` counts updates from 1.
 
     >>> optim.custom(optim.scale_by_nadam(), lr=2e-3)
     optim.custom(lr=0.002, beta1=0.9, beta2=0.999, eps=1e-08, momentum_decay=0.004)

@@ -49,8 +49,8 @@ def scale_by_lr() -> Transform:
 def add_decayed_weights(weight_decay: float) -> Transform:
     """Add weight_decay * p to g for decayed parameters p. `nn.decays` says which parameters decay.
 
-    Before `scale_by_adam` or momentum, this is an L2 penalty. After them, and before `scale_by_lr`, it is decoupled
-    weight decay, p * (1 - lr * weight_decay) (Loshchilov & Hutter 2019).
+    Before `scale_by_adam` or momentum, this is an L2 penalty. After them, and before `scale_by_lr`, it is AdamW's
+    decoupled weight decay, p <- (1 - lr weight_decay) p (Loshchilov & Hutter 2019).
     As optax.add_decayed_weights.
 
     >>> optim.custom(optim.chain(optim.scale_by_adam(), optim.add_decayed_weights(0.01)), lr=1e-3)

@@ -81,7 +81,7 @@ class Training(Parts):
         `train.step("d", x=x, z=z)`. Bad inputs, a non-finite loss and device errors are not raised here. They give the
         result `Failed` and change nothing; reading `loss` raises them.
 
-        `step` waits while 8 steps are queued (96 of short steps, 128 in a browser tab).
+        At most 8 steps are queued, or 96 short ones (128 in a browser tab). A further `step` waits for its turn.
 
         >>> train.step(x=x, y=y).result().step
         1
@@ -241,10 +241,11 @@ class Training(Parts):
 
     @helpful
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Resume from the file or folder `path` that `save` wrote. On the same device, results are equal bit for bit.
+        """Resume from the file or folder `path` that `save` wrote.
 
-        Loading executes no code from the file. Tensors and metadata are checked before anything changes. A folder loads
-        on a mesh of any shape, or on any other device; all processes must call `load`.
+        On the same device, all further steps equal those of the training that was saved, bit for bit. A folder loads on
+        a mesh of any shape, or on any other device; all processes must call `load`. Loading executes no code from the
+        file.
         Raises: InputError, with nothing changed, if the file is not a checkpoint, is damaged, or belongs to another
                 model or optimizer.
 
