@@ -148,7 +148,7 @@ class Program:
     buffers:    the flat arrays on the device.
     dispatches: launches of kernels, in order, each with its buffers and the offsets of its values.
     inputs:     values that the host writes before each run. Hyperparameters are named "hyper.lr" and so on.
-    outputs:    values read after a run: "loss", "halted", "aux.NAME", "capture.NAME" or "output".
+    outputs:    values read after a run: "loss", "halted" (refused steps), "aux.NAME", "capture.NAME" or "output".
     params:     the parameters, in declaration order.
     states:     the optimizer's arrays and flags, and the states of the model.
     needs:      what a device must have, such as the size of the largest buffer.
