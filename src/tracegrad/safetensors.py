@@ -35,11 +35,11 @@ class File(NamedTuple):
 class Entry(NamedTuple):
     """One tensor of a header, with its bytes from `begin` to `end` of the data."""
 
+    begin: int  # first, so that entries sort by their places
+    end: int
     name: str
     dtype: str
     shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 def read(path: str | os.PathLike[str]) -> File:
@@ -58,7 +58,7 @@ def read(path: str | os.PathLike[str]) -> File:
         try:
             entries, metadata, start = _header(f, size)
             f.seek(start)
-            found = {e.name: _array(e, f) for e in sorted(entries, key=_by_place)}
+            found = {e.name: _array(e, f) for e in sorted(entries)}
             return File({e.name: found[e.name] for e in entries}, metadata)
         except InputError as e:
             raise InputError(f"{os.fspath(path)} is not a valid safetensors file: {e}") from None
@@ -167,21 +167,17 @@ def _entry(name: str, info: Any) -> Entry:
         raise InputError(f"{who}: {dtype}{shown(shape)} takes {shown(needed)} bytes, its offsets give {given}")
     if math.prod(max(n, 1) for n in shape) * max(itemsize, 4) > sys.maxsize:  # a size of 0 would hide huge other sizes
         raise InputError(f"{who}: the shape {shown(shape)} has sizes that no array can have")
-    return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
+    return Entry(offsets[0], offsets[1], name, dtype, tuple(shape))
 
 
 def _naturals(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in cast("list[Any]", value))
 
 
-def _by_place(e: Entry) -> tuple[int, int]:
-    return e.begin, e.end
-
-
 def _check_layout(entries: list[Entry], available: int) -> None:
     """Check that tensors cover the data without overlap, gap or remainder. Raises InputError otherwise."""
     at = 0
-    for e in sorted(entries, key=_by_place):
+    for e in sorted(entries):
         if e.end > available:
             raise InputError(f"{shown(e.name)}: its bytes end at {shown(e.end)}, the data have {available}")
         if e.begin != at:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from tracegrad import safetensors
 from tracegrad.errors import InputError
 from tracegrad.files.atomic import open_regular
-from tracegrad.files.jsontext import cut, parse, printable, shown
+from tracegrad.files.jsontext import cut, demand, parse, printable, shown
 from tracegrad.introspection.explain import NAMES
 from tracegrad.introspection.tables import Table, amount
 from tracegrad.program import VERSION, Field, Program
@@ -83,23 +83,15 @@ def _manifest(found: Mapping[str, Any]) -> str:
     rate = cut(printable(json.dumps(found.get("lr"))), LONGEST)
     head = f"A page's program, {shown(found.get('title'))}; seed {shown(found.get('seed'))}, learning rate {rate}"
     parts = [head, "", _program(Program.from_data(found["train"], "train"))]
-    losses = found.get("losses", [])
-    if not isinstance(losses, list):
-        raise InputError(f"losses is {shown(losses)}; expected a list")
-    for k, loss in enumerate(cast("list[Any]", losses)):
-        if not isinstance(loss, dict) or "train" not in loss:
-            raise InputError(f"losses[{k}] has no train")
-        program = Program.from_data(cast("dict[str, Any]", loss)["train"], f"losses[{k}].train")
-        parts += ["", f"Loss {_name(program.part)}", _program(program)]
-    forwards = found.get("forwards", {})
-    if not isinstance(forwards, dict):
-        raise InputError(f"forwards is {shown(forwards)}; expected an object")
-    for name, forward in cast("dict[str, Any]", forwards).items():
-        where = f"forwards[{shown(name)}]"
-        if not isinstance(forward, dict) or "program" not in forward:
-            raise InputError(f"{where} has no program")
-        program = Program.from_data(cast("dict[str, Any]", forward)["program"], f"{where}.program")
-        parts += ["", f"Forward {_name(name)}", _program(program)]
+    for what, inner, kind in (("losses", "train", list), ("forwards", "program", dict)):
+        given = found.get(what, kind())
+        demand(isinstance(given, kind), what, given, f"a {kind.__name__}")
+        for at, one in cast("list[Any]", [*given.items()] if kind is dict else [*enumerate(given)]):
+            where = f"{what}[{shown(at)}]"
+            demand(isinstance(one, dict) and inner in one, where, one, f"an object with {inner}")
+            program = Program.from_data(one[inner], f"{where}.{inner}")
+            title = f"Forward {_name(at)}" if kind is dict else f"Loss {_name(program.part)}"
+            parts += ["", title, _program(program)]
     return "\n".join(parts)
 
 

@@ -130,8 +130,7 @@ def built(kind: Any, value: Any, where: str) -> Any:
         return _built_row(cast("Any", kind), value, where)
     if get_origin(kind) is tuple:
         kinds = get_args(kind)
-        if not isinstance(value, list):
-            raise InputError(f"{where} is {shown(value)}; expected a list")
+        demand(isinstance(value, list), where, value, "a list")
         items = cast("list[Any]", value)
         if ... in kinds:
             return tuple([built(kinds[0], x, f"{where}[{k}]") for k, x in enumerate(items)])

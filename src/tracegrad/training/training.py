@@ -200,12 +200,7 @@ class Training(Parts):
 
         snapshots = self.store.call(take_all)
         more, first = self._more(sum(s.step for s in snapshots)), self.worker.info.process == 0
-
-        def write() -> None:
-            if first:
-                checkpoints.save(snapshots, path, more)
-
-        return write
+        return lambda: checkpoints.save(snapshots, path, more) if first else None
 
     def _write_folder(self, path: str | os.PathLike[str]) -> Callable[[], None]:
         """Copy the state, begin to write it, and return a function that waits until the folder is complete."""
@@ -253,17 +248,13 @@ class Training(Parts):
         >>> train.load("checkpoint.safetensors")
         """
         from tracegrad import safetensors
-        from tracegrad.files import checkpoints
+        from tracegrad.files import checkpoints, sharded
 
-        if not os.path.isdir(path):
-            checkpoints.load(path, safetensors.read(path), self.store)
-            return
-        from tracegrad.files import sharded
-
-        if self.worker.info.name == "jax":
+        folder = os.path.isdir(path)
+        if folder and self.worker.info.name == "jax":
             sharded.load(path, self.store)
         else:
-            checkpoints.load(path, sharded.read(path), self.store)
+            checkpoints.load(path, sharded.read(path) if folder else safetensors.read(path), self.store)
 
     @helpful
     def reset(self, params: bool = True, optimizer: bool = True, seed: int | None = None) -> None:
