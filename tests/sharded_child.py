@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,7 +97,13 @@ def errors(folder: Path) -> list[str]:
         train.save(good, sharded=True, wait=False).result()  # pyright: ignore[reportOptionalMemberAccess]
         train.worker.call(lambda s: s._memory.arrays.update({"params:l1.b": s._memory.arrays["params:l1.b"] * np.nan}))  # pyright: ignore
         train.save(bad, sharded=True)
-    for name, width, path in (("adamw", 32, bad), ("adamw", 16, good), ("adafactor", 32, good), ("adamw", 32, empty)):
+    damaged = folder / "damaged"
+    shutil.copytree(good, damaged)
+    (described,) = damaged.rglob("array_metadatas/process_0")
+    described.write_bytes(described.read_bytes()[:100])
+    for name, width, path in (
+        ("adamw", 32, bad), ("adamw", 16, good), ("adafactor", 32, good), ("adamw", 32, empty), ("adamw", 32, damaged),
+    ):  # fmt: skip
         with compiled(name, width=width) as train:
             before = train.digest()
             try:
@@ -103,6 +111,18 @@ def errors(folder: Path) -> list[str]:
             except tg.InputError as e:
                 found.append(str(e))
             assert train.digest() == before
+    with compiled("adamw") as train:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for most, wait in ((0, True), (2000, False)):  # bytes of a file: nothing can be written, or no large array
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+            try:
+                failed = train.save(good, sharded=True, wait=wait)
+                found.append(str(failed.result().error))  # pyright: ignore
+            except OSError as e:
+                found.append(str(e))
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        train.load(good)
     with compiled("adamw", device="cpu") as train:
         try:
             train.save(good, sharded=True)

@@ -37,9 +37,12 @@ def test_a_folder_restores_everywhere(found: dict[str, Any], name: str) -> None:
 
 
 def test_what_does_not_fit_is_told_and_changes_nothing(found: dict[str, Any]) -> None:
-    nan, width, optimizer, empty, device = found["errors"]
+    nan, width, optimizer, empty, damaged, full, later, device = found["errors"]
     assert "param/l1.b: 32 NaN of 32 values" in nan
     assert "param/l1.W: expected f32[8,16], got f32[8,32]" in width
     assert "opt/" in optimizer and "nothing was changed" in optimizer
-    assert "is no folder of checkpoints by tracegrad: it has no complete one" in empty
+    assert "is no folder of checkpoints by tracegrad, or is damaged: it has no complete one" in empty
+    assert "is no folder of checkpoints by tracegrad, or is damaged: Expecting" in damaged
+    for said in (full, later):
+        assert said.startswith("[Errno 27] File too large; an older checkpoint is unchanged: '"), said
     assert "save(sharded=True): this training is on 'cpu'" in device

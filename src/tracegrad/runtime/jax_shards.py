@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
 from tracegrad.errors import DeviceError, InputError
+from tracegrad.files.jsontext import cut, printable
 from tracegrad.program import Field, Program
 from tracegrad.runtime.jax_memory import Memory, Part, jax, multihost, parts_of
 
@@ -61,17 +63,20 @@ def write(
     """Copy the arrays to the hosts and begin to write a checkpoint. Return a function that waits until it is complete.
 
     The folder gets one numbered folder for each call. Only when the new one is complete does Orbax delete the old one.
+    Raises: OSError naming the folder.
     """
-    manager = _manager(folder, create=True)
-    args, number = _orbax().args, np.int32((manager.latest_step() or 0) + 1)
-    if jax.process_count() > 1:  # a process can still see the folder as it was
-        number = multihost.broadcast_one_to_all(number)
-    items = {TENSORS: args.PyTreeSave(dict(tensors)), METADATA: args.JsonSave(dict(metadata))}
-    manager.save(int(number), args=args.Composite(**items))
+    with _naming(folder):
+        manager = _manager(folder, create=True)
+        args, number = _orbax().args, np.int32((manager.latest_step() or 0) + 1)
+        if jax.process_count() > 1:  # a process can still see the folder as it was
+            number = multihost.broadcast_one_to_all(number)
+        items = {TENSORS: args.PyTreeSave(dict(tensors)), METADATA: args.JsonSave(dict(metadata))}
+        manager.save(int(number), args=args.Composite(**items))
 
     def wait() -> None:
-        manager.wait_until_finished()
-        manager.close()
+        with _naming(folder):
+            manager.wait_until_finished()
+            manager.close()
 
     return wait
 
@@ -79,40 +84,58 @@ def write(
 class Stored:
     """The newest checkpoint in a folder, open for reading."""
 
-    def __init__(self, manager: Any, number: int):
-        self._manager, self._number, self._orbax = manager, number, _orbax()
+    def __init__(self, manager: Any, number: int, folder: Folder):
+        self._manager, self._number, self._folder, self._orbax = manager, number, folder, _orbax()
         restored = manager.restore(number, args=self._orbax.args.Composite(metadata=self._orbax.args.JsonRestore()))
         self.metadata: dict[str, str] = restored.metadata
         self.types: dict[str, Any] = dict(manager.item_metadata(number)[TENSORS])
 
     def read(self, wanted: Mapping[str, Any] | None = None) -> dict[str, Array]:
         """Return the tensors; as arrays of these `jax.ShapeDtypeStruct`, with their placement, or all as NumPy's."""
-        args, checkpoint_utils = self._orbax.args, self._orbax.checkpoint_utils
-        if wanted is None:
-            each = {name: self._orbax.RestoreArgs(restore_type=np.ndarray) for name in self.types}
-            how = args.PyTreeRestore(restore_args=each)
-        else:
-            each = checkpoint_utils.construct_restore_args(dict(wanted))
-            how = args.PyTreeRestore(dict(wanted), restore_args=each)
-        return self._manager.restore(self._number, args=args.Composite(tensors=how)).tensors
+        args, whole = self._orbax.args, None if wanted is None else dict(wanted)
+        each = {name: self._orbax.RestoreArgs(restore_type=np.ndarray) for name in self.types}
+        if whole is not None:
+            each = self._orbax.checkpoint_utils.construct_restore_args(whole)
+        how = args.Composite(tensors=args.PyTreeRestore(whole, restore_args=each))
+        with _refusing(self._folder):
+            return self._manager.restore(self._number, args=how).tensors
 
 
 @contextlib.contextmanager
 def opened(folder: Folder) -> Generator[Stored]:
-    """Open the newest complete checkpoint of a folder. Raise InputError if there is none."""
+    """Open the newest complete checkpoint of a folder. Raise InputError if there is none, or if it is damaged."""
     manager = _manager(folder, create=False)
     try:
-        number = manager.latest_step()
-        try:
+        with _refusing(folder):
+            number = manager.latest_step()
             if number is None:
                 raise ValueError("it has no complete one")
-            stored = Stored(manager, number)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as e:
-            first = str(e).partition("\n")[0]
-            raise InputError.here(f"load: {os.fspath(folder)} is no folder of checkpoints by tracegrad: {first}") from e
+            stored = Stored(manager, number, folder)
         yield stored
     finally:
         manager.close()
+
+
+@contextlib.contextmanager
+def _refusing(folder: Folder) -> Generator[None]:
+    """Raise InputError, in one sentence, for whatever Orbax raises of a damaged folder."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as e:
+        what = f"{os.fspath(folder)} is no folder of checkpoints by tracegrad, or is damaged"
+        raise InputError.here(f"load: {what}: {cut(printable(str(e).partition(chr(10))[0]), 200)}") from e
+
+
+@contextlib.contextmanager
+def _naming(folder: Folder) -> Generator[None]:
+    """Make errors of the system name the folder. Orbax raises some as ValueError, with the number in its text."""
+    try:
+        yield
+    except (OSError, ValueError) as e:
+        code = getattr(e, "errno", None) or int([*re.findall(r"os_error_code='(\d+)'", str(e)), 0][0])
+        if not code:
+            raise
+        raise OSError(code, f"{os.strerror(code)}; an older checkpoint is unchanged", os.fspath(folder)) from e
 
 
 def _manager(folder: Folder, create: bool) -> Any:
