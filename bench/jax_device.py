@@ -4,7 +4,8 @@ Run: python bench/jax_device.py [--models sine mlp cnn gpt gpt256] [--precision 
 
 The peers are bench/peers_jax.py, a jitted step of plain JAX with donated state, and bench/peers_equinox.py, where
 Equinox and Optax are installed: the same model and optimizer, jitted by `eqx.filter_jit(donate="all")`. All read the
-loss at the end of a block. Minima over the repeats. Needs JAX and nothing else: a GPU if JAX finds one.
+loss after the last of `--steps` steps, which `--steps 1` makes each. Minima over the repeats. Needs JAX and nothing
+else: a GPU if JAX finds one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def peers(name: str, w: Workload) -> list[Callable[[int], float]]:
     return found
 
 
-def compared(name: str, precision: str, repeats: int, seconds: float) -> str:
+def compared(name: str, precision: str, repeats: int, seconds: float, read: int) -> str:
     """A row: ms a step of each, and the ratios."""
     w = workload(name)
     jax.config.update("jax_default_matmul_precision", PEER[precision])
@@ -47,12 +48,13 @@ def compared(name: str, precision: str, repeats: int, seconds: float) -> str:
                     precision=precision) as train:  # fmt: skip
         blocks = [tracegrad_block(w, train), *others]
         steps = max(2, int(seconds / max(min(others[0](2), others[0](2)) / 2, 1e-5)))
-        for block in blocks:
-            block(steps)
+        read = min(read, steps) or steps
+        turns = max(1, steps // read)
         best = [float("inf")] * len(blocks)
-        for _ in range(repeats):
+        for turn in range(repeats + 1):  # the first warms up
             for k, block in enumerate(blocks):
-                best[k] = min(best[k], block(steps) / steps)
+                took = sum(block(read) for _ in range(turns)) / (turns * read)
+                best[k] = min(best[k], took) if turn else best[k]
     columns = [f"{best[0] * 1e3:.3f}", *(x for b in best[1:] for x in (f"{b * 1e3:.3f}", f"{best[0] / b:.2f}"))]
     return f"| {' | '.join([name, *columns, *(['', ''] if len(best) < 3 else [])])} |"
 
@@ -63,14 +65,16 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["sine", "mlp", "cnn", "gpt"])
     parser.add_argument("--precision", choices=PEER, default="f32")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of a block")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of each library in a turn")
+    parser.add_argument("--steps", type=int, default=0, help="until the loss is read; 0: as many as take these seconds")
     options = parser.parse_args()
-    print(f"JAX {jax.__version__} on {jax.devices()[0].device_kind}, products in {options.precision}")
+    often = f"the loss read every {options.steps} steps" if options.steps else "the loss read at the end"
+    print(f"JAX {jax.__version__} on {jax.devices()[0].device_kind}, products in {options.precision}, {often}")
     print(
         '| model | device="jax", ms a step | JAX by hand | ratio | Equinox, Optax | ratio |\n|---|---|---|---|---|---|'
     )
     for name in options.models:
-        print(compared(name, options.precision, options.repeats, options.seconds), flush=True)
+        print(compared(name, options.precision, options.repeats, options.seconds, options.steps), flush=True)
 
 
 if __name__ == "__main__":
