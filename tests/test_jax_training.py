@@ -228,29 +228,31 @@ def test_without_jax_the_error_says_how_to_install_it() -> None:
     assert "pip install tracegrad[jax]" in message and "<string>" in message, "the extra, and the caller's line"
 
 
-def test_full_calls_get_a_loop_of_a_known_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where such a loop is compiled beside the first full calls: the same bits, whichever loop runs."""
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_steps_have_the_same_bits_in_loops_and_outside_of_them(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: before a loop is compiled, and after. Full calls have another loop there, and few steps have none."""
     from tracegrad.runtime import jax_calls
 
-    def run_many(old: list[Any], held: list[Any], rows: list[Any], words: Any, n: Any) -> Any:
-        def body(k: Any, carried: Any) -> Any:
-            return [x * held[0] + rows[0][k] + words[k] for x in carried[0]], carried[1].at[k].set(carried[0][0].sum())
-
-        import jax
-
-        return jax.lax.fori_loop(0, n, body, (old, jax.numpy.zeros(4)))
-
     monkeypatch.setattr(jax_calls, "WORTH", 0.0)
-    rows, words = np.arange(12, dtype=np.float32).reshape(4, 3), np.ones(4, np.float32)
-    loop, plain = jax_calls.Loop(run_many, 4, "gpu"), jax_calls.Loop(run_many, 4, "cpu")
-    ours, theirs = ([jax_calls.jnp.ones(3)] for _ in range(2))
-    for n in (4, 4, 4, 2, 4, 4, 1):
-        ours, told = loop.run(n, (ours, [np.float32(0.9)], [rows], words))
-        theirs, wanted = plain.run(n, (theirs, [np.float32(0.9)], [rows], words))
-        assert np.array_equal(ours[0], theirs[0]) and np.array_equal(told, wanted)
-        loop.close()  # waits for the compilation
-    assert loop._compiled is not None and loop._compiled.done()  # pyright: ignore[reportPrivateUsage]
-    assert plain._compiled is None  # pyright: ignore[reportPrivateUsage]
+    with compiled("jax") as one, compiled("jax") as other:
+        loaded = lambda train: train.worker.call(lambda s: (s._memory.arrays, s._loaded[1].calls))  # pyright: ignore
+        (arrays, calls), (wanted, single) = loaded(other), loaded(one)
+        runs, run = list[Any](), calls.run
+        keep = lambda given: runs.extend({name: np.array(x) for name, x in one.items()} for one in given)
+        monkeypatch.setattr(calls, "run", lambda arrays, given: keep(given) or run(arrays, given))
+        monkeypatch.setattr(calls, "_platform", platform)
+        losses = [[train.step(b).loss for b in batches(32)] for train in (one, other)]
+        assert losses[0] == losses[1] and calls.most == 32
+
+        ran, call = list[Any](), calls._call
+        monkeypatch.setattr(calls, "_call", lambda *given: ran.append(given[3]) or call(*given))
+        for n in (32, 32, 5, 5, 3, 32):
+            got = calls.outputs(run(arrays, runs[:n]))
+            want = [out for r in runs[:n] for out in single.outputs(single.run(wanted, [r]))]
+            assert all(np.array_equal(w[name], g[name]) for w, g in zip(want, got, strict=True) for name in w)
+            calls.close()  # waits for the compilation
+        assert all(np.array_equal(arrays[key], wanted[key]) for key in wanted)
+        assert [n for n in ran if n] == ([32, 32, 5, 5, 3, 32] if platform == "cpu" else [32, 5, 32])
 
 
 def test_large_inputs_of_a_loop_are_passed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

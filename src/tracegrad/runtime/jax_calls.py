@@ -21,7 +21,7 @@ from tracegrad.runtime.process import in_background
 
 MOST_RUNS = 32  # of one call
 LONGER_RUNS = 8  # the same, of longer steps: a few of them hide the overhead of their call
-WORTH = 0.1  # of the first compilation's time, that full calls take before a loop of a known number is compiled
+WORTH = 0.1  # of the first compilation's time, that runs take before the loop that would shorten them is compiled
 LOOPED_BYTES = 4 << 20  # of the inputs and outputs of one call: stacking more would cost more than a call
 LEAST_RUNS = 4  # a loop over fewer saves nothing
 KEPT_BYTES = 1 << 16  # an input that comes again stays on the device if it is larger
@@ -110,36 +110,30 @@ class Begun(NamedTuple):
 
 
 class Loop:
-    """Several runs as one loop of XLA.
+    """A loop over several runs, which XLA compiles at once, or while they run one by one.
 
-    A GPU's host asks after each turn of a loop whether there is another one, unless XLA knows the number of turns. So
-    full calls are loops of a known number. They are compiled beside the first full calls, once those have taken WORTH
-    of the time of the first compilation. Both loops have the same body, which gives the same bits.
+    In the second case it is compiled when the runs that it would shorten have taken WORTH of the time of the first
+    compilation.
     """
 
-    def __init__(self, run_many: Callable[..., Any], most: int, platform: str) -> None:
-        """run_many: (arrays, held, inputs, words, runs) -> (arrays, outputs, words), for at most `most` runs."""
-        self.most, self._knows = most, platform != "cpu"
-        self._some = jax.jit(run_many, donate_argnums=0)
-        self._full = jax.jit(lambda *given: run_many(*given, most), donate_argnums=0)
+    def __init__(self, run_many: Callable[..., Any], at_once: bool) -> None:
+        """run_many: (arrays, held, inputs, words, runs) -> (arrays, outputs, words)."""
+        self._function, self._at_once = jax.jit(run_many, donate_argnums=0), at_once
         self._compiled: Future[Callable[..., Any]] | None = None
-        self._compiling = self._spent = 0.0  # seconds of the first compilation, and of full calls
+        self._spent = 0.0
 
-    def run(self, n: int, given: Sequence[Any]) -> Any:
-        """Begin `n` runs."""
-        if n == self.most and self._compiled is not None and self._compiled.done():
-            return self._compiled.result()(*given)
-        shapes, began = None, time.perf_counter()
-        if self._knows and self._compiled is None and self._compiling and self._spent > WORTH * self._compiling:
-            shapes = jax.tree.map(_shaped, given)
-        found = self._some(*given, np.int32(n))
-        if not self._compiling:
-            self._compiling = time.perf_counter() - began
-        elif n == self.most:
-            self._spent += time.perf_counter() - began
-        if shapes is not None:
-            self._compiled = in_background(lambda: self._full.lower(*shapes).compile())
-        return found
+    def ready(self) -> Callable[..., Any] | None:
+        """Return the loop if runs need not wait for it."""
+        if self._at_once:
+            return self._function
+        return self._compiled.result() if self._compiled is not None and self._compiled.done() else None
+
+    def spend(self, seconds: float, compiling: float, given: Callable[[], Sequence[Any]]) -> None:
+        """Count what runs took one by one. compiling: what the first compilation took. given: the loop's arguments."""
+        self._spent += seconds
+        if self._compiled is None and self._spent > WORTH * compiling:
+            shapes = jax.tree.map(_shaped, given())
+            self._compiled = in_background(lambda: self._function.lower(*shapes).compile())
 
     def close(self) -> None:
         """Wait for a compilation under way, which an interpreter that exits must not interrupt."""
@@ -153,9 +147,12 @@ def _shaped(x: Array) -> Any:
 
 
 class Calls:
-    """The runs of a program. The runs of a short step are a loop on the device, so that one call does many of them.
+    """The runs of a program. Short steps that are queued together share a call: a loop on the device.
 
-    This is decided once for a program: a step gives the same bits whichever other steps share its call.
+    A GPU's host asks after each turn of a loop whether there is another one, unless XLA knows the number of turns. So
+    full calls have a loop of their own there, of a known number, and few steps are called one by one. Barriers around a
+    step keep XLA from fusing it with what surrounds it, so that it gives the same bits in loops and outside of them.
+    On a CPU it does not always, and all steps are in the loop.
     """
 
     def __init__(
@@ -174,7 +171,9 @@ class Calls:
             whole = layout.whole()
             how = {"out_shardings": ([placed[key] for key in function.written], [whole] * len(self._large), whole)}
         self._once = jax.jit(self._run_one, donate_argnums=0, **how)
-        self._loop: Loop | None = None
+        self._loops: list[Loop] = []  # of full calls, and of the others
+        self._least = 1  # runs of a loop
+        self._compiling = 0.0  # seconds of the first compilation
         self._decided = False
         self.most = 1  # runs of one call
 
@@ -182,27 +181,44 @@ class Calls:
         """Begin the runs; afterwards `arrays` holds the new values."""
         if not self._decided:
             self._decide(arrays)
-        written, read = self.function.written, self.function.read
-        held, begun = [arrays[k] for k in read], list[Begun]()
+        begun = list[Begun]()
         for at in range(0, len(runs), self.most):
-            some = runs[at : at + self.most]
-            old = [arrays[k] for k in written]
-            if self._loop is not None:
-                new, large, words = self._loop.run(len(some), (old, held, *self._stacked(some)))
-                begun.append(Begun(words, large, len(some)))
-            else:
-                new, large, words = self._once(old, held, self._batched(some[0]), self._words(some[0]))
-                begun.append(Begun(words, large, None))
-            arrays.update(zip(written, new))
-            if self._platform != "cpu":
-                for x in (words, *large):
-                    x.copy_to_host_async()
+            begun += self._begin(arrays, runs[at : at + self.most])
         return begun
+
+    def _begin(self, arrays: MutableMapping[str, Array], runs: Sequence[Mapping[str, Any]]) -> list[Begun]:
+        """Begin runs for which one call has room: by that call, if its loop is compiled."""
+        began, n = time.perf_counter(), len(runs)
+        loop = self._loops[n < self.most] if self._loops and n >= self._least else None
+        if loop is not None and (ready := loop.ready()) is not None:
+            return [self._call(ready, arrays, (*self._stacked(runs), np.int32(n)), n)]
+        begun = list[Begun]()
+        for run in runs:
+            begun.append(self._call(self._once, arrays, (self._batched(run), self._words(run)), None))
+            self._compiling = self._compiling or time.perf_counter() - began
+        if loop is not None:
+            took = time.perf_counter() - began
+            loop.spend(took, self._compiling, lambda: (*self._held(arrays), *self._stacked(runs), np.int32(n)))
+        return begun
+
+    def _held(self, arrays: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
+        return [arrays[k] for k in self.function.written], [arrays[k] for k in self.function.read]
+
+    def _call(
+        self, call: Callable[..., Any], arrays: MutableMapping[str, Array], given: Sequence[Any], n: int | None
+    ) -> Begun:
+        """Begin a call; afterwards `arrays` holds the new values."""
+        new, large, words = call(*self._held(arrays), *given)
+        arrays.update(zip(self.function.written, new))
+        if self._platform != "cpu":
+            for x in (words, *large):
+                x.copy_to_host_async()
+        return Begun(words, large, n)
 
     def close(self) -> None:
         """Wait for what is compiled beside the runs."""
-        if self._loop is not None:
-            self._loop.close()
+        for loop in self._loops:
+            loop.close()
 
     def outputs(self, begun: Sequence[Begun]) -> list[dict[str, Array]]:
         """Wait for the results of each run."""
@@ -225,18 +241,27 @@ class Calls:
         new, outputs = self.function.compute(old, held, inputs)
         return new, [outputs[k] for k in self._large], Words.joined([outputs[k] for k in self._small])
 
+    def _run_apart(
+        self, old: list[Array], held: list[Array], batch: list[Array], words: Array
+    ) -> tuple[list[Array], list[Array], Array]:
+        apart = jax.lax.optimization_barrier
+        return apart(self._run_one(*apart((old, held, batch, words))))
+
     def _run_many(self, old: list[Array], held: list[Array], rows: list[Any], words: Array, n: Any) -> Any:
         stacks = [jnp.stack(x) if isinstance(x, list) else x for x in rows]
 
         def body(k: Array, carried: Any) -> Any:
             arrays, large, small = carried
-            arrays, some, told = self._run_one(arrays, held, [x[k] for x in stacks], words[k])
+            arrays, some, told = self._run_apart(arrays, held, [x[k] for x in stacks], words[k])
             return arrays, [all_.at[k].set(x) for all_, x in zip(large, some)], small.at[k].set(told)
 
         outputs = [self.function.outputs[k] for k in self._large]
         large = [jnp.zeros((self.most, *v.shape), v.numpy) for v in outputs]
         small = jnp.zeros((self.most, len(self._small)), jnp.uint32)
         return jax.lax.fori_loop(0, n, body, (old, large, small))
+
+    def _run_all(self, old: list[Array], held: list[Array], rows: list[Any], words: Array, _: Any) -> Any:
+        return self._run_many(old, held, rows, words, self.most)
 
     def _decide(self, arrays: Mapping[str, Array]) -> None:
         """Loop over the runs if a step is shorter than the overhead of its call."""
@@ -251,8 +276,12 @@ class Calls:
             [arrays[k] for k in f.written], [arrays[k] for k in f.read], shaped, words
         )
         self.most = min(most, runs_of(traced.jaxpr, self._platform))
+        cpu = self._platform == "cpu"
         if self.most > 1:
-            self._loop = Loop(self._run_many, self.most, self._platform)
+            some = Loop(self._run_many, cpu)
+            self._loops = [some if cpu else Loop(self._run_all, cpu), some]
+            self._least = 1 if cpu else LEAST_RUNS
+            self._once = jax.jit(self._run_apart, donate_argnums=0)
 
     def _stacked(self, runs: Sequence[Mapping[str, Any]]) -> tuple[list[Any], Array]:
         """Return the inputs of some runs, with room for the largest number of runs.
