@@ -364,3 +364,11 @@ def test_padding_same_is_refused_where_both_sides_would_differ():
 def test_an_argument_of_the_other_call(call: Any, hint: str) -> None:
     with pytest.raises(CallError, match=hint):
         call(np.zeros((2, 3, 8), np.float32))
+
+
+def test_a_module_is_defined_where_there_is_no_name() -> None:
+    """As `exec(code, {})` does: such a function belongs to no module."""
+    code = "class Net(Module):\n    def __init__(self, n): self.w = self.param((n,))\nnet = Net(3)"
+    space: dict[str, Any] = {"Module": Module, "__builtins__": __builtins__}
+    exec(code, space)
+    assert space["net"].w.shape == (3,)

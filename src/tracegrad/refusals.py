@@ -228,7 +228,7 @@ def _no_value(text: str) -> InputError:
 
 def check_values(who: str, function: Any, given: Mapping[str, Any]) -> None:
     """Check switches and paths among the arguments of a function of the package. Raises InputError."""
-    own = function.__module__.startswith("tracegrad.")
+    own = (function.__module__ or "").startswith("tracegrad.")
     kinds: dict[str, Any] = function.__annotations__ if own else {}
     try:
         for name, value in given.items():
