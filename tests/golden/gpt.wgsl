@@ -957,13 +957,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 13: sum+mul | sum
+// 13: sum+mul | sum | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1537>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
@@ -1006,30 +1006,43 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].x;
   let o1 = at[1].y;
   let o2 = at[1].z;
-  let o3 = at[1].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
   var ta0 = 0f;
-  var ta1 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem3[o0 + (i0 + j0 * 8)];
-      let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
+      let xa0 = (mem3[o0 + (i0 + j0 * 8)] * mem1[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
-      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
-  let a1 = ta1;
   if (row < 8 && lane == 0) {
     let s2 = a0;
-    let s3 = a1;
     mem4[o2 + i0] = s2;
-    mem4[o3 + i0] = s3;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem3[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem4[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1037,6 +1050,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 14: matmul+add | matmul | sum
@@ -1333,7 +1347,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 10 && w < 11) { k2(w - 10, i32(lid)); }
 }
 
-// 16: sum+add | sum
+// 16: sum+add | sum | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
@@ -1381,30 +1395,43 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
   let o2 = at[1].w;
-  let o3 = at[2].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
   var ta0 = 0f;
-  var ta1 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 + j0 * 8)];
-      let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa0 = (mem0[o0 + (i0 + j0 * 8)] * mem0[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
-      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
-  let a1 = ta1;
   if (row < 8 && lane == 0) {
     let s2 = a0;
-    let s3 = a1;
     mem2[o2 + i0] = s2;
-    mem2[o3 + i0] = s3;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1412,6 +1439,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 17: matmul | matmul | sum
@@ -1942,7 +1970,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 23: sum+add | sum
+// 23: sum+add | sum | sum
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
@@ -1991,30 +2019,43 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].y;
   let o1 = at[1].z;
   let o2 = at[1].w;
-  let o3 = at[2].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
   var ta0 = 0f;
-  var ta1 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 + j0 * 8)];
-      let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa0 = (mem0[o0 + (i0 + j0 * 8)] * mem0[o1 + (i0 + j0 * 8)]);
       ta0 = (ta0 + xa0);
-      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
-  let a1 = ta1;
   if (row < 8 && lane == 0) {
     let s2 = a0;
-    let s3 = a1;
     mem3[o2 + i0] = s2;
-    mem3[o3 + i0] = s3;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem3[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -2022,6 +2063,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 24: scatter_add | sum

@@ -920,13 +920,13 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 13: sum | sum+mul
+// 13: sum | sum | sum+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1505>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1505>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
@@ -934,38 +934,51 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
   var ta0 = 0f;
-  var ta1 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 + j0 * 8)];
-      let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 + j0 * 8)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
-      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
-  let a1 = ta1;
   if (row < 8 && lane == 0) {
-    let s2 = a0;
-    let s3 = a1;
-    mem2[o2 + i0] = s2;
-    mem2[o3 + i0] = s3;
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
   }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = (mem0[o0 + (i0 + j0 * 8)] * mem2[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + i0] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -977,7 +990,7 @@ fn k1(w: i32, lid: i32) {
       let j0 = j;
       let v0 = mem3[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem2[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
@@ -990,8 +1003,8 @@ fn k1(w: i32, lid: i32) {
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s3 = (v1 * ((mem3[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3)));
-      mem1[o3 + (i0 * 8 + j0)] = s3;
+      let s3 = (v1 * ((mem3[o0 + (i0 * 8 + j0)] - v2) - (mem2[o1 + (i0 * 8 + j0)] * v3)));
+      mem2[o3 + (i0 * 8 + j0)] = s3;
     }
   }
 }
@@ -1000,6 +1013,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 14: matmul+add | matmul | sum
@@ -1296,7 +1310,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 10 && w < 11) { k2(w - 10, i32(lid)); }
 }
 
-// 16: sum | sum+add+where
+// 16: sum | sum | sum+add+where
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 33>;
@@ -1315,41 +1329,54 @@ fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
   var ta0 = 0f;
-  var ta1 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 + j0 * 8)];
-      let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
-      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
-  let a1 = ta1;
   if (row < 8 && lane == 0) {
-    let s2 = a0;
-    let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
   }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
-  let o4 = at[2].x;
-  let o5 = at[2].y;
-  let o6 = at[2].z;
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = (mem0[o0 + (i0 + j0 * 8)] * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + i0] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
+  let o4 = at[2].y;
+  let o5 = at[2].z;
+  let o6 = at[2].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1393,6 +1420,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 17: matmul | matmul | sum
@@ -1923,7 +1951,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 23: sum | sum+add
+// 23: sum | sum | sum+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1505>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
@@ -1936,39 +1964,52 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
   let i0 = row;
   var ta0 = 0f;
-  var ta1 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 + j0 * 8)];
-      let xa0 = v0;
-      let xa1 = (v0 * mem0[o1 + (i0 + j0 * 8)]);
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
       ta0 = (ta0 + xa0);
-      ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
-  let a1 = ta1;
   if (row < 8 && lane == 0) {
-    let s2 = a0;
-    let s3 = a1;
-    mem1[o2 + i0] = s2;
-    mem1[o3 + i0] = s3;
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
   }
 }
 fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let o3 = at[1].w;
-  let o4 = at[2].x;
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = (mem0[o0 + (i0 + j0 * 8)] * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + i0] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
+  let o4 = at[2].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -2003,6 +2044,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 24: scatter_add | sum

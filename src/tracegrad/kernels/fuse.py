@@ -64,7 +64,7 @@ def own_point(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
     return (size == c.rows * c.length and q == 1) or (size == c.rows and q == c.length)
 
 
-def columns_of(c: Cluster) -> object:
+def _columns(c: Cluster) -> object:
     return c.main.inputs[0].shape, c.main.axes
 
 
@@ -75,7 +75,7 @@ def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | str:
         return ("points", a.rows, 1) if a.rows == b.rows else OTHER_POINTS
     if kinds == {"rows"}:
         return ("rows", a.rows, a.length) if (a.rows, a.length) == (b.rows, b.length) else OTHER_ROWS
-    if kinds == {"columns"} and columns_of(a) == columns_of(b):
+    if kinds == {"columns"} and _columns(a) == _columns(b):
         return "columns", a.rows, a.length
     if "scan" in kinds:
         return SCAN
@@ -140,7 +140,6 @@ class Schedule:
                     self.refused[serial, t.serial] = merged
                 else:
                     self._adopt(merged, (producer, consumer), clusters)
-        self._merge_siblings(clusters)
 
     def _single(self, t: Tensor) -> Cluster:
         ancestors = 0
@@ -248,37 +247,6 @@ class Schedule:
         for c in clusters.values():
             if c.ancestors & members and c is not merged:
                 c.ancestors |= ancestors
-
-    def _merge_siblings(self, clusters: dict[int, Cluster]) -> None:
-        """Merge kernels over the same points that read the same values, so that they share loads.
-
-        Examples: Adam's two moments; the gradients of a norm's gain and bias.
-        """
-        alike: dict[object, list[Cluster]] = {}
-        for c in clusters.values():
-            if c.kind == "points":
-                alike.setdefault(c.rows, []).append(c)
-            elif c.kind == "columns":
-                alike.setdefault(columns_of(c), []).append(c)
-        sources = {id(c): self._sources(c) for found in alike.values() if len(found) > 1 for c in found}
-        for found in alike.values():
-            for k in range(len(found)):
-                for j in range(k + 1, len(found)):
-                    a, b = self.owner[found[k].nodes[0].serial], self.owner[found[j].nodes[0].serial]
-                    if a is b or sources[id(a)].isdisjoint(sources[id(b)]):
-                        continue
-                    if a.ancestors & b.members:
-                        a, b = b, a
-                    merged = self._merge(a, b)
-                    if not isinstance(merged, str):
-                        sources[id(merged)] = sources[id(a)] | sources[id(b)]
-                        self._adopt(merged, (a, b), clusters)
-
-    def _sources(self, c: Cluster) -> set[int]:
-        """Return the values larger than a scalar that the cluster computes or reads."""
-        stored = {s for t in c.nodes for s in self.reads[t.serial].stored if self.storage.nodes[s].size > 1}
-        leaves = {s for t in c.nodes for s, (leaf, _) in self.reads[t.serial].leaves.items() if leaf.size > 1}
-        return stored | leaves | {t.serial for t in c.nodes}
 
     # order and outputs
     def before_cluster(self, c: Cluster) -> Iterator[Cluster]:
