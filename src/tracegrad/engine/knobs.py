@@ -27,7 +27,7 @@ class Rate:
 
     def __init__(self, schedule: Schedule, start: int | None = None, untold: Schedule | None = None) -> None:
         self.schedule, self.untold = schedule, untold
-        self.start = start  # used by the worker only: set at that step, and reset when the step is replayed
+        self.start = start  # used by the worker only: the number of a step that began, and may not be applied
         self.begun: tuple[int, Schedule] | None = None  # the schedule shifted to that start
 
     def at(self, step: int) -> float:
@@ -37,11 +37,6 @@ class Rate:
         if self.begun is None or self.begun[0] != self.start:
             self.begun = self.start, schedules.starting_at(self.schedule, self.start)
         return self.begun[1].at(step)
-
-    def rewind(self, step: int) -> None:
-        """Forget a start at `step` or later, because that step will be repeated."""
-        if self.start is not None and self.start >= step:
-            self.start = None
 
 
 @dataclass(slots=True, eq=False)

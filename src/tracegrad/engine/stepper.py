@@ -110,15 +110,11 @@ class Stepper:
         if self.sized is not None:
             self.sized.update(session, program.step, self.source)
         program.load(session)
-        try:
-            hyper = knobs.upload(program.hyper, step, self.stream)
-            inputs = {**program.in_room(arrays), **hyper, **program.numbers}
-            if reference.enabled():
-                env = {**self.read(session), **by_role("input", program.given(arrays)), **hyper}
-                checked = reference.checked(session, program.built, inputs, env)
-        except BaseException:
-            knobs.rate.rewind(step)
-            raise
+        hyper = knobs.upload(program.hyper, step, self.stream)
+        inputs = {**program.in_room(arrays), **hyper, **program.numbers}
+        if reference.enabled():
+            env = {**self.read(session), **by_role("input", program.given(arrays)), **hyper}
+            checked = reference.checked(session, program.built, inputs, env)
         self.submitted = step
         self.in_flight += 1
         return inputs, step, checked
@@ -128,14 +124,13 @@ class Stepper:
         self.counter = step
         self.in_flight -= 1
 
-    def lost(self, step: int) -> bool:
-        """Record a step without a result. Return whether another step will get its number; later ones keep theirs."""
+    def lost(self, step: int) -> None:
+        """Record a step without a result. Another step gets its number, unless later ones are in flight with theirs."""
         self.in_flight -= 1
         if not self.in_flight:
             self.submitted = self.counter
         elif step == self.submitted:
             self.submitted -= 1
-        return self.submitted < step
 
     def rewind(self, session: Session) -> None:
         """Forget steps submitted since the last applied one: the next step is number `counter + 1`."""
@@ -163,7 +158,6 @@ class Stepper:
             session.write(HALTED, np.ones(1, np.int32))
             return session.timings(program.load(session), {**program.in_room(arrays), **hyper, **program.numbers}, runs)
         finally:
-            knobs.rate.rewind(step)
             for name, x in before.items():
                 session.write(name, x)
 
@@ -297,14 +291,14 @@ def take(session: Session, stepper: Stepper) -> Snapshot:
 
 
 def settings(stepper: Stepper) -> Snapshot:
-    """Return the state without arrays."""
-    program, knobs = stepper.program, stepper.knobs
+    """Return the state without arrays. A schedule that begins at a step that was not applied has not begun."""
+    program, knobs, start = stepper.program, stepper.knobs, stepper.knobs.rate.start
     return Snapshot(
         params={},
         states={},
         step=stepper.counter,
         seed=stepper.seed,
-        knobs=Knobs(Rate(knobs.rate.schedule, knobs.rate.start), knobs.values),
+        knobs=Knobs(Rate(knobs.rate.schedule, start if start and start <= stepper.counter else None), knobs.values),
         optimizer=stepper.source.optimizer.spec(),
         program=program,
         frozen=tuple(stepper.frozen),

@@ -102,7 +102,6 @@ class StepRun:
         if self.checked is not None and self.differs:
             self._undo(session, self.checked)
             return
-        call.knobs.rate.rewind(self.step)
         loss = float(outputs["loss"])
         overflows = ""
         if np.isfinite(loss) and tab.can_wait():
@@ -118,7 +117,6 @@ class StepRun:
         except Exception as e:  # the step failed for its own reason; a failure of the search must not hide it
             found = f"the first op to blame could not be found: {type(e).__name__}: {e}"
         finally:
-            call.knobs.rate.rewind(self.step)
             call.stepper.rewind(session)
         what = f"the loss is {loss}"
         if np.isfinite(loss):
@@ -150,7 +148,6 @@ class StepRun:
                     bounds.tell(session, stepper.program, bounds.measured(after))
                     self._take(session, outputs)
                     return None
-            knobs.rate.rewind(self.step)
             stepper.in_flight -= 1
             if overflows:
                 break
@@ -177,15 +174,14 @@ class StepRun:
         """Undo the step: the device's results differ from the reference."""
         call = self.call
         found = checked.blame(session)
-        call.knobs.rate.rewind(self.step)
         call.stepper.rewind(session)
         head = f"{call.what}: step {self.step}: {self.differs} (TRACEGRAD_CHECK); nothing was changed"
         self.pending.resolve(Failed(DeviceError(f"{head}\n{found}")))
 
     def fail(self, error: BaseException) -> None:
         """Give the number back, unless another step of a higher number is under way."""
-        if self.step and self.call.stepper.lost(self.step):
-            self.call.knobs.rate.rewind(self.step)
+        if self.step:
+            self.call.stepper.lost(self.step)
         self.pending.resolve(failure(error, self.call.what))
 
 

@@ -256,11 +256,7 @@ class CompiledTraining(Training):
         program = self._looked_at(loss, "to_jax")
 
         def made(session: Session, stepper: Stepper) -> tuple[Any, dict[str, Any]]:
-            number, knobs = stepper.counter + 1, stepper.knobs
-            try:
-                hyper = knobs.upload(program.hyper, number, stepper.stream)
-            finally:
-                knobs.rate.rewind(number)
+            hyper = stepper.knobs.upload(program.hyper, stepper.counter + 1, stepper.stream)
             return function_of(session, program.load(session), {**hyper, **program.numbers}, stepper.counter)
 
         return self.store.call(made, stepper)
