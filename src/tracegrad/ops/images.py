@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
-from tracegrad.ir.nodes import Primitive, Tensor, bind
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.windows import (
     OVERLAP_ADD,
@@ -23,7 +25,7 @@ from tracegrad.ops.windows import (
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
-from tracegrad.prims.rules import merged, multilinear
+from tracegrad.prims.rules import merged
 from tracegrad.prims.views import broadcast_to, reshape
 from tracegrad.tuning import MOST_COMPARED
 
@@ -97,18 +99,9 @@ def _max_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pai
 MAX_POOL2D = composite("max_pool2d", type=_pool_type, expand=_max_pool, vjp=_max_pool_vjp, batch=merged)
 
 
-def _avg_pool(x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    return _pool_windows(x, kernel, stride, padding).mean((-2, -1))
-
-
-def _avg_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor]:
-    share = reshape(ct / float(kernel[0] * kernel[1]), (*ct.shape, 1, 1))
-    return (_pool_add(broadcast_to(share, (*ct.shape, *kernel)), x, stride, padding),)
-
-
-AVG_POOL2D = composite(
-    "avg_pool2d", type=_pool_type, expand=_avg_pool, vjp=_avg_pool_vjp, jvp=multilinear, batch=merged
-)
+def _average(x: Tensor, **how: Any) -> Tensor:
+    _pool_type(x.type, **how)  # raises errors
+    return _pool_windows(x, **how).mean((-2, -1))
 
 
 # Public functions
@@ -153,7 +146,7 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     >>> tg.avg_pool2d([[[[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]]], 2)
     tensor([[[[2.5, 6.5]]]])
     """
-    return bind(AVG_POOL2D, as_tensor(x), **_pooling(kernel_size, stride, padding))
+    return _average(as_tensor(x), **_pooling(kernel_size, stride, padding))
 
 
 @op
@@ -175,7 +168,7 @@ def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     >>> tg.max_pool3d(np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2), 2)
     tensor([[[[[7.]]]]])
     """
-    return _pooled_volumes(MAX_POOL2D, as_tensor(x), _pooling(kernel_size, stride, padding, 3))
+    return _pooled_volumes(partial(bind, MAX_POOL2D), as_tensor(x), _pooling(kernel_size, stride, padding, 3))
 
 
 @op
@@ -197,16 +190,16 @@ def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     >>> tg.avg_pool3d(np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2), 2)
     tensor([[[[[3.5]]]]])
     """
-    return _pooled_volumes(AVG_POOL2D, as_tensor(x), _pooling(kernel_size, stride, padding, 3))
+    return _pooled_volumes(_average, as_tensor(x), _pooling(kernel_size, stride, padding, 3))
 
 
-def _pooled_volumes(pool: Primitive, x: Tensor, how: dict[str, Sizes]) -> Tensor:
+def _pooled_volumes(pool: Callable[..., Tensor], x: Tensor, how: dict[str, Sizes]) -> Tensor:
     """Pool each image, then along the depth. The first of the first maxima is the first in scan order."""
     b, c, d, h, w = check_images(x.type, 3).shape
     window_counts((d, h, w), how["kernel"], how["stride"], how["padding"], (1, 1, 1))  # an error is of the volume
-    flat = bind(pool, reshape(x, (b, c * d, h, w)), **{name: sizes[1:] for name, sizes in how.items()})
+    flat = pool(reshape(x, (b, c * d, h, w)), **{name: sizes[1:] for name, sizes in how.items()})
     deep = {name: (sizes[0], 0 if name == "padding" else 1) for name, sizes in how.items()}
-    y = bind(pool, reshape(flat, (b, c, d, flat.shape[2] * flat.shape[3])), **deep)
+    y = pool(reshape(flat, (b, c, d, flat.shape[2] * flat.shape[3])), **deep)
     return reshape(y, (b, c, y.shape[2], *flat.shape[2:]))
 
 
