@@ -211,4 +211,3 @@ SORT_TOGETHER = 2  # exchanges | of a sorting network in one kernel; n of them c
 SCAN_BLOCK = 32  # elements | summed up directly; longer axes take one more level for each factor of 32 | ?
 SCAN_WRITTEN_OUT = 7  # elements | of an odd axis that the gradient of a running product follows one by one | 2 cores
 MAX_MEMBERS = 8  # kernels | of different text that share a launch | -
-MOST_ORDERED = 7  # kinds | of parameters of several losses whose orders are all tried | -

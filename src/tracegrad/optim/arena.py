@@ -4,8 +4,8 @@ Gradients and every optimizer state have the same layout, so an update written o
 for the whole model.
 
 With several losses, each optimizer works on one run of elements. Parameters that the same losses train are adjacent.
-They are ordered so that each loss trains one contiguous run, if such an order exists; for two losses it always does.
-Otherwise a run includes parameters of other losses, which masks protect.
+They are ordered by the losses that train them, so each of two losses trains one contiguous run. With more losses, a run
+can include parameters of others, which masks protect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import pairwise, permutations
+from itertools import pairwise
 from typing import NamedTuple
 
 from tracegrad.dtypes import Shape
@@ -21,7 +21,6 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.views import reshape, slice_
-from tracegrad.tuning import MOST_ORDERED
 
 
 class Slot(NamedTuple):
@@ -198,7 +197,7 @@ def parts_of(shapes: Mapping[str, Shape], trains: Mapping[str, Mapping[str, bool
             kinds.setdefault(kind, []).append(n)
     decays = {n: decay for names in reversed([*trains.values()]) for n, decay in names.items()}
     slots: list[Slot] = []
-    for kind in _ordered({kind: sum(math.prod(shapes[n]) for n in names) for kind, names in kinds.items()}):
+    for kind in sorted(kinds, key=_place):
         at = slots[-1].offset + slots[-1].size if slots else 0
         alike = Arena.of((n, shapes[n], decays[n]) for n in kinds[kind])
         slots += [slot._replace(offset=at + slot.offset) for slot in alike.slots]
@@ -216,20 +215,10 @@ def _part(name: str, whole: Arena, own: Mapping[str, bool], trains: Mapping[str,
     return Part(name, whole, Arena.at(moved), first, holes, shared)
 
 
-def _ordered(sizes: Mapping[Kind, int]) -> Sequence[Kind]:
-    """Return the kinds in the order with the fewest elements in runs of losses that do not train them."""
-    first = sorted(sizes, reverse=True)
-    if len(first) > MOST_ORDERED:
-        return first
-
-    def holes(order: Sequence[Kind]) -> int:
-        total = 0
-        for loss in range(len(order[0])):
-            begin, end = _run([kind[loss] for kind in order])
-            total += sum(sizes[kind] for kind in order[begin:end] if not kind[loss])
-        return total
-
-    return min(permutations(first), key=holes)
+def _place(kind: Kind) -> float:
+    """Return a key that sorts kinds by their losses: what two neighbours share lies between what each has alone."""
+    losses = [k for k, trained in enumerate(kind) if trained]
+    return sum(losses) / len(losses)
 
 
 def _run(wanted: Sequence[bool]) -> tuple[int, int]:
