@@ -57,9 +57,7 @@ class Cluster:
 
 def own_point(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
     """Return whether a value of `size`, read at e // q, is read at the reader's own point or own row."""
-    if not inner:
-        return q == 1 and size == c.rows
-    if c.length == 1:
+    if not inner or c.length == 1:
         return q == 1 and size == c.rows
     return (size == c.rows * c.length and q == 1) or (size == c.rows and q == c.length)
 

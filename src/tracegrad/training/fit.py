@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -179,14 +180,6 @@ def _number(name: str, value: Any) -> float:
     raise InputError.here(f"fit: evaluate returned {name!r} {said}; return a number, such as the mean")
 
 
-def _exact(xs: Sequence[float]) -> list[float]:
-    """Return few numbers whose exact sum is that of `xs`."""
-    out: list[float] = []
-    while (rest := math.fsum([*xs, *(-x for x in out)])) != 0.0:
-        out.append(rest)
-    return out
-
-
 class _Loop:
     """One `fit`. Hooks are called before the next step is queued. The loop waits only for results that hooks read."""
 
@@ -334,16 +327,16 @@ class _Loop:
                 values = [found["val_loss"]]
             else:
                 sums = self._sums(self.since, _loss_of(name))
-                values = [math.fsum(sums[1:]) / sums[0]] if sums else []
+                values = [sums[1] / sums[0]] if sums else []
             if values:
                 lr_metric(self.train.store, stepper, values[0], of_fit=True)
         self.where.earlier = {}
 
     def _sums(self, since: int, name: str) -> list[float]:
         """Return what `Position.sums` has of a loss, of the steps from index `since` on; [] if it had none."""
-        count, *parts = self.where.earlier.get(name, [0])
+        count, *total = self.where.earlier.get(name, [0])
         xs = self.history.values(since).get(name, [])
-        return [count + len(xs), *_exact([*parts, *xs])] if xs or count else []
+        return [count + len(xs), reduce(add, xs, sum(total))] if xs or count else []
 
     def unheard(self) -> dict[str, list[float]]:
         """Return `Position.sums`: what no `lr.plateau` was told, for a checkpoint that this thread saves."""
