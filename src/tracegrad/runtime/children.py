@@ -8,7 +8,8 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+
+from tracegrad.runtime.process import in_background
 
 
 class StoppedError(subprocess.SubprocessError):
@@ -59,17 +60,8 @@ class Children:
 
         Another thread runs it: an interrupt here cannot come while a child is started, and leave it without an owner.
         """
-        found = Future[str]()
-
-        def run() -> None:
-            try:
-                found.set_result(self.run(command, "", seconds))
-            except BaseException as e:
-                found.set_exception(e)
-
         try:
-            threading.Thread(target=run, daemon=True).start()
-            return found.result()
+            return in_background(lambda: self.run(command, "", seconds)).result()
         finally:
             self.stop()
 
