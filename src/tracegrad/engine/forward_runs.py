@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +74,7 @@ class ForwardPrograms:
         """Return the program for some sizes; build it if needed, and drop others for it."""
         program, dropped = self._current.of(sizes, self.now, lambda: self.store.worker.info)
         program.commits = bool(program.built.graph.writes)
-        if dropped:
-            self._unload(dropped)
+        self.store.drop(dropped)
         return program
 
     def with_patches(self, program: RunProgram) -> RunProgram:
@@ -98,16 +97,8 @@ class ForwardPrograms:
     def close(self, unload: bool) -> None:
         """Drop all programs. unload: free them on the device too, after the runs queued so far."""
         dropped = self._sized.drop()
-        if unload and dropped:
-            self._unload(dropped)
-
-    def _unload(self, programs: Sequence[RunProgram]) -> None:
-        def unload(session: Session) -> None:
-            for program in programs:
-                if program.version is self.store.version:
-                    program.unload(session)
-
-        self.store.worker.post(unload)
+        if unload:
+            self.store.drop(dropped)
 
 
 @dataclass(slots=True, eq=False)

@@ -37,18 +37,29 @@ class _Parameters(ABC):
     worker: Worker
 
     @property
-    @abstractmethod
-    def version(self) -> Any:
+    def version(self) -> object:
         """Changes with the model; programs compiled for another version are useless."""
+        return self
 
     @property
     @abstractmethod
     def layout(self) -> Program:
         """The program that declares the arrays."""
 
-    @abstractmethod
     def with_arrays(self, fn: Callable[[Session, Program], T], version: Any = None) -> T:
         """Run `fn` on the worker's thread, after all work queued so far. version: the one it is for; None for any."""
+        return self.worker.call(lambda session: fn(session, self.layout))
+
+    def drop(self, programs: Sequence[RunProgram]) -> None:
+        """Free programs on the device, after the work queued so far. Those of another version are gone already."""
+
+        def unload(session: Session) -> None:
+            for program in programs:
+                if program.version in (None, self.version):
+                    program.unload(session)
+
+        if programs:
+            self.worker.post(unload)
 
     @property
     def fields(self) -> Sequence[Field]:
@@ -133,13 +144,7 @@ class TrainedParameters(_Parameters):
         free = stepper.sized.free
         given = as_arrays(free, given, split)
         program, dropped = stepper.program_for(sizes_of(free, given, what, split), lambda: self.worker.info)
-
-        def unload(session: Session) -> None:
-            for old in dropped:
-                old.unload(session)
-
-        if dropped:
-            self.worker.post(unload)  # after the steps queued so far
+        self.drop(dropped)
         return program, given
 
     def call(self, fn: Callable[[Session, Stepper], T], stepper: Stepper | None = None) -> T:
@@ -252,18 +257,9 @@ class OwnParameters(_Parameters):
             raise
 
     @property
-    def version(self) -> object:
-        """The store itself, because its model stays."""
-        return self
-
-    @property
     def layout(self) -> Program:
         """The program that declares the arrays."""
         return self._layout
-
-    def with_arrays(self, fn: Callable[[Session, Program], T], version: object = None) -> T:
-        """Run `fn`."""
-        return self.worker.call(lambda session: fn(session, self.layout))
 
     def upload_params(self, record: Mapping[str, Any], strict: bool, called: str) -> None:
         """Do the same as `CompiledTraining.upload_params`; errors name the method `called`."""
