@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from tracegrad.compiler.build import Built, ProgramSource, uncollected
 from tracegrad.compiler.followed import Followed, follow_sizes
 from tracegrad.compiler.inputtypes import input_ranges
-from tracegrad.compiler.numbers import At, Number, constants_of, counted, numbers_of, paired, pairs_of, values_at
+from tracegrad.compiler.numbers import At, Number, constants_of, counted, numbers_of, pairs_of, values_at
 from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, whole_of
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.dtypes import Shape, TensorType, i32
@@ -36,6 +36,7 @@ SourceAt = Callable[[Sequence[int]], ProgramSource]  # the source of a step or f
 # How far each size of the second trace is from the room. If these traces do not tell how a length follows, the next do
 APART = (5, 7, 11, 13, 17, 19), (7, 13, 5, 19, 11, 17), (11, 5, 17, 7, 19, 13)
 NEAR = (2, 3, 5, 7, 11, 13)  # for small rooms, since a second trace at larger sizes could be refused
+LEAST_ABOVE = 23  # the least prime above two that are no less than `LEAST`
 
 
 class Cut(NamedTuple):
@@ -227,75 +228,63 @@ def _built(
 ) -> Rooms:
     names = list(room)
     exact = names.index(exact_name) if exact_name is not None else None
-    traced = _traces(source_at, list(room.values()), exact, apart)
-    sizes, wholes = traced.sizes, traced.wholes
+    at, wholes = _traces(source_at, list(room.values()), exact, apart)
     for whole in wholes[1:]:
         wholes[0].check_form(whole)
-    if exact is not None:  # the next traces take longer than this
-        check_graphs(wholes[0].graph, wholes[2].graph, traced.pair(exact))
-    graphs = [w.graph for w in wholes]
-    numbers, places = numbers_of(graphs[0], graphs[1])
+    one, other, last = wholes[0], wholes[1], wholes[-1]
+    pair = Pair(at[0][exact], at[-1][exact]) if exact is not None else None
+    if pair:  # the next traces take longer than this
+        check_graphs(one.graph, last.graph, pair)
+    sizes = Sizes(*at[:2])
+    numbers, places = numbers_of(one.graph, other.graph)
+    constants = pairs_of(one.graph, other.graph)
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
-    constants = pairs_of(graphs[0], graphs[1])
-    specs = input_ranges(wholes[0].traced.graph), input_ranges(wholes[1].traced.graph)
-    roomy = Roomy(graphs[0], {})
+    given = [counted(one.graph, places[0]), counted(other.graph, places[1])]
+    roomy = [Roomy(graph, {}) for graph in given]
     if names != [exact_name]:
-        roomy = in_room(counted(graphs[0], places[0]), counted(graphs[1], places[1]), sizes, names)
+        roomy = [in_room(given[0], given[1], sizes, names, exact)]
+        if pair:
+            values_at(last.graph, constants)  # raises if a constant is not as in the others
+            alike = zip(constants_of(one.graph), constants_of(last.graph))
+            third = counted(last.graph, {t.serial: places[0][x.serial] for x, t in alike if x.serial in places[0]})
+            roomy.append(in_room(third, given[1], Sizes(at[-1], at[1]), names, exact))
     try:
-        if exact is None:
-            built = wholes[0].traced._replace(graph=roomy.graph).compiled()
+        if pair:
+            built = shared_program((one.traced, last.traced), [r.graph for r in roomy], pair, gpu)
         else:
-            built = _exactly(traced, places[0], names, exact, gpu)
+            built = one.traced._replace(graph=roomy[0].graph).compiled()
     except (CompileError, ShapeError, DTypeError) as e:
         raise UnsizedError(str(e)) from e
-    both, results = (wholes[0], wholes[1]), roomy.results
+    specs = input_ranges(one.traced.graph), input_ranges(other.traced.graph)
+    both, results = (one, other), roomy[0].results
     return Rooms(built, sizes, source_at, both, results, names, constants, numbers, followed, {}, specs, exact)
 
 
-class _Traces(NamedTuple):
-    """Traces at the room and at other sizes; if one size is exact, two more: at the room but for it, and otherwise."""
-
-    sizes: Sizes
-    wholes: Sequence[Whole]
-
-    def pair(self, exact: int) -> Pair:
-        """Return the two sizes of this number."""
-        return Pair(self.sizes.one[exact], self.sizes.other[exact])
-
-
-def _traces(source_at: SourceAt, room: Sequence[int], exact: int | None, apart: Sequence[int]) -> _Traces:
+def _traces(
+    source_at: SourceAt, room: Sequence[int], exact: int | None, apart: Sequence[int]
+) -> tuple[list[tuple[int, ...]], list[Whole]]:
+    """Trace at the room and at other sizes; if one size is exact, at last at the room with another number of it."""
     far = [n - d for k, (n, d) in enumerate(zip(room, apart)) if k != exact]
     up = min(far, default=0) < 2
     other = [n + d if up else n - d for n, d in zip(room, apart)]  # all in one direction, so that products differ
     if exact is None:
-        sizes = Sizes(tuple(room), tuple(other))
-        return _Traces(sizes, [whole_of(source_at(n)) for n in sizes])
-    p = prime_from(max(room[exact], LEAST + bool(far)))
+        at = [tuple(room), tuple(other)]
+        return at, [whole_of(source_at(n)) for n in at]
+    p = prime_from(max(room[exact], LEAST if up else LEAST_ABOVE))
     while True:
-        q = prime_from(p + 1) if up else max(n for n in range(LEAST, p) if n == prime_from(n))
-        at = [replaced(x, exact, n) for x, n in ((room, p), (other, q), (room, q), (other, p))]
-        found = {n: whole_of(source_at(n)) for n in dict.fromkeys(at)}
-        wholes = [found[n] for n in at]
-        one, other_size = ({n for t in wholes[k].graph.nodes for n in t.shape if n} for k in (0, 2))
-        if not any(n % m == 0 for n in one & other_size for m in (p, q)):
-            return _Traces(Sizes(at[0], at[1]), wholes)
+        q = _prime_beside(p, up)
+        between = [replaced(other, exact, _prime_beside(q, up))] if far else []
+        at = [replaced(room, exact, p), *between, replaced(room, exact, q)]
+        wholes = [whole_of(source_at(n)) for n in at]
+        one, last = ({n for t in wholes[k].graph.nodes for n in t.shape if n} for k in (0, -1))
+        if not any(n % m == 0 for n in one & last for m in (p, q)):
+            return at, wholes
         p = prime_from(p + 1)
 
 
-def _exactly(traces: _Traces, places: Mapping[int, int], names: Sequence[str], exact: int, gpu: bool) -> Built:
-    """Return the program of which one size is exact."""
-    one, _, other_size, other_room = traces.wholes
-    others = [k for k in range(len(names)) if k != exact]
-    given, named = Sizes(*[tuple([n[k] for k in others]) for n in traces.sizes]), [names[k] for k in others]
-    pairs = (one, other_room), (other_size, traces.wholes[1])
-    graphs: list[Graph] = []
-    for pair in pairs:
-        both: list[Graph] = []
-        for whole in pair:
-            found = paired(constants_of(one.graph), constants_of(whole.graph))
-            if any(repr(x.attrs["value"]) != repr(y.attrs["value"]) for x, y in found if x.serial not in places):
-                raise UnsizedError("a constant is decided by the sizes in a way of its own")
-            at = {t.serial: places[first.serial] for first, t in found if first.serial in places}
-            both.append(counted(whole.graph, at))
-        graphs.append(in_room(both[0], both[1], given, named).graph if named else both[0])
-    return shared_program((one.traced, other_size.traced), graphs, traces.pair(exact), gpu)
+def _prime_beside(p: int, up: bool) -> int:
+    """Return the next prime, or the one before."""
+    n = p + 1 if up else p - 1
+    while not up and n != prime_from(n):
+        n -= 1
+    return prime_from(n)

@@ -14,7 +14,7 @@ from tracegrad.compiler.build import Built, ProgramSource, TracedProgram
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
-from tracegrad.compiler.uniform import Pair, check_graphs, decide_extents, leading
+from tracegrad.compiler.uniform import Pair, decide_extents, leading
 from tracegrad.dtypes import TensorType, axis_first
 from tracegrad.errors import CompileError, ShapeError
 from tracegrad.ir.graph import Graph
@@ -55,7 +55,6 @@ def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], siz
 
     Raises: UnsizedError without a proof that one program serves all sizes.
     """
-    check_graphs(graphs[0], graphs[1], sizes)
     try:
         specs = [input_ranges(t.graph) for t in traced]  # an expanded loss tells no range of its labels
         led = [_led(g, n) for g, n in zip(graphs, sizes)]

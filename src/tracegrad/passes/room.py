@@ -28,8 +28,9 @@ class Value(NamedTuple):
 class Room:
     """The values of a graph that is made, and the sizes of a run, which are inputs."""
 
-    def __init__(self, sizes: Sizes, lengths: Sequence[Tensor]) -> None:
-        self.sizes, self.lengths = sizes, lengths
+    def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], exact: int | None) -> None:
+        """exact: the number of a size of which memory has no more elements than count."""
+        self.sizes, self.lengths, self.exact = sizes, lengths, exact
         self.of: dict[int, Value] = {}  # by serial of a node at the room
 
     def same(self, t: Tensor, u: Tensor, *but: str) -> None:
@@ -70,14 +71,18 @@ class Room:
             index = index // n
         return [index, *reversed(found)]
 
+    def roomy(self, axis: Axis) -> bool:
+        """Whether some elements of an axis may not count."""
+        return any(f.size != self.exact for f in axis.length.factors)
+
     def counting(self, axis: Axis) -> Tensor | None:
         """Return along an axis of the room whether an element counts; None if all do."""
-        if not axis.grows:
+        if not self.roomy(axis):
             return None
         shape = [self.sizes.of(part)[0] for part in axis.ordered]
         found: Tensor | None = None
         for d, part in enumerate(axis.ordered):
-            if isinstance(part, Grown):
+            if isinstance(part, Grown) and part.size != self.exact:
                 inside = iota(shape, d) < self.part(part)
                 found = inside if found is None else METHODS["logical_and"](found, inside)
         assert found is not None
@@ -106,7 +111,7 @@ class Room:
 
     def placed(self, index: Tensor, axis: Axis) -> Tensor:
         """Return where the elements at indices are in the room."""
-        if not axis.grows:
+        if not self.roomy(axis):
             return index
         high = self.scalar(axis.length) - 1
         index = METHODS["minimum"](METHODS["maximum"](index, 0), high)

@@ -47,16 +47,17 @@ class Looped(NamedTuple):
 
 
 @ambient.restored
-def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str]) -> Roomy:
+def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact: int | None) -> Roomy:
     """Return the graph at the room, so that it is right for smaller sizes, which are further inputs.
 
     other:  the same at other sizes.
     names:  of the sizes.
+    exact:  the number of a size for which nothing is masked: the program has no elements beyond it.
     Raises: UnsizedError with the line of a node that cannot be computed so.
     """
     with ambient.rewriting() as here:
         lengths = [leaf("hyper", SIZE.format(name), TensorType(i32, ())) for name in names]
-        walk = _Walk(sizes, lengths, here)
+        walk = _Walk(sizes, lengths, exact, here)
         walk.nodes(room, other, ({}, {}))
     found = {name: walk.of[t.serial].axes for name, t in room.results.items()}
     graph = room.with_roots([walk.of[t.serial].tensor for t in room.roots])
@@ -66,8 +67,8 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str]) -> Ro
 class _Walk(Room):
     """The nodes of two graphs in parallel."""
 
-    def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], here: Any) -> None:
-        super().__init__(sizes, lengths)
+    def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], exact: int | None, here: Any) -> None:
+        super().__init__(sizes, lengths, exact)
         self.here = here
         self.loops: dict[int, Looped] = {}  # by serial of a new loop
 
@@ -186,7 +187,7 @@ class _Walk(Room):
             roots = self.iteration(body, other, given)
             new = [x.tensor for x in roots]
             at = inner_leaf("x", TensorType(i32, ()))
-            if length.grows:
+            if self.roomy(length):
                 inside = at < self.scalar(length.length)
                 for k, old in enumerate(body.carries):
                     new[k] = METHODS["where"](broadcast_to(reshape(inside, [1] * old.ndim), old.shape), new[k], old)
