@@ -31,9 +31,19 @@ class ScatterShape(NamedTuple):
         return self.together // BITS
 
     @property
-    def words(self) -> int:
-        """Words of workgroup memory."""
+    def bits(self) -> int:
+        """Words of workgroup memory for all rows."""
         return self.rows * self.line
+
+    @property
+    def some(self) -> int:
+        """Words for each row that tell which of those are not 0."""
+        return -(-self.line // BITS)
+
+    @property
+    def words(self) -> int:
+        """Words of workgroup memory in all."""
+        return self.bits + self.rows * self.some
 
 
 class BlockShape(NamedTuple):

@@ -2,7 +2,8 @@
 
 A workgroup looks at some updates at a time. A thread that finds one of the workgroup's rows among their targets
 sets a bit for that update, in workgroup memory. Then each thread adds the updates of its row, bit by bit. So targets
-are compared once for all columns, and the order of sums is the order of the updates.
+are compared once for all columns, and the order of sums is the order of the updates. Most words of bits are 0: more
+bits tell which are not, so nothing reads the others or clears them again.
 
 Adapters that run on a CPU compute squares of results instead, in the same order (`wgsl_square`).
 """
@@ -46,6 +47,7 @@ class Scattering:
             *before_marks,
             *before_sums,
             *(f"var c{copy} = {self.zero};" for copy in self.copies),
+            Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
             self.found(mark, added),
         ]
 
@@ -84,8 +86,10 @@ class Scattering:
             row = f"let into{u} = clamp({value}, 0, {plus(self.rows, -1)}) - first_row;"
             reads += [*decode(update, copied(self.kernel.inner, copy)), *emit.inner, row]
             own = f"(into{u} >= 0) & (into{u} < {self.shape.rows}) & (chunk + {at} < {self.updates})"
-            bit = f"atomicOr(&sa[into{u} * {self.shape.line} + {at} / {BITS}], 1u << u32({at} % {BITS}));"
-            marks.append(when(own, [bit]))
+            bit = f"atomicOr(&sa[into{u} * {self.shape.line} + {at} / {BITS}], 1u << u32({at} % {BITS}))"
+            some = f"sa[{self.shape.bits} + into{u} * {self.shape.some} + {at} / {BITS**2}]"
+            first = when(f"{bit} == 0u", [f"atomicOr(&{some}, 1u << u32({at} / {BITS} % {BITS}));"])
+            marks.append(when(own, [first]))
         return [*reads, *marks], before
 
     def added(self) -> tuple[list[Statement], list[str]]:
@@ -105,7 +109,7 @@ class Scattering:
             )
             reads.append("bits &= bits - 1u;")  # 0 remains 0
             if (u + 1) % SCATTER_BITS == 0 or u + 1 == turns:
-                reads.append(self.next_bits())
+                reads += self.next_bits()
             for j, result in enumerate(self.copies):
                 value, outer = self.update(f"k{u}", j, f"{result}k{u}", reads)
                 before += outer
@@ -126,10 +130,14 @@ class Scattering:
         reads += [*decode(k, copied(inner, copy)), *emit.inner, f"let x{copy} = {value};"]
         return f"x{copy}", [*decode(column, copied(columns, copy)), *emit.outer]
 
-    def next_bits(self) -> Block:
-        """Return the statement that goes on to the next word of the row with a bit, if there is one."""
-        more = f"bits == 0u && word < {self.shape.line - 1}"
-        return Block(f"while ({more})", ["word += 1;", f"bits = atomicLoad(&sa[{self.first_word()} + word]);"])
+    def next_bits(self) -> list[Block]:
+        """Return the statements that go on to the next word of the row with a bit, if there is one."""
+        found: list[Block] = []
+        for k in range(self.shape.some):
+            word = f"word = {BITS * k} + i32(firstTrailingBit(left{k}));"
+            bits = f"bits = atomicLoad(&sa[{self.first_word()} + word]);"
+            found.append(Block(f"if (bits == 0u && left{k} != 0u)", [word, f"left{k} &= left{k} - 1u;", bits]))
+        return found
 
     def first_word(self) -> str:
         """Return where the bits of the thread's row begin."""
@@ -137,15 +145,20 @@ class Scattering:
 
     def found(self, mark: list[Statement], added: list[Statement]) -> Statement:
         """Return the loop over all updates."""
+        some, row = self.shape.some, f"lid / {self.shape.columns // self.shape.wide}"
+        word = f"i / {some} * {self.shape.line} + i % {some} * {BITS} + i32(firstTrailingBit(used))"
+        clear = Block("while (used != 0u)", [f"atomicStore(&sa[{word}], 0u);", "used &= used - 1u;"])
+        used = f"var used = atomicExchange(&sa[{self.shape.bits} + i], 0u);"
         each = [
-            Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
             "workgroupBarrier();",
             *mark,
             "workgroupBarrier();",
             "var word = 0;",
-            f"var bits = atomicLoad(&sa[{self.first_word()}]);",
-            self.next_bits(),
+            "var bits = 0u;",
+            *(f"var left{k} = atomicLoad(&sa[{self.shape.bits} + {row} * {some} + {k}]);" for k in range(some)),
+            *self.next_bits(),
             Block("while (bits != 0u)", added),
             "workgroupBarrier();",
+            Loop("i", self.shape.rows * some, [used, clear], "lid", WORKGROUP),
         ]
         return Loop("chunk", self.updates, each, step=self.shape.together)
