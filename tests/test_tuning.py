@@ -41,7 +41,7 @@ def tuned(tmp_path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
         "from tracegrad.compiler.build import ForwardSource\n"
         "from tracegrad import tuning\n"
         "built = ForwardSource(tg.nn.Linear(20, 12), lambda m, x: m(x), {'x': (64, 20)}).traced().compiled()\n"
-        "print(tuning.TILE_FROM, any('workgroupBarrier' in k.wgsl for k in built.program.kernels))\n"
+        "print(tuning.TILE_FROM, any('sv: array' in k.wgsl for k in built.program.kernels))\n"
     )
     command = [sys.executable, str(ROOT / "bench" / "tuned.py"), *settings, "--", str(script)]
     return subprocess.run(command, capture_output=True, text=True, check=False)

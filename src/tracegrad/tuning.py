@@ -12,7 +12,8 @@ where they apply.
 
 PRODUCT_READS = 6  # times | a product computes an inlined operand again, once per tile of the other | ?
 WIDER_READS = 12  # times | a reader that repeats a value computes it again | ?
-RECOMPUTED = 2048  # elements | of a fold that every workgroup may compute again: eight a thread | ?
+ONE_GROUP = 1024  # points | of one row that the threads that fold it also compute | H200
+RECOMPUTED = 4096  # elements | of a fold that every workgroup may compute again: some 32 a thread | ?
 RECOMPUTE_FROM = 2**19  # elements | of a value from which the backward pass computes it again | ?
 MUCH_SMALLER = 16  # times | smaller a value may be that is kept for it | ?
 
@@ -59,6 +60,7 @@ KEPT_ALIVE = 2**18  # elements | that a kernel may keep alive by running later t
 # --- Workgroups and tiles of WGSL ---
 
 WORKGROUP = 128  # threads | of a workgroup: each may have two hundred registers | ?
+SHORT_ROW = 9  # elements | of a row from which they do so where one thread a row would leave a GPU idle | H200
 COOPERATE_FROM = 32  # elements | of a row from which several threads fold it | ?
 TILE_FROM = 16  # rows, columns | of a product from which tiles compute it | ?
 HALF_TILE_FROM = 8  # rows, columns | the same where there are tiles enough anyway: half of each is wasted then | ?

@@ -6,6 +6,7 @@
 @group(0) @binding(4) var<storage, read> mem4: array<f32, 3>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 88>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
+var<workgroup> sf: array<f32, 160>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn less_equal_f32(a: f32, b: f32) -> bool {
@@ -76,19 +77,19 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 256) { return; }
-  let b0 = (row / 128);
-  let m0 = (row / 64) % 2;
-  let n0 = (row / 8) % 8;
-  let n1 = row % 8;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 255);
+  let b0 = (r / 128);
+  let m0 = (r / 64) % 2;
+  let n0 = (r / 8) % 8;
+  let n1 = r % 8;
   let h0 = n1 + (-1);
   let h1 = n0 + (-1);
   let h3 = b0 * 64 + n0 * 8 + n1 + (-9);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 9; j += 1) {
+    for (var j = lane; j < 9; j += 32) {
       let k0 = (j / 3);
       let k1 = j % 3;
       let g2 = ((h0 + k1) >= 0) & ((h0 + k1) < 8) & ((h1 + k0) >= 0) & ((h1 + k0) < 8);
@@ -96,6 +97,11 @@ fn k0(w: i32, lid: i32) {
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   let v4 = (a0 + mem0[o2 + m0]);
   if (row < 256 && lane == 0) {
@@ -144,8 +150,177 @@ fn k1(w: i32, lid: i32) {
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
-  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
+  if (w >= 0 && w < 64) { k0(w - 0, i32(lid)); }
+  if (w >= 64 && w < 65) { k1(w - 64, i32(lid)); }
+}
+
+// without barriers, (9, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 135>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 449>;
+@group(0) @binding(3) var<storage, read> mem3: array<i32, 3>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32, 3>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32, 88>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
+var<private> inf_bits: u32 = 0x7f800000u;
+var<private> nan_bits: u32 = 0x7fc00000u;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_times_(x: f32, power: i32) -> f32 {  // e^x 2^power
+  let c = clamp(x, -105.0, 90.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = ((((0.0013820732 * r + 0.008368677) * r + 0.041668266) * r + 0.16666521) * r + 0.49999994) * r * r + r + 1.0;
+  return select(scale_(y, i32(n) + power), x, is_nan_(x));
+}
+fn exp_(x: f32) -> f32 { return exp_times_(x, 0); }
+fn expm1_(x: f32) -> f32 {
+  let c = clamp(x, -30.0, 80.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = ((((0.0013820732 * r + 0.008368677) * r + 0.041668266) * r + 0.16666521) * r + 0.49999994) * r * r + r;
+  let s = scale_(1.0, i32(n));
+  return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
+}
+fn log_sum_(f: f32, e: f32) -> f32 {
+  let z = f * f;
+  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
+  return f + y + e * 0.693359375;
+}
+fn log_special_(y: f32, x: f32, v: u32) -> f32 {
+  let u = bitcast<u32>(x);
+  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
+  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
+}
+fn log1p_(x: f32) -> f32 {
+  let s = 1.0 + x;
+  let v = bitcast<u32>(s);
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = i32(v >> 23u) - select(126, 127, low);
+  let y = log_sum_(select(select(m, m + m, low) - 1.0, x, e == 0), f32(e));
+  return select(log_special_(y, s, v), x, abs(x) < 1e-10);
+}
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
+fn min_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(min(a, b), a + b, nan);
+}
+fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
+fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 256) { return; }
+  let b0 = (row / 128);
+  let m0 = (row / 64) % 2;
+  let n0 = (row / 8) % 8;
+  let n1 = row % 8;
+  let h0 = n1 + (-1);
+  let h1 = n0 + (-1);
+  let h3 = b0 * 64 + n0 * 8 + n1 + (-9);
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 9; j += 32) {
+        let k0 = (j / 3);
+        let k1 = j % 3;
+        let g2 = ((h0 + k1) >= 0) & ((h0 + k1) < 8) & ((h1 + k0) >= 0) & ((h1 + k0) < 8);
+        let xa0 = (mem0[o0 + (m0 * 9 + k0 * 3 + k1)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 8 + k1), g2)], g2));
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  let v4 = (a0 + mem0[o2 + m0]);
+  if (row < 256 && lane == 0) {
+    let s3 = select(v4, 0f, less_equal_f32(v4, 0f));
+    mem2[o3 + (b0 * 128 + m0 * 64 + n0 * 8 + n1)] = s3;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let o2 = at[1].z;
+  let o3 = at[1].w;
+  let o4 = at[2].x;
+  let o5 = at[2].y;
+  let o6 = at[2].z;
+  let o7 = at[2].w;
+  let o8 = at[3].x;
+  let o9 = at[3].y;
+  let o10 = at[3].z;
+  let o11 = at[3].w;
+  let o12 = at[4].x;
+  let e = w * 32 + lid;
+  if (e >= 1) { return; }
+  let v0 = mem1[o1 + 0];
+  let v1 = div_(1f, (-expm1_((f32(bitcast<u32>(mem3[o0 + 0])) * log1p_((-v0))))));
+  let v2 = mem4[o2 + 0];
+  let v3 = mem4[o2 + 1];
+  let v4 = min_f32(3.6028797e+16f, (2f * mem1[o3 + 0]));
+  let v5 = (v3 + ((v4 - v3) * v0));
+  let v6 = max_f32(v2, ((v2 + (mem1[o4 + 0] * (div_((v5 * v1), mem1[o5 + 0]) + (mem1[o6 + 0] * v2)))) * 1.00000095f));
+  let v7 = max_f32(v3, (v5 * 1.00000095f));
+  let v8 = mem4[o2 + 2];
+  let v9 = max_f32(v8, ((v8 + (((v4 * v4) - v8) * mem1[o7 + 0])) * 1.00000095f));
+  let v10 = ((bitcast<u32>(((v6 + v7) + v9)) & 0x7f800000u) == 0x7f800000u);
+  let s8 = v1;
+  let s9 = v10;
+  let s10 = select(v6, v2, v10);
+  let s11 = select(v7, v3, v10);
+  let s12 = select(v9, v8, v10);
+  mem2[o8 + 0] = s8;
+  mem5[o9 + 0] = select(0, 1, s9);
+  mem2[o10 + 0] = s10;
+  mem2[o11 + 0] = s11;
+  mem2[o12 + 0] = s12;
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 8) { k0(w - 0, i32(lid)); }
+  if (w >= 8 && w < 9) { k1(w - 8, i32(lid)); }
 }
 
 // 1: max+min | where
@@ -237,6 +412,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(2) var<storage, read> mem2: array<f32, 449>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 3>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+var<workgroup> sf: array<f32, 160>;
 fn less_equal_f32(a: f32, b: f32) -> bool {
   let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
   return a <= b && largest <= 0x7f800000u;
@@ -248,19 +424,19 @@ fn k0(w: i32, lid: i32) {
   let o1 = at[0].y;
   let o2 = at[0].z;
   let o3 = at[0].w;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 96) { return; }
-  let b0 = (row / 48);
-  let m0 = (row / 16) % 3;
-  let n0 = (row / 4) % 4;
-  let n1 = row % 4;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 95);
+  let b0 = (r / 48);
+  let m0 = (r / 16) % 3;
+  let n0 = (r / 4) % 4;
+  let n1 = r % 4;
   let h0 = n1 + (-1);
   let h1 = n0 + (-1);
   let h3 = b0 * 32 + n0 * 4 + n1 + (-5);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 18; j += 1) {
+    for (var j = lane; j < 18; j += 32) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
@@ -269,6 +445,11 @@ fn k0(w: i32, lid: i32) {
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   let v4 = (a0 + mem0[o2 + m0]);
   if (row < 96 && lane == 0) {
@@ -288,8 +469,88 @@ fn k1(w: i32, lid: i32) {
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 0 && w < 24) { k0(w - 0, i32(lid)); }
+  if (w >= 24 && w < 25) { k1(w - 24, i32(lid)); }
+}
+
+// without barriers, (4, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 207>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 449>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 3>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn less_equal_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a <= b && largest <= 0x7f800000u;
+}
+fn less_equal_i32(a: i32, b: i32) -> bool { return a <= b; }
+fn less_equal_u32(a: u32, b: u32) -> bool { return a <= b; }
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 96) { return; }
+  let b0 = (row / 48);
+  let m0 = (row / 16) % 3;
+  let n0 = (row / 4) % 4;
+  let n1 = row % 4;
+  let h0 = n1 + (-1);
+  let h1 = n0 + (-1);
+  let h3 = b0 * 32 + n0 * 4 + n1 + (-5);
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 18; j += 32) {
+        let k0 = (j / 9);
+        let k1 = (j / 3) % 3;
+        let k2 = j % 3;
+        let g2 = ((h0 + k2) >= 0) & ((h0 + k2) < 4) & ((h1 + k1) >= 0) & ((h1 + k1) < 4);
+        let xa0 = (mem0[o0 + (m0 * 18 + k0 * 9 + k1 * 3 + k2)] * select(0.0, mem1[o1 + select(0, (h3 + k0 * 16 + k1 * 4 + k2), g2)], g2));
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  let v4 = (a0 + mem0[o2 + m0]);
+  if (row < 96 && lane == 0) {
+    let s3 = select(v4, 0f, less_equal_f32(v4, 0f));
+    mem1[o3 + (b0 * 48 + m0 * 16 + n0 * 4 + n1)] = s3;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let e = w * 32 + lid;
+  if (e >= 3) { return; }
+  let i0 = e;
+  let s1 = mem2[o0 + (i0 + 1)];
+  mem3[o1 + i0] = s1;
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 3) { k0(w - 0, i32(lid)); }
+  if (w >= 3 && w < 4) { k1(w - 3, i32(lid)); }
 }
 
 // 3: max+min
@@ -358,23 +619,29 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 207>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 20) { return; }
-  let m0 = (row / 10);
-  let n0 = row % 10;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 19);
+  let m0 = (r / 10);
+  let n0 = r % 10;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 12; j += 1) {
+    for (var j = lane; j < 12; j += 32) {
       let k0 = j;
       let xa0 = (mem0[o0 + (m0 * 12 + k0)] * mem1[o1 + (n0 + k0 * 10)]);
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 20 && lane == 0) {
     let s2 = a0;
@@ -384,10 +651,170 @@ fn k0(w: i32, lid: i32) {
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 5) { k0(w - 0, i32(lid)); }
+}
+
+// without barriers, (1, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 449>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 207>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 20) { return; }
+  let m0 = (row / 10);
+  let n0 = row % 10;
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 12; j += 32) {
+        let k0 = j;
+        let xa0 = (mem0[o0 + (m0 * 12 + k0)] * mem1[o1 + (n0 + k0 * 10)]);
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  if (row < 20 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + (m0 * 10 + n0)] = s2;
+  }
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
 // 5: peak+sub+sum+mul
+@group(0) @binding(0) var<storage, read> mem0: array<f32>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 207>;
+@group(0) @binding(2) var<storage, read> mem2: array<i32, 3>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 449>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+var<workgroup> sf: array<f32, 160>;
+var<private> inf_bits: u32 = 0x7f800000u;
+fn min_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(min(a, b), a + b, nan);
+}
+fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
+fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
+fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn scale_(x: f32, n: i32) -> f32 {
+  let half = n >> 1u;
+  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
+}
+fn exp_times_(x: f32, power: i32) -> f32 {  // e^x 2^power
+  let c = clamp(x, -105.0, 90.0);
+  let n = round(c * 1.4426950408889634);
+  let r = c - n * 0.693359375 - n * (-0.00021219444);
+  let y = ((((0.0013820732 * r + 0.008368677) * r + 0.041668266) * r + 0.16666521) * r + 0.49999994) * r * r + r + 1.0;
+  return select(scale_(y, i32(n) + power), x, is_nan_(x));
+}
+fn exp_(x: f32) -> f32 { return exp_times_(x, 0); }
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 1);
+  let i0 = r;
+  var ta0 = (-bitcast<f32>(inf_bits));
+  {
+    for (var j = lane; j < 10; j += 32) {
+      let j0 = j;
+      let xa0 = (mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]);
+      ta0 = max(ta0, xa0);
+    }
+  }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = max(max(sf[lid], sf[lid + 16]), max(sf[lid + 8], sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = max(max(max(sf[128 + (lid / 32) * 8], sf[128 + (lid / 32) * 8 + 4]), max(sf[128 + (lid / 32) * 8 + 2], sf[128 + (lid / 32) * 8 + 6])), max(max(sf[128 + (lid / 32) * 8 + 1], sf[128 + (lid / 32) * 8 + 5]), max(sf[128 + (lid / 32) * 8 + 3], sf[128 + (lid / 32) * 8 + 7])));
+  let a0 = ta0;
+  let v0 = min_i32(max_i32(mem2[o2 + i0], 0), 9);
+  var ta1 = 0f;
+  var ta2 = 0f;
+  {
+    for (var j = lane; j < 10; j += 32) {
+      let j0 = j;
+      let v1 = ((mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]) - a0);
+      let xa1 = select(0f, v1, (j0 == v0));
+      let xa2 = exp_(v1);
+      ta1 = (ta1 + xa1);
+      ta2 = (ta2 + xa2);
+    }
+  }
+  sf[lid] = ta1;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta1 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
+  let a1 = ta1;
+  sf[lid] = ta2;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta2 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
+  let a2 = ta2;
+  if (row < 2) {
+    for (var j = lane; j < 10; j += 32) {
+      let j0 = j;
+      let s5 = ((div_(exp_(((mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]) - a0)), a2) - select(0f, 1f, (j0 == v0))) * 0.5f);
+      mem3[o5 + (i0 * 10 + j0)] = s5;
+    }
+  }
+  if (row < 2 && lane == 0) {
+    let s3 = a1;
+    let s4 = a2;
+    mem3[o3 + i0] = s3;
+    mem3[o4 + i0] = s4;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// without barriers, (1, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 207>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 3>;
@@ -430,31 +857,80 @@ fn k0(w: i32, lid: i32) {
   let o3 = at[0].w;
   let o4 = at[1].x;
   let o5 = at[1].y;
-  let row = w * 128 + lid;
+  let row = w * 32 + lid;
   let lane = 0;
   if (row >= 2) { return; }
   let i0 = row;
   var ta0 = (-bitcast<f32>(inf_bits));
-  {
-    for (var j = lane; j < 10; j += 1) {
-      let j0 = j;
-      let xa0 = (mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]);
-      ta0 = max(ta0, xa0);
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = (-bitcast<f32>(inf_bits));
+    {
+      for (var j = lane; j < 10; j += 32) {
+        let j0 = j;
+        let xa0 = (mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]);
+        ta0 = max(ta0, xa0);
+      }
     }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = max(a0_0, ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = max(a0_1, ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = max(a0_2, ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = max(a0_3, ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = max(a0_4, ta0);
   }
   let a0 = ta0;
   let v0 = min_i32(max_i32(mem2[o2 + i0], 0), 9);
   var ta1 = 0f;
   var ta2 = 0f;
-  {
-    for (var j = lane; j < 10; j += 1) {
-      let j0 = j;
-      let v1 = ((mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]) - a0);
-      let xa1 = select(0f, v1, (j0 == v0));
-      let xa2 = exp_(v1);
-      ta1 = (ta1 + xa1);
-      ta2 = (ta2 + xa2);
+  var a1_0 = ta1;
+  var a1_1 = ta1;
+  var a1_2 = ta1;
+  var a1_3 = ta1;
+  var a1_4 = ta1;
+  var a2_0 = ta2;
+  var a2_1 = ta2;
+  var a2_2 = ta2;
+  var a2_3 = ta2;
+  var a2_4 = ta2;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta1 = 0f;
+    ta2 = 0f;
+    {
+      for (var j = lane; j < 10; j += 32) {
+        let j0 = j;
+        let v1 = ((mem0[o0 + (i0 * 10 + j0)] + mem1[o1 + j0]) - a0);
+        let xa1 = select(0f, v1, (j0 == v0));
+        let xa2 = exp_(v1);
+        ta1 = (ta1 + xa1);
+        ta2 = (ta2 + xa2);
+      }
     }
+    if ((turn & 1) == 0) { a1_0 = ta1; a2_0 = ta2; continue; }
+    ta1 = (a1_0 + ta1);
+    ta2 = (a2_0 + ta2);
+    if ((turn & 2) == 0) { a1_1 = ta1; a2_1 = ta2; continue; }
+    ta1 = (a1_1 + ta1);
+    ta2 = (a2_1 + ta2);
+    if ((turn & 4) == 0) { a1_2 = ta1; a2_2 = ta2; continue; }
+    ta1 = (a1_2 + ta1);
+    ta2 = (a2_2 + ta2);
+    if ((turn & 8) == 0) { a1_3 = ta1; a2_3 = ta2; continue; }
+    ta1 = (a1_3 + ta1);
+    ta2 = (a2_3 + ta2);
+    if ((turn & 16) == 0) { a1_4 = ta1; a2_4 = ta2; continue; }
+    ta1 = (a1_4 + ta1);
+    ta2 = (a2_4 + ta2);
   }
   let a1 = ta1;
   let a2 = ta2;
@@ -472,7 +948,7 @@ fn k0(w: i32, lid: i32) {
     mem3[o4 + i0] = s4;
   }
 }
-@compute @workgroup_size(128)
+@compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
@@ -486,6 +962,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(4) var<storage, read> mem4: array<i32, 1>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+var<workgroup> sf: array<f32, 160>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn log_sum_(f: f32, e: f32) -> f32 {
@@ -539,19 +1016,24 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[0].w;
   let o1 = at[1].x;
   let o2 = at[1].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 24) { return; }
-  let m0 = (row / 12);
-  let n0 = row % 12;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 23);
+  let m0 = (r / 12);
+  let n0 = r % 12;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 10; j += 1) {
+    for (var j = lane; j < 10; j += 32) {
       let k0 = j;
       let xa0 = (mem0[o0 + (m0 * 10 + k0)] * mem2[o1 + (n0 * 10 + k0)]);
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 24 && lane == 0) {
     let s2 = a0;
@@ -610,9 +1092,165 @@ fn k3(w: i32, lid: i32) {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+  if (w >= 1 && w < 7) { k1(w - 1, i32(lid)); }
+  if (w >= 7 && w < 8) { k2(w - 7, i32(lid)); }
+  if (w >= 8 && w < 9) { k3(w - 8, i32(lid)); }
+}
+
+// without barriers, (7, 1)
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 449>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 207>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 207>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
+@group(0) @binding(4) var<storage, read> mem4: array<i32, 1>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+var<private> inf_bits: u32 = 0x7f800000u;
+var<private> nan_bits: u32 = 0x7fc00000u;
+fn log_sum_(f: f32, e: f32) -> f32 {
+  let z = f * f;
+  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
+  return f + y + e * 0.693359375;
+}
+fn log_special_(y: f32, x: f32, v: u32) -> f32 {
+  let u = bitcast<u32>(x);
+  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
+  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
+  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
+}
+fn log_(x: f32) -> f32 {
+  let u = bitcast<u32>(x);
+  let tiny = u < 0x800000u;  // of a denormal, 2^23 times it; 0 where the device flushes denormals
+  let v = select(u, bitcast<u32>(x * 8388608.0), tiny);
+  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
+  let low = m < 0.7071067811865476;
+  let e = f32(i32(v >> 23u) - select(126, 127, low) - select(0, 23, tiny));
+  return log_special_(log_sum_(select(m, m + m, low) - 1.0, e), x, v);
+}
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 120) { return; }
+  let m0 = (row / 10);
+  let n0 = row % 10;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let k0 = j;
+      let xa0 = (mem0[o0 + (m0 + k0 * 12)] * mem0[o1 + (n0 + k0 * 10)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 120 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + (m0 * 10 + n0)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 24) { return; }
+  let m0 = (row / 12);
+  let n0 = row % 12;
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 10; j += 32) {
+        let k0 = j;
+        let xa0 = (mem0[o0 + (m0 * 10 + k0)] * mem2[o1 + (n0 * 10 + k0)]);
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  if (row < 24 && lane == 0) {
+    let s2 = a0;
+    mem3[o2 + (m0 * 12 + n0)] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].z;
+  let o1 = at[1].w;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 10) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 10)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 10 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].x;
+  let o1 = at[2].y;
+  let o2 = at[2].z;
+  let o3 = at[2].w;
+  let o4 = at[3].x;
+  let o5 = at[3].y;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 2; j += 1) {
+      let j0 = j;
+      let xa0 = (log_(mem0[o0 + j0]) - mem0[o1 + j0]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 2f);
+  if (row < 1 && lane == 0) {
+    let s4 = v0;
+    let s5 = select(mem0[o3 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) | (!(mem4[o2 + 0] == 0))));
+    mem5[o4 + 0] = s4;
+    mem0[o5 + 0] = s5;
+  }
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 4) { k0(w - 0, i32(lid)); }
+  if (w >= 4 && w < 5) { k1(w - 4, i32(lid)); }
+  if (w >= 5 && w < 6) { k2(w - 5, i32(lid)); }
+  if (w >= 6 && w < 7) { k3(w - 6, i32(lid)); }
 }
 
 // 7: where
@@ -658,20 +1296,20 @@ fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
-  let b0 = (row / 32);
-  let m0 = (row / 16) % 2;
-  let n0 = (row / 4) % 4;
-  let n1 = row % 4;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 63);
+  let b0 = (r / 32);
+  let m0 = (r / 16) % 2;
+  let n0 = (r / 4) % 4;
+  let n1 = r % 4;
   let h0 = m0 * 9 + 8;
   let h1 = n1 + (-1);
   let h2 = n0 + (-1);
   let h4 = b0 * 48 + n0 * 4 + n1 + (-5);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 27; j += 1) {
+    for (var j = lane; j < 27; j += 32) {
       let k0 = (j / 9);
       let k1 = (j / 3) % 3;
       let k2 = j % 3;
@@ -680,6 +1318,11 @@ fn k0(w: i32, lid: i32) {
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
@@ -753,9 +1396,9 @@ fn k2(w: i32, lid: i32) {
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 15) { k1(w - 1, i32(lid)); }
-  if (w >= 15 && w < 16) { k2(w - 15, i32(lid)); }
+  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
+  if (w >= 16 && w < 30) { k1(w - 16, i32(lid)); }
+  if (w >= 30 && w < 31) { k2(w - 30, i32(lid)); }
 }
 
 // without barriers, (5, 1)
@@ -780,15 +1423,34 @@ fn k0(w: i32, lid: i32) {
   let h2 = n0 + (-1);
   let h4 = b0 * 48 + n0 * 4 + n1 + (-5);
   var ta0 = 0f;
-  {
-    for (var j = lane; j < 27; j += 1) {
-      let k0 = (j / 9);
-      let k1 = (j / 3) % 3;
-      let k2 = j % 3;
-      let g3 = ((h1 + k2) >= 0) & ((h1 + k2) < 4) & ((h2 + k1) >= 0) & ((h2 + k1) < 4);
-      let xa0 = (mem0[o0 + (h0 + k0 * 18 + k2 * (-1) + k1 * (-3))] * select(0.0, mem1[o1 + select(0, (h4 + k0 * 16 + k1 * 4 + k2), g3)], g3));
-      ta0 = (ta0 + xa0);
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 27; j += 32) {
+        let k0 = (j / 9);
+        let k1 = (j / 3) % 3;
+        let k2 = j % 3;
+        let g3 = ((h1 + k2) >= 0) & ((h1 + k2) < 4) & ((h2 + k1) >= 0) & ((h2 + k1) < 4);
+        let xa0 = (mem0[o0 + (h0 + k0 * 18 + k2 * (-1) + k1 * (-3))] * select(0.0, mem1[o1 + select(0, (h4 + k0 * 16 + k1 * 4 + k2), g3)], g3));
+        ta0 = (ta0 + xa0);
+      }
     }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {

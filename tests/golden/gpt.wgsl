@@ -1,12 +1,12 @@
-// 0: add+sum+sub+rsqrt+mul | add+div+maximum+nonfinite+where
+// 0: add+sum+sub+rsqrt+mul | add+div+maximum+nonfinite+where | div
 @group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32, 3>;
 @group(0) @binding(5) var<storage, read> mem5: array<f32, 7>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<i32, 1>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 6>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 7>;
 var<private> inf_bits: u32 = 0x7f800000u;
 var<private> nan_bits: u32 = 0x7fc00000u;
 fn div_(a: f32, b: f32) -> f32 {
@@ -159,17 +159,27 @@ fn k1(w: i32, lid: i32) {
   mem2[o11 + 0] = s11;
   mem2[o12 + 0] = s12;
 }
+fn k2(w: i32, lid: i32) {
+  let o0 = at[5].z;
+  let o1 = at[5].w;
+  let o2 = at[6].x;
+  let e = w * 128 + lid;
+  if (e >= 1) { return; }
+  let s2 = div_(1f, (-expm1_((f32(bitcast<u32>(mem1[o0 + 0])) * log1p_((-mem5[o1 + 0]))))));
+  mem2[o2 + 0] = s2;
+}
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
+  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
 }
 
 // 1: matmul+add | matmul+add | matmul+add | where
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read> mem3: array<i32, 1>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32, 3>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
@@ -226,7 +236,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 2: matmul | copy
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 3>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -274,7 +284,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 3: peak+exp+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 var<private> inf_bits: u32 = 0x7f800000u;
@@ -345,7 +355,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 4: matmul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1537>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1569>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -381,7 +391,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 5: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -422,7 +432,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 6: sum+sub+rsqrt+mul+add
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -481,7 +491,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 7: matmul+add+mul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn near_exp_(x: f32) -> f32 { return exp(x); }
@@ -534,7 +544,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 8: matmul+add
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -576,7 +586,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // without barriers, (2, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -633,7 +643,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 9: sum+sub+rsqrt+mul+add
 @group(0) @binding(0) var<storage, read_write> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -692,7 +702,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 10: matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
@@ -729,7 +739,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<i32, 17>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1537>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1569>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn min_f32(a: f32, b: f32) -> f32 {
@@ -817,7 +827,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 12: matmul+mul | matmul | sum | sum+div+where
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
@@ -957,12 +967,12 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
 }
 
-// 13: sum+mul | sum | sum
+// 13: sum | sum | sum+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1537>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -971,8 +981,51 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = (mem0[o0 + (i0 + j0 * 8)] * mem2[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + i0] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -982,67 +1035,24 @@ fn k0(w: i32, lid: i32) {
   {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let v0 = mem0[o0 + (i0 * 8 + j0)];
+      let v0 = mem3[o0 + (i0 * 8 + j0)];
       let xa0 = v0;
-      let xa1 = (v0 * mem1[o1 + (i0 * 8 + j0)]);
+      let xa1 = (v0 * mem2[o1 + (i0 * 8 + j0)]);
       ta0 = (ta0 + xa0);
       ta1 = (ta1 + xa1);
     }
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem2[o2 + i0];
+  let v1 = mem4[o2 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s3 = (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem1[o1 + (i0 * 8 + j0)] * v3)));
-      mem1[o3 + (i0 * 8 + j0)] = s3;
+      let s3 = (v1 * ((mem3[o0 + (i0 * 8 + j0)] - v2) - (mem2[o1 + (i0 * 8 + j0)] * v3)));
+      mem2[o3 + (i0 * 8 + j0)] = s3;
     }
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].x;
-  let o1 = at[1].y;
-  let o2 = at[1].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = (mem3[o0 + (i0 + j0 * 8)] * mem1[o1 + (i0 + j0 * 8)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s2 = a0;
-    mem4[o2 + i0] = s2;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[1].w;
-  let o1 = at[2].x;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = mem3[o0 + (i0 + j0 * 8)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem4[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1054,7 +1064,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 14: matmul+add | matmul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
@@ -1155,7 +1165,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 15: matmul+mul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 var<workgroup> sf: array<f32, 160>;
@@ -1246,7 +1256,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // without barriers, (11, 1)
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn k0(w: i32, lid: i32) {
@@ -1347,10 +1357,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 10 && w < 11) { k2(w - 10, i32(lid)); }
 }
 
-// 16: sum+add | sum | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+// 16: sum | sum | sum+add
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1359,9 +1369,52 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = (mem0[o0 + (i0 + j0 * 8)] * mem0[o1 + (i0 + j0 * 8)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    mem1[o2 + i0] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].y;
+  let o1 = at[1].z;
+  let o2 = at[1].w;
+  let o3 = at[2].x;
+  let o4 = at[2].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -1387,51 +1440,8 @@ fn k0(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
       let s4 = (mem0[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
-      mem1[o4 + (i0 * 8 + j0)] = s4;
+      mem2[o4 + (i0 * 8 + j0)] = s4;
     }
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = (mem0[o0 + (i0 + j0 * 8)] * mem0[o1 + (i0 + j0 * 8)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s2 = a0;
-    mem2[o2 + i0] = s2;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 8)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem2[o1 + i0] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1445,7 +1455,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 17: matmul | matmul | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
@@ -1527,7 +1537,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 18: matmul | matmul
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
@@ -1592,10 +1602,10 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 19: matmul | matmul | sum+mul | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1537>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
-@group(0) @binding(3) var<storage, read> mem3: array<f32, 1039>;
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1569>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read> mem4: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn less_equal_f32(a: f32, b: f32) -> bool {
@@ -1611,32 +1621,6 @@ fn k0(w: i32, lid: i32) {
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = (row / 2) % 4;
-  let n1 = row % 2;
-  let h0 = n0 * 8 + n1;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 4);
-      let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem1[o1 + (h0 + k0 * 32 + k1 * 2)]);
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 64 && lane == 0) {
-    let s2 = a0;
-    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
-  }
-}
-fn k1(w: i32, lid: i32) {
-  let o0 = at[0].w;
-  let o1 = at[1].x;
-  let o2 = at[1].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 64) { return; }
   let m0 = (row / 32);
   let m1 = (row / 8) % 4;
   let n0 = row % 8;
@@ -1646,14 +1630,40 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 2);
       let k1 = j % 2;
-      let xa0 = (mem1[o0 + (h0 + k0 * 8 + k1)] * mem3[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem1[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem0[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let o2 = at[1].y;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 64) { return; }
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let k0 = (j / 4);
+      let k1 = j % 4;
+      let xa0 = (mem2[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 64 && lane == 0) {
+    let s2 = a0;
+    mem3[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1671,7 +1681,7 @@ fn k2(w: i32, lid: i32) {
   {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let xa0 = select(0f, (mem1[o0 + (h1 + j0)] * mem4[o1 + (h1 + j0)]), less_equal_i32(j0, v0));
+      let xa0 = select(0f, (mem0[o0 + (h1 + j0)] * mem4[o1 + (h1 + j0)]), less_equal_i32(j0, v0));
       ta0 = (ta0 + xa0);
     }
   }
@@ -1679,8 +1689,8 @@ fn k2(w: i32, lid: i32) {
   if (row < 32) {
     for (var j = lane; j < 4; j += 1) {
       let j0 = j;
-      let s2 = (select(0f, (mem4[o1 + (h1 + j0)] * (mem1[o0 + (h1 + j0)] - a0)), less_equal_i32(j0, v0)) * 0.707106769f);
-      mem1[o2 + (h1 + j0)] = s2;
+      let s2 = (select(0f, (mem4[o1 + (h1 + j0)] * (mem0[o0 + (h1 + j0)] - a0)), less_equal_i32(j0, v0)) * 0.707106769f);
+      mem0[o2 + (h1 + j0)] = s2;
     }
   }
 }
@@ -1698,14 +1708,14 @@ fn k3(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      let xa0 = mem1[o0 + (h0 + j0 * 32 + j1 * 2)];
+      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + (i0 * 2 + i1)] = s1;
+    mem3[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1718,7 +1728,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 20: matmul | matmul
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read_write> mem1: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
@@ -1784,11 +1794,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 
 // 21: matmul | matmul | matmul | sum | sum
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32>;
-@group(0) @binding(4) var<storage, read> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1537>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1797,23 +1807,23 @@ fn k0(w: i32, lid: i32) {
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
-  let m0 = (row / 8);
-  let n0 = (row / 2) % 4;
-  let n1 = row % 2;
-  let h0 = n0 * 8 + n1;
+  let m0 = (row / 32);
+  let m1 = (row / 8) % 4;
+  let n0 = row % 8;
+  let h0 = m0 * 32 + m1 * 2;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 4);
-      let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem1[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let k0 = (j / 2);
+      let k1 = j % 2;
+      let xa0 = (mem0[o0 + (h0 + k0 * 8 + k1)] * mem1[o1 + (n0 * 8 + k0 * 2 + k1)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem2[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -1832,14 +1842,14 @@ fn k1(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let k0 = (j / 4);
       let k1 = j % 4;
-      let xa0 = (mem0[o0 + (m0 + k0 * 32 + k1 * 8)] * mem3[o1 + (h0 + k0 * 32 + k1 * 2)]);
+      let xa0 = (mem3[o0 + (m0 + k0 * 32 + k1 * 8)] * mem0[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem2[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
+    mem4[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k2(w: i32, lid: i32) {
@@ -1849,23 +1859,23 @@ fn k2(w: i32, lid: i32) {
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 64) { return; }
-  let m0 = (row / 32);
-  let m1 = (row / 8) % 4;
-  let n0 = row % 8;
-  let h0 = m0 * 32 + m1 * 2;
+  let m0 = (row / 8);
+  let n0 = (row / 2) % 4;
+  let n1 = row % 2;
+  let h0 = n0 * 8 + n1;
   var ta0 = 0f;
   {
     for (var j = lane; j < 8; j += 1) {
-      let k0 = (j / 2);
-      let k1 = j % 2;
-      let xa0 = (mem3[o0 + (h0 + k0 * 8 + k1)] * mem4[o1 + (n0 * 8 + k0 * 2 + k1)]);
+      let k0 = (j / 4);
+      let k1 = j % 4;
+      let xa0 = (mem3[o0 + (m0 + k0 * 32 + k1 * 8)] * mem5[o1 + (h0 + k0 * 32 + k1 * 2)]);
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 64 && lane == 0) {
     let s2 = a0;
-    mem5[o2 + (m0 * 32 + m1 * 8 + n0)] = s2;
+    mem4[o2 + (m0 * 8 + n0 * 2 + n1)] = s2;
   }
 }
 fn k3(w: i32, lid: i32) {
@@ -1882,14 +1892,14 @@ fn k3(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      let xa0 = mem1[o0 + (h0 + j0 * 32 + j1 * 2)];
+      let xa0 = mem0[o0 + (h0 + j0 * 32 + j1 * 2)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + (i0 * 2 + i1)] = s1;
+    mem4[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 fn k4(w: i32, lid: i32) {
@@ -1906,14 +1916,14 @@ fn k4(w: i32, lid: i32) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = (j / 4);
       let j1 = j % 4;
-      let xa0 = mem3[o0 + (h0 + j0 * 32 + j1 * 2)];
+      let xa0 = mem5[o0 + (h0 + j0 * 32 + j1 * 2)];
       ta0 = (ta0 + xa0);
     }
   }
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s1 = a0;
-    mem2[o1 + (i0 * 2 + i1)] = s1;
+    mem4[o1 + (i0 * 2 + i1)] = s1;
   }
 }
 @compute @workgroup_size(128)
@@ -1929,7 +1939,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 // 22: matmul+add+mul
 @group(0) @binding(0) var<storage, read> mem0: array<f32>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1537>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1569>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -1970,11 +1980,11 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
 }
 
-// 23: sum+add | sum | sum
-@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1537>;
-@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+// 23: sum | sum+add | sum
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 1569>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
 @group(0) @binding(2) var<storage, read> mem2: array<f32>;
-@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
@@ -1983,9 +1993,30 @@ fn div_(a: f32, b: f32) -> f32 {
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let o4 = at[1].x;
+  let row = w * 128 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 8; j += 1) {
+      let j0 = j;
+      let xa0 = mem0[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem1[o1 + i0] = s1;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].z;
+  let o1 = at[0].w;
+  let o2 = at[1].x;
+  let o3 = at[1].y;
+  let o4 = at[1].z;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -2004,21 +2035,21 @@ fn k0(w: i32, lid: i32) {
   }
   let a0 = ta0;
   let a1 = ta1;
-  let v1 = mem2[o3 + i0];
+  let v1 = mem3[o3 + i0];
   let v2 = div_(a0, 8f);
   let v3 = div_(a1, 8f);
   if (row < 8) {
     for (var j = lane; j < 8; j += 1) {
       let j0 = j;
-      let s4 = (mem1[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
+      let s4 = (mem2[o2 + (i0 * 8 + j0)] + (v1 * ((mem0[o0 + (i0 * 8 + j0)] - v2) - (mem0[o1 + (i0 * 8 + j0)] * v3))));
       mem0[o4 + (i0 * 8 + j0)] = s4;
     }
   }
 }
-fn k1(w: i32, lid: i32) {
-  let o0 = at[1].y;
-  let o1 = at[1].z;
-  let o2 = at[1].w;
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let o2 = at[2].y;
   let row = w * 128 + lid;
   let lane = 0;
   if (row >= 8) { return; }
@@ -2034,28 +2065,7 @@ fn k1(w: i32, lid: i32) {
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s2 = a0;
-    mem3[o2 + i0] = s2;
-  }
-}
-fn k2(w: i32, lid: i32) {
-  let o0 = at[2].x;
-  let o1 = at[2].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let i0 = row;
-  var ta0 = 0f;
-  {
-    for (var j = lane; j < 8; j += 1) {
-      let j0 = j;
-      let xa0 = mem0[o0 + (i0 + j0 * 8)];
-      ta0 = (ta0 + xa0);
-    }
-  }
-  let a0 = ta0;
-  if (row < 8 && lane == 0) {
-    let s1 = a0;
-    mem3[o1 + i0] = s1;
+    mem1[o2 + i0] = s2;
   }
 }
 @compute @workgroup_size(128)
@@ -2067,7 +2077,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 }
 
 // 24: scatter_add | sum
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1569>;
 @group(0) @binding(1) var<storage, read> mem1: array<i32, 17>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
@@ -2123,18 +2133,16 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 25: div+sum+minimum+mul+add+logical_not
-@group(0) @binding(0) var<storage, read> mem0: array<i32, 17>;
+// 25: sum+minimum+logical_not+mul+add+where | sum+minimum+logical_not+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 7>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1537>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<i32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 6>;
 var<workgroup> sf: array<f32, 136>;
-var<private> inf_bits: u32 = 0x7f800000u;
-var<private> nan_bits: u32 = 0x7fc00000u;
 fn min_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
   return select(min(a, b), a + b, nan);
@@ -2144,47 +2152,6 @@ fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
-}
-fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn scale_(x: f32, n: i32) -> f32 {
-  let half = n >> 1u;
-  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
-}
-fn exp_times_(x: f32, power: i32) -> f32 {  // e^x 2^power
-  let c = clamp(x, -105.0, 90.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = ((((0.0013820732 * r + 0.008368677) * r + 0.041668266) * r + 0.16666521) * r + 0.49999994) * r * r + r + 1.0;
-  return select(scale_(y, i32(n) + power), x, is_nan_(x));
-}
-fn exp_(x: f32) -> f32 { return exp_times_(x, 0); }
-fn expm1_(x: f32) -> f32 {
-  let c = clamp(x, -30.0, 80.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = ((((0.0013820732 * r + 0.008368677) * r + 0.041668266) * r + 0.16666521) * r + 0.49999994) * r * r + r;
-  let s = scale_(1.0, i32(n));
-  return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
-}
-fn log_sum_(f: f32, e: f32) -> f32 {
-  let z = f * f;
-  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
-  return f + y + e * 0.693359375;
-}
-fn log_special_(y: f32, x: f32, v: u32) -> f32 {
-  let u = bitcast<u32>(x);
-  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
-  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
-}
-fn log1p_(x: f32) -> f32 {
-  let s = 1.0 + x;
-  let v = bitcast<u32>(s);
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < 0.7071067811865476;
-  let e = i32(v >> 23u) - select(126, 127, low);
-  let y = log_sum_(select(select(m, m + m, low) - 1.0, x, e == 0), f32(e));
-  return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }
 fn less_f32(a: f32, b: f32) -> bool {
   let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
@@ -2210,75 +2177,36 @@ fn k0(w: i32, lid: i32) {
   let o14 = at[3].z;
   let o15 = at[3].w;
   let o16 = at[4].x;
-  let o17 = at[4].y;
-  let row = w * 1 + 0;
   let lane = lid;
-  let r = min(row, 0);
-  let j = lane;
-  let j_0 = min(j + 0, 1038);
-  let j0_0 = j_0;
-  let j_1 = min(j + 128, 1038);
-  let j0_1 = j_1;
-  let j_2 = min(j + 256, 1038);
-  let j0_2 = j_2;
-  let j_3 = min(j + 384, 1038);
-  let j0_3 = j_3;
-  let j_4 = min(j + 512, 1038);
-  let j0_4 = j_4;
-  let j_5 = min(j + 640, 1038);
-  let j0_5 = j_5;
-  let j_6 = min(j + 768, 1038);
-  let j0_6 = j_6;
-  let j_7 = min(j + 896, 1038);
-  let j0_7 = j_7;
-  let j_8 = min(j + 1024, 1038);
-  let j0_8 = j_8;
-  let v0_0 = mem1[o3 + 0];
+  let v0_0 = mem1[o1 + 0];
   var ta0 = 0f;
-  let v1_0 = (mem2[o2 + j0_0] * v0_0);
-  let xa0_0 = (v1_0 * v1_0);
-  let v2_1 = (mem2[o2 + j0_1] * v0_0);
-  let xa0_1 = (v2_1 * v2_1);
-  let v3_2 = (mem2[o2 + j0_2] * v0_0);
-  let xa0_2 = (v3_2 * v3_2);
-  let v4_3 = (mem2[o2 + j0_3] * v0_0);
-  let xa0_3 = (v4_3 * v4_3);
-  let v5_4 = (mem2[o2 + j0_4] * v0_0);
-  let xa0_4 = (v5_4 * v5_4);
-  let v6_5 = (mem2[o2 + j0_5] * v0_0);
-  let xa0_5 = (v6_5 * v6_5);
-  let v7_6 = (mem2[o2 + j0_6] * v0_0);
-  let xa0_6 = (v7_6 * v7_6);
-  let v8_7 = (mem2[o2 + j0_7] * v0_0);
-  let xa0_7 = (v8_7 * v8_7);
-  let v9_8 = (mem2[o2 + j0_8] * v0_0);
-  let xa0_8 = (v9_8 * v9_8);
-  if (j + 0 < 1039) {
-    ta0 = (ta0 + xa0_0);
-  }
-  if (j + 128 < 1039) {
-    ta0 = (ta0 + xa0_1);
-  }
-  if (j + 256 < 1039) {
-    ta0 = (ta0 + xa0_2);
-  }
-  if (j + 384 < 1039) {
-    ta0 = (ta0 + xa0_3);
-  }
-  if (j + 512 < 1039) {
-    ta0 = (ta0 + xa0_4);
-  }
-  if (j + 640 < 1039) {
-    ta0 = (ta0 + xa0_5);
-  }
-  if (j + 768 < 1039) {
-    ta0 = (ta0 + xa0_6);
-  }
-  if (j + 896 < 1039) {
-    ta0 = (ta0 + xa0_7);
-  }
-  if (j + 1024 < 1039) {
-    ta0 = (ta0 + xa0_8);
+  {
+    for (var j = lane; j < 1039; j += 512) {
+      let j_0 = min(j + 0, 1038);
+      let j0_0 = j_0;
+      let xa0_0 = ((mem0[o0 + j0_0] * v0_0) * (mem0[o0 + j0_0] * v0_0));
+      let j_1 = min(j + 128, 1038);
+      let j0_1 = j_1;
+      let xa0_1 = ((mem0[o0 + j0_1] * v0_0) * (mem0[o0 + j0_1] * v0_0));
+      let j_2 = min(j + 256, 1038);
+      let j0_2 = j_2;
+      let xa0_2 = ((mem0[o0 + j0_2] * v0_0) * (mem0[o0 + j0_2] * v0_0));
+      let j_3 = min(j + 384, 1038);
+      let j0_3 = j_3;
+      let xa0_3 = ((mem0[o0 + j0_3] * v0_0) * (mem0[o0 + j0_3] * v0_0));
+      if (j + 0 < 1039) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 128 < 1039) {
+        ta0 = (ta0 + xa0_1);
+      }
+      if (j + 256 < 1039) {
+        ta0 = (ta0 + xa0_2);
+      }
+      if (j + 384 < 1039) {
+        ta0 = (ta0 + xa0_3);
+      }
+    }
   }
   sf[lid] = ta0;
   workgroupBarrier();
@@ -2286,165 +2214,91 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
-  let v10_0 = (!((bitcast<u32>((a0 + mem5[o8 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v12_0 = min_f32(div_(1f, v0_0), div_(mem1[o4 + 0], (sqrt(a0) + (9.99999997e-07f * v0_0))));
-  let v14_0 = mem1[o6 + 0];
-  let v17_0 = mem1[o1 + 0];
-  let v20_0 = (-mem1[o10 + 0]);
-  let v21_0 = mem5[o11 + 0];
-  let v22_0 = div_(1f, (-expm1_((f32(bitcast<u32>(mem0[o0 + 0])) * log1p_((-v17_0))))));
-  let v23_0 = mem1[o12 + 0];
-  let v24_0 = mem1[o13 + 0];
-  if (row < 1) {
-    let v11_0 = mem3[o5 + j0_0];
-    let v13_0 = (v1_0 * v12_0);
-    let v15_0 = (v11_0 + ((v13_0 - v11_0) * v14_0));
-    let v16_0 = mem4[o7 + j0_0];
-    let v18_0 = (v16_0 + (((v13_0 * v13_0) - v16_0) * v17_0));
-    let v19_0 = mem6[o9 + j0_0];
-    let s15_0 = select(v11_0, v15_0, v10_0);
-    let s16_0 = select(v16_0, v18_0, v10_0);
-    let s17_0 = select(v19_0, (v19_0 + (v20_0 * (div_((v15_0 * v21_0), (sqrt((v18_0 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_0, 880)) * v19_0)))), v10_0);
-    let v25_1 = mem3[o5 + j0_1];
-    let v26_1 = (v2_1 * v12_0);
-    let v27_1 = (v25_1 + ((v26_1 - v25_1) * v14_0));
-    let v28_1 = mem4[o7 + j0_1];
-    let v29_1 = (v28_1 + (((v26_1 * v26_1) - v28_1) * v17_0));
-    let v30_1 = mem6[o9 + j0_1];
-    let s15_1 = select(v25_1, v27_1, v10_0);
-    let s16_1 = select(v28_1, v29_1, v10_0);
-    let s17_1 = select(v30_1, (v30_1 + (v20_0 * (div_((v27_1 * v21_0), (sqrt((v29_1 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_1, 880)) * v30_1)))), v10_0);
-    let v31_2 = mem3[o5 + j0_2];
-    let v32_2 = (v3_2 * v12_0);
-    let v33_2 = (v31_2 + ((v32_2 - v31_2) * v14_0));
-    let v34_2 = mem4[o7 + j0_2];
-    let v35_2 = (v34_2 + (((v32_2 * v32_2) - v34_2) * v17_0));
-    let v36_2 = mem6[o9 + j0_2];
-    let s15_2 = select(v31_2, v33_2, v10_0);
-    let s16_2 = select(v34_2, v35_2, v10_0);
-    let s17_2 = select(v36_2, (v36_2 + (v20_0 * (div_((v33_2 * v21_0), (sqrt((v35_2 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_2, 880)) * v36_2)))), v10_0);
-    let v37_3 = mem3[o5 + j0_3];
-    let v38_3 = (v4_3 * v12_0);
-    let v39_3 = (v37_3 + ((v38_3 - v37_3) * v14_0));
-    let v40_3 = mem4[o7 + j0_3];
-    let v41_3 = (v40_3 + (((v38_3 * v38_3) - v40_3) * v17_0));
-    let v42_3 = mem6[o9 + j0_3];
-    let s15_3 = select(v37_3, v39_3, v10_0);
-    let s16_3 = select(v40_3, v41_3, v10_0);
-    let s17_3 = select(v42_3, (v42_3 + (v20_0 * (div_((v39_3 * v21_0), (sqrt((v41_3 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_3, 880)) * v42_3)))), v10_0);
-    let v43_4 = mem3[o5 + j0_4];
-    let v44_4 = (v5_4 * v12_0);
-    let v45_4 = (v43_4 + ((v44_4 - v43_4) * v14_0));
-    let v46_4 = mem4[o7 + j0_4];
-    let v47_4 = (v46_4 + (((v44_4 * v44_4) - v46_4) * v17_0));
-    let v48_4 = mem6[o9 + j0_4];
-    let s15_4 = select(v43_4, v45_4, v10_0);
-    let s16_4 = select(v46_4, v47_4, v10_0);
-    let s17_4 = select(v48_4, (v48_4 + (v20_0 * (div_((v45_4 * v21_0), (sqrt((v47_4 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_4, 880)) * v48_4)))), v10_0);
-    let v49_5 = mem3[o5 + j0_5];
-    let v50_5 = (v6_5 * v12_0);
-    let v51_5 = (v49_5 + ((v50_5 - v49_5) * v14_0));
-    let v52_5 = mem4[o7 + j0_5];
-    let v53_5 = (v52_5 + (((v50_5 * v50_5) - v52_5) * v17_0));
-    let v54_5 = mem6[o9 + j0_5];
-    let s15_5 = select(v49_5, v51_5, v10_0);
-    let s16_5 = select(v52_5, v53_5, v10_0);
-    let s17_5 = select(v54_5, (v54_5 + (v20_0 * (div_((v51_5 * v21_0), (sqrt((v53_5 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_5, 880)) * v54_5)))), v10_0);
-    let v55_6 = mem3[o5 + j0_6];
-    let v56_6 = (v7_6 * v12_0);
-    let v57_6 = (v55_6 + ((v56_6 - v55_6) * v14_0));
-    let v58_6 = mem4[o7 + j0_6];
-    let v59_6 = (v58_6 + (((v56_6 * v56_6) - v58_6) * v17_0));
-    let v60_6 = mem6[o9 + j0_6];
-    let s15_6 = select(v55_6, v57_6, v10_0);
-    let s16_6 = select(v58_6, v59_6, v10_0);
-    let s17_6 = select(v60_6, (v60_6 + (v20_0 * (div_((v57_6 * v21_0), (sqrt((v59_6 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_6, 880)) * v60_6)))), v10_0);
-    let v61_7 = mem3[o5 + j0_7];
-    let v62_7 = (v8_7 * v12_0);
-    let v63_7 = (v61_7 + ((v62_7 - v61_7) * v14_0));
-    let v64_7 = mem4[o7 + j0_7];
-    let v65_7 = (v64_7 + (((v62_7 * v62_7) - v64_7) * v17_0));
-    let v66_7 = mem6[o9 + j0_7];
-    let s15_7 = select(v61_7, v63_7, v10_0);
-    let s16_7 = select(v64_7, v65_7, v10_0);
-    let s17_7 = select(v66_7, (v66_7 + (v20_0 * (div_((v63_7 * v21_0), (sqrt((v65_7 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_7, 880)) * v66_7)))), v10_0);
-    let v67_8 = mem3[o5 + j0_8];
-    let v68_8 = (v9_8 * v12_0);
-    let v69_8 = (v67_8 + ((v68_8 - v67_8) * v14_0));
-    let v70_8 = mem4[o7 + j0_8];
-    let v71_8 = (v70_8 + (((v68_8 * v68_8) - v70_8) * v17_0));
-    let v72_8 = mem6[o9 + j0_8];
-    let s15_8 = select(v67_8, v69_8, v10_0);
-    let s16_8 = select(v70_8, v71_8, v10_0);
-    let s17_8 = select(v72_8, (v72_8 + (v20_0 * (div_((v69_8 * v21_0), (sqrt((v71_8 * v22_0)) + v23_0)) + (select(0f, v24_0, less_i32(j0_8, 880)) * v72_8)))), v10_0);
-    if (j + 0 < 1039) {
-      mem3[o15 + j0_0] = s15_0;
-      mem4[o16 + j0_0] = s16_0;
-      mem6[o17 + j0_0] = s17_0;
-    }
-    if (j + 128 < 1039) {
-      mem3[o15 + j0_1] = s15_1;
-      mem4[o16 + j0_1] = s16_1;
-      mem6[o17 + j0_1] = s17_1;
-    }
-    if (j + 256 < 1039) {
-      mem3[o15 + j0_2] = s15_2;
-      mem4[o16 + j0_2] = s16_2;
-      mem6[o17 + j0_2] = s17_2;
-    }
-    if (j + 384 < 1039) {
-      mem3[o15 + j0_3] = s15_3;
-      mem4[o16 + j0_3] = s16_3;
-      mem6[o17 + j0_3] = s17_3;
-    }
-    if (j + 512 < 1039) {
-      mem3[o15 + j0_4] = s15_4;
-      mem4[o16 + j0_4] = s16_4;
-      mem6[o17 + j0_4] = s17_4;
-    }
-    if (j + 640 < 1039) {
-      mem3[o15 + j0_5] = s15_5;
-      mem4[o16 + j0_5] = s16_5;
-      mem6[o17 + j0_5] = s17_5;
-    }
-    if (j + 768 < 1039) {
-      mem3[o15 + j0_6] = s15_6;
-      mem4[o16 + j0_6] = s16_6;
-      mem6[o17 + j0_6] = s17_6;
-    }
-    if (j + 896 < 1039) {
-      mem3[o15 + j0_7] = s15_7;
-      mem4[o16 + j0_7] = s16_7;
-      mem6[o17 + j0_7] = s17_7;
-    }
-    if (j + 1024 < 1039) {
-      mem3[o15 + j0_8] = s15_8;
-      mem4[o16 + j0_8] = s16_8;
-      mem6[o17 + j0_8] = s17_8;
+  for (var e = w * 128 + lid; e < 1039; e += 1152) {
+    let i0 = e;
+    let v1 = (!((bitcast<u32>((a0 + mem2[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let v2 = mem3[o4 + i0];
+    let v3 = ((mem0[o0 + i0] * v0_0) * min_f32(div_(1f, v0_0), div_(mem1[o2 + 0], (sqrt(a0) + (9.99999997e-07f * v0_0)))));
+    let v4 = (v2 + ((v3 - v2) * mem1[o5 + 0]));
+    let v5 = mem4[o6 + i0];
+    let v6 = (v5 + (((v3 * v3) - v5) * mem1[o7 + 0]));
+    let v7 = mem5[o8 + i0];
+    let s14 = select(v2, v4, v1);
+    let s15 = select(v5, v6, v1);
+    let s16 = select(v7, (v7 + ((-mem1[o9 + 0]) * (div_((v4 * mem2[o10 + 0]), (sqrt((v6 * mem2[o11 + 0])) + mem1[o12 + 0])) + (select(0f, mem1[o13 + 0], less_i32(i0, 880)) * v7)))), v1);
+    mem3[o14 + i0] = s14;
+    mem4[o15 + i0] = s15;
+    mem5[o16 + i0] = s16;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[4].y;
+  let o1 = at[4].z;
+  let o2 = at[4].w;
+  let o3 = at[5].x;
+  let o4 = at[5].y;
+  let o5 = at[5].z;
+  let row = w * 1 + 0;
+  let lane = lid;
+  let r = min(row, 0);
+  let v0_0 = mem1[o1 + 0];
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 1039; j += 512) {
+      let j_0 = min(j + 0, 1038);
+      let j0_0 = j_0;
+      let xa0_0 = ((mem0[o0 + j0_0] * v0_0) * (mem0[o0 + j0_0] * v0_0));
+      let j_1 = min(j + 128, 1038);
+      let j0_1 = j_1;
+      let xa0_1 = ((mem0[o0 + j0_1] * v0_0) * (mem0[o0 + j0_1] * v0_0));
+      let j_2 = min(j + 256, 1038);
+      let j0_2 = j_2;
+      let xa0_2 = ((mem0[o0 + j0_2] * v0_0) * (mem0[o0 + j0_2] * v0_0));
+      let j_3 = min(j + 384, 1038);
+      let j0_3 = j_3;
+      let xa0_3 = ((mem0[o0 + j0_3] * v0_0) * (mem0[o0 + j0_3] * v0_0));
+      if (j + 0 < 1039) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 128 < 1039) {
+        ta0 = (ta0 + xa0_1);
+      }
+      if (j + 256 < 1039) {
+        ta0 = (ta0 + xa0_2);
+      }
+      if (j + 384 < 1039) {
+        ta0 = (ta0 + xa0_3);
+      }
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + 0 * 8 + lane] = ((((sf[lid] + sf[lid + 64]) + (sf[lid + 32] + sf[lid + 96])) + ((sf[lid + 16] + sf[lid + 80]) + (sf[lid + 48] + sf[lid + 112]))) + (((sf[lid + 8] + sf[lid + 72]) + (sf[lid + 40] + sf[lid + 104])) + ((sf[lid + 24] + sf[lid + 88]) + (sf[lid + 56] + sf[lid + 120])))); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
+  let a0 = ta0;
+  storageBarrier();
   if (row < 1 && lane == 0) {
-    let s14 = a0;
-    mem5[o14 + 0] = s14;
+    let s5 = select(0, (mem6[o4 + 0] + 1), ((bitcast<u32>((a0 + mem2[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem6[o5 + 0] = s5;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 9) { k0(w - 0, i32(lid)); }
+  if (w >= 9 && w < 10) { k1(w - 9, i32(lid)); }
 }
 
-// without barriers, (1, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<i32, 17>;
+// without barriers, (17, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
 @group(0) @binding(1) var<storage, read> mem1: array<f32, 7>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 1569>;
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1039>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
-@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1537>;
-@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1039>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 5>;
-var<private> inf_bits: u32 = 0x7f800000u;
-var<private> nan_bits: u32 = 0x7fc00000u;
+@group(0) @binding(5) var<storage, read_write> mem5: array<f32, 1039>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<i32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 6>;
 fn min_f32(a: f32, b: f32) -> f32 {
   let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
   return select(min(a, b), a + b, nan);
@@ -2454,47 +2308,6 @@ fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
-}
-fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
-fn scale_(x: f32, n: i32) -> f32 {
-  let half = n >> 1u;
-  return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);
-}
-fn exp_times_(x: f32, power: i32) -> f32 {  // e^x 2^power
-  let c = clamp(x, -105.0, 90.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = ((((0.0013820732 * r + 0.008368677) * r + 0.041668266) * r + 0.16666521) * r + 0.49999994) * r * r + r + 1.0;
-  return select(scale_(y, i32(n) + power), x, is_nan_(x));
-}
-fn exp_(x: f32) -> f32 { return exp_times_(x, 0); }
-fn expm1_(x: f32) -> f32 {
-  let c = clamp(x, -30.0, 80.0);
-  let n = round(c * 1.4426950408889634);
-  let r = c - n * 0.693359375 - n * (-0.00021219444);
-  let y = ((((0.0013820732 * r + 0.008368677) * r + 0.041668266) * r + 0.16666521) * r + 0.49999994) * r * r + r;
-  let s = scale_(1.0, i32(n));
-  return select(select(s * y + (s - 1.0), x, abs(x) < 1e-8), exp_(x), !(x < 80.0));
-}
-fn log_sum_(f: f32, e: f32) -> f32 {
-  let z = f * f;
-  let y = ((((((((0.070376836292 * f + -0.1151461031) * f + 0.1167699874) * f + -0.12420140846) * f + 0.14249322787) * f + -0.16668057665) * f + 0.20000714765) * f + -0.24999993993) * f + 0.33333331174) * f * z + e * (-0.00021219444) - 0.5 * z;
-  return f + y + e * 0.693359375;
-}
-fn log_special_(y: f32, x: f32, v: u32) -> f32 {
-  let u = bitcast<u32>(x);
-  let other = select(x, bitcast<f32>(nan_bits), u >> 31u == 1u);
-  let at_zero = select(other, -bitcast<f32>(inf_bits), (v << 1u) == 0u);
-  return select(y, at_zero, u - 1u >= 0x7f7fffffu || v == 0u);
-}
-fn log1p_(x: f32) -> f32 {
-  let s = 1.0 + x;
-  let v = bitcast<u32>(s);
-  let m = bitcast<f32>((v & 0x7fffffu) | 0x3f000000u);
-  let low = m < 0.7071067811865476;
-  let e = i32(v >> 23u) - select(126, 127, low);
-  let y = log_sum_(select(select(m, m + m, low) - 1.0, x, e == 0), f32(e));
-  return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }
 fn less_f32(a: f32, b: f32) -> bool {
   let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
@@ -2520,11 +2333,8 @@ fn k0(w: i32, lid: i32) {
   let o14 = at[3].z;
   let o15 = at[3].w;
   let o16 = at[4].x;
-  let o17 = at[4].y;
-  let row = w * 32 + lid;
   let lane = 0;
-  if (row >= 1) { return; }
-  let v0 = mem1[o3 + 0];
+  let v0 = mem1[o1 + 0];
   var ta0 = 0f;
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -2539,7 +2349,7 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 1039; j += 128) {
         let j0 = j;
-        let xa0 = ((mem2[o2 + j0] * v0) * (mem2[o2 + j0] * v0));
+        let xa0 = ((mem0[o0 + j0] * v0) * (mem0[o0 + j0] * v0));
         ta0 = (ta0 + xa0);
       }
     }
@@ -2559,59 +2369,76 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_6 + ta0);
   }
   let a0 = ta0;
-  let v1 = (!((bitcast<u32>((a0 + mem5[o8 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v3 = min_f32(div_(1f, v0), div_(mem1[o4 + 0], (sqrt(a0) + (9.99999997e-07f * v0))));
-  let v5 = mem1[o6 + 0];
-  let v8 = mem1[o1 + 0];
-  let v11 = (-mem1[o10 + 0]);
-  let v12 = mem5[o11 + 0];
-  let v13 = div_(1f, (-expm1_((f32(bitcast<u32>(mem0[o0 + 0])) * log1p_((-v8))))));
-  let v14 = mem1[o12 + 0];
-  let v15 = mem1[o13 + 0];
-  if (row < 1) {
-    for (var j = lane; j < 1039; j += 1) {
-      let j0 = j;
-      let v2 = mem3[o5 + j0];
-      let v4 = ((mem2[o2 + j0] * v0) * v3);
-      let v6 = (v2 + ((v4 - v2) * v5));
-      let v7 = mem4[o7 + j0];
-      let v9 = (v7 + (((v4 * v4) - v7) * v8));
-      let v10 = mem6[o9 + j0];
-      let s15 = select(v2, v6, v1);
-      let s16 = select(v7, v9, v1);
-      let s17 = select(v10, (v10 + (v11 * (div_((v6 * v12), (sqrt((v9 * v13)) + v14)) + (select(0f, v15, less_i32(j0, 880)) * v10)))), v1);
-      mem3[o15 + j0] = s15;
-      mem4[o16 + j0] = s16;
-      mem6[o17 + j0] = s17;
-    }
+  for (var e = w * 32 + lid; e < 1039; e += 512) {
+    let i0 = e;
+    let v1 = (!((bitcast<u32>((a0 + mem2[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let v2 = mem3[o4 + i0];
+    let v3 = ((mem0[o0 + i0] * v0) * min_f32(div_(1f, v0), div_(mem1[o2 + 0], (sqrt(a0) + (9.99999997e-07f * v0)))));
+    let v4 = (v2 + ((v3 - v2) * mem1[o5 + 0]));
+    let v5 = mem4[o6 + i0];
+    let v6 = (v5 + (((v3 * v3) - v5) * mem1[o7 + 0]));
+    let v7 = mem5[o8 + i0];
+    let s14 = select(v2, v4, v1);
+    let s15 = select(v5, v6, v1);
+    let s16 = select(v7, (v7 + ((-mem1[o9 + 0]) * (div_((v4 * mem2[o10 + 0]), (sqrt((v6 * mem2[o11 + 0])) + mem1[o12 + 0])) + (select(0f, mem1[o13 + 0], less_i32(i0, 880)) * v7)))), v1);
+    mem3[o14 + i0] = s14;
+    mem4[o15 + i0] = s15;
+    mem5[o16 + i0] = s16;
   }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[4].y;
+  let o1 = at[4].z;
+  let o2 = at[4].w;
+  let o3 = at[5].x;
+  let o4 = at[5].y;
+  let o5 = at[5].z;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  let v0 = mem1[o1 + 0];
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  var a0_5 = ta0;
+  var a0_6 = ta0;
+  for (var turn = 0; turn < 128; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 25u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 1039; j += 128) {
+        let j0 = j;
+        let xa0 = ((mem0[o0 + j0] * v0) * (mem0[o0 + j0] * v0));
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+    if ((turn & 32) == 0) { a0_5 = ta0; continue; }
+    ta0 = (a0_5 + ta0);
+    if ((turn & 64) == 0) { a0_6 = ta0; continue; }
+    ta0 = (a0_6 + ta0);
+  }
+  let a0 = ta0;
   if (row < 1 && lane == 0) {
-    let s14 = a0;
-    mem5[o14 + 0] = s14;
+    let s5 = select(0, (mem6[o4 + 0] + 1), ((bitcast<u32>((a0 + mem2[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem6[o5 + 0] = s5;
   }
 }
 @compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-}
-
-// 26: where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 1537>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<i32, 1>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 1>;
-fn k0(w: i32, lid: i32) {
-  let o0 = at[0].x;
-  let o1 = at[0].y;
-  let o2 = at[0].z;
-  let o3 = at[0].w;
-  let e = w * 128 + lid;
-  if (e >= 1) { return; }
-  let s3 = select(0, (mem1[o2 + 0] + 1), ((bitcast<u32>((mem0[o0 + 0] + mem0[o1 + 0])) & 0x7f800000u) == 0x7f800000u));
-  mem1[o3 + 0] = s3;
-}
-@compute @workgroup_size(128)
-fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  let w = i32(wid.x + wid.y * 32768u) + at[5].w;
+  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
+  if (w >= 16 && w < 17) { k1(w - 16, i32(lid)); }
 }

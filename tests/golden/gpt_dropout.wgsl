@@ -2104,14 +2104,14 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
   if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
 }
 
-// 25: add+sum+where
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 3>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+// 25: sum+add+where | sum+where
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 3>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32, 1505>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 var<workgroup> sf: array<f32, 136>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
@@ -2123,76 +2123,36 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let o7 = at[1].w;
   let o8 = at[2].x;
-  let o9 = at[2].y;
-  let o10 = at[2].z;
-  let row = w * 1 + 0;
   let lane = lid;
-  let r = min(row, 0);
-  let j = lane;
-  let j_0 = min(j + 0, 1038);
-  let j0_0 = j_0;
-  let j_1 = min(j + 128, 1038);
-  let j0_1 = j_1;
-  let j_2 = min(j + 256, 1038);
-  let j0_2 = j_2;
-  let j_3 = min(j + 384, 1038);
-  let j0_3 = j_3;
-  let j_4 = min(j + 512, 1038);
-  let j0_4 = j_4;
-  let j_5 = min(j + 640, 1038);
-  let j0_5 = j_5;
-  let j_6 = min(j + 768, 1038);
-  let j0_6 = j_6;
-  let j_7 = min(j + 896, 1038);
-  let j0_7 = j_7;
-  let j_8 = min(j + 1024, 1038);
-  let j0_8 = j_8;
-  let v1_0 = mem0[o3 + 0];
+  let v0_0 = mem1[o1 + 0];
   var ta0 = 0f;
-  let v0_0 = mem2[o2 + j0_0];
-  let xa0_0 = ((v0_0 * v1_0) * (v0_0 * v1_0));
-  let v2_1 = mem2[o2 + j0_1];
-  let xa0_1 = ((v2_1 * v1_0) * (v2_1 * v1_0));
-  let v3_2 = mem2[o2 + j0_2];
-  let xa0_2 = ((v3_2 * v1_0) * (v3_2 * v1_0));
-  let v4_3 = mem2[o2 + j0_3];
-  let xa0_3 = ((v4_3 * v1_0) * (v4_3 * v1_0));
-  let v5_4 = mem2[o2 + j0_4];
-  let xa0_4 = ((v5_4 * v1_0) * (v5_4 * v1_0));
-  let v6_5 = mem2[o2 + j0_5];
-  let xa0_5 = ((v6_5 * v1_0) * (v6_5 * v1_0));
-  let v7_6 = mem2[o2 + j0_6];
-  let xa0_6 = ((v7_6 * v1_0) * (v7_6 * v1_0));
-  let v8_7 = mem2[o2 + j0_7];
-  let xa0_7 = ((v8_7 * v1_0) * (v8_7 * v1_0));
-  let v9_8 = mem2[o2 + j0_8];
-  let xa0_8 = ((v9_8 * v1_0) * (v9_8 * v1_0));
-  if (j + 0 < 1039) {
-    ta0 = (ta0 + xa0_0);
-  }
-  if (j + 128 < 1039) {
-    ta0 = (ta0 + xa0_1);
-  }
-  if (j + 256 < 1039) {
-    ta0 = (ta0 + xa0_2);
-  }
-  if (j + 384 < 1039) {
-    ta0 = (ta0 + xa0_3);
-  }
-  if (j + 512 < 1039) {
-    ta0 = (ta0 + xa0_4);
-  }
-  if (j + 640 < 1039) {
-    ta0 = (ta0 + xa0_5);
-  }
-  if (j + 768 < 1039) {
-    ta0 = (ta0 + xa0_6);
-  }
-  if (j + 896 < 1039) {
-    ta0 = (ta0 + xa0_7);
-  }
-  if (j + 1024 < 1039) {
-    ta0 = (ta0 + xa0_8);
+  {
+    for (var j = lane; j < 1039; j += 512) {
+      let j_0 = min(j + 0, 1038);
+      let j0_0 = j_0;
+      let xa0_0 = ((mem0[o0 + j0_0] * v0_0) * (mem0[o0 + j0_0] * v0_0));
+      let j_1 = min(j + 128, 1038);
+      let j0_1 = j_1;
+      let xa0_1 = ((mem0[o0 + j0_1] * v0_0) * (mem0[o0 + j0_1] * v0_0));
+      let j_2 = min(j + 256, 1038);
+      let j0_2 = j_2;
+      let xa0_2 = ((mem0[o0 + j0_2] * v0_0) * (mem0[o0 + j0_2] * v0_0));
+      let j_3 = min(j + 384, 1038);
+      let j0_3 = j_3;
+      let xa0_3 = ((mem0[o0 + j0_3] * v0_0) * (mem0[o0 + j0_3] * v0_0));
+      if (j + 0 < 1039) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 128 < 1039) {
+        ta0 = (ta0 + xa0_1);
+      }
+      if (j + 256 < 1039) {
+        ta0 = (ta0 + xa0_2);
+      }
+      if (j + 384 < 1039) {
+        ta0 = (ta0 + xa0_3);
+      }
+    }
   }
   sf[lid] = ta0;
   workgroupBarrier();
@@ -2200,114 +2160,85 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
-  let v10_0 = ((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u);
-  let v11_0 = (!v10_0);
-  let v12_0 = mem0[o0 + 0];
-  let v13_0 = (v12_0 == 0f);
-  let v17_0 = (-mem0[o6 + 0]);
-  if (row < 1) {
-    let v14_0 = mem1[o1 + j0_0];
-    let v15_0 = ((v12_0 * v14_0) + v0_0);
-    let v16_0 = mem4[o5 + j0_0];
-    let s8_0 = select(v14_0, select(v15_0, v14_0, v13_0), v11_0);
-    let s9_0 = select(v16_0, (v16_0 + (v17_0 * v15_0)), v11_0);
-    let v18_1 = mem1[o1 + j0_1];
-    let v19_1 = ((v12_0 * v18_1) + v2_1);
-    let v20_1 = mem4[o5 + j0_1];
-    let s8_1 = select(v18_1, select(v19_1, v18_1, v13_0), v11_0);
-    let s9_1 = select(v20_1, (v20_1 + (v17_0 * v19_1)), v11_0);
-    let v21_2 = mem1[o1 + j0_2];
-    let v22_2 = ((v12_0 * v21_2) + v3_2);
-    let v23_2 = mem4[o5 + j0_2];
-    let s8_2 = select(v21_2, select(v22_2, v21_2, v13_0), v11_0);
-    let s9_2 = select(v23_2, (v23_2 + (v17_0 * v22_2)), v11_0);
-    let v24_3 = mem1[o1 + j0_3];
-    let v25_3 = ((v12_0 * v24_3) + v4_3);
-    let v26_3 = mem4[o5 + j0_3];
-    let s8_3 = select(v24_3, select(v25_3, v24_3, v13_0), v11_0);
-    let s9_3 = select(v26_3, (v26_3 + (v17_0 * v25_3)), v11_0);
-    let v27_4 = mem1[o1 + j0_4];
-    let v28_4 = ((v12_0 * v27_4) + v5_4);
-    let v29_4 = mem4[o5 + j0_4];
-    let s8_4 = select(v27_4, select(v28_4, v27_4, v13_0), v11_0);
-    let s9_4 = select(v29_4, (v29_4 + (v17_0 * v28_4)), v11_0);
-    let v30_5 = mem1[o1 + j0_5];
-    let v31_5 = ((v12_0 * v30_5) + v6_5);
-    let v32_5 = mem4[o5 + j0_5];
-    let s8_5 = select(v30_5, select(v31_5, v30_5, v13_0), v11_0);
-    let s9_5 = select(v32_5, (v32_5 + (v17_0 * v31_5)), v11_0);
-    let v33_6 = mem1[o1 + j0_6];
-    let v34_6 = ((v12_0 * v33_6) + v7_6);
-    let v35_6 = mem4[o5 + j0_6];
-    let s8_6 = select(v33_6, select(v34_6, v33_6, v13_0), v11_0);
-    let s9_6 = select(v35_6, (v35_6 + (v17_0 * v34_6)), v11_0);
-    let v36_7 = mem1[o1 + j0_7];
-    let v37_7 = ((v12_0 * v36_7) + v8_7);
-    let v38_7 = mem4[o5 + j0_7];
-    let s8_7 = select(v36_7, select(v37_7, v36_7, v13_0), v11_0);
-    let s9_7 = select(v38_7, (v38_7 + (v17_0 * v37_7)), v11_0);
-    let v39_8 = mem1[o1 + j0_8];
-    let v40_8 = ((v12_0 * v39_8) + v9_8);
-    let v41_8 = mem4[o5 + j0_8];
-    let s8_8 = select(v39_8, select(v40_8, v39_8, v13_0), v11_0);
-    let s9_8 = select(v41_8, (v41_8 + (v17_0 * v40_8)), v11_0);
-    if (j + 0 < 1039) {
-      mem1[o8 + j0_0] = s8_0;
-      mem4[o9 + j0_0] = s9_0;
-    }
-    if (j + 128 < 1039) {
-      mem1[o8 + j0_1] = s8_1;
-      mem4[o9 + j0_1] = s9_1;
-    }
-    if (j + 256 < 1039) {
-      mem1[o8 + j0_2] = s8_2;
-      mem4[o9 + j0_2] = s9_2;
-    }
-    if (j + 384 < 1039) {
-      mem1[o8 + j0_3] = s8_3;
-      mem4[o9 + j0_3] = s9_3;
-    }
-    if (j + 512 < 1039) {
-      mem1[o8 + j0_4] = s8_4;
-      mem4[o9 + j0_4] = s9_4;
-    }
-    if (j + 640 < 1039) {
-      mem1[o8 + j0_5] = s8_5;
-      mem4[o9 + j0_5] = s9_5;
-    }
-    if (j + 768 < 1039) {
-      mem1[o8 + j0_6] = s8_6;
-      mem4[o9 + j0_6] = s9_6;
-    }
-    if (j + 896 < 1039) {
-      mem1[o8 + j0_7] = s8_7;
-      mem4[o9 + j0_7] = s9_7;
-    }
-    if (j + 1024 < 1039) {
-      mem1[o8 + j0_8] = s8_8;
-      mem4[o9 + j0_8] = s9_8;
+  for (var e = w * 128 + lid; e < 1039; e += 1152) {
+    let i0 = e;
+    let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let v2 = mem1[o2 + 0];
+    let v3 = mem2[o3 + i0];
+    let v4 = ((v2 * v3) + mem0[o0 + i0]);
+    let v5 = mem4[o5 + i0];
+    let s7 = select(v3, select(v4, v3, (v2 == 0f)), v1);
+    let s8 = select(v5, (v5 + ((-mem1[o6 + 0]) * v4)), v1);
+    mem2[o7 + i0] = s7;
+    mem4[o8 + i0] = s8;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
+  let o2 = at[2].w;
+  let o3 = at[3].x;
+  let o4 = at[3].y;
+  let row = w * 1 + 0;
+  let lane = lid;
+  let r = min(row, 0);
+  let v0_0 = mem1[o1 + 0];
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 1039; j += 512) {
+      let j_0 = min(j + 0, 1038);
+      let j0_0 = j_0;
+      let xa0_0 = ((mem0[o0 + j0_0] * v0_0) * (mem0[o0 + j0_0] * v0_0));
+      let j_1 = min(j + 128, 1038);
+      let j0_1 = j_1;
+      let xa0_1 = ((mem0[o0 + j0_1] * v0_0) * (mem0[o0 + j0_1] * v0_0));
+      let j_2 = min(j + 256, 1038);
+      let j0_2 = j_2;
+      let xa0_2 = ((mem0[o0 + j0_2] * v0_0) * (mem0[o0 + j0_2] * v0_0));
+      let j_3 = min(j + 384, 1038);
+      let j0_3 = j_3;
+      let xa0_3 = ((mem0[o0 + j0_3] * v0_0) * (mem0[o0 + j0_3] * v0_0));
+      if (j + 0 < 1039) {
+        ta0 = (ta0 + xa0_0);
+      }
+      if (j + 128 < 1039) {
+        ta0 = (ta0 + xa0_1);
+      }
+      if (j + 256 < 1039) {
+        ta0 = (ta0 + xa0_2);
+      }
+      if (j + 384 < 1039) {
+        ta0 = (ta0 + xa0_3);
+      }
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + 0 * 8 + lane] = ((((sf[lid] + sf[lid + 64]) + (sf[lid + 32] + sf[lid + 96])) + ((sf[lid + 16] + sf[lid + 80]) + (sf[lid + 48] + sf[lid + 112]))) + (((sf[lid + 8] + sf[lid + 72]) + (sf[lid + 40] + sf[lid + 104])) + ((sf[lid + 24] + sf[lid + 88]) + (sf[lid + 56] + sf[lid + 120])))); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
+  let a0 = ta0;
   storageBarrier();
   if (row < 1 && lane == 0) {
-    let s10 = select(0, (mem5[o7 + 0] + 1), v10_0);
-    mem5[o10 + 0] = s10;
+    let s4 = select(0, (mem5[o3 + 0] + 1), ((bitcast<u32>((a0 + mem3[o2 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o4 + 0] = s4;
   }
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  if (w >= 0 && w < 9) { k0(w - 0, i32(lid)); }
+  if (w >= 9 && w < 10) { k1(w - 9, i32(lid)); }
 }
 
-// without barriers, (1, 1)
-@group(0) @binding(0) var<storage, read> mem0: array<f32, 3>;
-@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 1039>;
-@group(0) @binding(2) var<storage, read> mem2: array<f32, 1039>;
+// without barriers, (17, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 1039>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 3>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 1039>;
 @group(0) @binding(3) var<storage, read> mem3: array<f32, 1505>;
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 1039>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
-@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -2318,12 +2249,8 @@ fn k0(w: i32, lid: i32) {
   let o6 = at[1].z;
   let o7 = at[1].w;
   let o8 = at[2].x;
-  let o9 = at[2].y;
-  let o10 = at[2].z;
-  let row = w * 32 + lid;
   let lane = 0;
-  if (row >= 1) { return; }
-  let v0 = mem0[o3 + 0];
+  let v0 = mem1[o1 + 0];
   var ta0 = 0f;
   var a0_0 = ta0;
   var a0_1 = ta0;
@@ -2338,7 +2265,7 @@ fn k0(w: i32, lid: i32) {
     {
       for (var j = lane; j < 1039; j += 128) {
         let j0 = j;
-        let xa0 = ((mem2[o2 + j0] * v0) * (mem2[o2 + j0] * v0));
+        let xa0 = ((mem0[o0 + j0] * v0) * (mem0[o0 + j0] * v0));
         ta0 = (ta0 + xa0);
       }
     }
@@ -2358,29 +2285,71 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_6 + ta0);
   }
   let a0 = ta0;
-  let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
-  let v2 = mem0[o0 + 0];
-  let v3 = (v2 == 0f);
-  let v7 = (-mem0[o6 + 0]);
-  if (row < 1) {
-    for (var j = lane; j < 1039; j += 1) {
-      let j0 = j;
-      let v4 = mem1[o1 + j0];
-      let v5 = ((v2 * v4) + mem2[o2 + j0]);
-      let v6 = mem4[o5 + j0];
-      let s8 = select(v4, select(v5, v4, v3), v1);
-      let s9 = select(v6, (v6 + (v7 * v5)), v1);
-      mem1[o8 + j0] = s8;
-      mem4[o9 + j0] = s9;
-    }
+  for (var e = w * 32 + lid; e < 1039; e += 512) {
+    let i0 = e;
+    let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let v2 = mem1[o2 + 0];
+    let v3 = mem2[o3 + i0];
+    let v4 = ((v2 * v3) + mem0[o0 + i0]);
+    let v5 = mem4[o5 + i0];
+    let s7 = select(v3, select(v4, v3, (v2 == 0f)), v1);
+    let s8 = select(v5, (v5 + ((-mem1[o6 + 0]) * v4)), v1);
+    mem2[o7 + i0] = s7;
+    mem4[o8 + i0] = s8;
   }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
+  let o2 = at[2].w;
+  let o3 = at[3].x;
+  let o4 = at[3].y;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  let v0 = mem1[o1 + 0];
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  var a0_5 = ta0;
+  var a0_6 = ta0;
+  for (var turn = 0; turn < 128; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 25u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 1039; j += 128) {
+        let j0 = j;
+        let xa0 = ((mem0[o0 + j0] * v0) * (mem0[o0 + j0] * v0));
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+    if ((turn & 32) == 0) { a0_5 = ta0; continue; }
+    ta0 = (a0_5 + ta0);
+    if ((turn & 64) == 0) { a0_6 = ta0; continue; }
+    ta0 = (a0_6 + ta0);
+  }
+  let a0 = ta0;
   if (row < 1 && lane == 0) {
-    let s10 = select(0, (mem5[o7 + 0] + 1), ((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
-    mem5[o10 + 0] = s10;
+    let s4 = select(0, (mem5[o3 + 0] + 1), ((bitcast<u32>((a0 + mem3[o2 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o4 + 0] = s4;
   }
 }
 @compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
-  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+  let w = i32(wid.x + wid.y * 32768u) + at[3].z;
+  if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
+  if (w >= 16 && w < 17) { k1(w - 16, i32(lid)); }
 }

@@ -260,6 +260,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(5) var<storage, read> mem5: array<f32>;
 @group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+var<workgroup> sf: array<f32, 160>;
 var<private> inf_bits: u32 = 0x7f800000u;
 fn less_f32(a: f32, b: f32) -> bool {
   let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
@@ -300,19 +301,24 @@ fn k1(w: i32, lid: i32) {
   let o0 = at[1].x;
   let o1 = at[1].y;
   let o2 = at[1].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let m0 = row;
-  let n0 = row % 1;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 7);
+  let m0 = r;
+  let n0 = r % 1;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 16; j += 1) {
+    for (var j = lane; j < 16; j += 32) {
       let k0 = j;
       let xa0 = (mem2[o0 + (m0 + k0 * 8)] * (0.0625f * (2f * mem0[o1 + k0])));
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s2 = a0;
@@ -322,17 +328,22 @@ fn k1(w: i32, lid: i32) {
 fn k2(w: i32, lid: i32) {
   let o0 = at[1].w;
   let o1 = at[2].x;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 1) { return; }
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 0);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 16; j += 1) {
+    for (var j = lane; j < 16; j += 32) {
       let j0 = j;
       let xa0 = (0.0625f * (2f * mem0[o0 + j0]));
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 1 && lane == 0) {
     let s1 = a0;
@@ -345,17 +356,22 @@ fn k3(w: i32, lid: i32) {
   let o2 = at[2].w;
   let o3 = at[3].x;
   let o4 = at[3].y;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 1) { return; }
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 0);
   var ta0 = 0f;
   {
-    for (var j = lane; j < 16; j += 1) {
+    for (var j = lane; j < 16; j += 32) {
       let j0 = j;
       let xa0 = (mem0[o0 + j0] * mem0[o0 + j0]);
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   let v0 = div_(a0, 16f);
   if (row < 1 && lane == 0) {
@@ -369,9 +385,189 @@ fn k3(w: i32, lid: i32) {
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
-  if (w >= 1 && w < 2) { k1(w - 1, i32(lid)); }
-  if (w >= 2 && w < 3) { k2(w - 2, i32(lid)); }
-  if (w >= 3 && w < 4) { k3(w - 3, i32(lid)); }
+  if (w >= 1 && w < 3) { k1(w - 1, i32(lid)); }
+  if (w >= 3 && w < 4) { k2(w - 3, i32(lid)); }
+  if (w >= 4 && w < 5) { k3(w - 4, i32(lid)); }
+}
+
+// without barriers, (7, 1)
+@group(0) @binding(0) var<storage, read_write> mem0: array<f32, 321>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32, 97>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32>;
+@group(0) @binding(3) var<storage, read_write> mem3: array<f32, 97>;
+@group(0) @binding(4) var<storage, read> mem4: array<i32, 1>;
+@group(0) @binding(5) var<storage, read> mem5: array<f32>;
+@group(0) @binding(6) var<storage, read_write> mem6: array<f32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 4>;
+var<private> inf_bits: u32 = 0x7f800000u;
+fn less_f32(a: f32, b: f32) -> bool {
+  let largest = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu);
+  return a < b && largest <= 0x7f800000u;
+}
+fn less_i32(a: i32, b: i32) -> bool { return a < b; }
+fn less_u32(a: u32, b: u32) -> bool { return a < b; }
+fn div_(a: f32, b: f32) -> f32 {
+  let s = select(1.0, 0.0625, abs(b) > 8.5e37);
+  return (a * s) / (b * s);
+}
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 128) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  let v0 = ((0.0625f * (2f * mem0[o0 + m0])) * mem1[o1 + n0]);
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 1; j += 1) {
+      let k0 = j;
+      let xa0 = v0;
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 128 && lane == 0) {
+    let s3 = select(0f, a0, less_f32(0f, mem2[o2 + (m0 * 8 + n0)]));
+    mem0[o3 + (m0 * 8 + n0)] = s3;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[1].x;
+  let o1 = at[1].y;
+  let o2 = at[1].z;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let m0 = row;
+  let n0 = row % 1;
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 16; j += 32) {
+        let k0 = j;
+        let xa0 = (mem2[o0 + (m0 + k0 * 8)] * (0.0625f * (2f * mem0[o1 + k0])));
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    mem3[o2 + m0] = s2;
+  }
+}
+fn k2(w: i32, lid: i32) {
+  let o0 = at[1].w;
+  let o1 = at[2].x;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 16; j += 32) {
+        let j0 = j;
+        let xa0 = (0.0625f * (2f * mem0[o0 + j0]));
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  if (row < 1 && lane == 0) {
+    let s1 = a0;
+    mem3[o1 + 0] = s1;
+  }
+}
+fn k3(w: i32, lid: i32) {
+  let o0 = at[2].y;
+  let o1 = at[2].z;
+  let o2 = at[2].w;
+  let o3 = at[3].x;
+  let o4 = at[3].y;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 16; j += 32) {
+        let j0 = j;
+        let xa0 = (mem0[o0 + j0] * mem0[o0 + j0]);
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  let v0 = div_(a0, 16f);
+  if (row < 1 && lane == 0) {
+    let s3 = v0;
+    let s4 = select(mem5[o2 + 0], bitcast<f32>(inf_bits), (((bitcast<u32>(v0) & 0x7f800000u) == 0x7f800000u) | (!(mem4[o1 + 0] == 0))));
+    mem6[o3 + 0] = s3;
+    mem0[o4 + 0] = s4;
+  }
+}
+@compute @workgroup_size(32)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 4) { k0(w - 0, i32(lid)); }
+  if (w >= 4 && w < 5) { k1(w - 4, i32(lid)); }
+  if (w >= 5 && w < 6) { k2(w - 5, i32(lid)); }
+  if (w >= 6 && w < 7) { k3(w - 6, i32(lid)); }
 }
 
 // 4: matmul | matmul+where | sum
@@ -467,23 +663,29 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(1) var<storage, read> mem1: array<f32>;
 @group(0) @binding(2) var<storage, read_write> mem2: array<f32, 97>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
   let o2 = at[0].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 8) { return; }
-  let m0 = (row / 8);
-  let n0 = row % 8;
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 7);
+  let m0 = (r / 8);
+  let n0 = r % 8;
   var ta0 = 0f;
   {
-    for (var j = lane; j < 16; j += 1) {
+    for (var j = lane; j < 16; j += 32) {
       let k0 = j;
       let xa0 = (mem0[o0 + k0] * mem1[o1 + (n0 + k0 * 8)]);
       ta0 = (ta0 + xa0);
     }
   }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
   let a0 = ta0;
   if (row < 8 && lane == 0) {
     let s2 = a0;
@@ -512,6 +714,81 @@ fn k1(w: i32, lid: i32) {
   }
 }
 @compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 2) { k0(w - 0, i32(lid)); }
+  if (w >= 2 && w < 3) { k1(w - 2, i32(lid)); }
+}
+
+// without barriers, (2, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 39>;
+@group(0) @binding(1) var<storage, read> mem1: array<f32>;
+@group(0) @binding(2) var<storage, read_write> mem2: array<f32, 97>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let m0 = (row / 8);
+  let n0 = row % 8;
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 16; j += 32) {
+        let k0 = j;
+        let xa0 = (mem0[o0 + k0] * mem1[o1 + (n0 + k0 * 8)]);
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s2 = a0;
+    mem2[o2 + n0] = s2;
+  }
+}
+fn k1(w: i32, lid: i32) {
+  let o0 = at[0].w;
+  let o1 = at[1].x;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 8) { return; }
+  let i0 = row;
+  var ta0 = 0f;
+  {
+    for (var j = lane; j < 16; j += 1) {
+      let j0 = j;
+      let xa0 = mem1[o0 + (i0 + j0 * 8)];
+      ta0 = (ta0 + xa0);
+    }
+  }
+  let a0 = ta0;
+  if (row < 8 && lane == 0) {
+    let s1 = a0;
+    mem2[o1 + i0] = s1;
+  }
+}
+@compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

@@ -456,6 +456,7 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(4) var<storage, read_write> mem4: array<f32, 22>;
 @group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+var<workgroup> sf: array<f32, 160>;
 fn k0(w: i32, lid: i32) {
   let o0 = at[0].x;
   let o1 = at[0].y;
@@ -468,17 +469,102 @@ fn k0(w: i32, lid: i32) {
   let o8 = at[2].x;
   let o9 = at[2].y;
   let o10 = at[2].z;
-  let row = w * 128 + lid;
-  let lane = 0;
-  if (row >= 1) { return; }
+  let row = w * 4 + lid / 32;
+  let lane = lid % 32;
+  let r = min(row, 0);
   let v0 = mem0[o3 + 0];
   var ta0 = 0f;
   {
-    for (var j = lane; j < 22; j += 1) {
+    for (var j = lane; j < 22; j += 32) {
       let j0 = j;
       let xa0 = ((mem2[o2 + j0] * v0) * (mem2[o2 + j0] * v0));
       ta0 = (ta0 + xa0);
     }
+  }
+  sf[lid] = ta0;
+  workgroupBarrier();
+  if (lane < 8) { sf[128 + (lid / 32) * 8 + lane] = ((sf[lid] + sf[lid + 16]) + (sf[lid + 8] + sf[lid + 24])); }
+  workgroupBarrier();
+  ta0 = (((sf[128 + (lid / 32) * 8] + sf[128 + (lid / 32) * 8 + 4]) + (sf[128 + (lid / 32) * 8 + 2] + sf[128 + (lid / 32) * 8 + 6])) + ((sf[128 + (lid / 32) * 8 + 1] + sf[128 + (lid / 32) * 8 + 5]) + (sf[128 + (lid / 32) * 8 + 3] + sf[128 + (lid / 32) * 8 + 7])));
+  let a0 = ta0;
+  let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+  let v2 = mem0[o0 + 0];
+  let v3 = (v2 == 0f);
+  let v7 = (-mem0[o6 + 0]);
+  if (row < 1) {
+    for (var j = lane; j < 22; j += 32) {
+      let j0 = j;
+      let v4 = mem1[o1 + j0];
+      let v5 = ((v2 * v4) + mem2[o2 + j0]);
+      let v6 = mem4[o5 + j0];
+      let s8 = select(v4, select(v5, v4, v3), v1);
+      let s9 = select(v6, (v6 + (v7 * v5)), v1);
+      mem1[o8 + j0] = s8;
+      mem4[o9 + j0] = s9;
+    }
+  }
+  storageBarrier();
+  if (row < 1 && lane == 0) {
+    let s10 = select(0, (mem5[o7 + 0] + 1), ((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+    mem5[o10 + 0] = s10;
+  }
+}
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
+  let w = i32(wid.x + wid.y * 32768u);
+  if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }
+}
+
+// without barriers, (1, 1)
+@group(0) @binding(0) var<storage, read> mem0: array<f32, 11>;
+@group(0) @binding(1) var<storage, read_write> mem1: array<f32, 22>;
+@group(0) @binding(2) var<storage, read> mem2: array<f32, 22>;
+@group(0) @binding(3) var<storage, read> mem3: array<f32, 97>;
+@group(0) @binding(4) var<storage, read_write> mem4: array<f32, 22>;
+@group(0) @binding(5) var<storage, read_write> mem5: array<i32, 1>;
+@group(1) @binding(0) var<uniform> at: array<vec4<i32>, 3>;
+fn k0(w: i32, lid: i32) {
+  let o0 = at[0].x;
+  let o1 = at[0].y;
+  let o2 = at[0].z;
+  let o3 = at[0].w;
+  let o4 = at[1].x;
+  let o5 = at[1].y;
+  let o6 = at[1].z;
+  let o7 = at[1].w;
+  let o8 = at[2].x;
+  let o9 = at[2].y;
+  let o10 = at[2].z;
+  let row = w * 32 + lid;
+  let lane = 0;
+  if (row >= 1) { return; }
+  let v0 = mem0[o3 + 0];
+  var ta0 = 0f;
+  var a0_0 = ta0;
+  var a0_1 = ta0;
+  var a0_2 = ta0;
+  var a0_3 = ta0;
+  var a0_4 = ta0;
+  for (var turn = 0; turn < 32; turn += 1) {
+    let lane = i32(reverseBits(u32(turn)) >> 27u);
+    ta0 = 0f;
+    {
+      for (var j = lane; j < 22; j += 32) {
+        let j0 = j;
+        let xa0 = ((mem2[o2 + j0] * v0) * (mem2[o2 + j0] * v0));
+        ta0 = (ta0 + xa0);
+      }
+    }
+    if ((turn & 1) == 0) { a0_0 = ta0; continue; }
+    ta0 = (a0_0 + ta0);
+    if ((turn & 2) == 0) { a0_1 = ta0; continue; }
+    ta0 = (a0_1 + ta0);
+    if ((turn & 4) == 0) { a0_2 = ta0; continue; }
+    ta0 = (a0_2 + ta0);
+    if ((turn & 8) == 0) { a0_3 = ta0; continue; }
+    ta0 = (a0_3 + ta0);
+    if ((turn & 16) == 0) { a0_4 = ta0; continue; }
+    ta0 = (a0_4 + ta0);
   }
   let a0 = ta0;
   let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
@@ -502,7 +588,7 @@ fn k0(w: i32, lid: i32) {
     mem5[o10 + 0] = s10;
   }
 }
-@compute @workgroup_size(128)
+@compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let w = i32(wid.x + wid.y * 32768u);
   if (w >= 0 && w < 1) { k0(w - 0, i32(lid)); }

@@ -14,7 +14,7 @@ from tracegrad.kernels.form import Limit
 from tracegrad.kernels.reads import array_of, base, region_of, trailing
 from tracegrad.kernels.storage import COMPUTED, DEEPEST, Storage, postorder
 from tracegrad.kernels.triangles import Triangles
-from tracegrad.tuning import RECOMPUTED
+from tracegrad.tuning import ONE_GROUP, RECOMPUTED
 
 # Reasons why two clusters do not fit together.
 OTHER_POINTS = "they compute different numbers of points"
@@ -22,6 +22,7 @@ OTHER_ROWS = "they fold rows of different shapes"
 TWO_FOLDS = "a kernel has one product, one scatter, or folds of one shape"
 OPERANDS = "a product, a scatter or a sum of columns reads its operands at other points than it computes"
 SCAN = "a scan runs many kernels"
+LONG_ROW = "the threads that fold one long row are too few for all of its points"
 
 
 @dataclass(eq=False, slots=True)
@@ -80,6 +81,8 @@ def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | str:
     if "points" not in kinds:
         return TWO_FOLDS
     p, f = (a, b) if a.kind == "points" else (b, a)
+    if f.kind == "rows" and p is b and f.rows == 1 and p.rows > ONE_GROUP:
+        return LONG_ROW
     if f.kind == "rows":
         return (f.kind, f.rows, f.length) if p.rows in (f.rows, f.rows * f.length) else OTHER_POINTS
     if p is a:

@@ -164,8 +164,9 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     p, tiled = kernel.product, False
     m, n, batch = (points(axes) for axes in (p.m, p.n, p.batch)) if p else (0, 0, 0)
     if p is not None:
-        enough = min(m, n) >= tuning.HALF_TILE_FROM and tiles_of(SMALLEST, batch, m, n) >= tuning.PROCESSORS
-        tiled = min(m, n) >= tuning.TILE_FROM or enough
+        shared = min(m, n) > 1 and kernel.length >= tuning.COOPERATE_FROM and kernel.scatter is None
+        few = shared or min(m, n) >= tuning.HALF_TILE_FROM
+        tiled = min(m, n) >= tuning.TILE_FROM or (few and tiles_of(SMALLEST, batch, m, n) >= tuning.PROCESSORS)
     if kernel.scatter is not None and searched(int(kernel.rows), int(kernel.length), tiled):
         return _scatter(kernel, kernel.scatter)
     return _tile(batch, m, n, kernel) if tiled else _by_rows(kernel)
@@ -190,7 +191,8 @@ def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
 def _by_rows(kernel: Kernel) -> Tiling:
     """Return the tiling of a kernel whose rows are folded by one thread each, or by several."""
     rows, length = kernel.rows, kernel.length
-    if length < tuning.COOPERATE_FROM:
+    short = length < tuning.COOPERATE_FROM
+    if short and (length < tuning.SHORT_ROW or 32 * rows > tuning.MANY_THREADS or columns(kernel)):
         return Tiling("rows", -(-rows // tuning.WORKGROUP))
     if columns(kernel):
         lanes = 8 if length < tuning.LONG_COLUMN else 32
