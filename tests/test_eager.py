@@ -715,3 +715,27 @@ def test_one_hot_takes_no_negative_index_and_programs_that_compute_one_get_zeros
         model=nn.Linear(1, 1), forward=lambda m, i: tg.one_hot(i - 1, 3), inputs={"i": tg.i32[4]}, seed=0
     ) as infer:
         np.testing.assert_array_equal(infer.run(i=np.array([0, 1, 3, 9])).output, np.eye(11)[[10, 0, 2, 8], :3])
+
+
+@pytest.mark.parametrize(
+    ("f", "n"),
+    [
+        (lambda x, at: tg.segment_sum(x, at, 3), 3),
+        (lambda x, at: tg.segment_max(x, at, 3), 3),
+        (lambda x, at: tg.segment_softmax(x, at, 3), 3),
+        (lambda x, at: tg.metrics.accuracy(x.reshape((2, 1)), at), 1),
+        (lambda x, at: tg.metrics.confusion_matrix(at, [0, 0], 2), 2),
+        (lambda x, at: tg.metrics.confusion_matrix([0, 0], at, 2), 2),
+        (lambda x, at: tg.ctc_loss(x.reshape((2, 1, 1)), at[None], np.array([2]), np.array([0])), 1),
+    ],
+)
+def test_numbers_of_segments_and_classes_do_not_count_from_the_end(f: Any, n: int) -> None:
+    x = tg.tensor([0.0, 1.0])
+    assert np.isfinite(np.asarray(f(x, np.array([0, 0], np.int32))).max())
+    for bad in (-1, n):
+        at = np.array([0, bad], np.int32)
+        for numbers in (at, tg.tensor(at)):
+            with pytest.raises(IndexError, match=f"{bad} is out of range.* valid are 0 to {n - 1}"):
+                f(x, numbers)
+        with pytest.raises(IndexError, match=f"{bad} is out of range.* valid are 0 to {n - 1}"):
+            tg.trace_forward(model=nn.Linear(1, 1), forward=lambda m, x, at=at: f(x, at), inputs={"x": (2,)})

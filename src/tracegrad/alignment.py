@@ -93,7 +93,7 @@ def ctc_loss(
     steps, n, classes = x.shape
     if not 0 <= blank < classes:
         raise InputError(f"blank = {blank} is not a class of {x.type}; valid are 0 to {classes - 1}")
-    labels = indices_for(targets, classes)
+    labels = indices_for(targets, classes, "classes")
     if labels.ndim != 2 or labels.shape[0] != n:
         raise ShapeError(
             f"targets must be i32[{n},S], a row of labels for each sequence; got {labels.type}. "

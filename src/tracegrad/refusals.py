@@ -361,6 +361,11 @@ def wrapped(made: Any, f: F) -> F:
     return made
 
 
+def valid(below: int, n: int) -> str:
+    """Return the part of a message that says which indices are valid: those in [-below, n)."""
+    return f"valid are {-below} to {n - 1}" if n else "none is valid"
+
+
 def article(noun: str) -> str:
     """Return `noun` with its article, as "an int" and "a uint8"."""
     return f"{'an' if noun[0] in 'aeioAEIO' else 'a'} {noun}"

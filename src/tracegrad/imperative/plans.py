@@ -31,7 +31,7 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import WHERE
 from tracegrad.prims.leaves import constant, leaf
 from tracegrad.prims.views import RESHAPE
-from tracegrad.refusals import article
+from tracegrad.refusals import article, valid
 from tracegrad.transforms.walks import arriving
 
 # `tensors.wrap` and `tape.Record` inlined into the plan's function, because Python calls cost more than their work
@@ -77,7 +77,8 @@ class Plan:
              itself
     roots:   the results; `many` is the type of sequence that the op returns, None for a single result
     double:  f32 stands for f64
-    wrapped: serial of an index leaf -> the length of its axis; negative indices count from the end
+    wrapped: serial of an index leaf -> (n, None, below): its numbers are in [-below, n); negative ones count from the
+             end
     """
 
     inputs: Sequence[Tensor]
@@ -85,7 +86,7 @@ class Plan:
     many: type[Any] | None
     double: bool
     streams: Sequence[str] = ()
-    wrapped: Mapping[int, int] = field(default_factory=dict[int, int])
+    wrapped: Mapping[int, tuple[int, None, int]] = field(default_factory=dict[int, tuple[int, None, int]])
 
     def function(self, parameters: Sequence[str], sources: Sequence[Source]) -> Callable[..., Any]:
         """Return the plan as a function of `parameters`, which reads its arrays from `sources`."""
@@ -163,7 +164,7 @@ class Plan:
             drawn = "".join([f"{writer.names[t.serial]}, " for t in self.inputs[-len(self.streams) :]])
             writer.lines.append(f"{drawn} = counters()")
             writer.scope["counters"] = partial(streams.values, self.streams)
-        limits = {**_limits(self.roots), **{serial: (n, None, n) for serial, n in self.wrapped.items()}}
+        limits = {**_limits(self.roots), **self.wrapped}
         for t in self.inputs:
             if t.serial in limits:
                 n, exempt, below = limits[t.serial]
@@ -212,7 +213,7 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
     bad = x[(x < -below) | (x >= n)]
     bad = bad if exempt is None else bad[bad != exempt]
     if bad.size:
-        raise RangeError(f"index {bad.flat[0]} is out of range; valid are {-below} to {n - 1}")
+        raise RangeError(f"index {bad.flat[0]} is out of range; {valid(below, n)}")
     return x
 
 

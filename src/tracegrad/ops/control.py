@@ -22,7 +22,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
     """Record the site. Raises TraceError if `name` is not a non-empty string, or is in use."""
     site = call_site()
     if not isinstance(name, str) or not name:
-        raise TraceError(located(f"{kind}: the name must be a string, got {name!r}", site))
+        raise TraceError(located(f"{kind}: the name must be a string that is not empty, got {name!r}", site))
     if running.scans:
         raise TraceError(
             located(

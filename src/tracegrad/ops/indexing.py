@@ -19,6 +19,7 @@ from tracegrad.prims.folds import GATHER, SCATTER_ADD
 from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, fitting, iota, literal, unboxed
 from tracegrad.prims.maps import broadcast, composite
 from tracegrad.prims.rules import alike
+from tracegrad.refusals import valid
 
 __all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_axis"]
 
@@ -119,38 +120,36 @@ def _explicit(x: Tensor, keys: tuple[Any, ...]) -> list[Any]:
 
 def _in_range(k: int, n: int, axis: int, x: Tensor) -> int:
     if not -n <= k < n:
-        raise ConstantIndexError(f"index {k} is out of range for axis {axis} of {x.type}; valid are {-n} to {n - 1}")
+        raise ConstantIndexError(f"index {k} is out of range for axis {axis} of {x.type}; {valid(n, n)}")
     return k % n
 
 
-def indices_for(indices: Any, n: int) -> Tensor:
+def indices_for(indices: Any, n: int, what: str | None = None) -> Tensor:
     """Return `indices` as a tensor of i32. Constants are checked against [-n, n), and negative ones made positive.
+
+    what: None for indices of an axis. Numbers of something else, such as "classes", must be in [0, n).
 
     Raises DTypeError for other dtypes, and ConstantIndexError for a constant out of range.
     """
-    t = _integers(indices)
-    running = ambient.active()
-    if running is not None and running.eager and t.serial in running.leaves:
-        running.wrapped[t.serial] = n  # the call checks them and makes negative ones positive
-        return t
-    values = constant_integers(t)
-    bad = [k for k in values if not -n <= k < n]
-    if bad:
-        raise ConstantIndexError(
-            f"index {bad[0]} is out of range for an axis of size {n}, valid are {-n} to {n - 1}; indices are {t.type}"
-        )
-    if all(k >= 0 for k in values):
-        return t
-    return views.reshape(literal([k % n for k in values], i32), t.shape)
-
-
-def _integers(indices: Any) -> Tensor:
     t = as_tensor(indices)
     if t.dtype != i32:
         hint = "cast with tg.cast(x, tg.i32), or declare the input as tg.i32[...]"
         hint = "for a mask write tg.where(mask, x, 0)" if t.dtype.name == "bool" else hint
         raise DTypeError(f"indices must be i32, got {t.type}; {hint}")
-    return t
+    below = 0 if what else n
+    running = ambient.active()
+    if running is not None and running.eager and t.serial in running.leaves:
+        # The call checks them and makes negative ones positive. An op inside the op does not widen their range
+        running.wrapped.setdefault(t.serial, (n, None, below))
+        return t
+    values = constant_integers(t)
+    bad = [k for k in values if not -below <= k < n]
+    if bad:
+        size = f"{n} {what}" if what else f"an axis of size {n}"
+        raise ConstantIndexError(f"index {bad[0]} is out of range for {size}, {valid(below, n)}; indices are {t.type}")
+    if all(k >= 0 for k in values):
+        return t
+    return views.reshape(literal([k % n for k in values], i32), t.shape)
 
 
 def constant_integers(t: Tensor) -> list[int]:
@@ -197,11 +196,8 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     tensor([[1., 0., 0.],
             [0., 0., 1.]])
     """
-    t, n = _integers(indices), count(n, "n")
-    bad = [k for k in constant_integers(t) if not 0 <= k < n]
-    if bad:
-        raise ConstantIndexError(f"index {bad[0]} is out of range for {n} classes; valid are 0 to {n - 1}")
-    return bind(ONE_HOT, t, n=n, dtype=as_dtype(dtype))
+    n = count(n, "n")
+    return bind(ONE_HOT, indices_for(indices, n, "classes"), n=n, dtype=as_dtype(dtype))
 
 
 @op

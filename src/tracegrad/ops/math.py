@@ -8,7 +8,7 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import Operand, entered, method
 from tracegrad.prims import elementwise as rows
 from tracegrad.prims.leaves import as_tensor, unboxed
-from tracegrad.prims.maps import NUMBER, broadcast, typed
+from tracegrad.prims.maps import NUMBER, broadcast, float_type, typed
 
 __all__ = [
     "clamp",
@@ -205,6 +205,7 @@ def reciprocal(x: Operand) -> Tensor:
     >>> tg.reciprocal([1.0, 4.0])
     tensor([1.  , 0.25])
     """
+    float_type((x := as_tensor(x)).type)
     return rows.div(1.0, x)
 
 

@@ -19,7 +19,7 @@ __all__ = ["segment_max", "segment_softmax", "segment_sum"]
 
 def _operands(x: Operand, segments: Operand, n: int) -> tuple[Tensor, Tensor, int]:
     x, n = as_tensor(x), count(n, "n")
-    at = indices_for(segments, n)
+    at = indices_for(segments, n, "segments")
     if not x.ndim or at.shape != x.shape[:1]:
         raise ShapeError(f"segments must be one for each slice of x along axis 0: x is {x.type}, segments {at.type}")
     return x, at, n
