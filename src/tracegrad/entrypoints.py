@@ -185,7 +185,7 @@ def load_forward(
     others:  as for `compile_forward`.
     Raises:  errors of `compile_forward` and `CompiledForward.load`.
 
-    >>> train.save("model.safetensors")
+    >>> train.save("model.safetensors")    # train: as in the example of tg.compile; x: a batch; predict(m, x): m(x)
     >>> infer = tg.load_forward("model.safetensors", model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)})
     >>> infer.run(x=x).output.shape
     (4, 1)

@@ -115,7 +115,7 @@ class ConstantIndexError(ShapeError, IndexError):
 class NonFiniteError(TracegradError, ArithmeticError):
     """The loss, a gradient or a new value of a training step is infinite or NaN. The step changed nothing.
 
-    >>> result = train.step(x=x, y=np.full((4, 1), 1e38)).result()
+    >>> result = train.step(x=x, y=np.full((4, 1), 1e38)).result()    # train, x: as in the example of tg.compile
     >>> type(result.error).__name__
     'NonFiniteError'
     """
@@ -125,7 +125,7 @@ class DeviceError(TracegradError, RuntimeError):
     """A device is missing, is too small, or refused the work. Also a RuntimeError.
 
     >>> try:
-    ...     tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (4, 2)}, device="gpu")
+    ...     tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)}, device="gpu")
     ... except tg.DeviceError as error:
     ...     print(str(error).splitlines()[0])
     device is 'gpu'; it must be one of 'auto', 'webgpu', 'cpu', 'jax'; 'webgpu' runs on any vendor's GPU
@@ -145,7 +145,7 @@ class AbortedError(TracegradError, RuntimeError):
 
     `close`, `replace_model` and newer calls of a `tg.single_flight` function abort queued work.
 
-    >>> train.close()
+    >>> train.close()    # train: as in the example of tg.compile, with a batch x, y
     >>> train.step(x=x, y=y).result()
     Aborted(reason='closed')
     >>> try:

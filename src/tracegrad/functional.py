@@ -230,6 +230,7 @@ def repeat(*args: Any, **kwargs: Any) -> Any:
     fn:       takes and returns values of the same shapes and dtypes. A program contains it once, in a loop.
     n:        number of calls, an integer of at least 0.
     init:     the first argument of `fn`: a tensor, array or number, or a tuple, list or dict of these.
+    Returns:  dtype of `x`, `repeats` times as long along `axis`; or the value of the last call of `fn`.
     Gradient: to `x`, summed over the copies; to `init` and to tensors that `fn` uses, as in `scan`.
     Raises:   ShapeError for an `axis` out of range, a negative `repeats`, and if `fn` changes a shape; CallError for
               other arguments.

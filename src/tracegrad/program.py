@@ -158,7 +158,7 @@ class Program:
     capacity:   the largest size of a run; 0 if there is only one. `size`: the size that this program is for.
     graph:      the traced graph, for a runtime with a compiler of its own.
 
-    >>> train.program
+    >>> train.program    # train: as in the example of tg.compile
     <Program: 4 kernels, 4 dispatches, 10 buffers>
     """
 
@@ -208,13 +208,13 @@ class Program:
     def order(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield (k, iterations) for each launch of a kernel, in execution order.
 
-        k: index of the dispatch in `dispatches`.  iterations: the number, from 0, of each loop around it, outermost
+        k: index of the dispatch in `dispatches`.  iterations: the index, from 0, in each loop around it, outermost
            first.
         """
         return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
-        """Return the numbers, from 0, of the launches that a run of this size shares with one of size `capacity`."""
+        """Return the indices, from 0, of the launches that a run of this size shares with one of size `capacity`."""
         return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property

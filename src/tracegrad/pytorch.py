@@ -120,7 +120,7 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
     Raises:     InputError naming each array whose shape differs, or if no name matches. Then nothing has changed.
 
     >>> record = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros(1, np.float32)}
-    >>> report = tg.from_torch(record, train)
+    >>> report = tg.from_torch(record, train)    # train: as in the example of tg.compile
     >>> report.complete, train.params()["W"].shape
     (True, (2, 1))
     """
@@ -166,7 +166,7 @@ def to_torch(target: Any) -> dict[str, Any]:
     Returns: torch tensors by PyTorch's names.
     Raises:  InputError if torch is not installed.
 
-    >>> {name: tuple(x.shape) for name, x in tg.to_torch(train).items()}
+    >>> {name: tuple(x.shape) for name, x in tg.to_torch(train).items()}    # train: as in the example of tg.compile
     {'weight': (1, 2), 'bias': (1,)}
     """
     try:

@@ -160,7 +160,7 @@ class Sweep:
     def params(self, member: int) -> dict[str, Array]:
         """Return the parameters of one member by name, as `CompiledTraining.download_params`.
 
-        member: its number, from 0. Raises InputError unless there is such a member.
+        member: its index, from 0. Raises InputError unless there is such a member.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
@@ -173,7 +173,7 @@ class Sweep:
     def states(self, member: int) -> dict[str, Array]:
         """Return the states of one member by path, such as the running means of its batch normalisation.
 
-        member: its number, from 0. Raises InputError unless there is such a member.
+        member: its index, from 0. Raises InputError unless there is such a member.
 
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm(3))
         >>> sweep = tg.sweep(model=net, loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
@@ -185,7 +185,7 @@ class Sweep:
         return {n.removeprefix(own): x[k].copy() for n, x in self.train.states().items() if n.startswith(own)}
 
     def best(self, scores: Sequence[float] | None = None) -> int:
-        """Return the number, from 0, of the member with the lowest loss in the last step, or the lowest of `scores`.
+        """Return the index, from 0, of the member with the lowest loss in the last step, or the lowest of `scores`.
 
         scores: a number for each member, such as losses on held-out data. NaN and infinity are never the lowest.
         Raises InputError if no number is finite, or unless there is one number for each member.
@@ -270,14 +270,15 @@ class Sweep:
     def save(self, path: str | os.PathLike[str], member: int | None = None) -> None:
         """Write a checkpoint of all members to `path`, for `load`; or the parameters and states of one member.
 
-        member: the number, from 0, of the member to write, for `tg.load_forward` and `CompiledForward.load`. None: all.
+        member: the index, from 0, of the member to write, for `tg.load_forward` and `CompiledForward.load`. None: all.
         Both are safetensors files.
         Raises InputError unless there is such a member; OSError, with the old file unchanged, if writing fails.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])
         >>> sweep.save("best.safetensors", member=1)
-        >>> infer = tg.load_forward("best.safetensors", model=nn.Linear(2, 1), forward=predict, inputs={"x": (4, 2)})
+        >>> infer = tg.load_forward("best.safetensors", model=nn.Linear(2, 1), forward=lambda m, x: m(x),
+        ...                         inputs={"x": (4, 2)})
         """
         if member is None:
             self.train.save(path)

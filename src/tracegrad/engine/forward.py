@@ -59,6 +59,7 @@ class CompiledForward(HasStates):
 
     A context manager: leaving the `with` block calls `close`.
 
+    >>> predict = lambda m, x: m(x)    # train: as in the example of tg.compile
     >>> infer = train.attach(forward=predict, inputs={"x": (None, 2)})
     >>> infer.run(x=np.zeros((3, 2))).output.shape
     (3, 1)

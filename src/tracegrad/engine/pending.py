@@ -53,7 +53,7 @@ class Pending(NoArray, Generic[T]):
     `Failed` they raise its error, for an `Aborted` `tg.AbortedError`. The library warns of a `Failed` that you never
     read.
 
-    >>> pending = train.step(x=x, y=y)
+    >>> pending = train.step(x=x, y=y)    # train, x, y: as in the example of tg.compile, with a batch x, y
     >>> pending.step
     1
     >>> type(pending.result()).__name__
@@ -219,7 +219,7 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def step(self) -> int:
-        """The number of the step in its training, from 1; of `run_steps`, the last step's. Waits for the step."""
+        """The index of the step in its training, from 1; of `run_steps`, the last step's. Waits for the step."""
         return self._of_kind("step")
 
     @property

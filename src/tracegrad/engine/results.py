@@ -92,7 +92,7 @@ class Completed:
     A `CompletedStep` has `loss`, `losses`, `aux`, `step` and `skipped`; a `CompletedRun` has `output`. Both have
     `captures`, the arrays of `tg.capture` by name, and `value`, the loss or the output.
 
-    >>> match train.step(x=x, y=y).result():
+    >>> match train.step(x=x, y=y).result():    # train, x, y: as in the example of tg.compile, with a batch x, y
     ...     case tg.Completed(loss=loss):
     ...         print(loss > 0)
     ...     case tg.Failed(error):
@@ -155,7 +155,7 @@ class Aborted:
 
     reason: why the work ended, in words, such as "closed".
 
-    >>> train.close()
+    >>> train.close()    # train: as in the example of tg.compile
     >>> train.step(x=x, y=y).result()
     Aborted(reason='closed')
     """
@@ -171,7 +171,7 @@ class Failed:
 
     error: the exception, such as a `tg.InputError` for inputs that do not fit. `result()` does not raise it.
 
-    >>> result = train.step(x=np.ones((3, 2)), y=y).result()
+    >>> result = train.step(x=np.ones((3, 2)), y=y).result()    # 3 rows, where tg.compile was given x of 4 rows
     >>> type(result).__name__, type(result.error).__name__
     ('Failed', 'InputError')
     """

@@ -33,7 +33,7 @@ def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
     A page that calls the model at every move of the mouse thus computes for the newest position only. A queued call
     starts on the caller's event loop if it had one, else on the thread that finished the call before.
 
-    >>> newest = tg.single_flight(lambda x: infer.run(x=x))
+    >>> newest = tg.single_flight(lambda x: infer.run(x=x))    # infer: as in the example of tg.compile_forward
     >>> newest([[1.0, 2.0]]).result().output.shape
     (1, 1)
     """

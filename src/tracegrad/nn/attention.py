@@ -45,7 +45,7 @@ class MultiheadAttention(Module):
               a cache or with `memory`.
 
     >>> x = np.zeros((2, 5, 8), np.float32)
-    >>> tg.instantiate(nn.MultiheadAttention(8, 2), 0)(x).shape
+    >>> tg.instantiate(nn.MultiheadAttention(8, 2), seed=0)(x).shape
     (2, 5, 8)
     """
 
@@ -154,9 +154,9 @@ class TransformerBlock(Module):
 
     block(x, *, mask=None, position=None, training=False) gives f32[B, T, dim], the shape of x. `MultiheadAttention`
     describes `mask` and `position`.
-    Raises:       as `MultiheadAttention`; InputError if `activation` is no function.
+    Raises:       as `MultiheadAttention`; InputError unless you can call `activation`.
 
-    >>> tg.instantiate(nn.TransformerBlock(8, 2, causal=True), 0)(np.zeros((2, 5, 8), np.float32)).shape
+    >>> tg.instantiate(nn.TransformerBlock(8, 2, causal=True), seed=0)(np.zeros((2, 5, 8), np.float32)).shape
     (2, 5, 8)
     """
 

@@ -113,12 +113,12 @@ class Conv1d(_Convolution):
     kernel_size, stride, padding, dilation: integers. The padding "same" keeps the length. It needs stride 1 and an even
                dilation (kernel_size - 1). Padding "valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
-               the input group of the same number.
+               the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
     Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
 
-    >>> tg.instantiate(nn.Conv1d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9), np.float32)).shape
+    >>> tg.instantiate(nn.Conv1d(3, 8, 3, padding=1), seed=0)(np.zeros((2, 3, 9), np.float32)).shape
     (2, 8, 9)
     """
 
@@ -135,12 +135,12 @@ class Conv2d(_Convolution):
     kernel_size, stride, padding, dilation: an integer, or one for height and one for width. The padding
                "same" keeps the sizes. It needs stride 1 and an even dilation (kernel_size - 1). Padding "valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
-               the input group of the same number.
+               the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
     Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
 
-    >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), 0)(np.zeros((2, 3, 9, 9), np.float32)).shape
+    >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), seed=0)(np.zeros((2, 3, 9, 9), np.float32)).shape
     (2, 8, 9, 9)
     """
 
@@ -157,12 +157,12 @@ class Conv3d(_Convolution):
     kernel_size, stride, padding, dilation: an integer, or one for each of depth, height and width. The padding
                "same" keeps the sizes. It needs stride 1 and an even dilation (kernel_size - 1). Padding "valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
-               the input group of the same number.
+               the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
     Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
 
-    >>> tg.instantiate(nn.Conv3d(3, 8, 3), 0)(np.zeros((2, 3, 5, 5, 5), np.float32)).shape
+    >>> tg.instantiate(nn.Conv3d(3, 8, 3), seed=0)(np.zeros((2, 3, 5, 5, 5), np.float32)).shape
     (2, 8, 3, 3, 3)
     """
 
@@ -215,7 +215,7 @@ class ConvTranspose1d(_Transpose):
     trainable: False: no step changes W and b.
     Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
 
-    >>> tg.instantiate(nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1), 0)(np.zeros((2, 3, 5), np.float32)).shape
+    >>> tg.instantiate(nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1), seed=0)(np.zeros((2, 3, 5), np.float32)).shape
     (2, 8, 10)
     """
 
@@ -237,7 +237,7 @@ class ConvTranspose2d(_Transpose):
     trainable: False: no step changes W and b.
     Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
 
-    >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 4, 4), np.float32)).shape
+    >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), seed=0)(np.zeros((2, 3, 4, 4), np.float32)).shape
     (2, 8, 8, 8)
     """
 
@@ -257,7 +257,7 @@ class ConvTranspose3d(_Transpose):
     trainable: False: no step changes W and b.
     Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
 
-    >>> tg.instantiate(nn.ConvTranspose3d(3, 8, 2, stride=2), 0)(np.zeros((2, 3, 2, 2, 2), np.float32)).shape
+    >>> tg.instantiate(nn.ConvTranspose3d(3, 8, 2, stride=2), seed=0)(np.zeros((2, 3, 2, 2, 2), np.float32)).shape
     (2, 8, 4, 4, 4)
     """
 

@@ -32,7 +32,7 @@ class Linear(Module):
     trainable: False: no step changes W and b.
     Raises:    ShapeError, when called, if the last axis of x has another size.
 
-    >>> tg.instantiate(nn.Linear(2, 1, init=tg.init.ones()), 0)(np.array([[1.0, 2.0]], np.float32))
+    >>> tg.instantiate(nn.Linear(2, 1, init=tg.init.ones()), seed=0)(np.array([[1.0, 2.0]], np.float32))
     tensor([[3.]], requires_grad=True)
     """
 
@@ -65,7 +65,7 @@ class LayerNorm(Module):
     trainable: False: no step changes g and b.
     As torch.nn.LayerNorm over the last axis.
 
-    >>> tg.instantiate(nn.LayerNorm(2), 0)(np.array([[1.0, 3.0]], np.float32))
+    >>> tg.instantiate(nn.LayerNorm(2), seed=0)(np.array([[1.0, 3.0]], np.float32))
     tensor([[-0.999995,  0.999995]], requires_grad=True)
     """
 
@@ -90,7 +90,7 @@ class RMSNorm(Module):
     trainable: False: no step changes g.
     As torch.nn.RMSNorm (Zhang and Sennrich 2019), whose default `eps` is 1.2e-7.
 
-    >>> tg.instantiate(nn.RMSNorm(2), 0)(np.array([[3.0, 4.0]], np.float32))
+    >>> tg.instantiate(nn.RMSNorm(2), seed=0)(np.array([[3.0, 4.0]], np.float32))
     tensor([[0.8485281, 1.1313708]], requires_grad=True)
     """
 
@@ -112,7 +112,7 @@ class Embedding(Module):
     trainable: False: no step changes W.
     Raises:    DTypeError, when called, unless indices are i32. For indices out of range see `tg.embedding`.
 
-    >>> tg.instantiate(nn.Embedding(10, 4), 0)(np.array([[1, 2, 3]], np.int32)).shape
+    >>> tg.instantiate(nn.Embedding(10, 4), seed=0)(np.array([[1, 2, 3]], np.int32)).shape
     (1, 3, 4)
     """
 
@@ -138,7 +138,8 @@ class Dropout(Module):
        returns x.
     As torch.nn.Dropout (Srivastava et al. 2014), which trains by default.
 
-    >>> nn.Dropout(0.5)(np.ones(6, np.float32), training=True)
+    >>> tg.manual_seed(0)
+    >>> nn.Dropout(0.5)(np.ones(6, np.float32), training=True)    # without parameters, so no tg.instantiate
     tensor([0., 0., 2., 0., 2., 0.])
     """
 
@@ -154,14 +155,17 @@ class Sequential(Module):
     """A chain of layers and functions: each is called on the result of the one before. As torch.nn.Sequential.
 
         net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
-        y = net(x, training=True)
+        y = m.net(x, training=True)                        # in a loss, whose model m has this net as an attribute
+
+    A new net declares parameters and has no values yet, so you cannot call it. Call the one that a loss or forward
+    receives, or the copy that `tg.instantiate(net, seed=0)` returns.
 
     net(x, training=False) passes `training` to the layers that take this argument. Parameters are named `layers.0.W`
     and so on. `net[0]` is the first layer, and `net[:-1]` a chain of all layers but the last, with the same parameters.
     Raises: TraceError for an entry that cannot be called.
 
     >>> net = nn.Sequential(nn.Linear(3, 4), tg.relu, nn.Linear(4, 1))
-    >>> tg.instantiate(net, 0)(np.zeros((2, 3), np.float32)).shape
+    >>> tg.instantiate(net, seed=0)(np.zeros((2, 3), np.float32)).shape
     (2, 1)
     """
 
@@ -216,7 +220,7 @@ class BatchNorm(Module):
     states: mean f32[dim], zeros, and var f32[dim], ones. Two calls in one loss update them twice.
     Raises: ShapeError if x has another number of channels, or in training only one value for each.
 
-    >>> tg.instantiate(nn.BatchNorm(3), 0)(np.ones((2, 3), np.float32)).shape
+    >>> tg.instantiate(nn.BatchNorm(3), seed=0)(np.ones((2, 3), np.float32)).shape
     (2, 3)
     """
 
@@ -258,7 +262,7 @@ class GroupNorm(Module):
     Raises: ShapeError if `groups` does not divide `dim`, and when called if x has another number of channels.
     As torch.nn.GroupNorm (Wu & He 2018).
 
-    >>> tg.instantiate(nn.GroupNorm(2, 4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape
+    >>> tg.instantiate(nn.GroupNorm(2, 4), seed=0)(np.zeros((1, 4, 3, 3), np.float32)).shape
     (1, 4, 3, 3)
     """
 
@@ -290,7 +294,7 @@ class InstanceNorm(GroupNorm):
     Raises: ShapeError if x has another number of channels.
     As `GroupNorm` with one channel per group, and torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
 
-    >>> tg.instantiate(nn.InstanceNorm(4), 0)(np.zeros((1, 4, 3, 3), np.float32)).shape
+    >>> tg.instantiate(nn.InstanceNorm(4), seed=0)(np.zeros((1, 4, 3, 3), np.float32)).shape
     (1, 4, 3, 3)
     """
 

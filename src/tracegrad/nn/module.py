@@ -37,14 +37,17 @@ class Module(NoNumber):
     """Base class of models and layers. Assign parameters, layers, and lists, tuples or dicts of them as attributes.
 
     Do so in `__init__` (`super().__init__()` is not needed), and use the attributes in `__call__` or in the loss. The
-    model is then a tree of modules. As torch.nn.Module and eqx.Module of Equinox.
+    model is then a tree of modules. A new model declares its parameters, which have no values yet, so you cannot call
+    it. Call the model that a loss or forward receives, or the copy that `tg.instantiate(model, seed=0)` returns.
+
+    As torch.nn.Module and eqx.Module of Equinox.
 
     >>> class Scale(tg.Module):
     ...     def __init__(self):
     ...         self.s = self.param(3, init=tg.init.ones())
     ...     def __call__(self, x):
     ...         return self.s * x
-    >>> tg.instantiate(Scale(), 0)(np.array([1.0, 2.0, 3.0], np.float32))
+    >>> tg.instantiate(Scale(), seed=0)(np.array([1.0, 2.0, 3.0], np.float32))
     tensor([1., 2., 3.], requires_grad=True)
     """
 
@@ -140,7 +143,7 @@ class Module(NoNumber):
         ...     def __call__(self, x):
         ...         self.mean.assign(0.9 * self.mean + 0.1 * x.mean(0))
         ...         return x - self.mean
-        >>> model = tg.instantiate(Mean(), 0)
+        >>> model = tg.instantiate(Mean(), seed=0)
         >>> y = model(np.ones((4, 2), np.float32))
         >>> model.mean
         tensor([0.1, 0.1])

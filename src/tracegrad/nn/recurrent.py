@@ -162,7 +162,7 @@ class RNN(Recurrent):
     Raises: ShapeError for sizes below 1, and when called if x, state or lengths do not fit.
     As torch.nn.RNN with batch_first.
 
-    >>> y, last = tg.instantiate(nn.RNN(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
+    >>> y, last = tg.instantiate(nn.RNN(3, 4), seed=0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, last.shape
     ((2, 5, 4), (1, 2, 4))
     """
@@ -190,7 +190,7 @@ class GRU(Recurrent):
     directions * hidden_dim] and state f32[layers * directions, B, hidden_dim]. All arguments, weights and errors are
     those of `RNN`.
 
-    >>> y, last = tg.instantiate(nn.GRU(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
+    >>> y, last = tg.instantiate(nn.GRU(3, 4), seed=0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, last.shape
     ((2, 5, 4), (1, 2, 4))
     """
@@ -223,7 +223,7 @@ class LSTM(Recurrent):
     directions * hidden_dim]. The state is a pair (h, c), f32[layers * directions, B, hidden_dim] each. All arguments,
     weights and errors are those of `RNN`.
 
-    >>> y, (h, c) = tg.instantiate(nn.LSTM(3, 4), 0)(np.zeros((2, 5, 3), np.float32))
+    >>> y, (h, c) = tg.instantiate(nn.LSTM(3, 4), seed=0)(np.zeros((2, 5, 3), np.float32))
     >>> y.shape, c.shape
     ((2, 5, 4), (1, 2, 4))
     """

@@ -17,7 +17,7 @@ from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops import windows
 from tracegrad.ops.joining import concat
-from tracegrad.ops.windows import IntOrPair, Phases, Sizes
+from tracegrad.ops.windows import Ints, Phases, Sizes
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.maps import composite, float_type
@@ -221,7 +221,7 @@ CONV_WEIGHT = {
 }
 
 
-def _geometry(stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair, groups: int, axes: int = 2) -> dict[str, Any]:
+def _geometry(stride: Ints, padding: Ints, dilation: Ints, groups: int, axes: int = 2) -> dict[str, Any]:
     return {
         "stride": windows.int_each("stride", stride, 1, axes),
         "padding": windows.int_each("padding", padding, 0, axes),
@@ -231,9 +231,7 @@ def _geometry(stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair, groups
 
 
 @op
-def conv2d(
-    x: Any, w: Any, stride: IntOrPair = 1, padding: IntOrPair = 0, groups: int = 1, dilation: IntOrPair = 1
-) -> Tensor:
+def conv2d(x: Any, w: Any, stride: Ints = 1, padding: Ints = 0, groups: int = 1, dilation: Ints = 1) -> Tensor:
     """Cross-correlate images with filters, as torch.nn.functional.conv2d without bias.
 
     out[b, o, i, j] = sum over c, k, l of x[b, c, i*s + k*d - p, j*s + l*d - p] w[o, c, k, l], for groups = 1
@@ -274,9 +272,7 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
 
 
 @op
-def conv3d(
-    x: Any, w: Any, stride: IntOrPair = 1, padding: IntOrPair = 0, groups: int = 1, dilation: IntOrPair = 1
-) -> Tensor:
+def conv3d(x: Any, w: Any, stride: Ints = 1, padding: Ints = 0, groups: int = 1, dilation: Ints = 1) -> Tensor:
     """Cross-correlate volumes with filters, as torch.nn.functional.conv3d without bias.
 
     out[b, o, h, i, j] = sum over c, m, k, l of x[b, c, h*s + m*d - p, i*s + k*d - p, j*s + l*d - p] w[o, c, m, k, l]
@@ -299,11 +295,11 @@ def conv3d(
 def conv_transpose2d(
     x: Any,
     w: Any,
-    stride: IntOrPair = 1,
-    padding: IntOrPair = 0,
-    output_padding: IntOrPair = 0,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
     groups: int = 1,
-    dilation: IntOrPair = 1,
+    dilation: Ints = 1,
 ) -> Tensor:
     """Apply the transpose of `conv2d`, as torch.nn.functional.conv_transpose2d without bias.
 
@@ -353,11 +349,11 @@ def conv_transpose1d(
 def conv_transpose3d(
     x: Any,
     w: Any,
-    stride: IntOrPair = 1,
-    padding: IntOrPair = 0,
-    output_padding: IntOrPair = 0,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
     groups: int = 1,
-    dilation: IntOrPair = 1,
+    dilation: Ints = 1,
 ) -> Tensor:
     """Apply the transpose of `conv3d`, as torch.nn.functional.conv_transpose3d without bias.
 
@@ -378,7 +374,7 @@ def conv_transpose3d(
     return _transposed(as_tensor(x), as_tensor(w), output_padding, how)
 
 
-def _transposed(x: Tensor, w: Tensor, output_padding: IntOrPair, how: dict[str, Any]) -> Tensor:
+def _transposed(x: Tensor, w: Tensor, output_padding: Ints, how: dict[str, Any]) -> Tensor:
     axes = len(how["stride"])
     extra = windows.int_each("output_padding", output_padding, 0, axes)
     if x.ndim != axes + 2 or w.ndim != axes + 2:

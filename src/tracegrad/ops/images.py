@@ -13,7 +13,7 @@ from tracegrad.methods import op
 from tracegrad.ops.windows import (
     OVERLAP_ADD,
     WINDOWS,
-    IntOrPair,
+    Ints,
     Pair,
     Sizes,
     check_images,
@@ -106,7 +106,7 @@ def _average(x: Tensor, **how: Any) -> Tensor:
 
 # Public functions
 @op
-def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
+def max_pool2d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0) -> Tensor:
     """Return the largest element of each window of the images.
 
     out[b, c, i, j] = max over k, l of x[b, c, i*s + k - p, j*s + l - p], 0 <= k < kh, 0 <= l < kw
@@ -128,7 +128,7 @@ def max_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 
 
 @op
-def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
+def avg_pool2d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0) -> Tensor:
     """Return the mean of each window of the images.
 
     out[b, c, i, j] = mean over k, l of x[b, c, i*s + k - p, j*s + l - p], 0 <= k < kh, 0 <= l < kw
@@ -136,12 +136,13 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     x:           f32 [B, C, H, W].
     kernel_size: kh and kw, the size of a window; an integer or a pair.
     stride:      s, an integer or a pair; None is `kernel_size`.
-    padding:     p, an integer or a pair, at most half of `kernel_size`. Padding counts as zeros, also in the divisor.
+    padding:     p, an integer or a pair, at most half of `kernel_size`. The padding is zeros.
     Returns:     f32 [B, C, oh, ow], oh = floor((H + 2p - kh) / s) + 1, and ow likewise.
     Gradient:    each element of a window gets 1 / (kh * kw) of the gradient of the window's mean.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
-    As torch.nn.functional.avg_pool2d.
+    The divisor of the mean is always kh * kw, at the border too, as in torch.nn.functional.avg_pool2d with
+    count_include_pad=True, the default.
 
     >>> tg.avg_pool2d([[[[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]]], 2)
     tensor([[[[2.5, 6.5]]]])
@@ -150,7 +151,7 @@ def avg_pool2d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 
 
 @op
-def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
+def max_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0) -> Tensor:
     """Return the largest element of each window of the volumes.
 
     out[b, c, h, i, j] = max over m, k, l of x[b, c, h*s + m - p, i*s + k - p, j*s + l - p], (m, k, l) in a window
@@ -172,7 +173,7 @@ def max_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
 
 
 @op
-def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, padding: IntOrPair = 0) -> Tensor:
+def avg_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0) -> Tensor:
     """Return the mean of each window of the volumes.
 
     out[b, c, h, i, j] = mean over m, k, l of x[b, c, h*s + m - p, i*s + k - p, j*s + l - p], (m, k, l) in a window
@@ -180,12 +181,13 @@ def avg_pool3d(x: Any, kernel_size: IntOrPair, stride: IntOrPair | None = None, 
     x:           f32 [B, C, D, H, W]: depth D, height H and width W.
     kernel_size: kd, kh and kw, the size of a window; an integer, or three, for depth, height and width.
     stride:      s, an integer or three; None is `kernel_size`.
-    padding:     p, an integer or three, at most half of `kernel_size`. Padding counts as zeros, also in the divisor.
+    padding:     p, an integer or three, at most half of `kernel_size`. The padding is zeros.
     Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2p - kd) / s) + 1, and oh and ow likewise.
-    Gradient:    each of the n elements of a window gets 1/n of the gradient of the window's mean.
+    Gradient:    each element of a window gets 1 / (kd * kh * kw) of the gradient of the window's mean.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
-    As torch.nn.functional.avg_pool3d.
+    The divisor of the mean is always kd * kh * kw, at the border too, as in torch.nn.functional.avg_pool3d with
+    count_include_pad=True, the default.
 
     >>> tg.avg_pool3d(np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2), 2)
     tensor([[[[[3.5]]]]])
@@ -203,14 +205,14 @@ def _pooled_volumes(pool: Callable[..., Tensor], x: Tensor, how: dict[str, Sizes
     return reshape(y, (b, c, y.shape[2], *flat.shape[2:]))
 
 
-def _pooling(kernel: IntOrPair, stride: IntOrPair | None, padding: IntOrPair, axes: int = 2) -> dict[str, Sizes]:
+def _pooling(kernel: Ints, stride: Ints | None, padding: Ints, axes: int = 2) -> dict[str, Sizes]:
     size = int_each("kernel_size", kernel, 1, axes)
     step = size if stride is None else int_each("stride", stride, 1, axes)
     return {"kernel": size, "stride": step, "padding": int_each("padding", padding, 0, axes)}
 
 
 @op
-def nearest_upsample2d(x: Any, scale: IntOrPair = 2) -> Tensor:
+def nearest_upsample2d(x: Any, scale: Ints = 2) -> Tensor:
     """Repeat each pixel `scale` times along the height and the width.
 
     out[b, c, i, j] = x[b, c, i // scale, j // scale]

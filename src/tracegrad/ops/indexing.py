@@ -183,8 +183,8 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
     out[..., c] = 1 if indices[...] == c else 0
 
-    indices:  i32, any shape, 0 to n - 1. Negative ones do not count from the end. Indices that a compiled program
-              computes are not checked: those out of range give zeros.
+    indices:  i32, any shape, 0 to n - 1. Negative ones do not count from the end. An input out of range raises
+              InputError, a constant ShapeError; numbers that a compiled program computes itself give zeros.
     n:        the number of classes.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, the shape of `indices` and then n. It takes no memory in a compiled program. No gradient.
@@ -266,8 +266,9 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     x:        any dtype, shape (..., n, ...).
     indices:  i32, any shape.
               A list, an array or an eager tensor: -n to n - 1. Negative ones count from the end.
-              An input of a compiled program: 0 to n - 1. Each call checks them.
-              Computed in a compiled program: limited to [0, n - 1], without an error.
+              An input of a compiled program: 0 to n - 1.
+              An input out of range raises InputError, a constant ShapeError; numbers that a compiled program computes
+              itself are clamped to [0, n - 1].
     axis:     an axis of `x`; None flattens `x` first.
     Returns:  dtype of `x`; the shape of `indices` replaces `axis`.
     Gradient: to `x`, the result's gradient, summed at each index in a fixed order: the sums are reproducible.

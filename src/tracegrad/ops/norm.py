@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracegrad.dtypes import TensorType, normalize_axis, show
+from tracegrad.dtypes import Axes, TensorType, normalize_axes, normalize_axis, show
 from tracegrad.errors import ShapeError
 from tracegrad.hypers import AT_LEAST_0, checked
 from tracegrad.ir.nodes import Tensor, bind
-from tracegrad.methods import entered, method
-from tracegrad.prims.elementwise import exp, log, rsqrt, square, where
+from tracegrad.methods import Operand, entered, method
+from tracegrad.ops.reduction import count, drop, reduced_float
+from tracegrad.prims import views
+from tracegrad.prims.elementwise import exp, log, nonfinite, rsqrt, square, where
 from tracegrad.prims.folds import PEAK
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, shifted, symmetric
 
-__all__ = ["batch_norm", "layer_norm", "log_softmax", "rms_norm", "softmax", "softmax_causal", "where_causal"]
+__all__ = ["batch_norm", "layer_norm", "log_softmax", "logsumexp", "rms_norm", "softmax", "softmax_causal",
+           "where_causal"]  # fmt: skip
 
 INF = float("inf")
 
@@ -54,6 +57,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
     out = exp(x - m) / sum(exp(x - m)), m = max(x), with maximum and sum along `axis`
 
     x:        f32, rank at least 1.
+    axis:     an axis of `x`; by default the last.
     Returns:  f32, shape of `x`; sums along `axis` are 1. All are NaN if all of `x` along `axis` are -inf, or one is inf
               or NaN.
     Gradient: out * (dy - sum(dy * out)), dy the result's gradient.
@@ -93,6 +97,7 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
     out = x - m - log(sum(exp(x - m))), m = max(x), with maximum and sum along `axis`
 
     x:        f32, rank at least 1.
+    axis:     an axis of `x`; by default the last.
     Returns:  f32, shape of `x`. All are NaN if all of `x` along `axis` are -inf, or one is inf or NaN.
     Gradient: dy - softmax(x) * sum(dy), dy the result's gradient.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32.
@@ -320,3 +325,37 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
         return _scaled((x - mean) * rsqrt(var + eps), g, b)
     axes = tuple(d for d in range(x.ndim) if d != 1)
     return _scaled(bind(NORMALIZE, x, axes=axes, eps=eps), g, b)
+
+
+def _logsumexp(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    top = x.max(axes, keepdims=True)
+    shift = where(nonfinite(top), 0.0, top)  # for a row of -inf, or with inf: inf - inf would be NaN
+    return log(exp(x - views.broadcast_to(shift, x.shape)).sum(axes, keepdims=True)) + shift
+
+
+def _logsumexp_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
+    return (views.broadcast_to(ct, x.shape) * exp(x - views.broadcast_to(y, x.shape)),)
+
+
+LOGSUMEXP = composite("logsumexp", type=reduced_float, expand=_logsumexp, vjp=_logsumexp_vjp, batch=shifted)
+
+
+@method
+def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
+    """Return log(sum(exp(x))) over `axis` (None: over all axes). The maximum is subtracted first, so exp stays finite.
+
+    x:        f32. One inf gives inf. The result of elements that are all -inf, or of no elements, is -inf.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  f32, without the axes summed over.
+    Gradient: softmax(x) over the same axes, with NaN where the result is infinite.
+    Raises:   DTypeError if `x` is not f32; ShapeError if `axis` is out of range. As torch.logsumexp.
+
+    >>> tg.logsumexp([[0.0, 0.0]], axis=-1)
+    tensor([0.6931472])
+    """
+    x = as_tensor(x)
+    axes = normalize_axes(axis, x.ndim)
+    if x.dtype.is_float and count(x, axes) == 0:
+        return x.sum(axes, keepdims) - INF
+    return drop(bind(LOGSUMEXP, x, axes=axes), axes, keepdims)

@@ -14,11 +14,8 @@ from tracegrad.prims import views
 from tracegrad.prims.elementwise import (
     abs,
     cast,
-    exp,
     isnan,
-    log,
     logical_not,
-    nonfinite,
     pow,
     sqrt,
     square,
@@ -30,7 +27,7 @@ from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import shifted
 
-__all__ = ["all", "any", "argmax", "argmin", "logsumexp", "max", "mean", "min", "norm", "prod",
+__all__ = ["all", "any", "argmax", "argmin", "max", "mean", "min", "norm", "prod",
            "std", "sum", "var", "variance"]  # fmt: skip
 
 
@@ -65,8 +62,10 @@ def _float(x: Operand) -> Tensor:
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis` (None: over all axes).
 
-    x:        f32, i32 or u32, as the result; bool counts as i32. Integers wrap at 32 bits. No elements give 0.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    x:        f32, i32 or u32; bool counts as i32 0 and 1. Integers wrap at 32 bits. The sum of no elements is 0.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  the dtype of `x`, i32 for bool; without the axes summed over.
     Gradient: the result's gradient, to every element.
     Raises:   ShapeError if `axis` is out of range. As numpy.sum and torch.sum.
 
@@ -84,8 +83,10 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Average over `axis` (None: over all axes): the sum divided by the number of elements.
 
-    x:        f32; other dtypes are cast to it, so `mean(prediction == target)` is an accuracy. No elements give NaN.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    x:        f32; other dtypes are cast to it, so `mean(prediction == target)` is an accuracy. The mean of none is NaN.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  f32, without the axes averaged over.
     Gradient: dy / n to each of n elements, dy the result's gradient.
     Raises:   ShapeError if `axis` is out of range. As numpy.mean and torch.mean.
 
@@ -97,7 +98,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     return folded(SUM, x, axes, keepdims) / count(x, axes)
 
 
-def _reduced_float(x: TensorType, *, axes: tuple[int, ...], ddof: int = 0) -> TensorType:
+def reduced_float(x: TensorType, *, axes: tuple[int, ...], ddof: int = 0) -> TensorType:
     return TensorType(float_type(x).dtype, reduced_shape(x.shape, axes))
 
 
@@ -118,7 +119,7 @@ def _var_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], ddof: i
     return (views.broadcast_to(ct * 2.0 / _degrees(x, axes, ddof), x.shape) * _centred(x, axes),)
 
 
-VAR = composite("var", type=_reduced_float, expand=_var, vjp=_var_vjp, batch=shifted)
+VAR = composite("var", type=reduced_float, expand=_var, vjp=_var_vjp, batch=shifted)
 
 
 @method
@@ -126,8 +127,10 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
     """Return the variance over `axis` (None: over all axes): sum((x - mean(x))^2) / (n - ddof) of n elements.
 
     x:        f32; other dtypes are cast to it. For n <= ddof the divisor is 0, and the result inf or NaN.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
     ddof:     0 for the population, 1 for a sample. `variance` and PyTorch take 1 by default.
+    Returns:  f32, without the axes of the elements.
     Gradient: 2 (x - mean(x)) / (n - ddof).
     Raises:   ShapeError if `axis` is out of range. As numpy.var.
 
@@ -144,8 +147,10 @@ def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: 
     """Return the sample variance over `axis` (None: over all axes): `var` with PyTorch's default divisor, n - 1.
 
     x:          f32; other dtypes are cast to it.
-    axis:       an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    axis:       an integer or a tuple of them.
+    keepdims:   True keeps these axes, with size 1.
     correction: the divisor for n elements is n - correction.
+    Returns:    f32, without the axes of the elements.
     Gradient:   2 (x - mean(x)) / (n - correction).
     Raises:     ShapeError if `axis` is out of range. As torch.var.
 
@@ -166,8 +171,10 @@ def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
     """Return the standard deviation over `axis` (None: over all axes): sqrt(sum((x - mean(x))^2) / (n - ddof)).
 
     x:        f32; other dtypes are cast to it. Equal elements can give 1e-7 of their size, not 0: their mean rounds.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
-    ddof:     0 for the population, 1 for a sample, which is PyTorch's default. n: the number of elements over `axis`.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    ddof:     0 for the population, 1 for a sample, which is PyTorch's default. n is the number of elements over `axis`.
+    Returns:  f32, without the axes of the elements.
     Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where the result is 0, as in PyTorch.
     Raises:   ShapeError if `axis` is out of range. As numpy.std and torch.std.
 
@@ -184,8 +191,10 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     sum(|x|^ord)^(1 / ord); for ord=inf the largest |x|, for -inf the smallest, for 0 the number of nonzero elements
 
     x:        f32.
-    axis:     an integer, or a tuple of axes that form one vector. keepdims: keep these axes, with size 1.
+    axis:     an integer, or a tuple of axes that form one vector.
+    keepdims: True keeps these axes, with size 1.
     ord:      a number >= 0, inf or -inf. For 2, elements above 1.8e19 do not overflow, as their squares do in PyTorch.
+    Returns:  f32, without the axes of the vectors.
     Gradient: sign(x) (|x| / norm)^(ord - 1), and 0 where x is 0. For ord=inf and -inf, tied elements share it evenly.
     Raises:   InputError for another `ord`; DTypeError if `x` is not f32; ShapeError if `axis` is out of range.
 
@@ -239,8 +248,10 @@ def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
 def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the largest element over `axis` (None: over all axes), without its index; NaN if one element is NaN.
 
-    x:        f32, i32 or u32, as the result.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    x:        f32, i32 or u32.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  the dtype of `x`, without the axes searched.
     Gradient: to the largest element; tied elements share it evenly.
     Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.max and torch.amax.
 
@@ -254,8 +265,10 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the smallest element over `axis` (None: over all axes), without its index; NaN if one element is NaN.
 
-    x:        f32, i32 or u32, as the result.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    x:        f32, i32 or u32.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  the dtype of `x`, without the axes searched.
     Gradient: to the smallest element; tied elements share it evenly.
     Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.min and torch.amin.
 
@@ -269,8 +282,10 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Multiply the elements over `axis` (None: over all axes).
 
-    x:        f32, i32 or u32, as the result; bool counts as i32. Integers wrap at 32 bits. No elements give 1.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
+    x:        f32, i32 or u32; bool counts as i32. Integers wrap at 32 bits. The product of no elements is 1.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  the dtype of `x`, i32 for bool; without the axes multiplied over.
     Gradient: the product of the other elements, exact at zeros too.
     Raises:   ShapeError if `axis` is out of range. As numpy.prod and torch.prod.
 
@@ -285,9 +300,11 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return whether any element over `axis` (None: over all axes) is True or nonzero.
 
-    x:        any dtype. NaN counts as nonzero. No elements give False.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
-    Returns:  bool. Gradient: none.
+    x:        any dtype. NaN counts as nonzero. Over no elements the result is False.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  bool.
+    Gradient: none.
     Raises:   ShapeError if `axis` is out of range. As numpy.any and torch.any.
 
     >>> tg.any(np.array([[True, False], [False, False]]), axis=1)
@@ -303,9 +320,11 @@ def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return whether every element over `axis` (None: over all axes) is True or nonzero.
 
-    x:        any dtype. NaN counts as nonzero. No elements give True.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
-    Returns:  bool. Gradient: none.
+    x:        any dtype. NaN counts as nonzero. Over no elements the result is True.
+    axis:     an integer or a tuple of them.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  bool.
+    Gradient: none.
     Raises:   ShapeError if `axis` is out of range. As numpy.all and torch.all.
 
     >>> tg.all(np.array([[True, False], [True, True]]), axis=1)
@@ -343,8 +362,10 @@ def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the index of the largest element along `axis` (None: in the flattened `x`).
 
     x:        f32, i32 or u32.
-    axis:     an integer, or a tuple of axes that count as one flattened axis. keepdims: keep these axes, with size 1.
-    Returns:  i32: the first index of tied elements, or of a NaN, as in NumPy. Gradient: none.
+    axis:     an integer, or a tuple of axes that count as one flattened axis.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  i32: the first index of tied elements, or of a NaN, as in NumPy.
+    Gradient: none.
     Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.argmax and torch.argmax.
 
     >>> tg.argmax([[1.0, 3.0, 2.0]], axis=-1)
@@ -358,43 +379,13 @@ def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return the index of the smallest element along `axis` (None: in the flattened `x`).
 
     x:        f32, i32 or u32.
-    axis:     an integer, or a tuple of axes that count as one flattened axis. keepdims: keep these axes, with size 1.
-    Returns:  i32: the first index of tied elements, or of a NaN, as in NumPy. Gradient: none.
+    axis:     an integer, or a tuple of axes that count as one flattened axis.
+    keepdims: True keeps these axes, with size 1.
+    Returns:  i32: the first index of tied elements, or of a NaN, as in NumPy.
+    Gradient: none.
     Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.argmin and torch.argmin.
 
     >>> tg.argmin([[1.0, 3.0, 2.0]], axis=-1)
     tensor([0], dtype=i32)
     """
     return _position(MIN, x, axis, keepdims)
-
-
-def _logsumexp(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    top = max(x, axes, keepdims=True)
-    shift = where(nonfinite(top), 0.0, top)  # for a row of -inf, or with inf: inf - inf would be NaN
-    return log(sum(exp(x - views.broadcast_to(shift, x.shape)), axes, keepdims=True)) + shift
-
-
-def _logsumexp_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
-    return (views.broadcast_to(ct, x.shape) * exp(x - views.broadcast_to(y, x.shape)),)
-
-
-LOGSUMEXP = composite("logsumexp", type=_reduced_float, expand=_logsumexp, vjp=_logsumexp_vjp, batch=shifted)
-
-
-@method
-def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return log(sum(exp(x))) over `axis` (None: over all axes). The maximum is subtracted first, so exp stays finite.
-
-    x:        f32. One inf gives inf; elements that are all -inf, or no elements, give -inf.
-    axis:     an integer or a tuple of them. keepdims: keep these axes, with size 1.
-    Gradient: softmax(x) over the same axes, with NaN where the result is infinite.
-    Raises:   DTypeError if `x` is not f32; ShapeError if `axis` is out of range. As torch.logsumexp.
-
-    >>> tg.logsumexp([[0.0, 0.0]], axis=-1)
-    tensor([0.6931472])
-    """
-    x = as_tensor(x)
-    axes = normalize_axes(axis, x.ndim)
-    if x.dtype.is_float and count(x, axes) == 0:
-        return sum(x, axes, keepdims) - math.inf
-    return drop(bind(LOGSUMEXP, x, axes=axes), axes, keepdims)

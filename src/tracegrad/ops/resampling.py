@@ -13,7 +13,7 @@ from tracegrad.methods import op
 from tracegrad.ops.images import avg_pool2d, max_pool2d
 from tracegrad.ops.indexing import take
 from tracegrad.ops.linalg import matmul
-from tracegrad.ops.windows import IntOrPair, int_pair, windows_of
+from tracegrad.ops.windows import Ints, int_pair, windows_of
 from tracegrad.prims.leaves import as_tensor, literal
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import permute, reshape
@@ -173,7 +173,7 @@ def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
 
 
 @op
-def adaptive_avg_pool2d(x: Any, output_size: IntOrPair) -> Tensor:
+def adaptive_avg_pool2d(x: Any, output_size: Ints) -> Tensor:
     """Average windows that cover an image evenly: as many windows as the result has elements.
 
     Along the height, window k of n is x[..., floor(k H / n) : ceil((k + 1) H / n), :]; along the width likewise.
@@ -221,7 +221,7 @@ def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     x:           f32 [B, C, L].
     kernel_size: k, the size of a window.
     stride:      s, the distance between windows; None means `kernel_size`.
-    padding:     p, zeros before and behind each sequence, at most k / 2. They count in the mean.
+    padding:     p, zeros before and behind each sequence, at most k / 2. The divisor of the mean is always k.
     Returns:     f32 [B, C, floor((L + 2p - k) / s) + 1].
     Gradient:    an equal share to each element of a window.
     Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
@@ -321,9 +321,7 @@ def _squared(x: Any, factor: int) -> tuple[Tensor, int]:
 
 
 @op
-def unfold(
-    x: Any, kernel_size: IntOrPair, dilation: IntOrPair = 1, padding: IntOrPair = 0, stride: IntOrPair = 1
-) -> Tensor:
+def unfold(x: Any, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0, stride: Ints = 1) -> Tensor:
     """Return the windows of an image as columns; windows read zeros outside the image.
 
     x:        f32 [B, C, H, W].

@@ -61,6 +61,7 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
     x:        any dtype.
     shape:    an integer or integers. One of them can be -1: it becomes the size that is left.
+    Returns:  dtype of `x`, the given shape.
     Gradient: the result's gradient, reshaped back.
     Raises:   ShapeError if the numbers of elements differ.
 
@@ -80,6 +81,7 @@ def flatten(x: Operand, start_axis: int = 1) -> Tensor:
 
     x:          any dtype.
     start_axis: the first axis to merge. The default, 1, keeps the batch axis; PyTorch's default is 0.
+    Returns:    dtype of `x`, with one axis in place of those merged.
     Gradient:   the result's gradient, reshaped back.
     Raises:     ShapeError if `start_axis` is out of range, as 1 is for a vector.
 
@@ -102,6 +104,7 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
 
     x:        any dtype.
     axes:     every axis of `x` once; negative ones count from the end.
+    Returns:  dtype of `x`; size d of its shape is that of axis `axes[d]` of `x`.
     Gradient: the result's gradient, with the axes in their old order.
     Raises:   ShapeError unless `axes` names every axis once.
 
@@ -125,6 +128,7 @@ def transpose(x: Operand, axes: Sequence[int] | None = None) -> Tensor:
 
     x:        any dtype.
     axes:     every axis of `x` once, as for `permute`; None reverses them.
+    Returns:  dtype of `x`, with the axes in the new order.
     Gradient: the result's gradient, with the axes in their old order.
     Raises:   ShapeError unless `axes` names every axis once.
 
@@ -144,6 +148,7 @@ def swapaxes(x: Operand, a: int, b: int) -> Tensor:
 
     x:        any dtype.
     a, b:     integers; negative ones count from the end.
+    Returns:  dtype of `x`, with the two axes exchanged.
     Gradient: the result's gradient, with the axes exchanged back.
     Raises:   ShapeError if an axis is out of range.
 
@@ -165,6 +170,7 @@ def broadcast_to(x: Operand, shape: int | Sequence[int]) -> Tensor:
 
     x:        any dtype.
     shape:    an integer or integers.
+    Returns:  dtype of `x`, the given shape.
     Gradient: the result's gradient, summed over the repeated axes.
     Raises:   ShapeError unless each size of `x`, counted from the last axis, is 1 or the size in `shape`.
 
@@ -189,6 +195,7 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
 
     x:        any dtype.
     axis:     an integer or a tuple of them: the positions of the new axes in the result; -1 is the last.
+    Returns:  dtype of `x`, its shape with the new axes.
     Gradient: the result's gradient, without these axes.
     Raises:   ShapeError if `axis` is out of range.
 
@@ -211,6 +218,7 @@ def squeeze(x: Operand, axis: Axes = None) -> Tensor:
 
     x:        any dtype.
     axis:     an integer or a tuple of them: the axes to remove. None removes every axis of size 1.
+    Returns:  dtype of `x`, its shape without these axes.
     Gradient: the result's gradient, with these axes again.
     Raises:   ShapeError if a given axis is out of range or its size is not 1; PyTorch leaves such an axis as it is.
 
@@ -240,6 +248,7 @@ def narrow(x: Operand, axis: int, start: int, length: int) -> Tensor:
     axis:     an integer; a negative one counts from the last axis.
     start:    the first element; a negative one counts from the end of the axis.
     length:   the number of elements.
+    Returns:  dtype of `x`, its shape with the size `length` along `axis`.
     Gradient: the result's gradient at these elements, 0 elsewhere.
     Raises:   ShapeError if the range leaves the axis, where x[start:stop] would return fewer elements.
 
@@ -265,6 +274,7 @@ def flip(x: Operand, axis: Axes = None) -> Tensor:
 
     x:        any dtype.
     axis:     an integer or a tuple of them; None means every axis.
+    Returns:  dtype and shape of `x`.
     Gradient: the result's gradient, flipped back.
     Raises:   ShapeError if `axis` is out of range.
 
@@ -321,6 +331,7 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
     x:        any dtype.
     widths:   an integer for every side of every axis; or (before, after) for every axis; or one such pair per axis.
     value:    a number, which the dtype of `x` can hold.
+    Returns:  dtype of `x`; each axis is longer by its two widths.
     Gradient: the result's gradient, without the padding.
     Raises:   ShapeError for negative widths, and unless there is a pair for each axis; DTypeError for another `value`.
 

@@ -207,6 +207,7 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
     values[..., k, ...] = x[..., indices[..., k, ...], ...]
 
     x:          any dtype, rank 1 or more.
+    axis:       an axis of `x`, by default the last.
     descending: True puts the largest element first.
     Returns:    values of the dtype of `x`, and i32 indices, both of the shape of `x`. Equal elements keep their order,
                 in both directions; -0 equals 0. NaN counts as the largest, as in PyTorch and NumPy.
@@ -227,6 +228,7 @@ def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
     """Return the indices that sort `x` along `axis`: the second result of `sort`.
 
     x:          any dtype, rank 1 or more.
+    axis:       an axis of `x`, by default the last.
     descending: True puts the index of the largest element first.
     Returns:    i32, the shape of `x`. Indices of equal elements keep their order; NaN counts as the largest.
     Gradient:   none.
@@ -245,6 +247,7 @@ def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tens
     """Return the `k` largest elements along `axis`, the largest first, and their indices: (values, indices).
 
     x:        any dtype, rank 1 or more.
+    axis:     an axis of `x`, by default the last.
     k:        an integer from 0 to the size of the axis.
     largest:  False returns the smallest elements, the smallest first.
     Returns:  values of the dtype of `x`, and i32 indices, both of the shape of `x` with size `k` along `axis`. Equal

@@ -175,13 +175,13 @@ __all__ = ["col2im", "im2col"]
 
 Pair = tuple[int, int]
 Sizes = tuple[int, ...]  # one for each axis after the channels
-IntOrPair = int | Sequence[int]
+Ints = int | Sequence[int]
 # By the number of axes after the channels
 KINDS = {1: ("sequences", "[B,C,L]"), 2: ("images", "[B,C,H,W]"), 3: ("volumes", "[B,C,D,H,W]")}
 COUNTS = {1: "one integer", 2: "one or two integers", 3: "one or three integers"}
 
 
-def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
+def int_each(what: str, value: Ints, least: int, n: int) -> Sizes:
     """Return one integer for each of `n` axes, from one for all or one each. Raises ShapeError below `least`."""
     for k in value if isinstance(value, tuple) else (value,):
         if str(getattr(k, "dtype", "")).startswith("f"):  # PyTorch's third argument
@@ -197,7 +197,7 @@ def int_each(what: str, value: IntOrPair, least: int, n: int) -> Sizes:
     return cast("Sizes", tuple(each))
 
 
-def int_pair(what: str, value: IntOrPair, least: int) -> Pair:
+def int_pair(what: str, value: Ints, least: int) -> Pair:
     """Return (height, width) from one or two integers. Raises ShapeError below `least`."""
     h, w = int_each(what, value, least, 2)
     return h, w
@@ -297,7 +297,7 @@ OVERLAP_ADD = composite(
 )
 
 
-def windows_of(x: Any, kernel: tuple[int, int], stride: IntOrPair, padding: IntOrPair, dilation: IntOrPair) -> Tensor:
+def windows_of(x: Any, kernel: tuple[int, int], stride: Ints, padding: Ints, dilation: Ints) -> Tensor:
     """Return [B, C, oh, ow, kh, kw]: every window of an image."""
     return bind(
         WINDOWS,
@@ -310,7 +310,7 @@ def windows_of(x: Any, kernel: tuple[int, int], stride: IntOrPair, padding: IntO
 
 
 @op
-def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0) -> Tensor:
+def im2col(x: Any, kernel: Ints, stride: Ints = 1, padding: Ints = 0) -> Tensor:
     """Return the windows of an image as rows; windows read zeros outside the image.
 
     x:        f32 [B, C, H, W].
@@ -332,9 +332,7 @@ def im2col(x: Any, kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair 
 
 
 @op
-def col2im(
-    columns: Any, shape: Sequence[int], kernel: IntOrPair, stride: IntOrPair = 1, padding: IntOrPair = 0
-) -> Tensor:
+def col2im(columns: Any, shape: Sequence[int], kernel: Ints, stride: Ints = 1, padding: Ints = 0) -> Tensor:
     """Add rows of windows, as `im2col` returns them, into an image: its transpose, not its inverse.
 
     Each element of a window is added to the pixel from which `im2col` reads it. Pixels that several windows share get

@@ -56,10 +56,10 @@ def _units(host: Host) -> tuple[Tensor, Tensor]:
 
 
 def clip_by_global_norm(max_norm: float) -> Transform:
-    """Scale the gradient down to `max_norm` if it is longer: g * min(1, max_norm / (norm(g) + 1e-6)).
+    """Scale the gradient to the norm `max_norm` if its norm is larger: g * min(1, max_norm / (norm(g) + 1e-6)).
 
-    g is the gradient of all parameters, and norm(g) its Euclidean length. `train.set(clip_grad_norm=...)` replaces
-    `max_norm`.
+    g is the gradient of all parameters, and norm(g) its Euclidean length. To change `max_norm` during training, call
+    `train.set(clip_grad_norm=...)` on the training that `tg.compile` returns.
     As torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
 
     >>> optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum(0.9)), lr=0.1)

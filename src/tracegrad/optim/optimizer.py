@@ -23,11 +23,11 @@ P = ParamSpec("P")
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments that all optimizers share: `optim.adam(lr=1e-3, clip_grad_norm=1.0)`.
+    """The keyword arguments of all optimizers: `optim.adam(lr=1e-3, clip_grad_norm=1.0)`. `train`: see `tg.compile`.
 
     lr:               (of each optimizer itself) the learning rate: a number, or a schedule of `tg.lr`.
-    clip_grad_norm:   scale the gradient of all parameters down to this norm, as PyTorch's clip_grad_norm_. Default
-                      None: no clipping.
+    clip_grad_norm:   scale the gradient of all parameters to this norm if its norm is larger, as clip_grad_norm_
+                      of PyTorch. Default None: no clipping.
     normalize_grads:  divide each parameter's gradient by its norm, before clipping: True for all parameters, or a
                       function of the name that returns whether to. Default False.
     ema:              keep a running average of the parameters with this factor, such as 0.999; default None: no
@@ -62,7 +62,7 @@ class Optimizer:
 
     transform:  the update rule. It is traced once, and its result is added to the parameters.
     lr:         a number, or a schedule of `tg.lr`. Its value at each step is the hyperparameter "lr".
-    hyper:      first values of all other hyperparameters. `train.set` changes them.
+    hyper:      first values of all other hyperparameters. `set` of the training that `tg.compile` returns changes them.
     name:       the name of the function that made it, such as "adam".
     decay_filter, groups: as in `Options`.
     options:    the options that shape the transform, as plain data.
@@ -232,7 +232,7 @@ def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> C
 
     >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
     >>> train.replace_model(nn.Linear(2, 1, init=tg.init.ones()), optimizer=optim.custom(sign, lr=0.25))
-    >>> r = train.step(x=x, y=y).result()
+    >>> r = train.step(x=x, y=y).result()    # train, x, y: as in the example of tg.compile, with a batch x, y
     >>> train.params()["W"]
     array([[0.75],
            [0.75]], dtype=float32)

@@ -173,7 +173,7 @@ def track_ema(decay: float) -> Transform:
     """Keep a running average of the parameters: e <- decay e + (1 - decay) p, starting at p. Updates stay as they are.
 
     Put this transform last in a chain, after `scale_by_lr`: p are the parameters after this step.
-    `train.download_params(ema=True)` reads the average, the state "ema".
+    `train.download_params(ema=True)` reads the average, the state "ema". `train` is what `tg.compile` returns.
     As torch.optim.swa_utils.AveragedModel; Polyak and Juditsky 1992.
 
     >>> optim.custom(optim.chain(optim.scale_by_momentum(0.9), optim.scale_by_lr(), optim.track_ema(0.999)), lr=0.1)

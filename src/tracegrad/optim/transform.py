@@ -165,7 +165,7 @@ class Host(NamedTuple):
 
     @property
     def step(self) -> Tensor:
-        """The number of this update, f32[], counted from 1. Exact up to 2^24. As state["step"] of torch.optim.Adam.
+        """The index of this update, f32[]: 1 in the first one. Exact up to 2^24. As state["step"] of torch.optim.Adam.
 
         Inside `accumulate`, several steps of the training are one update.
         """
@@ -173,9 +173,9 @@ class Host(NamedTuple):
 
     @property
     def steps(self) -> Tensor:
-        """The number of this update, counted for each parameter from 1: without the updates while it was frozen.
+        """How many updates each parameter has had, with this one: 1 in its first. None counts while it is frozen.
 
-        f32[] until the first `train.freeze`, then f32[n]. Needs `Transform(..., counts=True)`, else it is `step`.
+        f32[] until the training first freezes any, then f32[n]. Needs `Transform(..., counts=True)`, else it is `step`.
         """
         if self.missed is None:
             return self.step
@@ -183,7 +183,9 @@ class Host(NamedTuple):
         return as_tensor(1.0) if self.largest else maximum(self.step - self.missed, 1.0)
 
     def steps_of(self, slot: Slot) -> Tensor:
-        """Return the number of this update for one parameter, f32[]; see `steps`.
+        """Return how many updates one parameter has had, with this one, f32[]: 1 in its first. See `steps`.
+
+        Parameters differ if `train.freeze` froze some of them for a while; `train` is what `tg.compile` returns.
 
         slot: the parameter's place, one of `host.arena.slots`.
         """
@@ -209,7 +211,7 @@ class PerParameter:
     """Declares a state with one part for each parameter, in another shape than the parameter. See `Transform.state`.
 
     shape: function of a parameter's shape that returns the shape of its part, such as (m, n) -> (m, 1); None: no part.
-    fill:  the first value of all elements, which `train.reset` writes again.
+    fill:  the first value of all elements, which `reset` of the training writes again.
 
     >>> rows = optim.PerParameter(lambda shape: (shape[0], 1) if len(shape) == 2 else None)
     >>> rows.shape((3, 4))
@@ -243,7 +245,7 @@ class Transform:
             |element| of g, p and the state exceeds G, P and S, none of `update`'s results exceeds G' and S'. While
             these are finite, the device need not check the new values.
     counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count the
-            updates of each parameter. From the first `train.freeze` on, `steps` and `bias_correction` are f32[n].
+            updates of each parameter. From the first `freeze` on, `steps` and `bias_correction` are f32[n].
             With False, updates of frozen parameters count, too.
 
     A step that would make a parameter or a state infinite or NaN fails, and changes nothing. `update` is traced once,
@@ -265,7 +267,7 @@ class Transform:
 
     @property
     def fills(self) -> dict[str, Fill]:
-        """The first value of each state, by name, which `train.reset` writes again: a number, or "params".
+        """The first value of each state, by name, which `reset` of the training writes again: a number, or "params".
 
         "params" means a copy of the parameters. As init of optax.GradientTransformation.
         """

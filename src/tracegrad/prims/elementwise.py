@@ -154,6 +154,7 @@ def stop_gradient(x: Any) -> Tensor:
     """Return `x` as a constant: no gradient flows through it.
 
     x:        any dtype and shape; a tensor, an array or a number.
+    Returns:  dtype and shape of `x`.
     Gradient: 0.
     Raises:   DTypeError if `x` is none of these.
 

@@ -28,9 +28,9 @@ class DeviceInfo(Value):
                  to a capacity, computed in arrays of a larger size. "one": a single one.
     precisions:  valid values of `precision=`.
     share:       with several processes, (k, n): this process gives part k, from 0, of n equal parts of each batch.
-    process:     the number of this process, from 0.
+    process:     the index of this process, from 0.
 
-    >>> train.device.name, train.device.gpu
+    >>> train.device.name, train.device.gpu    # train: as in the example of tg.compile
     ('cpu', False)
     """
 

@@ -66,7 +66,7 @@ class EarlyStopping:
     mode:      "max" to maximize the metric, "min" to minimize it. "auto" maximizes if the name contains acc, auc, r2,
                score, f1, top, precision or recall.
 
-    >>> stop = tg.EarlyStopping("loss", patience=2, min_delta=100.0)
+    >>> stop = tg.EarlyStopping("loss", patience=2, min_delta=100.0)    # train, x, y below: see tg.compile
     >>> history = train.fit(x=x, y=y, epochs=50, progress=False, callbacks=[stop])
     >>> history.epochs
     3
@@ -114,7 +114,7 @@ class Checkpoint:
     wait:    False writes the file while the training goes on, as `train.save(path, wait=False)`.
     sharded: True writes a folder, as `train.save(path, sharded=True)`.
 
-    >>> save = tg.Checkpoint("best.safetensors")
+    >>> save = tg.Checkpoint("best.safetensors")    # train, x, y below: as in the example of tg.compile
     >>> history = train.fit(x=x, y=y, validation=(x, y), progress=False, callbacks=[save])
     >>> train.load("best.safetensors")
     """
@@ -141,7 +141,8 @@ class CSVLogger:
 
     path: the file. `fit` writes it anew when it begins, and again after each epoch.
 
-    >>> history = train.fit(x=x, y=y, epochs=2, progress=False, callbacks=[tg.CSVLogger("log.csv")])
+    >>> log = tg.CSVLogger("log.csv")    # train, x, y below: as in the example of tg.compile
+    >>> history = train.fit(x=x, y=y, epochs=2, progress=False, callbacks=[log])
     >>> open("log.csv").readline()
     'epoch,step,loss\n'
     """
@@ -171,7 +172,8 @@ class TensorBoard:
     folder: the folder of this run, such as "runs/first"; `tensorboard --logdir runs` shows all folders in `runs`. Each
             `fit` adds a file, and points carry the training's step number. Writing needs no TensorBoard.
 
-    >>> history = train.fit(x=x, y=y, progress=False, callbacks=[tg.TensorBoard("runs/first")])
+    >>> board = tg.TensorBoard("runs/first")    # train, x, y below: as in the example of tg.compile
+    >>> history = train.fit(x=x, y=y, progress=False, callbacks=[board])
     """
 
     @helpful

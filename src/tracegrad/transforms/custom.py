@@ -71,11 +71,11 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
         for block in m.blocks:
             x = tg.remat(block)(x)                       # keeps x for the backward pass, and no value inside the block
 
-    fn:       a function of any arguments. Gradients also flow to tensors that `fn` closes over, such as parameters.
+    fn:       a function or a layer. Gradients also flow to tensors that `fn` closes over, such as parameters.
     Returns:  a function with the result and the gradients of `fn`, the same to the last bit. Random ops draw the same
               numbers again.
-    Cost:     the backward pass runs the forward pass of `fn` once more, for each f32 result that needs a gradient.
-    Raises:   TraceError unless `fn` is a function.
+    Cost:     the backward pass runs `fn` once more; k times more if k f32 results of `fn` need gradients.
+    Raises:   TraceError unless `fn` is a function or another object that you can call, such as a layer.
 
     `tg.checkpoint` is another name. As jax.remat and torch.utils.checkpoint (Chen et al. 2016).
 
@@ -221,7 +221,7 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
     bwd:      takes `kept` and `ct`, the gradient of the loss with respect to the value, and returns a tuple with a
               gradient, or None for zeros, for each argument.
     Returns:  a function of the same arguments.
-    Raises:   TraceError unless `fn` is a function, if a call comes before `defvjp`, and for results of another
+    Raises:   TraceError unless you can call `fn`, if a call comes before `defvjp`, and for results of another
               structure; ShapeError if a gradient has another shape than its argument.
 
     `tg.jvp` uses `bwd` too, and is right only if `bwd` is linear in `ct`. Second derivatives differentiate `bwd`. As
