@@ -110,8 +110,8 @@ class Conv1d(_Convolution):
        length' = floor((length + 2 padding - dilation (kernel_size - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, kernel_size], from `init`, default tg.init.kaiming().
     b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, dilation: integers. The padding "same" keeps the length. It needs stride 1 and an even
-               dilation (kernel_size - 1). Padding "valid" is 0.
+    kernel_size, stride, padding, dilation: each an integer, or a sequence of one. The padding "same" keeps the length.
+               It needs stride 1 and an even dilation (kernel_size - 1). Padding "valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
@@ -209,7 +209,7 @@ class ConvTranspose1d(_Transpose):
     W: f32[in_ch, out_ch/groups, kernel_size], from `init`. By default W is normal with standard deviation sqrt(2 / k).
        k is the mean number of terms in an element of the result, in_ch/groups * kernel_size / stride, but at least 1.
     b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, output_padding, dilation: integers.
+    kernel_size, stride, padding, output_padding, dilation: each an integer, or a sequence of one.
     groups:    as in `Conv1d`.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
