@@ -49,9 +49,9 @@ def _let_go(lock: Any) -> int:
 class Pending(NoArray, Generic[T]):
     """The future of a `step` or `run`: `result()` or `await` waits, and returns `Completed`, `Aborted` or `Failed`.
 
-    `loss`, `losses`, `step`, `aux`, `output` and `captures` wait too, and return this part of a `Completed`. For a
-    `Failed` they raise its error, for an `Aborted` `tg.AbortedError`. The library warns of a `Failed` that you never
-    read.
+    The properties `loss`, `losses`, `step`, `aux`, `output` and `captures` wait too, and give this part of a
+    `Completed`. For a `Failed` they raise its `error`, for an `Aborted` `tg.AbortedError`. The library warns of a
+    `Failed` that you never read.
 
     >>> pending = train.step(x=x, y=y)    # train, x, y: as in the example of tg.compile, with a batch x, y
     >>> pending.step
@@ -79,7 +79,12 @@ class Pending(NoArray, Generic[T]):
             raise absent(what, name, OWN, "pendings", "objects")
 
     def __init__(self, what: str = "call", worker: int | None = None, lock: Any = None):
-        """lock: an RLock that the worker needs to resolve this."""
+        """Make a pending that is not done; `resolve` ends it.
+
+        what:   a word for messages, such as "step".
+        worker: the identifier of the thread that resolves this; `result` raises RuntimeError there.
+        lock:   an RLock that the worker needs to resolve this.
+        """
         self._what, self._lock = what, lock
         self._worker = worker  # the thread that resolves this: waiting there would block forever
         self._generation = Generation.number
@@ -209,32 +214,38 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def loss(self) -> float:
-        """The loss of the step before its update, a float; of `run_steps`, the last step's. Waits for the step."""
+        """The loss of the step before its update, a float; of `run_steps`, the last step's.
+
+        Waits for the step. Raises AbortedError if the step was aborted, and the step's error if it failed.
+        """
         return self._of_kind("loss")
 
     @property
     def losses(self) -> Any:
-        """The losses of all steps of the call, float32[number of steps]. Waits for them."""
+        """The losses of all steps of the call, a NumPy array float32[number of steps]. Waits and raises as `loss`."""
         return self._of_kind("losses")
 
     @property
     def step(self) -> int:
-        """The index of the step in its training, from 1; of `run_steps`, the last step's. Waits for the step."""
+        """The index of the step in its training, from 1; of `run_steps`, the last step's. Waits, and raises as `loss`."""
         return self._of_kind("step")
 
     @property
     def aux(self) -> Mapping[str, Any]:
-        """The tensors that the loss returned beside its value, as NumPy arrays by name. Waits for them."""
+        """The tensors that the loss returned beside its value, as NumPy arrays by name. Waits and raises as `loss`."""
         return self._of_kind("aux")
 
     @property
     def output(self) -> Any:
-        """The forward's result, in the form that it returns: an array, or a tuple or dict of them. Waits for it."""
+        """The forward's result, in the form that it returns: a NumPy array, or a tuple or dict of them.
+
+        Waits for the run. Raises AbortedError if the run was aborted, and the run's error if it failed.
+        """
         return self._of_kind("output")
 
     @property
     def captures(self) -> Captures:
-        """The arrays that `tg.capture(name, x)` kept in this step or run, by name. Waits for them."""
+        """The NumPy arrays that `tg.capture(name, x)` kept in this step or run, by name. Waits and raises as `loss`."""
         return self._completed().captures
 
     def resolve(self, result: T) -> None:

@@ -12,7 +12,7 @@ from tracegrad.refusals import Value, absent
 
 
 class Captures(Mapping[str, Any]):
-    """The arrays that `tg.capture(name, x)` kept in one step or run: a mapping by name.
+    """The NumPy arrays that `tg.capture(name, x)` kept in one step or run: a mapping by name.
 
     >>> def forward(m, x):
     ...     return tg.sum(tg.capture("hidden", m(x)))
@@ -90,7 +90,7 @@ class Completed:
     """The result of finished work. A step gives its subclass `CompletedStep`, the run of a forward `CompletedRun`.
 
     A `CompletedStep` has `loss`, `losses`, `aux`, `step` and `skipped`; a `CompletedRun` has `output`. Both have
-    `captures`, the arrays of `tg.capture` by name, and `value`, the loss or the output.
+    `captures`, the NumPy arrays of `tg.capture` by name, and `value`, the loss or the output.
 
     >>> match train.step(x=x, y=y).result():    # train, x, y: as in the example of tg.compile, with a batch x, y
     ...     case tg.Completed(loss=loss):
@@ -106,7 +106,7 @@ class Completed:
 
     @property
     def value(self) -> Any:
-        """The loss of a step, or the output of a run."""
+        """The loss of a step, a float; or the output of a run, NumPy arrays."""
         raise NotImplementedError
 
 
@@ -114,11 +114,11 @@ class Completed:
 class CompletedStep(Completed):
     """A training step that was applied.
 
-    loss:     the loss before the update; of `run_steps`, that of the last step.
-    aux:      the extra tensors of the loss function, as arrays.
+    loss:     the loss before the update, a float; of `run_steps`, that of the last step.
+    aux:      the tensors that the loss returned beside its value, as NumPy arrays by name.
     captures: see `Captures`.
     step:     the number of this step; the first is 1.
-    losses:   float32 array, one element per step that the call ran.
+    losses:   NumPy array of float32, one element per step that the call ran.
     skipped:  how many steps of the call did not change parameters and optimizer state, because gradients overflowed in
               half precision; the loss scale was halved. 0 under precision="f32".
     """
@@ -131,19 +131,19 @@ class CompletedStep(Completed):
 
     @property
     def value(self) -> float:
-        """The loss."""
+        """The loss, a float."""
         return self.loss
 
 
 @dataclass(frozen=True, slots=True, match_args=False)
 class CompletedRun(Completed):
-    """A forward that was run. `output` is an array, or a tuple or dict of arrays, as the forward returns it."""
+    """A forward that was run. `output` is a NumPy array, or a tuple or dict of them, as the forward returns it."""
 
     output: Any
 
     @property
     def value(self) -> Any:
-        """The output."""
+        """The `output`."""
         return self.output
 
 
