@@ -113,7 +113,7 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
     own modules declare have the same names in PyTorch, as parameters and buffers.
 
     state_dict: arrays or tensors by name, or a PyTorch module. torch is not imported.
-    target:     a training or a forward. For an attached forward, the weights go to its training.
+    target:     a training or a forward. For a forward of `train.attach`, the weights go to the training.
     rename:     prefixes, {"model.encoder": "encoder", "head": "out"}, from PyTorch's to ours; or a function of a name
                 that returns another name, or None to leave the array out.
     Returns:    a report. Print it to see the names that matched, are missing here, or are unused.

@@ -234,7 +234,7 @@ class CompiledForward(HasStates):
 
     @helpful
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Load the parameters and states of a file; for an attached forward, into the training.
+        """Load the parameters and states of a file; for a forward of `train.attach`, into the training.
 
         path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
         Raises:  InputError, with nothing changed, for a damaged file, or with the name of each parameter that is
@@ -267,7 +267,7 @@ class CompiledForward(HasStates):
     def close(self) -> None:
         """Free the forward's programs. Queued runs resolve as `Aborted`. You can close twice.
 
-        The parameters of an attached forward belong to its training and stay.
+        The parameters of a forward of `train.attach` belong to the training and stay.
 
         >>> infer.close()
         >>> infer.run(x=x).result()

@@ -300,7 +300,7 @@ class HasStates(Helped):
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
 
-        record:  arrays by name. For an attached forward, these are the parameters of its training.
+        record:  arrays by name. For a forward of `train.attach`, these are the parameters of the training.
         strict:  True requires every parameter in `record`.
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and value that is not finite, before
                  anything is written. A parameter that is not trained can be infinite.

@@ -126,14 +126,16 @@ class Module(NoNumber):
         """Declare a state: an array that a loss or forward replaces and no optimizer changes. As PyTorch's buffers.
 
         Call `state` in `__init__`, and assign the result to an attribute. In a loss or forward, the attribute is a
-        tensor, and its method `assign` writes a new value. States are saved, restored and reset with the model, and
-        shared with attached forwards. `train.states()` reads them.
+        tensor, and its method `assign` writes a new value, which later reads in the same call give. States are saved,
+        restored and reset with the model, and shared with the forwards that `train.attach` makes. `train.states()`
+        reads them.
 
         shape:      an integer or a sequence of them; () is a scalar.
         init:       one of `tg.init`; default zeros. Integers and booleans take zeros, ones or literal. States are drawn
                     after all parameters, so that a new state does not change the parameters.
         dtype:      tg.f32, tg.i32, tg.u32, tg.bool_ or a name such as "i32".
-        Gradient:   none: a state is a constant of the step.
+        Gradient:   none: a state is a constant of the step. An assigned value is a constant, too: no gradient flows
+                    through it, to `x` for example.
         Raises:     TraceError outside `__init__` and inside a forward; ShapeError for sizes below 1 and an `init` of
                     another shape; DTypeError for an `init` that does not suit the dtype.
 
@@ -144,7 +146,8 @@ class Module(NoNumber):
         ...         self.mean.assign(0.9 * self.mean + 0.1 * x.mean(0))
         ...         return x - self.mean
         >>> model = tg.instantiate(Mean(), seed=0)
-        >>> y = model(np.ones((4, 2), np.float32))
+        >>> model(np.ones((1, 2), np.float32))                      # 1 - 0.1: the new mean
+        tensor([[0.9, 0.9]])
         >>> model.mean
         tensor([0.1, 0.1])
         """

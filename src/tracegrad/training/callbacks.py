@@ -89,7 +89,7 @@ class EarlyStopping:
         self._best, self._bad, self._snapshot = _Best(self.metric, self.min_delta, self.mode), 0, None
 
     def on_evaluate(self, state: FitState) -> None:
-        """Count evaluations without an improvement; at `patience`, stop `fit`. `fit` calls this after each of them.
+        """Count evaluations without an improvement; at `patience`, stop `fit`. `fit` calls this after each one.
 
         state: a `FitState`, as in all hooks of `fit`.
         """

@@ -129,7 +129,7 @@ class CompiledTraining(Training):
     ) -> Path:
         """Write a static site that continues this training in a browser, without Python. Return the path of its page.
 
-        forwards:     attached forwards by name. The page shows each with a demo that suits its inputs.
+        forwards:     forwards of `attach` by name. The page shows each with a demo that suits its inputs.
         single_file:  True writes one HTML file that opens by double-click, instead of a folder.
         title:        the page's title.
         data:         for each input, examples along a leading axis, from which the page draws its batches. Without
@@ -274,7 +274,7 @@ class CompiledTraining(Training):
     def memory(self) -> Memory:
         """Bytes on the device by role, such as "param", "state" or "temp", and their "total". Prints as a table.
 
-        Memory of attached forwards is not included.
+        Memory of forwards that `attach` made is not included.
         """
         from tracegrad.introspection.explain import Memory
 
