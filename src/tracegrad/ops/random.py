@@ -377,10 +377,10 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
 
     x:        f32, any shape.
     p:        a Python number in [0, 1]; 0 returns `x`, 1 returns zeros.
-    training: False returns `x`, as for inference. No mode of the model sets it for you.
-    Returns:  f32, shape of `x`; new zeros in each step or call.
+    training: False returns `x`, as for inference. There is no train or eval mode that sets it: pass False yourself.
+    Returns:  f32, shape of `x`. The zeroed elements are drawn anew in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
-    Gradient: the result's gradient, with the same zeros and scale.
+    Gradient: the result's gradient, with the same elements zeroed and the others scaled.
     Raises:   InputError if `p` is outside [0, 1]; DTypeError if `x` is not f32.
 
     As torch.nn.functional.dropout.

@@ -32,8 +32,9 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     out[s] = sum of x[k] over all k with segments[k] = s; 0 for a segment without slices
 
     x:        f32, i32 or u32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. An input out of range raises
-              InputError, a constant ShapeError; numbers that a compiled program computes itself are clamped.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Out of range: InputError for
+              an input of the program and for eager arrays, ShapeError for constants and lists. Segments that a compiled
+              program computes are clamped to 0 .. n - 1.
     n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]]. Slices are added in their order, so each run gives the same bits.
     Gradient: to each slice, the result's gradient at its segment; none to `segments`.
@@ -55,14 +56,17 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
 def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
     """Return the largest elements among the slices of `x` along axis 0 that belong to the same segment.
 
-    out[s, ...] = max of x[k, ...] over all k with segments[k] = s; -inf for a segment without slices
+    out[s, ...] = max of x[k, ...] over all k with segments[k] = s; -inf for a segment without slices, and NaN if one
+    of these x[k, ...] is NaN
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. An input out of range raises
-              InputError, a constant ShapeError; numbers that a compiled program computes itself are clamped.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Out of range: InputError for
+              an input of the program and for eager arrays, ShapeError for constants and lists. Segments that a compiled
+              program computes are clamped to 0 .. n - 1.
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
-    Gradient: to the largest element of each segment; tied elements share it evenly. None to `segments`.
+    Gradient: to the largest element of each segment; tied elements share it evenly. For a result of NaN, NaN to all
+              elements of the segment. None to `segments`.
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
               i32.
 
@@ -87,8 +91,9 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     segments[k] the node at its end.
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. An input out of range raises
-              InputError, a constant ShapeError; numbers that a compiled program computes itself are clamped.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Out of range: InputError for
+              an input of the program and for eager arrays, ShapeError for constants and lists. Segments that a compiled
+              program computes are clamped to 0 .. n - 1.
     n:        the number of segments.
     Returns:  f32, the shape of `x`. Each segment sums to 1. If all scores of a segment are -inf, they become NaN.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
