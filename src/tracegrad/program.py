@@ -149,7 +149,7 @@ class Program:
     dispatches: launches of kernels, in order, each with its buffers and the offsets of its values.
     inputs:     values that the host writes before each run. Hyperparameters are named "hyper.lr" and so on.
     outputs:    values read after a run: "loss", "halted" (refused steps), "aux.NAME", "capture.NAME" or "output".
-    params:     the parameters, in declaration order.
+    params:     names, shapes and initialisers of the parameters, in declaration order; no trained values.
     states:     the optimizer's arrays and flags, and the states of the model.
     needs:      what a device must have, such as the size of the largest buffer.
     meta:       hyperparameters, schedule and optimizer, as plain data.
@@ -258,7 +258,7 @@ class Program:
         return replace(self, kernels=kernels, dispatches=dispatches)
 
     def to_data(self) -> dict[str, Any]:
-        """Return the program as dicts, lists, numbers and strings, with kernels in WGSL. `from_data` reads it."""
+        """Return the program as data for `json.dumps` and `from_data`. Kernels are in WGSL, the language of WebGPU."""
         return plain(self)
 
     @staticmethod

@@ -206,12 +206,13 @@ def _series(x: Tensor, c: tuple[float, ...]) -> Tensor:
 
 
 def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Transform:
-    """Replace the gradient g by Adam's step, but undivided in the first steps, where v_hat is uncertain.
+    """Replace the gradient g by m_hat in the first steps, later by Adam's step times a factor f < 1.
 
     rho > 5:   g' = f m_hat / (sqrt(v_hat) + eps_hat),  f = sqrt((rho - 4) (rho - 2) r / ((r - 4) (r - 2) rho))
     otherwise: g' = m_hat
 
     r = 2 / (1 - beta2) - 1,  rho = r - 2 step beta2^step / (1 - beta2^step),  eps_hat = eps / sqrt(1 - beta2^step).
+    rho grows from 1 to r, and with it f to 1: v_hat is uncertain in the first steps.
     m_hat and v_hat are those of `scale_by_adam`. `step` counts updates from 1. As torch.optim.RAdam (Liu et al. 2020).
 
     >>> optim.custom(optim.scale_by_radam(), lr=1e-3)
@@ -248,7 +249,9 @@ def radam(
     decoupled_weight_decay: bool = False,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make a RAdam optimizer: Adam whose first steps are not divided by sqrt(v_hat); see `scale_by_radam`.
+    """Make a RAdam optimizer: Adam without the division by sqrt(v_hat) at first, and then with a factor.
+
+    The factor is below 1 and grows to 1, because v_hat is uncertain in the first steps. See `scale_by_radam`.
 
     beta1, beta2, eps: as for `adam`.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.

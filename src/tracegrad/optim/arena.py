@@ -106,6 +106,7 @@ class Arena(NamedTuple):
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
         """Return the part of `flat`, f32[size], that belongs to one parameter, in the parameter's shape.
 
+        flat: a flat array; `size` is the size of this arena.
         slot: the parameter's place, one of `slots`.
         """
         return reshape(slice_(flat, 0, slot.offset, slot.size), slot.shape)
@@ -113,14 +114,15 @@ class Arena(NamedTuple):
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parts of `flat`, f32[size], by parameter name, each in its parameter's shape.
 
-        As torch.nn.utils.vector_to_parameters.
+        `size` is the size of this arena. As torch.nn.utils.vector_to_parameters, but this returns the parts, where
+        PyTorch writes them into the parameters.
         """
         return {slot.name: self.view(flat, slot) for slot in self.slots}
 
     def pack(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Join `parts`, a tensor for each parameter by its name, into a flat array, f32[size]: the inverse of `views`.
 
-        As torch.nn.utils.parameters_to_vector.
+        `size` is the size of this arena. As torch.nn.utils.parameters_to_vector.
         """
         if not self.slots:
             return reshape(const(0.0), (1,))
@@ -131,7 +133,8 @@ class Arena(NamedTuple):
 
         fn:    function of the parameter's parts of `flats`, in the parameter's shape. It returns a tensor of this
                shape.
-        flats: flat arrays, f32[size], such as the gradient. Each parameter gets kernels of its own.
+        flats: flat arrays, f32[size] with this arena's `size`, such as the gradient. Each parameter gets kernels of its
+               own.
         """
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 

@@ -38,7 +38,7 @@ class Options(TypedDict, total=False):
                       pattern of names, where `*` matches any text, or a function of the name. The first match counts.
                       "lr" is a factor on the learning rate; other values replace the optimizer's.
                       `train.set(groups=...)` changes these values.
-    decay_filter:     function of a name that returns whether weight decay applies to the parameter; see `nn.decays`.
+    decay_filter:     function of a parameter's name that returns whether weight decay applies; see `nn.decays`.
     Raises:           InputError for a value out of range, here and of the optimizer's own arguments; CallError for a
                       keyword that the optimizer does not have.
 
@@ -367,8 +367,8 @@ def muon(
 ) -> Chain:
     """Make a Muon optimizer: orthogonalized momentum for matrices, AdamW for other parameters; see `scale_by_muon`.
 
-    only:          function of a name that returns whether a matrix gets Muon. None: all matrices. Exclude embeddings
-                   and output layers, which do better with Adam.
+    only:          function of a parameter's name. True: Muon for this matrix, False: AdamW. None: all matrices. Exclude
+                   embeddings and output layers, which do better with Adam.
     adjust_lr:     "match_rms_adamw": a learning rate that suits adamw suits all parameters. "original": Jordan's; then
                    scale the rate of Adam by `adam_lr_scale`.
     weight_decay:  p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.

@@ -233,8 +233,10 @@ def scale_by_muon(
     Others:   adam_lr_scale times the result of `scale_by_adam(beta1, beta2, adam_eps)`.
 
     eps, ns_steps: of the orthogonalization: the smallest norm to divide by, and the number of Newton-Schulz iterations.
-    adjust_lr:     for a matrix [a, b], "original": f = sqrt(max(1, b / a)); "match_rms_adamw": f = 0.2 sqrt(max(a, b)).
-    only:          function of a name that returns whether to treat this matrix so; None: all parameters with two axes.
+    adjust_lr:     for a matrix [in, out], "original": f = sqrt(max(1, out / in)), the ratio of PyTorch, whose weights
+                   are [out, in]; "match_rms_adamw": f = 0.2 sqrt(max(in, out)).
+    only:          function of a parameter's name. True: orthogonalize this matrix, False: Adam. None: all parameters
+                   with two axes are orthogonalized.
     Raises InputError for an unknown `adjust_lr`, and for `ns_steps` that is no positive integer.
     Jordan et al. 2024, and torch.optim.Muon.
 

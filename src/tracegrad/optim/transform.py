@@ -317,7 +317,8 @@ def chain(*transforms: Transform) -> Transform:
     State names that occur twice get a number: "m", "m.1". Hyperparameters of the same name share one value.
     As optax.chain.
     Raises InputError for an argument that is no transform, and if two transforms give one hyperparameter different
-    values. When the step is traced: InputError or ShapeError if an `update` does not return its own state.
+    values. Compiling the training raises InputError if an `update` returns other names of state than its transform
+    declares, and ShapeError if a returned state has another shape.
 
     >>> optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum(0.9)), lr=0.1)
     optim.custom(lr=0.1, clip_grad_norm=1.0, momentum=0.9)
