@@ -227,7 +227,7 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def step(self) -> int:
-        """The index of the step in its training, from 1; of `run_steps`, the last step's. Waits, and raises as `loss`."""
+        """The index of the step, from 1; of `run_steps`, that of the last step. Waits, and raises as `loss`."""
         return self._of_kind("step")
 
     @property
