@@ -57,10 +57,9 @@ def replace_files(contents: Mapping[Path, Iterable[bytes]]) -> None:
             for path, parts in contents.items():
                 with _naming(path):
                     found = _status(path)
-                if found is not None and not stat.S_ISREG(found.st_mode):
-                    with _naming(path):
+                    if found is not None and not stat.S_ISREG(found.st_mode):
                         _write_through(path, found, parts)
-                    continue
+                        continue
                 target = os.path.realpath(path)
                 with _naming(path, "" if found is None else "; the old file is unchanged"):
                     staged.append((_stage(held, target, found, parts), target))
@@ -226,12 +225,11 @@ def _opened_pipe(path: Path) -> int:
     while True:
         try:
             handle = os.open(path, os.O_WRONLY | WITHOUT_WAITING)
-            break
+            os.set_blocking(handle, True)
+            return handle
         except OSError as e:
             if e.errno != errno.ENXIO:
                 raise
             if time.monotonic() > until:
                 raise OSError(errno.ENXIO, "no process reads from this pipe") from None
             time.sleep(0.02)
-    os.set_blocking(handle, True)
-    return handle

@@ -227,9 +227,9 @@ def forget(folder: Path) -> None:
             elif path.suffix == ".so":
                 libraries.append((found.st_mtime_ns, found.st_size, path))
     beyond = sum(size for _, size, _ in libraries) - MOST_BYTES
-    for _, size, path in sorted(libraries):
-        if beyond <= 0:
-            break
+    libraries.sort(reverse=True)
+    while beyond > 0:
+        _, size, path = libraries.pop()
         path.unlink(missing_ok=True)
         beyond -= size
 
