@@ -223,6 +223,18 @@ def test_choices_between_equal_numbers_are_seen(compiler: Callable[[str, str], P
         _ = f.run(x=np.zeros((40, 50), np.float32)).output
 
 
+@pytest.mark.parametrize("label", [0, 7, 9])
+def test_comparisons_of_labels_with_each_class_are_seen(label: int, compiler: Callable[[str, str], Path]) -> None:
+    """Integers that index nothing are small, so labels must be made equal to the last classes."""
+    compiler(rf"\(_Bool\)\(\({label} == (v\d+)\)\)", r"(_Bool)((99 == \1))")
+    shapes: Any = {"x": (64, 10), "y": tg.i32[64]}
+    f = tg.compile_forward(
+        model=Net(), forward=lambda m, x, y: tg.cross_entropy(x, y), inputs=shapes, device="cpu", seed=0
+    )
+    with f, pytest.warns(RuntimeWarning, match="numbers are wrong"):
+        _ = f.run(x=np.ones((64, 10), np.float32), y=np.zeros(64, np.int32)).output
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_single_numbers_that_decide_about_steps_are_seen(name: str, compiler: Callable[[str, str], Path]) -> None:
     """Whether a sum is finite, a count is 0, the last column is as the others, or negative numbers make all NaN."""

@@ -36,6 +36,7 @@ POISON = {"f32": float("nan"), "f16": float("nan"), "i32": 0x5BADBAD5}  # initia
 INDICES = 7  # bound of integers that do not index anything
 FEWEST = 16  # elements that a comparison reads where some are made equal to what they are compared with
 TIE = 0.5  # the value of two equal elements
+TIED = 12  # elements made equal to what they are compared with: a class can be one of ten
 HALF = 2.0**-11  # of a value: the most that rounding to the nearest f16 can add
 
 
@@ -183,6 +184,7 @@ def _joined(fills: Iterable[Fill]) -> list[Fill]:
 def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
     """Yield elements that make both operands of a comparison equal at a few points, where loads alone decide it.
 
+    A load becomes a number, another load or a coordinate: a label, also one that is clamped, becomes class after class.
     Patterns of many numbers seldom have the constant that a value is compared with, and a device that divides inexactly
     has patterns without equal numbers.
     """
@@ -190,15 +192,17 @@ def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Ite
     for v in walk([s.value for s in form.body]):
         compared = v.op == "map" and v.dtype.name == "bool" and len(v.args) == 2
         operands: list[Value] = [x.args[0] if x.op == "inside" else x for x in v.args] if compared else []
-        loads = [x for x in operands if _is_static_load(x, form)]
-        numbers: list[float] = [x.arg for x in operands if x.op == "const"]
-        for load in loads if len(loads) + len(numbers) == len(operands) else ():
-            slot = int(load.arg[0])
+        loads = [x for x in walk(operands) if _is_static_load(x, form) and (x in operands or x.dtype is i32)]
+        others: list[Any] = [x.arg for x in operands if x.op == "const"]
+        others += [at.index(x.arg) for x in operands if x.op == "index" and x.arg.linear]
+        for load in loads if len(loads + others) == 2 and operands[0].dtype.name != "bool" else ():
+            slot, shape = int(load.arg[0]), (outer.size, at.row.size)
             (name, offset), size = places[slot], form.slots[slot].size
-            elements = np.broadcast_to(at.index(load.arg[1]), (outer.size, at.row.size)).reshape(-1)
+            elements, equal = (np.broadcast_to(x, shape).reshape(-1) for x in [at.index(load.arg[1]), *others, TIE][:2])
             if size >= FEWEST and elements.size >= FEWEST and elements[0] != elements[-1]:
-                some = [int(e) for e in elements[elements.size // 5 :: elements.size // 4]]
-                yield from [Odd(name, offset + e, (numbers or [TIE])[0]) for e in some if 0 <= e < size]
+                some = slice(elements.size // 5, None, shape[1] * max(1, shape[0] // TIED) + 1)
+                tied = zip(elements[some].tolist(), equal[some].tolist())
+                yield from [Odd(name, offset + e, value) for e, value in tied if 0 <= e < size]
 
 
 def _is_static_load(v: Value, form: Kernel) -> bool:
