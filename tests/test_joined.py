@@ -174,6 +174,13 @@ def test_the_profile_and_the_explanation_have_a_row_for_each_loop(gpu: None) -> 
         assert loops[0].cost.flops > 2 * T * B * H * H and all(d.sites for d in loops)
 
 
+def test_the_profile_of_a_cpu_has_a_row_for_each_dispatch() -> None:
+    """A CPU runs loops as they are."""
+    with training(plain, "cpu") as train:
+        rows = train.profile(x=np.zeros((T, B, H), np.float32)).rows
+        assert train.program.loops and len(rows) == len(train.explain().dispatches) == len(train.program.dispatches)
+
+
 def test_programs_without_loops_are_as_before() -> None:
     with tg.compile(model=Cell(), loss=lambda m, x: tg.mean(x @ m.w), inputs={"x": (3, H)}, device="cpu",
                     optimizer=optim.sgd(0.1)) as train:  # fmt: skip

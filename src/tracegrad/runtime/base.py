@@ -48,7 +48,9 @@ class DeviceInfo(Value):
 
 
 def as_run(program: Program, info: DeviceInfo) -> Program:
-    """Return the form of a program that a WebGPU device runs."""
+    """Return the form of a program that a device runs."""
+    if info.name != "webgpu":
+        return program
     return program.without_barriers() if info.software else joined(program)
 
 
