@@ -13,6 +13,7 @@ from tracegrad.ops.activation import sigmoid, softplus
 from tracegrad.ops.indexing import constant_integers
 from tracegrad.ops.norm import log_softmax, peak, softmax
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
+from tracegrad.prims.folds import GATHER
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, multilinear, symmetric
@@ -66,8 +67,12 @@ def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
 
 def _hit(x: Tensor, targets: Tensor) -> Tensor:
     """Return True at each row's target. The clamp matters for computed targets only: the host checks inputs."""
-    clamped = minimum(maximum(targets, 0), x.shape[-1] - 1)
+    clamped = _clamped(x, targets)
     return iota(x.shape, x.ndim - 1) == clamped.reshape((*targets.shape, 1))
+
+
+def _clamped(x: Tensor, targets: Tensor) -> Tensor:
+    return minimum(maximum(targets, 0), x.shape[-1] - 1)
 
 
 def _unless_ignored(values: Tensor, targets: Tensor, ignore: int | None) -> Tensor:
@@ -113,8 +118,8 @@ CROSS_ENTROPY = composite(
 
 
 def _nll(x: Tensor, targets: Tensor, *, ignore: int | None) -> Tensor:
-    picked = where(_hit(x, targets), x, 0.0).sum(-1)
-    return _unless_ignored(-picked, targets, ignore)
+    at = _clamped(x, targets).reshape((*targets.shape, 1))
+    return _unless_ignored(-bind(GATHER, x, at, axis=targets.ndim).reshape(targets.shape), targets, ignore)
 
 
 def _nll_vjp(ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, ignore: int | None) -> tuple[Tensor, None]:
@@ -161,7 +166,8 @@ def _soft(x: Tensor, q: Tensor, w: Tensor | None, smoothing: float) -> Tensor:
 
 def _own(w: Tensor, x: Tensor, t: Tensor, ignore: int | None) -> Tensor:
     """Return the weight of each target, 0 for one that is ignored. A mean divides by their sum, as in PyTorch."""
-    return _unless_ignored(where(_hit(x, t), w, 0.0).sum(-1), t, ignore)
+    at = _clamped(x, t).reshape((t.type.size,))
+    return _unless_ignored(bind(GATHER, w, at, axis=0).reshape(t.shape), t, ignore)
 
 
 def _weighted(x: Tensor, t: Tensor, w: Tensor, smoothing: float, ignore: int | None, reduction: str) -> Tensor:
