@@ -194,34 +194,36 @@ class Function:
         ]
         return [*([] if loop else emit.flush()), *emit.inner, *named, *writes]
 
-    # row by row
     def row(self) -> list[Statement]:
         lines = [*self.read(), *self.folds_of_row()]
         inner = [s for s in self.kernel.stores if s.inner]
         if inner:
-            roots, sizes = [s.value for s in inner], [s.size for s in self.kernel.slots]
-            long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(roots))
-            whole = self.inner and self.inner[-1].size > LANES and all(s.index.linear for s in inner)
-            padded = long and whole and in_one_vector(self.inner[-1], LANES, roots, sizes)
             written = self.stores(self.emit, inner, loop=True)
-            # in braces if all inner axes are unrolled, because stores once a row use the same names
-            nested = self.nest(self.inner, written) if self.inner else [Block("", written)]
-            lines += [*self.emit.flush(), *(self.in_vectors(inner, written) if padded else nested)]
+            lines += self.emit.flush()
+            if self.inner and self.inner[-1].size > LANES and self.ends_in_vector(self.inner[-1], inner):
+                lines += self.in_vectors(self.inner, inner, written)
+            else:  # in braces if all inner axes are unrolled, because stores once a row use the same names
+                lines += self.nest(self.inner, written) if self.inner else [Block("", written)]
         return [*lines, *self.stores(self.emit, [s for s in self.kernel.stores if not s.inner], loop=False)]
 
-    def in_vectors(self, stores: Sequence[Store], written: Sequence[str]) -> list[Statement]:
+    def ends_in_vector(self, last: Axis, stores: Sequence[Store]) -> bool:
+        """Return whether these stores along a row compute functions, and one vector can have its last elements."""
+        roots = [s.value for s in stores]
+        long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(roots))
+        if not long or not all(s.index.linear for s in stores):
+            return False
+        return in_one_vector(last, LANES, roots, [s.size for s in self.kernel.slots])
+
+    def in_vectors(self, axes: Sequence[Axis], stores: Sequence[Store], written: Sequence[str]) -> list[Statement]:
         """Return the loops of stores along a row, whose last elements one vector has before they are stored."""
-        *others, last = self.inner
-        rest = int(last.size) % LANES
-        whole = int(last.size) - rest
+        *others, last = axes
+        whole, rest = int(last.size) // LANES * LANES, int(last.size) % LANES
         at, count = f"const long {last.name} = {whole} + l;", len(stores)
-        held = [f"u{k}[l] = s{k};" for k in range(count)]
         arrays = [f"{C_TYPE[s.value.dtype.name]} u{k}[{LANES}] {ALIGNED};" for k, s in enumerate(stores)]
         kept = [f"const __auto_type s{k} = u{k}[l];" for k in range(count)]
-        first = Loop(last.name, whole, written)
-        computed = at_once(LANES, [at, *written[:-count], *held])
+        computed = at_once(LANES, [at, *written[:-count], *[f"u{k}[l] = s{k};" for k in range(count)]])
         end = Block("", [*arrays, computed, at_once(rest, [at, *kept, *written[-count:]])])
-        return self.nest(others, [first, end])
+        return self.nest(others, [Loop(last.name, whole, written), end])
 
     def folds_of_row(self) -> list[Statement]:
         lines: list[Statement] = []

@@ -7,29 +7,27 @@
   With i = block * 32 + within, the quotient is `block`, which is constant in the inner loop, and the remainder is
   `within`, whose loads are neighbours.
 - Pieces, where guards change along an axis; see c_pieces.py.
-- Chunks of short rows that follow each other in memory, as one long loop. Compilers make vectors of 16 elements. Of a
-  row of 22 they compute 6 one by one, and of rows of 3 all, which costs most where functions such as `pow` are
-  computed. So elements that the rows share, or that are elsewhere in memory, are copied row by row into a local array
-  first. Then one loop computes the points of some rows, with neighbours everywhere.
+- Rows that end in one vector, where functions are computed. Of a row of 22 compilers compute 6 elements one by one. So
+  one vector computes them, with elements of no meaning behind the row, which are not stored.
+- Pairs of rows, as in distances: sums over k of f(x[i, k], y[j, k]) by vectors of j. A block of y is turned first, once
+  for all i, because a sum of a short row in one vector ends with steps that wait for each other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
-from tracegrad.dtypes import strides_of
-from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Index, Space, Value, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, Store, fold_batches, points
+from tracegrad.kernels.form import Axis, Fold, Kernel, fold_batches
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_pieces import cut, loops_by_pieces, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned_loops
+from tracegrad.render.c_values import column_wise
 from tracegrad.render.emit import Block, Loop, Statement, when
-from tracegrad.tuning import CHUNK, LANES, LONG_CALL, LONG_ROWS, MOST_CUT, RUNNING_ROWS
+from tracegrad.tuning import LANES, LONG_ROWS, LONGEST_PAIRED, MOST_CUT, PAIRED, PAIRED_WIDTH, RUNNING_ROWS
 
 
 def divisor(f: Function) -> int | None:
@@ -62,89 +60,67 @@ def blocked_loops(f: Function) -> list[Statement] | None:
     return f.split([*others, block], [Loop(within.name, end, lines)])
 
 
-class Chunks(NamedTuple):
-    """The rows along `across` that a chunk has, the axes of a row, and which values are neighbours or copied."""
-
-    others: tuple[Axis, ...]
-    across: Axis
-    inner: tuple[Axis, ...]
-    rows: int
-    flat: tuple[Value, ...]
-    copies: tuple[Value, ...]
-
-
-def chunks(f: Function) -> Chunks | None:
-    """Return the chunks of a pointwise kernel that computes functions for short rows; None if they are of no use."""
-    if f.loaded or f.last.size >= LONG_ROWS or f.last.size % LANES == 0 or len(f.outer) < 2:
+def padded_loops(f: Function) -> list[Statement] | None:
+    """Return the loops of a pointwise kernel whose rows end in one vector of functions; None if that is of no use."""
+    last, stores = f.last, f.kernel.stores
+    if f.loaded or len(f.outer) < 2 or last.size >= LONG_ROWS or not f.ends_in_vector(last, stores):
         return None
-    if not any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in f.values()):
+    emit = f.expressions([last.name])
+    written = f.stores(emit, stores, loop=True)
+    return f.split(f.outer[:-1], [*emit.flush(), *f.in_vectors([last], stores, written)])
+
+
+def paired(f: Function) -> list[Value] | None:
+    """Return the loads that a kernel of pairs of rows turns; None if that is of no use."""
+    kernel, inner, last = f.kernel, f.inner, f.last
+    if len(inner) != 1 or not inner[0].fixed or f.loaded or kernel.uniform or len(f.outer) < 2 or column_wise(kernel):
         return None
-    at = len(f.outer) - 1
-    while at > 1 and f.outer[at - 1].fixed and points(f.outer[at - 1 :]) <= CHUNK // 4:
-        at -= 1
-    across, inner = f.outer[at - 1], tuple(f.outer[at:])
-    steps = dict(zip([a.name for a in (across, *inner)], strides_of([int(across.size), *(a.size for a in inner)])))
-    leaves = _leaves([s.value for s in f.kernel.stores])
-    flat = tuple([v for v in leaves if v.op == "load" and _contiguous(v.arg[1], steps)])
-    copies = tuple([v for v in leaves if v not in flat])
-    replaced = {s.replaces for s in f.kernel.slots}
-    overwritten = any(x.op == "load" and x.arg[0] in replaced for x in walk(copies))  # before they are copied
-    if overwritten or not all(_contiguous(s.index, steps) for s in f.kernel.stores):
+    if not LANES <= inner[0].size <= LONGEST_PAIRED or min(last.size, f.outer[-2].size) < PAIRED:
         return None
-    rows = min(int(across.size), max(1, CHUNK // points(inner)))
-    return Chunks(tuple(f.outer[: at - 1]), across, inner, rows, flat, copies)
-
-
-def _contiguous(x: Index, steps: dict[str, int]) -> bool:
-    """Return whether an index moves through memory as the points of these axes follow each other."""
-    return all(isinstance(a, Var) for a, _ in x.terms) and {n: x.strides.get(n, 0) for n in steps} == steps
-
-
-def _leaves(roots: Sequence[Value]) -> list[Value]:
-    """Return the values that are not computed from others at the same point, without constants."""
-    found: dict[Value, None] = {}
-    stack, seen = list(roots), set[Value]()
-    while stack:
-        v = stack.pop()
-        if v in seen or v.op == "const":
-            continue
-        seen.add(v)
-        if v.op == "map" and v.args:
-            stack += v.args
-        else:
-            found[v] = None
-    return list(found)
-
-
-def loops_by_chunks(f: Function) -> list[Statement] | None:
-    """Return the loops of a pointwise kernel by chunks of short rows; None if they are of no use."""
-    c = chunks(f)
-    if c is None:
+    values = list(walk([x.value for x in kernel.folds]))
+    loads = [v for v in values if v.op == "load"]
+    if any(s.inner for s in kernel.stores) or any(
+        v.op == "inside" or not i.linear for v in values for i in indices_of(v)
+    ):
         return None
-    row, across = points(c.inner), c.across
+    along = [v for v in loads if inner[0].name in v.arg[1].strides]
+    turned = [v for v in along if last.name in v.arg[1].strides]
+    fixed = not any(f.outer[-2].name in v.arg[1].strides for v in turned)
+    return turned if turned and fixed and len(turned) < len(along) else None
+
+
+def paired_loops(f: Function) -> list[Statement] | None:
+    """Return the loops of sums over k of f(x[i, k], y[j, k]) by vectors of j; None if the kernel has none."""
+    turned = paired(f)
+    if turned is None:
+        return None
+    (*others, across, last), (inner,), size = f.outer, f.inner, int(f.last.size)
+    blocks = -(-size // PAIRED_WIDTH)
+    width = -(-size // blocks // LANES) * LANES
+    held = {v: f"u{k}[{inner.name} * {width} + l]" for k, v in enumerate(turned)}
     emit = f.expressions()
-    texts = emit.values(c.copies, loop=False)
-    size = c.rows * row
-    arrays = [f"{C_TYPE[v.dtype.name]} u{k}[{size}] {ALIGNED};" for k, v in enumerate(c.copies)]
-    at = " + ".join(f"{a.name} * {step}" for a, step in zip(c.inner, strides_of([a.size for a in c.inner])))
-    filled = [f"u{k}[ir * {row} + {at}] = {text};" for k, text in enumerate(texts)]
-    fill = f.nest(c.inner, [f"const long {across.name} = rt + ir;", *emit.flush(), *filled])
-    copied = [*arrays, Loop("ir", "rows", fill)] if c.copies else []
-
-    emit = f.expressions()
-    first = [f"const long {a.name} = {'rt' if a is across else 0};" for a in (across, *c.inner)]
-    emit.loaded = {v: f"u{k}[l]" for k, v in enumerate(c.copies)}
-    emit.loaded |= {v: f.load(v.arg[0], f"{emit.index(v.arg[1], False)} + l") for v in c.flat}
-
-    def place(s: Store) -> str:
-        return f.element(s.slot, f"{emit.index(s.index, False)} + l")
-
-    stored = f.stores(emit, f.kernel.stores, loop=False, place=place)
-    compute = Block("", [*first, Loop("l", f"rows * {row}", stored)])
-    body = [f"const long rows = min({across.size} - rt, {c.rows}L);", *copied, compute]
-    if not c.others:
-        return f.share("rt", across.size, c.rows, body)
-    return f.split(c.others, [Loop("rt", across.size, body, step=c.rows)])
+    texts = emit.values(turned, loop=False)
+    filled = [f"{to} = {text};" for to, text in zip(held.values(), texts)]
+    at = f"const long {last.name} = min(ib + l, {size - 1}L);"
+    turn = Loop("l", width, [at, Loop(inner.name, inner.size, [*emit.flush(), *filled])])
+    types = [C_TYPE[f.kernel.loaded(v).name] for v in turned]
+    arrays = [f"{t} u{k}[{width * int(inner.size)}] {ALIGNED};" for k, t in enumerate(types)]
+    row, done = list[Statement](), list[Fold]()
+    for folds in fold_batches(f.kernel):
+        emit = f.expressions()
+        emit.loaded = dict(held)
+        values = emit.values([x.value for x in folds], loop=False)
+        added = [f"t{x.local}[l] = {emit.combine(x, f't{x.local}[l]', v)};" for x, v in zip(folds, values)]
+        declared, identities = _started(f, folds, width)
+        step = f.column(last, done, [*emit.flush(), *added], str(width))
+        row += [*declared, f.column(last, [], identities, str(width)), Loop(inner.name, inner.size, [step])]
+        done += folds
+    stored = f.stores(f.expressions(), f.kernel.stores, loop=False)
+    row.append(f.column(last, done, stored, f"min({width}L, {size} - ib)"))
+    if others:
+        return f.split(others, [Loop("ib", size, [*arrays, turn, Loop(across.name, across.size, row)], step=width)])
+    end, rows = f.share(across.name, across.size, 1, row)
+    return [end, Loop("ib", size, [*arrays, turn, rows], step=width)]
 
 
 # The axis along which folds run, whether its last point is the first to fold, and what each fold folds
@@ -301,6 +277,6 @@ def _in_parts(f: OrderedFunction) -> list[Statement] | None:
 # The first of these that suits a kernel writes its loops
 Order = Callable[[OrderedFunction], list[Statement] | None]
 POINTWISE: Sequence[Order] = (
-    turned_loops, short_loops, _written_out, _in_parts, loops_by_pieces, loops_by_chunks, blocked_loops,
+    turned_loops, short_loops, _written_out, _in_parts, loops_by_pieces, padded_loops, blocked_loops,
 )  # fmt: skip
-FOLDING: Sequence[Order] = (short_loops, running_loops)
+FOLDING: Sequence[Order] = (short_loops, running_loops, paired_loops)

@@ -1,0 +1,100 @@
+"""Rows in C: ends of short rows in one vector have the bits of a long row, and so have pairs of rows by columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from in_c import computed, text
+from tracegrad.dtypes import f32
+from tracegrad.ir.nodes import Tensor
+from tracegrad.tuning import LONG_ROWS, LONGEST_PAIRED, PAIRED
+
+END = re.compile(r"float u0\[16\]")
+PAIRS = re.compile(r"float u0\[\d{3,}\]")
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+Pair = Callable[[Tensor, Tensor], Tensor]
+FUNCTIONS: dict[str, Function] = {
+    "tanh": lambda x, y, z: tg.tanh(x * y + z),
+    "pow": lambda x, y, z: tg.exp(x) ** y + z,
+    "sin": lambda x, y, z: tg.sin(50.0 * x * y) * z,
+    "choice": lambda x, y, z: tg.where(x < y, tg.exp(z), tg.log(tg.abs(z) + 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_ends_give_the_bits_of_one_long_row(name: str) -> None:
+    fn, rng = FUNCTIONS[name], np.random.default_rng(len(name))
+    for _ in range(8):
+        rank = int(rng.integers(2, 5))
+        shape = (*(int(n) for n in rng.integers(1, 30, rank - 1)), int(rng.integers(2, 60)))
+        shapes = [shape, *(tuple(n if rng.random() < 0.5 else 1 for n in shape) for _ in range(2))]
+        arrays = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+        whole = [np.ascontiguousarray(np.broadcast_to(a, shape)).reshape(-1) for a in arrays]
+        np.testing.assert_array_equal(computed(fn, *arrays), computed(fn, *whole).reshape(shape), f"{shapes}")
+
+
+def test_ends_read_what_is_elsewhere() -> None:
+    x = np.random.default_rng(0).standard_normal((50, 9)).astype(np.float32)
+    kinds: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
+        "reversed": (lambda x: tg.flip(x, 1), x[:, ::-1]),
+        "padded": (lambda x: tg.pad(x, ((0, 0), (1, 2))), np.pad(x, ((0, 0), (1, 2)))),
+        "coordinates": (lambda x: x * tg.arange(9).astype(f32), x * np.arange(9, dtype=np.float32)),
+        "transposed": (lambda x: tg.permute(x[:45], (1, 0)), x[:45].T),
+        "gathered": (lambda x: tg.take(x, tg.arange(9) * 2 % 9, 1), x[:, np.arange(9) * 2 % 9]),
+    }
+    for name, (view, expected) in kinds.items():
+        flat = np.ascontiguousarray(expected).reshape(-1)
+        of_view: Callable[[Tensor], Tensor] = lambda x, view=view: tg.tanh(view(x))
+        found = computed(of_view, x)
+        np.testing.assert_array_equal(found, computed(tg.tanh, flat).reshape(expected.shape), name)
+
+
+def test_rows_that_fill_vectors_need_no_ends() -> None:
+    fn = FUNCTIONS["tanh"]
+    assert END.search(text(fn, (300, 22), (22,), (300, 1)))
+    assert not END.search(text(fn, (300, 32), (32,), (300, 1)))
+    assert not END.search(text(fn, (3, LONG_ROWS + 3), (LONG_ROWS + 3,), (3, 1)))
+    plain: Function = lambda x, y, z: tg.relu(x * y + z)
+    assert not END.search(text(plain, (300, 22), (22,), (300, 1)))
+
+
+OF_PAIRS: dict[str, tuple[Pair, Callable[[Any, Any], Any]]] = {
+    "distance": (lambda a, b: tg.norm(a - b, axis=-1), lambda a, b: np.sqrt(((a - b) ** 2).sum(-1))),
+    "largest": (lambda a, b: tg.max(a + b, -1), lambda a, b: (a + b).max(-1)),
+    "functions": (lambda a, b: tg.sum(tg.tanh(a * b), -1) + 1.0, lambda a, b: np.tanh(a * b).sum(-1) + 1.0),
+    "half": (lambda a, b: tg.tril(tg.sum(tg.abs(a - b), -1)), lambda a, b: np.tril(np.abs(a - b).sum(-1))),
+}
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+@pytest.mark.parametrize("size", [(9, 70, 33), (40, 17, 24), (8, 130, 100)])
+def test_pairs_of_rows_by_columns(name: str, size: tuple[int, int, int]) -> None:
+    (i, j, k), (fn, expected) = size, OF_PAIRS[name]
+    rng = np.random.default_rng(i)
+    for batch in ((), (3,)):
+        a, b = (rng.standard_normal((*batch, n, k)).astype(np.float32) for n in (i, j))
+        both: Pair = lambda a, b: fn(tg.expand_dims(a, -2), tg.expand_dims(b, -3))
+        assert PAIRS.search(text(both, a.shape, b.shape))
+        np.testing.assert_allclose(computed(both, a, b), expected(a[..., None, :], b[..., None, :, :]), 2e-5, 2e-5)
+
+
+def test_few_or_long_pairs_are_rows() -> None:
+    both: Pair = lambda a, b: tg.sum(tg.abs(a[:, None] - b[None]), -1)
+    assert not PAIRS.search(text(both, (PAIRED - 1, 40), (70, 40)))
+    assert not PAIRS.search(text(both, (40, LONGEST_PAIRED + 1), (70, LONGEST_PAIRED + 1)))
+
+
+def test_ends_behind_products_are_computed_point_by_point() -> None:
+    """A product's results are read at each point, so they cannot be read once a row."""
+    rng = np.random.default_rng(0)
+    x, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((8, 3), (3, 6), (6,)))
+    layer: Function = lambda x, w, b: tg.tanh(x @ w + b)
+    assert not END.search(text(layer, x.shape, w.shape, b.shape))
+    found = computed(layer, x, w, b)
+    np.testing.assert_allclose(found, np.tanh(x @ w + b), 1e-6, 1e-6)
