@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 
 import tracegrad as tg
 from browser import browser, open_page, served, until
-from models import cnn
+from models import Training, cnn, gpt, sine
 from node import needs_node, run_node
 from test_export import ready, train_for, wave_page
 from test_verify import Strided, strided
 from tracegrad import optim
-from tracegrad.program import Program
+from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.points import Patterns
-from tracegrad.runtime.recorded import ANY, recorded
+from tracegrad.runtime.recorded import ANY, recorded, some_groups
+from tracegrad.runtime.trials import layout_of, plan_of
 
 __all__ = ["browser", "served"]  # fixtures
 
@@ -145,8 +147,11 @@ def bits_of(entry: list[Any], seed: int) -> Any:
     return values.astype(np.float32 if values.dtype.kind == "f" else np.int32).view(np.int32)
 
 
-def checked(device: Any, program: Program) -> tuple[int, int]:
-    """Runs natively what a page would. How many elements were compared, and how many of them are halves."""
+def checked(device: Any, program: Program, *, some: bool = False) -> tuple[int, int]:
+    """Runs natively what a page would. How many elements were compared, and how many of them are halves.
+
+    some: as on a software adapter, only the workgroups that compute them.
+    """
     check = recorded(program, {})
     assert check is not None
     facts, kernels = check.facts, program.to_data()["kernels"]
@@ -155,6 +160,9 @@ def checked(device: Any, program: Program) -> tuple[int, int]:
     }
     bench = Program.from_data(data)
     assert any(d.kernel for d in bench.dispatches)
+    if some:
+        assert facts["groups"]
+        bench = with_some_groups(bench, facts["groups"])
     handle = device.load(bench)
     table = np.concatenate([bits_of(entry, facts["seeds"][0]) for entry in facts["table"]])
     (outputs,) = device.run(handle, [{"table": table, "picks": check.arrays["picks"]}]).outputs()
@@ -174,6 +182,17 @@ def checked(device: Any, program: Program) -> tuple[int, int]:
     return compared, halves
 
 
+def with_some_groups(bench: Program, groups: list[list[int]]) -> Program:
+    """The function of js/verify.js."""
+    dispatches: list[Dispatch] = []
+    for n, d in enumerate(bench.dispatches):
+        kernel = bench.kernels[d.kernel]
+        some = [replace(d, offsets=(*d.offsets, first), grid=(size, 1)) for of, first, size in groups if of == n]
+        dispatches += some or [replace(d, grid=kernel.serial_grid) if kernel.serial_wgsl else d]
+    kernels = tuple([k.without_barriers() for k in bench.kernels])
+    return replace(bench, kernels=kernels, dispatches=tuple(dispatches))
+
+
 def test_the_check_of_a_page_in_half_precision(device: Any) -> None:
     """Chromium's software adapter has no halves, so a native one runs what a page would."""
     shapes = {"x": (5, 1, 5, 5), "k": tg.i32[5]}
@@ -186,8 +205,25 @@ def test_the_check_of_a_page_in_half_precision(device: Any) -> None:
     assert halves > 100 and compared > 500, (halves, compared)
 
 
+@pytest.mark.parametrize("training", [cnn(20), gpt(4), sine(2100)], ids=str)
+def test_a_software_adapter_computes_only_what_is_compared(training: Training, device: Any) -> None:
+    """Elements whose workgroup does not run would hold another number."""
+    compared, _ = checked(device, training.build().program, some=True)
+    assert compared > 500
+
+
+def test_few_workgroups_run() -> None:
+    program = cnn().build().program
+    check = recorded(program, {})
+    assert check is not None
+    run = sum(size for *_, size in check.facts["groups"])
+    kernels = [k for k in program.kernels if some_groups(plan_of(k, layout_of(k), few_groups=True))]
+    assert 0 < run < sum(t.workgroups for k in kernels for t in k.apart) / 3
+    assert len(kernels) > 6
+
+
 def test_a_lie_in_the_last_workgroup_is_found(browser: Any, served: tuple[str, Path]) -> None:
-    """The elements that are compared include the ends of every kernel."""
+    """What a software adapter runs includes the ends of every kernel."""
     url, folder = served
     b = 20
     rng = np.random.default_rng(0)

@@ -105,13 +105,16 @@ class Shader:
 
     head: str
     body: str = ""
-    offsets: int = 0  # to be declared, a run's size included
+    offsets: int = 0  # to be declared, the number of the first workgroup included
     constant: bool = False  # does the body read them at constant positions?
     capacity: int = 0  # if the body reads a run's size: the largest one
 
     def numbers(self, offsets: tuple[int, ...], size: int = 0) -> tuple[int, ...]:
-        """Return what the device reads in a launch: the offsets and, where the body reads it, the run's size."""
-        return (*offsets, size or self.capacity) if self.capacity else offsets
+        """Return what the device reads in a launch: the offsets and, where the body reads it, the run's size.
+
+        Between them is the number of the first workgroup.
+        """
+        return (*offsets, 0, size or self.capacity) if self.capacity else offsets
 
     def text(self, offsets: Sequence[int] = ()) -> str:
         """Return the whole text. `offsets` become constants; without them, the device reads offsets from a buffer."""
@@ -141,6 +144,8 @@ class KernelSource:
     binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     # of a loop in one launch: the kernels of an iteration, in order
     turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
+    # of each form, what a software adapter runs, if it can run some workgroups without the others
+    apart: tuple[Tiling, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     # if the size of a run decides: the number of workgroups of wgsl and of serial_wgsl
     reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
     serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)

@@ -15,7 +15,7 @@ from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
 from tracegrad.kernels.form import on_device
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
-from tracegrad.kernels.tiling import grid_of, reach_of, without_barriers, workgroup_bytes
+from tracegrad.kernels.tiling import grid_of, reach_of, takes_first, without_barriers, workgroup_bytes
 from tracegrad.loops import Loop
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Needs, Program
@@ -167,6 +167,7 @@ def source_of(
     bound = BoundLaunch(kernels, tilings, binding_of, bindings, aligned)
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
+    lowered = serial or tilings
 
     def spell(name: str) -> Any:
         language = LANGUAGES[name]
@@ -184,6 +185,7 @@ def source_of(
         own=True,
         forms=tuple(kernels),
         binding_of=tuple(binding_of),
+        apart=tuple(lowered) if takes_first(lowered) else (),
         reach=next(map(reach_of, launch.sized, tilings), None),  # such a launch has only one kernel
         serial_reach=next(map(reach_of, launch.sized, serial), None),
     )

@@ -280,7 +280,7 @@ export class Session {
   #launches(program, buffers, pipelines, own) {
     const { device } = this;
     const dispatches = [...unrolled(program)];
-    const size = 16 * Math.max(0, ...program.kernels.map((k) => k.slots && (k.slots >> 2) + 1)); // earlier versions' programs read one number more
+    const size = 16 * Math.max(0, ...program.kernels.map((k) => k.slots && (k.slots >> 2) + 1)); // and the first workgroup's number
     const stride = ALIGN * Math.ceil(size / ALIGN);
     let offsetsGroup;
     if (size) {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 from tracegrad import tuning
 from tracegrad.kernels.expr import Var, indices_of, walk
@@ -14,6 +15,7 @@ from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fastest, sear
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
 BITS = 32  # of a word
+SAMPLED_FROM = 12  # workgroups of a launch of which a check on a software adapter runs some
 MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe leaves a loop early and reports nothing
 
 
@@ -301,3 +303,29 @@ def columns(kernel: Kernel) -> bool:
                     if c == 1 and isinstance(atom, Var):
                         balance += (atom.name == last_outer) - (atom.name == last_inner)
     return balance > 0
+
+
+def takes_first(tilings: Sequence[Tiling]) -> bool:
+    """Return whether a software adapter can run parts of a launch: it is large, and its threads share no memory."""
+    return sum(t.workgroups for t in tilings) >= SAMPLED_FROM and not workgroup_arrays(tilings)
+
+
+def group_of(kernel: Kernel, tiling: Tiling, point: Any) -> Any:
+    """Return the number of the workgroup that computes an outer point; for an array of points, an array of numbers.
+
+    None for a uniform kernel, whose points are spread over all workgroups.
+    """
+    if kernel.uniform:
+        return None
+    if tiling.kind == "points":
+        return point // (tiling.threads * tiling.each)
+    if tiling.kind == "rows":
+        return point // tiling.threads
+    p = kernel.product or kernel.scatter
+    assert p is not None
+    (tall, wide, rectangles), at = rectangle_of(kernel, tiling), dict[str, Any]()
+    for axis in reversed(kernel.outer):
+        point, at[axis.name] = point // int(axis.size), point % int(axis.size)
+    batch, m, n = (reduce(lambda k, axis: k * int(axis.size) + at[axis.name], axes, 0) for axes in (p.batch, p.m, p.n))
+    down, across = -(-int(points(p.m)) // tall), -(-int(points(p.n)) // wide)
+    return ((batch * down + m // tall) * across + n // wide) // rectangles

@@ -12,7 +12,7 @@ from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.blocks import BLOCK, Copy, local
 from tracegrad.kernels.form import SIZE, Axis, Extent, Kernel, Store, fold_batches, points
-from tracegrad.kernels.tiling import GRID_X, Tiling, without_barriers, workgroup_arrays
+from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, spelled, when
 from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
 from tracegrad.render.wgsl_rows import BlockFold, Rows
@@ -49,12 +49,14 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
         lines = writer.function()
         helpers.update(writer.emit.helpers)
         texts += [*writer.puts.values(), *lines]
-    text = "\n".join([*helpers, *texts, *_main(functions)])
+    base = first > 0 and takes_first(tilings)
+    text = "\n".join([*helpers, *texts, *_main(functions, first if base else None)])
     capacity = next(map(_capacity, kernels)) if SIZE in text else 0
     head, body = declared(launch.bindings, elements), [*variables(tilings, text), text]
     constant = all(f.times == 1 for f in functions) and first > 0 and not capacity
+    numbers = first + 2 if capacity else first + base
     start, rest = ("".join(f"{line}\n" for line in lines) for lines in (head, body))
-    return Shader(start, rest, first + (capacity > 0), constant, capacity)
+    return Shader(start, rest, numbers, constant, capacity)
 
 
 def _capacity(kernel: Kernel) -> int:
@@ -117,12 +119,13 @@ SHARED = {"sf": "f32", "si": "i32", "su": "u32", "sv": "vec4<f32>", "sa": "atomi
 SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 
-def _main(functions: Sequence[Function]) -> list[str]:
-    """The entry point."""
+def _main(functions: Sequence[Function], base: int | None) -> list[str]:
+    """The entry point. base: where the first workgroup's number is, behind the offsets; it is 0 in a step."""
+    begins = "" if base is None else f" + at[{base // 4}].{XYZW[base % 4]}"
     lines = [
         f"@compute @workgroup_size({functions[0].tiling.threads})",
         "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
-        f"  let w = i32(wid.x + wid.y * {GRID_X}u);",
+        f"  let w = i32(wid.x + wid.y * {GRID_X}u){begins};",
     ]
     begin = 0
     for number, f in enumerate(functions):
@@ -156,8 +159,8 @@ class Writer:
         """Return the function's lines."""
         lines: list[Statement] = [*self.offsets(), *self.body()]
         text = spelled([Block(f"fn {self.name}({self.arguments})", lines)], "var")
-        if any(SIZE in line for line in text):  # behind the offsets of the launch
-            size = len(self.kernel.slots)
+        if any(SIZE in line for line in text):  # behind the offsets of the launch and the first workgroup's number
+            size = len(self.kernel.slots) + 1
             text.insert(1, f"  let {SIZE} = at[{size // 4}].{XYZW[size % 4]};")
         return text
 

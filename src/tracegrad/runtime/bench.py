@@ -52,6 +52,7 @@ class Bench:
         self.table, self.picks = list[Array](), list[Array]()
         self.entries: dict[Kind, int] = {}  # where patterns and numbers begin in the table
         self.picked: dict[bytes, int] = {}  # where a set of indices begins among all
+        self.launches: list[int] = []  # for each trial, the dispatch of its kernel
         self.places: list[list[int]] = []  # for each trial, where its checks begin among the picked bits
         self.found, self.memory, self.bindings = 0, 0, 4
 
@@ -70,6 +71,7 @@ class Bench:
         texts = Texts(wgsl=replace(shader, capacity=0))
         alone = KernelSource(kernel.label, kernel.bindings, kernel.slots, memory, texts, own=True)  # unchecked
         number = self.kernels.setdefault(alone, len(self.kernels))
+        self.launches.append(len(self.dispatches))
         offsets = shader.numbers(launch.offsets(trial.plan.layout.offsets))
         self.dispatches.append(Dispatch(number, buffers, offsets, launch.grid))
         if not launch.constant:

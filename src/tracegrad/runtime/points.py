@@ -30,6 +30,8 @@ EDGE = 8  # the first and last points: vectors, tails and threads' shares end th
 CANDIDATES = 512  # candidates among which points on both sides of every guard are searched
 OF_EACH_SIDE = 3
 OF_EACH_END = 6  # points at the end of each axis
+OTHERS = 6  # workgroups beside those at ends and guards, where few are to run
+AROUND = 8  # how far from the first points the others in their workgroups lie
 FEW = 256  # up to so many values, a comparison can have one outcome by chance; of more, it always has, as x < 1e30
 
 
@@ -42,8 +44,11 @@ class Written(NamedTuple):
     counts: Array
 
 
-def chosen(kernel: Kernel, seed: int) -> Array:
-    """Choose outer points: all if they are few, else both ends, both sides of every guard, and others."""
+def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = None) -> Array:
+    """Choose outer points: all if they are few, else both ends, both sides of every guard, and others.
+
+    group: returns the workgroups that compute points. The others are then in the same workgroups, or in a few more.
+    """
     rows = kernel.rows
     most = max(2, min(MOST, WORK // max(1, points(kernel.inner))))
     if rows <= most:
@@ -51,10 +56,13 @@ def chosen(kernel: Kernel, seed: int) -> Array:
     edge = min(EDGE, most // 4)
     ends = [*range(edge), *range(rows - edge, rows)]
     candidates = np.floor(rows * drawn(seed, CANDIDATES)).astype(np.int64)
-    candidates = np.concatenate([_last(kernel.outer, candidates), candidates])
+    if group is None:
+        candidates = np.concatenate([_last(kernel.outer, candidates), candidates])
     sides = _sides(kernel, candidates)
     different = sorted(set(sides.tolist()))  # np.unique imports numpy.ma, which takes 20 ms
     picked = [candidates[sides == side][:OF_EACH_SIDE] for side in different] if len(different) > 1 else []
+    if group is not None:
+        candidates = _together(kernel, group, np.concatenate([candidates[:OTHERS], ends, *picked]))
     return np.asarray(sorted(set(np.concatenate([ends, *picked, candidates])[:most].tolist())), np.int64)
 
 
@@ -65,6 +73,17 @@ def _last(axes: Sequence[Axis], candidates: Array) -> Array:
         moved.append(first + stride * (int(a.size) - 1 - x))
         stride *= int(a.size)
     return np.concatenate(moved)
+
+
+def _together(kernel: Kernel, group: Callable[[Array], Array], first: Array) -> Array:
+    """Return different points around the `first` ones, in the same workgroups."""
+    begin, flat, stride = np.resize(first, CANDIDATES), np.zeros(CANDIDATES, np.int64), 1
+    for k, (a, x) in enumerate(zip(reversed(kernel.outer), _coordinates(kernel.outer, begin).values())):
+        moved = x + np.floor((2 * AROUND + 1) * drawn(k, CANDIDATES)).astype(np.int64) - AROUND
+        flat, stride = flat + stride * np.clip(moved, 0, int(a.size) - 1), stride * int(a.size)
+    wanted, known = set(group(first).tolist()), set(first.tolist())
+    inside = dict.fromkeys(p for p, g in zip(flat.tolist(), group(flat).tolist()) if g in wanted)
+    return np.asarray([p for p in inside if p not in known], np.int64)
 
 
 def _sides(kernel: Kernel, candidates: Array) -> Array:

@@ -17,13 +17,16 @@ from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f32
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.tiling import group_of
 from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench, Launch
 from tracegrad.runtime.inexact import EPS, Check
 from tracegrad.runtime.points import STRIDE, Patterns, drawn, kind_of
-from tracegrad.runtime.trials import SEED, Layout, Trial, indexed, layout_of, plan_of, sizes_of, trials_with
+from tracegrad.runtime.trials import SEED, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trials_with
 
 MOST = 256  # elements of one store: they are most of the file
+MOST_GROUPS = 0.5  # share of a kernel's workgroups from which on all of them run
+NEAR = 2  # workgroups that run too, because one more launch takes longer
 ROWS, LEAST = 2, 1.5  # examples; the second one is drawn if the count is above 1
 ANY = 0x7FC00000  # the bits of a NaN, in elements that are not compared
 
@@ -58,7 +61,7 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     if not kernels:
         return None
     seeds = list(islice(filter(partial(_draws, drawing), count(SEED)), 2))
-    plans = [plan_of(*kernel) for kernel in kernels.values()]
+    plans = [plan_of(*kernel, few_groups=True) for kernel in kernels.values()]
     both = [(Patterns(s, strict=False), ()) for s in seeds]
     trials = list(zip(*[trials_with(plan, both) for plan in plans]))
     tries = [[(trial, list(map(_expected, trial.checks))) for trial in those] for those in trials]
@@ -68,8 +71,10 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     data["kernels"] = [numbers.get(k["wgsl"], k) for k in data["kernels"]]
     values = [[e for _, expected in those for e in expected] for those in tries]
     found = [_bits(bench.found, checks, values[0], those) for those in values]
+    groups = dict(zip(bench.launches, map(some_groups, plans)))
     facts = {
         "program": data,
+        "groups": [[n, *run] for n, runs in groups.items() for run in runs],
         "table": list(map(list, bench.entries)),
         "seeds": seeds,
         "checks": checks,
@@ -114,6 +119,28 @@ def _examples(program: Program, d: Dispatch) -> list[int]:
     """Return which bindings of a dispatch are examples, whose number only the host knows."""
     buffers = [program.buffers[b] for b in d.buffers]
     return [k for k, b in enumerate(buffers) if b.role == "data" and not b.size]
+
+
+def some_groups(plan: Plan) -> list[list[int]]:
+    """The workgroups that compute the points of a trial, on a software adapter: first ones, and how many follow each.
+
+    Running all of them again takes as long as a step there. [] if that is what must be done.
+    """
+    begin, needed = 0, set[int]()
+    for form, tiling, at in zip(plan.kernel.forms, plan.kernel.apart, plan.outer):
+        mine = group_of(form, tiling, at)
+        if mine is None:
+            return []
+        needed.update((begin + mine).tolist())
+        begin += tiling.workgroups
+    if not needed or len(needed) > MOST_GROUPS * begin:
+        return []
+    runs = list[list[int]]()
+    for group in sorted(needed):
+        if not runs or group > sum(runs[-1]) + NEAR:
+            runs.append([group, 0])
+        runs[-1][1] = group + 1 - runs[-1][0]
+    return runs
 
 
 def file_of(found: Mapping[str, Recorded]) -> bytes:

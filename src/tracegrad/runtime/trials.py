@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import f16, f32, i32
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
+from tracegrad.kernels.tiling import group_of
 from tracegrad.runtime.inexact import TRIES, Again, Check, Inexact
 from tracegrad.runtime.points import (
     STRIDE,
@@ -144,9 +145,12 @@ class Trial(NamedTuple):
     one_sided: Sequence[bool] = ()  # for each form: did a choice among few values fall the same way for all of them?
 
 
-def plan_of(kernel: KernelSource, layout: Layout) -> Plan:
-    """Choose the points of each form to compare."""
-    outer = [chosen(form, SEED) for form in kernel.forms]
+def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> Plan:
+    """Choose the points of each form to compare. few_groups: in few workgroups, where a device can run some of them."""
+    groups: list[Any] = [None] * len(kernel.forms)
+    if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
+        groups = [partial(group_of, form, t) for form, t in zip(kernel.forms, kernel.apart)]
+    outer = [chosen(form, SEED, group) for form, group in zip(kernel.forms, groups)]
     below, places = max(map(indexed, kernel.forms)), places_of(kernel, layout)
     ties = [odd for form, points, at in zip(kernel.forms, outer, places) for odd in _ties(form, points, at)]
     return at_points(Plan(kernel, layout, below, outer, _left_out(kernel, layout, outer), ties, [], []), outer)

@@ -216,7 +216,7 @@ class Loaded:
         known = dict.fromkeys(n for n in numbers if n)
         if not known:
             return None, {}
-        span = 16 * (max(map(len, known)) // 4 + 1)  # programs saved by earlier versions read one number more
+        span = 16 * (max(map(len, known)) // 4 + 1)  # or the first workgroup's number, 0, behind the offsets
         stride = ALIGN * -(-span // ALIGN)
         table = np.zeros((len(known), stride // 4), np.int32)
         for row, own in zip(table, known):
