@@ -2438,7 +2438,7 @@ fn k1(w: i32, lid: i32) {
 }
 @compute @workgroup_size(32)
 fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
-  let w = i32(wid.x + wid.y * 32768u);
+  let w = i32(wid.x + wid.y * 32768u) + at[5].w;
   if (w >= 0 && w < 16) { k0(w - 0, i32(lid)); }
   if (w >= 16 && w < 17) { k1(w - 16, i32(lid)); }
 }
