@@ -66,7 +66,7 @@ class Optimizer:
     name:       the name of the function that made it, such as "adam".
     decay_filter, groups: as in `Options`.
     options:    the options that shape the transform, as plain data.
-    again, off: for the library: what `train.set` needs to switch options on.
+    again, off: what `train.set` needs to switch options on. Only tracegrad uses them.
 
     >>> optimizer = optim.adam(lr=1e-3)
     >>> optimizer.name, optimizer.hyper
@@ -100,10 +100,10 @@ class Optimizer:
         return {**own, **{n: own[n.split(GROUP)[0]] for n in self.groups.hyper if n.split(GROUP)[0] in own}}
 
     def regrouped(self, given: Any) -> tuple[Optimizer, dict[str, float]]:
-        """Return the optimizer after `train.set(groups=given)`, and the groups' new values by name; for the library.
+        """Return the optimizer for `train.set(groups=given)`, and the groups' new values by name.
 
-        It is this optimizer, and no step is compiled again, unless `given` names a new group or value.
-        Raises InputError if the optimizer was not made by a function that takes groups.
+        The optimizer is this one, unless `given` has a new group or a hyperparameter that its group lacks. A new
+        optimizer compiles the step again. Raises InputError if the optimizer takes no groups.
         """
         old = dict(zip(self.groups.selections, self.groups.overrides))
         asked: Mapping[Any, Any] = cast("Mapping[Any, Any]", given) if isinstance(given, Mapping) else {}
@@ -118,7 +118,7 @@ class Optimizer:
         return (self if same else new), {name: x for name, x in new.groups.hyper.items() if name in places}
 
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
-        """Return the optimizer for `train.set(**values)`, a new one if this switches an option on; for the library."""
+        """Return the optimizer for `train.set(**values)`, a new one if this switches an option on."""
         wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
         return self.again(**wanted) if wanted and self.again is not None else self
 
