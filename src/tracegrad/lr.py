@@ -97,7 +97,7 @@ class CosineRestarts(CosineAnnealing):
 
     rate = final + (peak - final) * (1 + cos(pi * e / n)) / 2, at step e = 0 to n - 1 of a cosine of n steps.
 
-    growth: an integer from 1 on. Each cosine has `growth` times as many steps as the one before; the first has `steps`.
+    growth: an integer from 1 on. The first cosine has `steps` steps, and each next one `growth` times as many.
     start:  the training step at which the first cosine begins; see `Schedule`.
     As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts (Loshchilov and Hutter 2017), whose T_0 is `steps`, T_mult
     `growth`, and eta_min `final`.

@@ -152,7 +152,7 @@ class Dropout(Module):
 
 
 class Sequential(Module):
-    """A chain of layers and functions: each is called on the result of the one before. As torch.nn.Sequential.
+    """A chain of layers and functions: each is called on the result of the previous one. As torch.nn.Sequential.
 
         net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
         y = m.net(x, training=True)                        # in a loss, whose model m has this net as an attribute
@@ -194,7 +194,7 @@ class Sequential(Module):
         return True
 
     def __call__(self, x: Any, training: bool = False) -> Any:
-        """Apply all layers in order, each to the result of the one before."""
+        """Apply all layers in order, each to the result of the previous one."""
         for layer in self.layers:
             x = layer(x, training=training) if _switches(layer) else layer(x)
         return x

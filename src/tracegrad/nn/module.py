@@ -182,8 +182,9 @@ def named_parameters(model: Any) -> dict[str, Any]:
     """Return the parameters by attribute path, such as `layers.0.attn.q.W`, in declaration order.
 
     model:   a tree of modules.
-    Returns: a `tg.Parameter` (a declaration without values) for each name. Of the model that a loss or forward gets:
-             tensors. A parameter with several paths is listed once, under the first.
+    Returns: for each name a `tg.Parameter`, a declaration without values. For a model that has its arrays, the values
+             are tensors: a loss or forward receives such a model, and `tg.instantiate` returns one. A parameter with
+             several paths is listed once, under the first.
     Raises:  TraceError if `model` is not a tree of modules, and if two parameters have the same path, as with the keys
              1 and "1" of a dict.
     As Module.named_parameters of PyTorch.
@@ -199,8 +200,8 @@ def named_states(model: Any) -> dict[str, Any]:
     """Return the states by attribute path, in declaration order. As Module.named_buffers of PyTorch.
 
     model:   a tree of modules.
-    Returns: for each name a declaration, with a `shape` and a `dtype`. Of the model that a loss or forward gets:
-             tensors with a method `assign`.
+    Returns: for each name a declaration, with a `shape` and a `dtype`. For a model that has its arrays, as for
+             `named_parameters`, the values are tensors with a method `assign`.
     Raises:  TraceError as `named_parameters`.
 
     >>> {name: s.shape for name, s in nn.named_states(nn.BatchNorm(3)).items()}

@@ -34,11 +34,11 @@ class Cell(Module):
         self.b_hh = self.param(gates * hidden, init=inits.uniform(-edge, edge))
 
     def given(self, x: Any) -> Any:
-        """Return the contribution of the input to the gates."""
+        """Return W_ih x + b_ih, the contribution of the input to the gates."""
         return linalg.matmul(x, shaping.swapaxes(self.W_ih, 0, 1)) + self.b_ih
 
     def recurring(self, h: Any) -> Any:
-        """Return the contribution of the previous output to the gates."""
+        """Return W_hh h + b_hh, the contribution of the previous output to the gates."""
         return linalg.matmul(h, shaping.swapaxes(self.W_hh, 0, 1)) + self.b_hh
 
 
@@ -63,7 +63,7 @@ class Recurrent(Module):
         self.cells = [Cell(n, hidden_dim, self.gates) for n in sizes for _ in range(self.directions)]
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the next carry, with the output first. Subclasses define it; here it raises NotImplementedError."""
+        """Return the next carry, with the output first. Subclasses define `step`. Raises NotImplementedError here."""
         raise NotImplementedError
 
     def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, training: bool = False) -> tuple[Any, Any]:
@@ -146,7 +146,7 @@ class RNN(Recurrent):
     """A recurrent network (Elman 1990), h' = tanh(W_ih x + b_ih + W_hh h + b_hh) for each element x of a sequence.
 
     input_dim, hidden_dim: sizes of an element x and of the state h.
-    layers:        number of layers; each runs on the outputs of the one before.
+    layers:        number of layers; each runs on the outputs of the previous one.
     bidirectional: True: also run from the end, and concatenate the outputs. Then directions = 2, else 1.
     dropout:       probability of dropping an output between layers, if training=True.
 
@@ -170,11 +170,11 @@ class RNN(Recurrent):
     gates = 1
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the state after one element of the sequence, as a tuple (h',): the equation of the class.
+        """Return the state after one element of the sequence: a tuple (h',), h' = tanh(given + W_hh h + b_hh).
 
-        cell:  the weights, one of `cells`.
-        given: f32[B, hidden_dim]: W_ih x + b_ih of this element.
-        carry: the state before, (h,), f32[B, hidden_dim].
+        cell:  the cell with the weights, an element of `self.cells`.
+        given: f32[B, hidden_dim]: W_ih x + b_ih for the element x, as `cell.given(x)` computes it.
+        carry: the previous state, (h,), f32[B, hidden_dim].
         """
         return (tanh(given + cell.recurring(carry[0])),)
 
@@ -198,11 +198,11 @@ class GRU(Recurrent):
     gates = 3
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the state after one element of the sequence, as a tuple (h',): the equations of the class.
+        """Return the state after one element of the sequence: a tuple (h',), by the equations in `nn.GRU`.
 
-        cell:  the weights, one of `cells`.
-        given: f32[B, 3 hidden_dim]: W_ih x + b_ih of this element.
-        carry: the state before, (h,), f32[B, hidden_dim].
+        cell:  the cell with the weights, an element of `self.cells`.
+        given: f32[B, 3 hidden_dim]: W_ih x + b_ih for the element x, as `cell.given(x)` computes it.
+        carry: the previous state, (h,), f32[B, hidden_dim].
         """
         (h,), k = carry, self.hidden_dim
         old = cell.recurring(h)
@@ -231,11 +231,11 @@ class LSTM(Recurrent):
     gates, carried = 4, 2
 
     def step(self, cell: Cell, given: Any, carry: Carry) -> Carry:
-        """Return the state after one element of the sequence, as a tuple (h', c'): the equations of the class.
+        """Return the state after one element of the sequence: a tuple (h', c'), by the equations in `nn.LSTM`.
 
-        cell:  the weights, one of `cells`.
-        given: f32[B, 4 hidden_dim]: W_ih x + b_ih of this element.
-        carry: the state before, (h, c), f32[B, hidden_dim] each.
+        cell:  the cell with the weights, an element of `self.cells`.
+        given: f32[B, 4 hidden_dim]: W_ih x + b_ih for the element x, as `cell.given(x)` computes it.
+        carry: the previous state, (h, c), f32[B, hidden_dim] each.
         """
         (h, c), k = carry, self.hidden_dim
         a = given + cell.recurring(h)

@@ -205,8 +205,10 @@ def normalize(x: Any, axis: int | tuple[int, ...] = -1, ord: float = 2, eps: flo
     ord:      as in `norm`; 2 is the Euclidean length.
     eps:      the smallest divisor, so that a vector of zeros stays zero.
     Returns:  f32, the shape of `x`.
-    Gradient: for ord=2, (dy - out sum(dy out)) / norm(x), dy being the result's gradient; dy / eps if norm(x) < eps.
-    Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError if `norm` lacks `ord`.
+    Gradient: (dy - dn sum(dy out)) / norm(x), with dy the result's gradient and dn the gradient of `norm`, which is
+              `out` for ord=2. Where norm(x) < eps, dy / eps.
+    Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError if `ord` is NaN, or
+              negative and not -inf.
 
     As torch.nn.functional.normalize, whose `p` is `ord`.
 

@@ -347,7 +347,7 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32. One inf gives inf. The result of elements that are all -inf, or of no elements, is -inf.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  f32, without the axes summed over.
+    Returns:  f32, the shape of `x` without the axes in `axis`.
     Gradient: softmax(x) over the same axes, with NaN where the result is infinite.
     Raises:   DTypeError if `x` is not f32; ShapeError if `axis` is out of range. As torch.logsumexp.
 

@@ -195,10 +195,11 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
     mean, std: numbers, or f32 tensors that broadcast to `shape`.
     Returns:   f32 of that shape; new numbers in each step or call.
     Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
-    Gradient:  1 to `mean`, the number that randn draws to `std` (the reparameterization of Kingma & Welling 2014).
+    Gradient:  to `mean`, the result's gradient. To `std`, the result's gradient times the numbers that `randn` draws.
+               Each is summed over broadcast axes (the reparameterization of Kingma & Welling 2014).
     Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`.
 
-    As torch.normal.
+    As torch.normal, but with the shape first.
 
     >>> tg.manual_seed(0)
     >>> tg.normal((3,), 5.0, 0.1)
@@ -245,7 +246,7 @@ def permutation(n: int) -> Tensor:
 
     Index all arrays of a batch by one permutation, so that their rows still belong together.
 
-    n:        an integer, such as x.shape[0], even if this size is None in `inputs=`.
+    n:        an integer, such as x.shape[0]. That also works for a size that is None in `inputs` of `tg.compile`.
     Returns:  i32[n]; a new order in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
     Gradient: none.

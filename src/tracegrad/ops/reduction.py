@@ -65,7 +65,7 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32, i32 or u32; bool counts as i32 0 and 1. Integers wrap at 32 bits. The sum of no elements is 0.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  the dtype of `x`, i32 for bool; without the axes summed over.
+    Returns:  the dtype of `x`, i32 for bool; the shape of `x` without the axes in `axis`.
     Gradient: the result's gradient, to every element.
     Raises:   ShapeError if `axis` is out of range. As numpy.sum and torch.sum.
 
@@ -86,7 +86,7 @@ def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32; other dtypes are cast to it, so `mean(prediction == target)` is an accuracy. The mean of none is NaN.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  f32, without the axes averaged over.
+    Returns:  f32, the shape of `x` without the axes in `axis`.
     Gradient: dy / n to each of n elements, dy the result's gradient.
     Raises:   ShapeError if `axis` is out of range. As numpy.mean and torch.mean.
 
@@ -130,7 +130,7 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     ddof:     0 for the population, 1 for a sample. `variance` and PyTorch take 1 by default.
-    Returns:  f32, without the axes of the elements.
+    Returns:  f32, the shape of `x` without the axes in `axis`.
     Gradient: 2 (x - mean(x)) / (n - ddof).
     Raises:   ShapeError if `axis` is out of range. As numpy.var.
 
@@ -150,7 +150,7 @@ def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: 
     axis:       an integer or a tuple of them.
     keepdims:   True keeps these axes, with size 1.
     correction: the divisor for n elements is n - correction.
-    Returns:    f32, without the axes of the elements.
+    Returns:    f32, the shape of `x` without the axes in `axis`.
     Gradient:   2 (x - mean(x)) / (n - correction).
     Raises:     ShapeError if `axis` is out of range. As torch.var.
 
@@ -170,11 +170,12 @@ def _root(x: Tensor) -> Tensor:
 def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) -> Tensor:
     """Return the standard deviation over `axis` (None: over all axes): sqrt(sum((x - mean(x))^2) / (n - ddof)).
 
-    x:        f32; other dtypes are cast to it. Equal elements can give 1e-7 of their size, not 0: their mean rounds.
+    x:        f32; other dtypes are cast to it. If all elements are equal, the result can be about 1e-7 times their
+              magnitude instead of exactly 0, because the mean is rounded.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     ddof:     0 for the population, 1 for a sample, which is PyTorch's default. n is the number of elements over `axis`.
-    Returns:  f32, without the axes of the elements.
+    Returns:  f32, the shape of `x` without the axes in `axis`.
     Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where the result is 0, as in PyTorch.
     Raises:   ShapeError if `axis` is out of range. As numpy.std and torch.std.
 
@@ -194,8 +195,9 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     axis:     an integer, or a tuple of axes that form one vector.
     keepdims: True keeps these axes, with size 1.
     ord:      a number >= 0, inf or -inf. For 2, elements above 1.8e19 do not overflow, as their squares do in PyTorch.
-    Returns:  f32, without the axes of the vectors.
+    Returns:  f32, the shape of `x` without the axes in `axis`.
     Gradient: sign(x) (|x| / norm)^(ord - 1), and 0 where x is 0. For ord=inf and -inf, tied elements share it evenly.
+              For ord=0, none.
     Raises:   InputError for another `ord`; DTypeError if `x` is not f32; ShapeError if `axis` is out of range.
 
     As torch.linalg.vector_norm, whose second argument is `ord`.
@@ -251,7 +253,7 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32, i32 or u32.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  the dtype of `x`, without the axes searched.
+    Returns:  the dtype of `x`, and its shape without the axes in `axis`.
     Gradient: to the largest element; tied elements share it evenly.
     Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.max and torch.amax.
 
@@ -268,7 +270,7 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32, i32 or u32.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  the dtype of `x`, without the axes searched.
+    Returns:  the dtype of `x`, and its shape without the axes in `axis`.
     Gradient: to the smallest element; tied elements share it evenly.
     Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.min and torch.amin.
 
@@ -285,7 +287,7 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32, i32 or u32; bool counts as i32. Integers wrap at 32 bits. The product of no elements is 1.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  the dtype of `x`, i32 for bool; without the axes multiplied over.
+    Returns:  the dtype of `x`, i32 for bool; the shape of `x` without the axes in `axis`.
     Gradient: the product of the other elements, exact at zeros too.
     Raises:   ShapeError if `axis` is out of range. As numpy.prod and torch.prod.
 

@@ -32,16 +32,16 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     out[s] = sum of x[k] over all k with segments[k] = s; 0 for a segment without slices
 
     x:        f32, i32 or u32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Out of range: InputError for
-              an input of the program and for eager arrays, ShapeError for constants and lists. Segments that a compiled
-              program computes are clamped to 0 .. n - 1.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Segments that a compiled
+              program computes are clamped to this range.
     n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]]. Slices are added in their order, so each run gives the same bits.
     Gradient: to each slice, the result's gradient at its segment; none to `segments`.
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is bool or `segments` not
-              i32.
+              i32. For a number out of range, ShapeError if `segments` is a list or constant, and InputError if a call
+              passes an array.
 
-    As jax.ops.segment_sum, and torch's zeros(n).index_add(0, segments, x).
+    As jax.ops.segment_sum, and torch.zeros(n, *x.shape[1:]).index_add(0, segments, x).
 
     >>> tg.segment_sum([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]], [0, 1, 0], 2)
     tensor([[ 5., 50.],
@@ -60,15 +60,15 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
     of these x[k, ...] is NaN
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Out of range: InputError for
-              an input of the program and for eager arrays, ShapeError for constants and lists. Segments that a compiled
-              program computes are clamped to 0 .. n - 1.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Segments that a compiled
+              program computes are clamped to this range.
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
     Gradient: to the largest element of each segment; tied elements share it evenly. For a result of NaN, NaN to all
               elements of the segment. None to `segments`.
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
-              i32.
+              i32. For a number out of range, ShapeError if `segments` is a list or constant, and InputError if a call
+              passes an array.
 
     As jax.ops.segment_max; torch's scatter_reduce(..., "amax", include_self=False) leaves empty segments as they were.
 
@@ -91,14 +91,14 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     segments[k] the node at its end.
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Out of range: InputError for
-              an input of the program and for eager arrays, ShapeError for constants and lists. Segments that a compiled
-              program computes are clamped to 0 .. n - 1.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Segments that a compiled
+              program computes are clamped to this range.
     n:        the number of segments.
     Returns:  f32, the shape of `x`. Each segment sums to 1. If all scores of a segment are -inf, they become NaN.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
-              i32.
+              i32. For a number out of range, ShapeError if `segments` is a list or constant, and InputError if a call
+              passes an array.
 
     As softmax(x, segments, num_nodes=n) of PyTorch Geometric.
 

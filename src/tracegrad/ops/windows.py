@@ -333,10 +333,10 @@ def im2col(x: Any, kernel: Ints, stride: Ints = 1, padding: Ints = 0) -> Tensor:
 
 @op
 def col2im(columns: Any, shape: Sequence[int], kernel: Ints, stride: Ints = 1, padding: Ints = 0) -> Tensor:
-    """Add rows of windows, as `im2col` returns them, into an image: its transpose, not its inverse.
+    """Add rows of windows, as `im2col` returns them, into an image.
 
-    Each element of a window is added to the pixel from which `im2col` reads it. Pixels that several windows share get
-    the sum.
+    This is the transpose of `im2col`, not its inverse: each element of a window is added to the pixel from which
+    `im2col` reads it. Pixels that several windows share get the sum.
 
     columns:  f32 [B, oh*ow, C*kh*kw].
     shape:    (B, C, H, W), the shape of the image.

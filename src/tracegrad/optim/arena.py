@@ -29,7 +29,7 @@ class Slot(NamedTuple):
     name:   the parameter's name, as in `nn.named_parameters`.
     shape:  the parameter's shape.
     offset: index of its first element in the flat array. Its other elements follow in row-major order.
-    decay:  whether weight decay applies to the parameter.
+    decay:  whether weight decay applies to the parameter; see `nn.decays`.
     """
 
     name: str
@@ -139,8 +139,9 @@ class Arena(NamedTuple):
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 
     def decayed(self) -> Tensor:
-        """Return a mask, bool[size]: True for elements that weight decay applies to.
+        """Return a mask, bool[size]: True for the elements of parameters whose `Slot.decay` is True.
 
+        `nn.decays` decides for each parameter whether it decays. Call `decayed` only if `decayed_size` is above 0.
         As the mask of optax.add_decayed_weights.
         """
         ends = [0, *(a.offset + a.size for a, b in pairwise(self.slots) if a.decay != b.decay), self.size]

@@ -222,7 +222,10 @@ class PerParameter:
     fill: float = 0.0
 
     def layout(self, arena: Arena) -> Arena:
-        """Return the places of this state's parts in its flat array. arena: the places of the parameters."""
+        """Return an `Arena` that says where each parameter's part begins in the flat array of this state.
+
+        arena: the arena of the parameters. A parameter without a part has no slot in the result.
+        """
         return arena.shaped(self.shape)
 
 
@@ -235,7 +238,7 @@ class Transform:
 
     update: (g, p, state, host) -> (g', new state). `g` is the gradient and `p` the parameters, each flat, f32[n]: one
             array with the elements of all parameters, whose places are in `host.arena`. The first transform of a chain
-            gets the gradient, each next one the g' of the one before. The last g' is added to `p`. `host`: see `Host`.
+            gets the gradient, each later one the previous g'. The last g' is added to `p`. `host`: see `Host`.
     state:  the arrays that `update` keeps, by name, with their first values: a number for all elements, or "params" for
             a copy of the parameters. An array is f32[n], in the layout of the parameters, unless a `PerParameter` gives
             the shape of each part. `update` gets and returns exactly these arrays, flat.
@@ -312,7 +315,7 @@ def check_transform(who: str, given: object) -> None:
 
 
 def chain(*transforms: Transform) -> Transform:
-    """Return one transform that applies `transforms` in order: each gets the result of the one before.
+    """Return one transform that applies `transforms` in order: each gets the result of the previous one.
 
     State names that occur twice get a number: "m", "m.1". Hyperparameters of the same name share one value.
     As optax.chain.

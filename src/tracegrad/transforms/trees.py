@@ -21,14 +21,16 @@ __all__ = ["tree_leaves", "tree_map"]
 def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply `fn` to each leaf of a tree, and return a tree of the results.
 
-        sgd = tg.tree_map(lambda p, g: p - 0.1 * g, m, grads)     # two trees: fn gets the leaves in the same place
+        # m: a model; grads: its gradients, a tree of the same structure. fn gets the leaves in the same place
+        new = tg.tree_map(lambda p, g: p - 0.1 * g, m, grads)
 
     fn:      a function of one leaf of each tree.
     tree:    a list, tuple, dict or model, nested in any way, or a single leaf. Leaves are tensors, arrays and numbers;
-             None is kept and is no leaf. A model is the one that a loss or forward receives, or one of
-             `tg.instantiate`. Its leaves are its tensors and arrays, each once; other attributes stay.
-    rest:    trees of the same structure; the keys of dicts can come in any order. Where one has None in place of a
-             subtree, `fn` gets None for each of its leaves.
+             None is kept and is no leaf. A model must have its arrays: pass the one that a loss or forward receives, or
+             one that `tg.instantiate` returns. Its leaves are its tensors and arrays; `fn` gets a shared one only once.
+             The result keeps the other attributes.
+    rest:    trees of the same structure; the keys of dicts can come in any order. A tree of `rest` can have None in
+             place of a subtree of `tree`: `fn` then gets None from this tree for each leaf of the subtree.
     Returns: a tree of the structure of `tree`.
     Raises:  TraceError for values that are not leaves, and if the structures differ.
 
