@@ -133,20 +133,20 @@ def compile_forward(
     model:    a `tg.Module`, or a list, tuple or dict of modules. It is not changed.
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors. `m` is the model with its current
               parameters.
-    inputs:   as for `compile`: each call chooses the sizes that are None or a name. The first sizes get a program of
-              their own. All further sizes share one program where that is possible; `infer.explain(x=x)` says whether
-              it is. Elsewhere each choice of sizes gets its own program.
-    seed:     an integer that determines the first parameters. With None and no other values, the first run warns that
-              parameters are random.
+    inputs:   as for `compile`: each call chooses the sizes that are None or a name. The first choice gets a program
+              for exactly these sizes. Where possible, all further choices share one program; otherwise each gets its
+              own. `explain` of the result says which.
+    seed:     an integer that determines the first parameters and all numbers of random ops. None draws one; the first
+              run then warns that parameters are random, unless you have loaded or set parameters.
     device:   as for `compile`.
     max_cached_shapes: number of programs to keep. A further program replaces the least recently used one.
     precision: "f32" or "f16": with "f16", kernels store intermediate values in half precision. "bf16" and "tf32" need
               device="jax", as in `compile`.
-    writes:   True: the forward can write states of the model; `states` and `set_states` of the result read and write
-              them.
+    writes:   True allows `forward` to assign states, the arrays that `tg.Module.state` declares; `states` and
+              `set_states` of the result read and write them. With False, a forward that assigns one raises TraceError.
     Raises:   InputError for inputs that are neither shapes nor types, or that `forward` does not take. CompileError
               for a model without parameters and states. DeviceError for a device that is missing or too small. Errors
-              inside `forward` are raised here, but if calls choose sizes, by the first run.
+              inside `forward`; if calls choose sizes, reading the first run's result raises them.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (None, 2)}, seed=0)
     >>> infer.run(x=np.zeros((3, 2))).output.shape

@@ -94,10 +94,7 @@ class Field:
 
 
 def with_rows(spec: Mapping[str, Any], rows: int, n: int, axis: int = 0) -> Mapping[str, Any]:
-    """Return the range of an index for an input of `n` rows: a box that has all `rows` has all of them again.
-
-    axis: of the rows.
-    """
+    """Return the range of an index for an input of `n` rows along `axis`: a box with all `rows` gets all `n`."""
     box, others = spec.get("box"), spec.get("others")
     if box and box[axis] == [0, rows - 1]:
         spec = {**spec, "box": [*box[:axis], [0, n - 1], *box[axis + 1 :]]}
@@ -148,14 +145,17 @@ class Program:
     buffers:    the flat arrays on the device.
     dispatches: launches of kernels, in order, each with its buffers and the offsets of its values.
     inputs:     values that the host writes before each run. Hyperparameters are named "hyper.lr" and so on.
-    outputs:    values read after a run: "loss", "halted" (refused steps), "aux.NAME", "capture.NAME" or "output".
+    outputs:    values read after a run: "loss", "halted", "aux.NAME", "capture.NAME" or "output". "halted" is 0 if
+                the device accepts the step, else the number of steps in a row that it refused. It refuses a step with
+                a value that is not finite, and each step after a refused one.
     params:     names, shapes and initialisers of the parameters, in declaration order; no trained values.
     states:     the optimizer's arrays and flags, and the states of the model.
     needs:      what a device must have, such as the size of the largest buffer.
     meta:       hyperparameters, schedule and optimizer, as plain data.
-    copies:     pairs of buffers; after a run, the first is copied to the second.
+    copies:     pairs (source, target) of indices into `buffers`. After a run, the source is copied to the target.
     loops:      ranges of dispatches that run repeatedly, in order of their first dispatch, outer before inner.
-    capacity:   the largest size of a run; 0 if there is only one. `size`: the size that this program is for.
+    capacity:   if calls choose a size, such as the rows of a batch, the largest that this program serves; else 0.
+    size:       the chosen size, for which `inputs` and `outputs` have their shapes, from 1 to `capacity`; else 0.
     graph:      the traced graph, for a runtime with a compiler of its own.
 
     >>> train.program    # train: as in the example of tg.compile
@@ -178,7 +178,7 @@ class Program:
     graph: Graph | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     def at(self, size: int) -> Program:
-        """Return the program for runs of `size`, from 1 to `capacity`: its inputs and outputs have that size.
+        """Return the program for a chosen size, from 1 to `capacity`: its inputs and outputs have that size.
 
         Kernels, buffers and `dispatches` do not change; `launched()` gives the numbers of workgroups for the size.
         """
@@ -197,9 +197,9 @@ class Program:
         return tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
 
     def unrolled(self) -> Iterator[Dispatch]:
-        """Yield all dispatches in execution order; in a loop, once per iteration and with the offsets there.
+        """Yield all dispatches in execution order; those of a loop once per iteration, with the iteration's offsets.
 
-        Offsets that depend on the size of a run are those of the program's size.
+        Offsets that depend on the size that a call chooses are those for the program's `size`.
         """
         dispatches = self.launched()
         for k, at in self.order():
@@ -214,12 +214,12 @@ class Program:
         return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
-        """Return the indices, from 0, of the launches that a run of this size shares with one of size `capacity`."""
+        """Return the indices, from 0, of the launches that a run of this `size` shares with one of size `capacity`."""
         return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property
     def model_states(self) -> tuple[Field, ...]:
-        """The states of the model, such as running means, named "state/PATH". Others belong to the optimizer."""
+        """The states of the model, such as running means, named "state/PATH"; without those of the optimizer."""
         return tuple(f for f in self.states if "init" in f.spec)
 
     @property

@@ -214,7 +214,7 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def loss(self) -> float:
-        """The loss of the step before its update, a float; of `run_steps`, the last step's.
+        """The step's loss, computed before its update, as a float. For `run_steps`, the loss of the last step.
 
         Waits for the step. Raises AbortedError if the step was aborted, and the step's error if it failed.
         """
@@ -227,12 +227,15 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def step(self) -> int:
-        """The index of the step, from 1; of `run_steps`, that of the last step. Waits, and raises as `loss`."""
+        """The index of the step, from 1. For `run_steps`, that of the last step. Waits, and raises as `loss`."""
         return self._of_kind("step")
 
     @property
     def aux(self) -> Mapping[str, Any]:
-        """The tensors that the loss returned beside its value, as NumPy arrays by name. Waits and raises as `loss`."""
+        """The tensors that the loss returned beside its value, as NumPy arrays by name.
+
+        For `run_steps`, those of the last step. Waits and raises as `loss`.
+        """
         return self._of_kind("aux")
 
     @property
@@ -245,7 +248,10 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def captures(self) -> Captures:
-        """The NumPy arrays that `tg.capture(name, x)` kept in this step or run, by name. Waits and raises as `loss`."""
+        """The NumPy arrays that `tg.capture(name, x)` kept in this step or run, by name.
+
+        For `run_steps`, those of the last step. Waits and raises as `loss`.
+        """
         return self._completed().captures
 
     def resolve(self, result: T) -> None:

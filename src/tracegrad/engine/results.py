@@ -114,13 +114,15 @@ class Completed:
 class CompletedStep(Completed):
     """A training step that was applied.
 
-    loss:     the loss before the update, a float; of `run_steps`, that of the last step.
+    loss:     the step's loss, computed before its update, a float.
     aux:      the tensors that the loss returned beside its value, as NumPy arrays by name.
     captures: see `Captures`.
     step:     the number of this step; the first is 1.
     losses:   NumPy array of float32, one element per step that the call ran.
     skipped:  how many steps of the call did not change parameters and optimizer state, because gradients overflowed in
               half precision; the loss scale was halved. 0 under precision="f32".
+
+    For `run_steps`, `loss`, `aux`, `captures` and `step` are those of the last step.
     """
 
     loss: float

@@ -83,8 +83,9 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class WebGPUSupport:
-    """The result of `tg.check_webgpu`: `ok`, whether `device="webgpu"` can work here, and if not, why. True if `ok`.
+    """The result of `tg.check_webgpu`: whether `device="webgpu"` can work here, and if not, why.
 
+    ok:      whether it can. `bool(result)` is `ok`, so `if tg.check_webgpu():` works.
     reason:  "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
              "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
     message: the reason in a sentence, with a remedy.

@@ -58,11 +58,14 @@ class _Best:
 class EarlyStopping:
     """Stop `fit` after `patience` evaluations in a row without an improvement. As keras.callbacks.EarlyStopping.
 
-    metric:    a name such as "val_loss". For "loss", and for the name of an aux of the loss, the value is the mean over
-               the training steps since the evaluation before. Without `validation` and `evaluate`, the end of each
-               epoch counts as an evaluation.
+    metric:    the name of a metric of the evaluation, such as "val_loss". It can also be "loss", or the name of a
+               scalar in the dict that the loss returns beside its value. These two are means over the training steps
+               since the previous evaluation. Without `validation` and `evaluate`, the end of each epoch counts as an
+               evaluation. At the first evaluation, `fit` raises InputError for an unknown metric, such as "val_loss"
+               without `validation`.
     min_delta: an improvement is a change by more than this.
-    restore:   when stopping, restore the parameters, states and optimizer state of the best evaluation.
+    restore:   True restores the parameters, states and optimizer state of the best evaluation when this callback stops
+               `fit`. If `fit` ends by itself, as after its last epoch, it keeps the last values.
     mode:      "max" to maximize the metric, "min" to minimize it. "auto" maximizes if the name contains acc, auc, r2,
                score, f1, top, precision or recall.
 

@@ -161,9 +161,10 @@ class CompiledTraining(Training):
         """Return what a step consists of, to print: dispatches (launches of kernels) with their costs, and memory.
 
         verbose: printing shows all kernels, values and the graph, too; else one screen.
-        loss:    with several losses, the name of one.
+        loss:    with several losses, the name of one, which is then required. With one loss, leave it out.
         Returns: an `Explanation`. For each dispatch it has bytes, FLOPs and your source lines. Notebooks show it as
                  HTML, and `.save(path)` writes an HTML file. Nothing runs on the device.
+        Raises:  InputError if `loss` is missing or unknown, and before the first step if calls choose sizes.
 
         >>> print(train.explain().title)
         training: 127 nodes, 4 kernels, 4 dispatches; 131 FLOP, 244 B read, 96 B written
@@ -182,7 +183,7 @@ class CompiledTraining(Training):
         name_or_node: the name of a result such as "loss", a capture, a parameter, an input or an optimizer state.
                       "grads.NAME" is a parameter's gradient. "%12" names a node as `print(train.graph)` does. A node of
                       `train.graph` itself works too.
-        loss:         with several losses, the name of one.
+        loss:         with several losses, the name of one, which is then required. With one loss, leave it out.
         Returns:      text to print. `.values` has an entry for each value that the node was compiled to, with its rule,
                       dispatches, place, lifetime and source line. An entry names the values in the same kernel. For
                       each neighbour in another kernel, it names the rule that prevented a merge.
@@ -203,7 +204,7 @@ class CompiledTraining(Training):
         """Run a step `steps` times, and return the median time of each dispatch, as a table to print.
 
         inputs:   a batch as for `step`, by keyword, in one dict, or both. Without inputs, zeros are used.
-        loss:     with several losses, the name of one.
+        loss:     with several losses, the name of one, which is then required. With one loss, leave it out.
         Returns:  a `Profile`: the times beside bytes, FLOPs, the device's limits and your source lines. `.save(path)`
                   writes a Chrome trace.
         Raises:   InputError for inputs that do not fit; DeviceError in Pyodide.
@@ -243,7 +244,7 @@ class CompiledTraining(Training):
                  not part of the function: set `state["hyper"]["lr"]` yourself.
         outputs: "loss", "aux.NAME", "capture.NAME" and "applied". If a value was not finite, "applied" is False and the
                  step changed nothing.
-        loss:    with several losses, the name of one.
+        loss:    with several losses, the name of one, which is then required. With one loss, leave it out.
         Raises:  DeviceError on other devices. The function raises InputError for inputs that do not fit.
 
         >>> try:

@@ -163,7 +163,7 @@ class FitState:
 
     @property
     def means(self) -> dict[str, float]:
-        """The means of loss and aux since the evaluation before, or since the epoch began where nothing is evaluated.
+        """The means of loss and aux since the previous evaluation, or of this epoch if nothing is evaluated.
 
         With several losses, a name is "d/loss"."""
         return self.history.means(self._since)

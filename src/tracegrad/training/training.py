@@ -150,7 +150,7 @@ class Training(Parts):
     def download_grads(self, *, loss: str | None = None) -> dict[str, Array]:
         """Return the gradients of the last step by parameter name, as NumPy arrays.
 
-        loss:   with several losses, the name of one.
+        loss:   with several losses, the name of one, which is then required. With one loss, leave it out.
         Raises: InputError unless `tg.compile` got keep_grads=True.
 
         >>> r = train.step(x=x, y=y).result()
@@ -277,7 +277,7 @@ class Training(Parts):
         """Change the learning rate from the next `step` on.
 
         lr:   a number, or a schedule of `tg.lr`. A schedule without `start` begins with the next step as its step 1.
-        loss: with several losses, the name of one.
+        loss: with several losses, the name of one, which is then required. With one loss, leave it out.
 
         >>> train.set_lr(lr.linear(peak=1e-2, final=0.0, steps=100))
         >>> train.lr
@@ -291,7 +291,8 @@ class Training(Parts):
     def lr_metric(self, value: float, *, loss: str | None = None) -> None:
         """Pass a metric to the schedule `lr.plateau`, after the steps queued so far.
 
-        value:  such as a held-out loss. loss: with several losses, the name of one.
+        value:  such as a held-out loss.
+        loss:   with several losses, the name of one, which is then required. With one loss, leave it out.
         Raises: InputError if the schedule is not `lr.plateau`. As the step of torch.optim's ReduceLROnPlateau.
 
         >>> train.set_lr(lr.plateau(1e-2))
@@ -303,7 +304,7 @@ class Training(Parts):
     def set(self, *, loss: str | None = None, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
-        loss:   with several losses, the name of one.
+        loss:   with several losses, the name of one, which is then required. With one loss, leave it out.
         groups: values for some parameters, such as {"backbone.*": {"lr": 0.01}}; see `optim.Options`.
         hyper:  the new values by name. `clip_grad_norm=None` switches clipping off.
         Raises: InputError for unknown names and values out of range. Then nothing has changed.
