@@ -234,7 +234,10 @@ class CompiledForward(HasStates):
 
     @helpful
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Load the parameters and states of a file; for a forward of `train.attach`, into the training.
+        """Load the parameters and the model's states, such as running means, from a file.
+
+        The optimizer's state stays as it is. A forward of `train.attach` has the training's arrays, so this replaces
+        the parameters of the training too.
 
         path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
         Raises:  InputError, with nothing changed, for a damaged file, or with the name of each parameter that is

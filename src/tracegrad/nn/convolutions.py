@@ -111,7 +111,7 @@ class Conv1d(_Convolution):
     W: f32[out_ch, in_ch/groups, kernel_size], from `init`, default tg.init.kaiming().
     b: f32[out_ch], zeros. bias=False: no b.
     kernel_size, stride, padding, dilation: each an integer, or a sequence of one. The padding "same" keeps the length.
-               It needs stride 1 and an even dilation (kernel_size - 1). Padding "valid" is 0.
+               It needs stride 1 and an even product dilation * (kernel_size - 1). "valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
@@ -133,7 +133,7 @@ class Conv2d(_Convolution):
     W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
     b: f32[out_ch], zeros. bias=False: no b.
     kernel_size, stride, padding, dilation: an integer, or one for height and one for width. The padding
-               "same" keeps the sizes. It needs stride 1 and an even dilation (kernel_size - 1). Padding "valid" is 0.
+               "same" keeps the sizes. It needs stride 1 and an even product dilation * (kernel_size - 1). "valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
@@ -155,7 +155,7 @@ class Conv3d(_Convolution):
     W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
     b: f32[out_ch], zeros. bias=False: no b.
     kernel_size, stride, padding, dilation: an integer, or one for each of depth, height and width. The padding
-               "same" keeps the sizes. It needs stride 1 and an even dilation (kernel_size - 1). Padding "valid" is 0.
+               "same" keeps the sizes. It needs stride 1 and an even product dilation * (kernel_size - 1). "valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.

@@ -364,8 +364,8 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     axis:     an axis of `x`.
     Returns:  dtype and shape of `x`.
     Gradient: to `x` the result's gradient; to `updates` that gradient at the indices.
-    Raises:   DTypeError if the indices are not i32, or `x` is bool. ShapeError if the dtype or shape of `updates` does
-              not fit. IndexError or InputError if an index is out of range.
+    Raises:   DTypeError if the indices are not i32, `x` is bool, or `updates` have another dtype. ShapeError if the
+              shape of `updates` or `indices` does not fit. IndexError or InputError if an index is out of range.
 
     As x.at[indices].add(updates) of JAX, and torch.index_add(x, axis, indices, updates).
 
@@ -379,8 +379,9 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
         at = views.reshape(at, tuple([at.type.size if d == axis else 1 for d in range(updates.ndim)]))
     k = updates.shape[axis : axis + 1]
     if updates.dtype != x.dtype or updates.shape != (*x.shape[:axis], *k, *x.shape[axis + 1 :]):
-        raise ShapeError(f"updates are {updates.type}; they must have the dtype of x and, except on axis {axis}, "
-                         f"the shape of x, which is {x.type}")  # fmt: skip
+        kind = ShapeError if updates.dtype == x.dtype else DTypeError
+        raise kind(f"updates are {updates.type}; they must have the dtype of x and, except on axis {axis}, "
+                   f"the shape of x, which is {x.type}")  # fmt: skip
     if at.ndim != updates.ndim or any(n not in (1, m) for n, m in zip(at.shape, updates.shape)):
         raise ShapeError(f"indices are {at.type}; they do not broadcast to the updates, {updates.type}")
     added = bind(SCATTER_ADD, updates, views.broadcast_to(at, updates.shape), axis=axis, length=x.shape[axis])

@@ -39,7 +39,7 @@ class Slot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of elements of the parameter. As numpy.ndarray.size."""
+        """Number of elements of the slot: the product of `shape`. As numpy.ndarray.size."""
         return math.prod(self.shape)
 
 

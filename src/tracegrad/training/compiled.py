@@ -93,7 +93,8 @@ class CompiledTraining(Training):
                     object with `log(dict)` or `add_scalar(name, value, step)`. A line also has the scalar aux of the
                     loss.
         resume:     path of a file saved while `fit` ran or after an interrupt. `fit` loads it and continues at its
-                    epoch and batch. Pass the same arguments as before; callbacks start from 0.
+                    epoch and batch. Pass the same arguments as before. The states of callbacks,
+                    such as the patience of `EarlyStopping`, are not restored.
         schedule:   required with several losses: their turns, as ("d", "d", "g"). Each step takes the next batch, and
                     from it the inputs of its loss. Step k has turn (k - 1) % 3 of these three, so a later `fit` goes on
                     there.
