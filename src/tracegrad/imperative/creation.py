@@ -22,7 +22,7 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
                    f32, integer arrays i32 (uint32: u32), and booleans bool; an eager tensor keeps its dtype.
     Returns:       a leaf: a tensor that no op computed. Its `grad` is None until a `backward` reaches it.
     Raises:        DTypeError for integers or booleans, unless requires_grad=False, and for integers that `dtype`
-                   cannot hold exactly, or fractions for an integer `dtype`. Fractions are rounded to f32.
+                   cannot hold exactly, or for fractions if `dtype` is i32 or u32. Not for fractions that f32 rounds.
 
     As torch.tensor(data, requires_grad=True).
 
@@ -42,8 +42,8 @@ def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTen
     requires_grad: True for a tensor that gets a gradient from `backward`, as `tg.parameter`.
     dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64". By default, numbers and lists become f32, even if they
                    are integers, and integer arrays become i32. `tg.parameter` has all rules.
-    Raises:        DTypeError for integers that `dtype` cannot hold exactly, and fractions for an integer `dtype`.
-                   Fractions are rounded to f32.
+    Raises:        DTypeError for integers that `dtype` cannot hold exactly, and for fractions if `dtype` is i32 or u32.
+                   No error for fractions that f32 rounds.
 
     >>> import tracegrad as tg
     >>> tg.tensor([[1, 2], [3, 4]]) @ [[1.0], [0.5]]

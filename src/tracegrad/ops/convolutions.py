@@ -242,7 +242,7 @@ def conv2d(x: Any, w: Any, stride: Ints = 1, padding: Ints = 0, groups: int = 1,
     groups:   a divisor of C and O. Channels and filters are split into groups, and filters read their own group only.
               PyTorch has `dilation` before `groups`, so pass both by name.
     Returns:  f32 [B, O, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1, and ow likewise from W and kw.
-    Gradient: to `x`, `conv_transpose2d` of dy with `w`; to `w`, `x` cross-correlated with dy, the result's gradient.
+    Gradient: with dy the result's gradient, to `x` conv_transpose2d(dy, w); to `w`, `x` cross-correlated with dy.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv2d([[[[1.0, 2.0, 3.0]]]], [[[[1.0, 10.0]]]])        # [B, C, H, W] is [1, 1, 1, 3]
@@ -262,7 +262,7 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     stride, padding, dilation: s, p and d, integers.
     groups:   as for `conv2d`. PyTorch has `dilation` before `groups`, so pass both by name.
     Returns:  f32 [B, O, floor((L + 2p - d(K - 1) - 1) / s) + 1].
-    Gradient: to `x`, `conv_transpose1d` of dy with `w`; to `w`, `x` cross-correlated with dy, the result's gradient.
+    Gradient: with dy the result's gradient, to `x` conv_transpose1d(dy, w); to `w`, `x` cross-correlated with dy.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv1d([[[1.0, 2.0, 3.0]]], [[[1.0, 10.0]]])
@@ -282,7 +282,7 @@ def conv3d(x: Any, w: Any, stride: Ints = 1, padding: Ints = 0, groups: int = 1,
     stride, padding, dilation: s, p and d. Each is an integer, or three, for depth, height and width.
     groups:   as for `conv2d`; pass `groups` and `dilation` by name here, too. The equation is for groups = 1.
     Returns:  f32 [B, O, od, oh, ow], od = floor((D + 2p - d(kd - 1) - 1) / s) + 1, and oh and ow likewise.
-    Gradient: to `x`, `conv_transpose3d` of dy with `w`; to `w`, `x` cross-correlated with dy, the result's gradient.
+    Gradient: with dy the result's gradient, to `x` conv_transpose3d(dy, w); to `w`, `x` cross-correlated with dy.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv3d(tg.ones((1, 1, 4, 4, 4)), tg.ones((2, 1, 3, 3, 3))).shape
@@ -311,7 +311,7 @@ def conv_transpose2d(
     stride, padding, groups, dilation: s, p, groups and d, as for `conv2d`. The equation is for groups = 1.
     output_padding: rows and columns added at the bottom and right, below max(s, d); an integer or a pair.
     Returns:  f32 [B, C, oh, ow], oh = (H - 1) s - 2p + d(kh - 1) + output_padding + 1, and ow likewise from W and kw.
-    Gradient: to `x`, `conv2d` of dy with `w`; to `w`, dy, the result's gradient, cross-correlated with `x`.
+    Gradient: with dy the result's gradient, to `x` conv2d(dy, w); to `w`, dy cross-correlated with `x`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv_transpose2d([[[[1.0, 2.0]]]], tg.ones((1, 1, 1, 2)), stride=2)
@@ -335,7 +335,7 @@ def conv_transpose1d(
     stride, padding, groups, dilation: s, p, groups and d, as for `conv1d`. The equation is for groups = 1.
     output_padding: elements added at the end, below max(s, d).
     Returns:  f32 [B, C, (L - 1) s - 2p + d(K - 1) + output_padding + 1].
-    Gradient: to `x`, `conv1d` of dy with `w`; to `w`, dy, the result's gradient, cross-correlated with `x`.
+    Gradient: with dy the result's gradient, to `x` conv1d(dy, w); to `w`, dy cross-correlated with `x`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv_transpose1d([[[1.0, 2.0]]], tg.ones((1, 1, 3)), stride=2)
@@ -364,7 +364,7 @@ def conv_transpose3d(
     stride, padding, groups, dilation: s, p, groups and d, as for `conv3d`. The equation is for groups = 1.
     output_padding: elements added at the end of each axis, below max(s, d); an integer or three.
     Returns:  f32 [B, C, od, oh, ow], od = (D - 1) s - 2p + d(kd - 1) + output_padding + 1, and oh and ow likewise.
-    Gradient: to `x`, `conv3d` of dy with `w`; to `w`, dy, the result's gradient, cross-correlated with `x`.
+    Gradient: with dy the result's gradient, to `x` conv3d(dy, w); to `w`, dy cross-correlated with `x`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
     >>> tg.conv_transpose3d(tg.ones((1, 1, 2, 2, 2)), tg.ones((1, 3, 3, 3, 3)), stride=2).shape

@@ -67,10 +67,12 @@ def grid_sample(
     grid:          f32 [B, H', W', 2].
     mode:          "bilinear" interpolates between the four nearest pixels; "nearest" takes the nearest one, and the
                    even row or column at a tie.
-    padding_mode:  for positions outside of the image: "zeros" reads 0, "border" the nearest pixel of the image.
+    padding_mode:  "zeros": pixels outside of the image are 0, also those that "bilinear" blends in at its edges.
+                   "border": a position outside of the outermost pixels' centres moves to the nearest of these.
     align_corners: what -1 and 1 are: True for the centres of the outermost pixels, False for the borders of the image.
     Returns:       f32 [B, C, H', W'].
-    Gradient:      to `x`; for "bilinear" also to `grid`, and 0 where "border" replaces a position, or at the limit.
+    Gradient:      to `x`; for "bilinear" also to `grid`. With "border" it is 0 to a coordinate on or outside of the
+                   outermost centres.
     Raises:        ShapeError if shapes do not fit; InputError for another mode; DTypeError if one is not f32.
 
     As torch.nn.functional.grid_sample of images, without padding_mode="reflection" and mode="bicubic".
