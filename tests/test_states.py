@@ -283,6 +283,8 @@ def test_eager_models_take_a_write_at_once_and_leave_the_training_alone() -> Non
         assert m.n.item() == 1 and m.odd.item() is True and m.w.grad is not None
         with pytest.raises(tg.ShapeError, match=r"assign: the state is f32\[3\], the value is f32\[2\]"):
             m.mean.assign([1.0, 2.0])
+        with pytest.raises(tg.DTypeError, match=r"assign: the state is f32\[3\], the value is i32\[3\]"):
+            m.mean.assign(tg.tensor([1, 2, 3], dtype=tg.i32))
         with pytest.raises(tg.TraceError, match="requires a gradient, so it is not a state"):
             m.w.assign([1.0, 2.0, 3.0])
 

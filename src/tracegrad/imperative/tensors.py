@@ -132,8 +132,10 @@ class GradTensor(TensorMethods):
     def assign(self, value: Any) -> None:
         """Replace the values of a state (see `tg.Module.state`) in a model from `tg.instantiate`.
 
-        value: an array or a tensor of the state's shape and dtype. As torch.Tensor.copy_ of a buffer.
-        Raises TraceError unless the tensor is a leaf without a gradient, and ShapeError for another shape or dtype.
+        value: a tensor of the state's shape and dtype, or an array of this shape, converted to the dtype.
+
+        Raises TraceError if this tensor was computed or requires a gradient; ShapeError for another shape; DTypeError
+        for another dtype. As torch.Tensor.copy_ of a buffer.
         """
         if self._record is not None or self._spec.requires:
             raise TraceError.here(
@@ -142,7 +144,7 @@ class GradTensor(TensorMethods):
             )
         new = value if isinstance(value, GradTensor) else GradTensor(value, dtype=self.dtype)
         if new.type != self.type:
-            raise ShapeError.here(
+            raise (DTypeError if new.shape == self.shape else ShapeError).here(
                 f"assign: the state is {self.type}, the value is {new.type}; an assignment must keep the type"
             )
         self._array = new._array
