@@ -32,11 +32,11 @@ def getitem(x: Operand, key: Any) -> Tensor:
     key:      integers, slices with any step, None, Ellipsis, and arrays of integers (i32). Booleans are not indices.
               An array selects along its axis, and its own axes replace that axis. Several arrays broadcast against each
               other and select together: x[i, j][k] = x[i[k], j[k]]. Their axes replace those of `x`, or come first if
-              other axes lie between, as in PyTorch. The range of their values is that of `take`.
+              other axes lie between, as in PyTorch. The range and errors of the arrays are those of `take`.
     Returns:  dtype of `x`.
     Gradient: the result's gradient at the elements read, summed where an index repeats; 0 elsewhere.
     Raises:   IndexError for an integer out of range; ShapeError for more indices than axes; DTypeError for booleans and
-              floats.
+              floats. For an array with indices out of range, see `take`.
 
     As numpy.ndarray.__getitem__.
 
@@ -183,12 +183,12 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
     out[..., c] = 1 if indices[...] == c else 0
 
-    indices:  i32, any shape, 0 to n - 1. Negative ones do not count from the end. An input out of range raises
-              InputError, a constant ShapeError; numbers that a compiled program computes itself give zeros.
+    indices:  i32, any shape, 0 to n - 1. Others, also negative ones, raise errors as for `take`. Where `take`
+              clamps, they give zeros.
     n:        the number of classes.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, the shape of `indices` and then n. It takes no memory in a compiled program. No gradient.
-    Raises:   DTypeError if the indices are not i32; IndexError or InputError if an index is out of range.
+    Raises:   DTypeError if the indices are not i32. For an index out of range, see `indices`.
 
     As torch.nn.functional.one_hot.
 
@@ -265,15 +265,15 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
 
     x:        any dtype, shape (..., n, ...).
     indices:  i32, any shape.
-              A list, an array or an eager tensor: -n to n - 1. Negative ones count from the end.
-              An input of a compiled program: 0 to n - 1.
-              An input out of range raises InputError, a constant ShapeError; numbers that a compiled program computes
-              itself are clamped to [0, n - 1].
+              A list, array or eager tensor: -n to n - 1. Negative ones count from the end. Others raise IndexError.
+              An input of a compiled program: 0 to n - 1. For others, the run fails with InputError.
+              Numbers that a program computes: 0 to n - 1. Others are clamped to this range, without an error. So are
+              most arguments of functions in `tg.grad` and `tg.vmap`.
     axis:     an axis of `x`; None flattens `x` first.
     Returns:  dtype of `x`; the shape of `indices` replaces `axis`.
     Gradient: to `x`, the result's gradient, summed at each index in a fixed order: the sums are reproducible.
-    Raises:   DTypeError if the indices are not i32; ShapeError if `axis` is out of range; IndexError or InputError if
-              an index is.
+    Raises:   DTypeError if the indices are not i32; ShapeError if `axis` is out of range. For an index out of
+              range, see `indices`.
 
     As numpy.take and torch.index_select.
 
@@ -292,11 +292,11 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
     out[..., :] = table[indices[...], :]
 
     table:    any dtype, shape (V, D): V rows of D features.
-    indices:  i32, any shape. Their range is as for `take`, with n = V.
+    indices:  i32, any shape. Their range and errors are those of `take`, with n = V.
     Returns:  dtype of `table`, the shape of `indices` and then D.
     Gradient: to `table`, each row of the result's gradient, summed at its index in a fixed order.
-    Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are not i32; IndexError or InputError if
-              one is out of range.
+    Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are not i32. For an index out of
+              range, see `take`.
 
     As torch.nn.functional.embedding(indices, table).
 
@@ -331,12 +331,12 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
 
     x:        any dtype, shape (..., n, ...).
     indices:  i32, the rank of `x`. On axes other than `axis`, the sizes are equal, or one of them is 1 and broadcasts.
-              Their range is as for `take`.
+              Their range and errors are those of `take`.
     axis:     an axis of `x`, the last by default.
     Returns:  dtype of `x`, the shape of `indices` with its other axes broadcast.
     Gradient: to `x`, the result's gradient, summed where an index repeats.
-    Raises:   DTypeError if the indices are not i32; ShapeError if ranks or other axes do not fit; IndexError or
-              InputError if an index is out of range.
+    Raises:   DTypeError if the indices are not i32; ShapeError if ranks or other axes do not fit. For an index out
+              of range, see `take`.
 
     As numpy.take_along_axis and torch.gather(x, axis, indices).
 
@@ -357,7 +357,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     out = x, then out[..., indices[k], ...] += updates[..., k, ...] for each k
 
     x:        f32, i32 or u32, shape (..., n, ...).
-    indices:  i32, with a range as for `take`.
+    indices:  i32, with the range and errors of `take`.
               Of rank 1: one index for each k, as in the equation.
               Of the rank of `updates`, broadcast to its shape: one index for each element, indices[..., k, ...].
     updates:  the dtype of `x`, and its shape but for `axis`, which can have any size.
@@ -365,7 +365,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     Returns:  dtype and shape of `x`.
     Gradient: to `x` the result's gradient; to `updates` that gradient at the indices.
     Raises:   DTypeError if the indices are not i32, `x` is bool, or `updates` have another dtype. ShapeError if the
-              shape of `updates` or `indices` does not fit. IndexError or InputError if an index is out of range.
+              shape of `updates` or `indices` does not fit. For an index out of range, see `take`.
 
     As x.at[indices].add(updates) of JAX, and torch.index_add(x, axis, indices, updates).
 

@@ -190,9 +190,8 @@ def cross_entropy(
     loss = logsumexp(x) - sum_c q[c] x[c],  q = (1 - s) onehot(target) + s / C
 
     logits:          f32, shape (..., C): raw scores x of C classes, on the last axis.
-    targets:         i32, shape (...): class numbers from 0 to C - 1. Others raise InputError, but those that a compiled
-                     program computes are clamped to 0 .. C - 1. Or f32, shape (..., C): probabilities, which
-                     replace onehot(target).
+    targets:         i32, shape (...): class numbers from 0 to C - 1. Others raise InputError, or are clamped where
+                     `tg.take` clamps. Or f32, shape (..., C): probabilities, which replace onehot(target).
     reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
     label_smoothing: s in [0, 1].
     ignore_index:    an integer, such as -100. Positions with this target cost 0, get no gradient and do not count in
@@ -237,8 +236,8 @@ def nll_loss(
     loss = -log_probs[..., target]; nll_loss(log_softmax(x), t) equals cross_entropy(x, t)
 
     log_probs:    f32, shape (..., C): logarithms of the probabilities of C classes, on the last axis.
-    targets:      i32, shape (...): class numbers from 0 to C - 1. Others raise InputError, but those that a compiled
-                  program computes are clamped to 0 .. C - 1.
+    targets:      i32, shape (...): class numbers from 0 to C - 1. Others raise InputError, or are clamped where
+                  `tg.take` clamps.
     reduction:    "mean" over the positions not ignored, "sum", or "none" for one value per position.
     ignore_index: an integer, such as -100. Positions with this target cost 0, get no gradient and do not count in the
                   mean. If all are ignored, the mean is NaN and its gradient 0. None ignores no position.

@@ -32,14 +32,13 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     out[s] = sum of x[k] over all k with segments[k] = s; 0 for a segment without slices
 
     x:        f32, i32 or u32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Segments that a compiled
-              program computes are clamped to this range.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others, also negative ones, raise
+              errors or are clamped as for `take`.
     n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]]. Slices are added in their order, so each run gives the same bits.
     Gradient: to each slice, the result's gradient at its segment; none to `segments`.
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is bool or `segments` not
-              i32. For a number out of range, ShapeError if `segments` is a list or constant, and InputError if a call
-              passes an array.
+              i32. For a number out of range, see `segments`.
 
     As jax.ops.segment_sum, and torch.zeros(n, *x.shape[1:]).index_add(0, segments, x).
 
@@ -60,15 +59,14 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
     of these x[k, ...] is NaN
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Segments that a compiled
-              program computes are clamped to this range.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others, also negative ones, raise
+              errors or are clamped as for `take`.
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
     Gradient: to the largest element of each segment; tied elements share it evenly. For a result of NaN, NaN to all
               elements of the segment. None to `segments`.
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
-              i32. For a number out of range, ShapeError if `segments` is a list or constant, and InputError if a call
-              passes an array.
+              i32. For a number out of range, see `segments`.
 
     As jax.ops.segment_max; torch's scatter_reduce(..., "amax", include_self=False) leaves empty segments as they were.
 
@@ -91,14 +89,13 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     segments[k] the node at its end.
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Segments that a compiled
-              program computes are clamped to this range.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others, also negative ones, raise
+              errors or are clamped as for `take`.
     n:        the number of segments.
     Returns:  f32, the shape of `x`. Each segment sums to 1. If all scores of a segment are -inf, they become NaN.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
-              i32. For a number out of range, ShapeError if `segments` is a list or constant, and InputError if a call
-              passes an array.
+              i32. For a number out of range, see `segments`.
 
     As softmax(x, segments, num_nodes=n) of PyTorch Geometric.
 
