@@ -55,8 +55,8 @@ class DTypeError(TracegradError, TypeError):
 class TraceError(TracegradError, RuntimeError):
     """A traced tensor was used where Python needs its value, or outside the loss or forward that made it.
 
-    Python needs the value in `if t:`, in `float(t)` and in NumPy's functions. Misplaced parameters, and a model that is
-    not a tree of modules, raise this error too.
+    Python needs the value in `if t:`, in `float(t)` and in NumPy's functions. A parameter that is
+    declared outside of `__init__`, and a model that is not a tree of modules, raise this error too.
 
     >>> try:
     ...     tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: float(m(x)), inputs={"x": (1, 2)})

@@ -116,7 +116,8 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
     target:     a training or a forward. For a forward of `train.attach`, the weights go to the training.
     rename:     prefixes, {"model.encoder": "encoder", "head": "out"}, from PyTorch's to ours; or a function of a name
                 that returns another name, or None to leave the array out.
-    Returns:    a report. Print it to see the names that matched, are missing here, or are unused.
+    Returns:    a report. Print it to see the names that matched, those of the model that `state_dict` lacks (they keep
+                their values), and those of `state_dict` that were not used.
     Raises:     InputError naming each array whose shape differs, or if no name matches. Then nothing has changed.
 
     >>> record = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros(1, np.float32)}

@@ -119,7 +119,8 @@ class Sweep:
     def step(self, *mapping: Mapping[str, Any], **inputs: Any) -> Pending[StepResult]:
         """Queue one step of every member. Arguments, result and failures are as for `CompiledTraining.step`.
 
-        `r.aux["losses"]` has the members' losses. Each aux of the loss has the axis of the members in front.
+        The result's `loss` is the mean of the members' finite losses; its `aux["losses"]` has the loss of each member.
+        Each aux of the loss has the axis of the members in front.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])

@@ -167,9 +167,9 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The result of a step or run that failed and changed nothing.
+    """The result of a step or run that failed.
 
-    Of `run_steps`, the steps before the failed one were applied.
+    The failed step changed nothing. In `run_steps`, the steps before the failed one stay applied.
 
     error: the exception, such as a `tg.InputError` for inputs that do not fit. `result()` does not raise it.
 

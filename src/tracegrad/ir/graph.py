@@ -43,9 +43,9 @@ class Graph(Value):
         return {**self.outputs, **{f"capture.{name}": t for name, t in self.captures.items()}}
 
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
-        """Return a graph with the same names and other values.
+        """Return a graph whose outputs, captures and writes keep their names, but are the tensors `roots`.
 
-        roots: the new outputs, captures and writes, in the order of `self.roots`.
+        roots: in the order of `self.roots`: outputs, then captures, then writes.
         """
         it = iter(roots)
         outputs, captures, writes = (

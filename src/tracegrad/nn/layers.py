@@ -106,11 +106,11 @@ class RMSNorm(Module):
 class Embedding(Module):
     """A table W with a vector for each index: layer(indices) is W[indices]. As torch.nn.Embedding.
 
-    indices: i32[...], in [0, vocab); the result is f32[..., dim].
+    indices: i32[...], in [0, vocab); the result is f32[..., dim]. For other indices, see `tg.take`.
     W: f32[vocab, dim], from `init`, default tg.init.randn(0.02).
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W.
-    Raises:    DTypeError, when called, unless indices are i32. For indices out of range see `tg.embedding`.
+    Raises:    DTypeError, when called, unless indices are i32.
 
     >>> tg.instantiate(nn.Embedding(10, 4), seed=0)(np.array([[1, 2, 3]], np.int32)).shape
     (1, 3, 4)
@@ -256,8 +256,8 @@ class BatchNorm(Module):
 class GroupNorm(Module):
     """Group normalization: (x - mean) / sqrt(var + eps) * g + b, over each group of channels of each example.
 
-    x and the result: f32[B, dim, ...]. Axis 1 has the channels; `groups` groups of dim / groups neighbours share mean
-            and variance.
+    x and the result: f32[B, dim, ...]. Axis 1 has the channels. Each of the `groups` groups of dim / groups
+            neighbouring channels has its own mean and variance.
     g, b:   f32[dim], ones and zeros. affine=False: neither.
     Raises: ShapeError if `groups` does not divide `dim`, and when called if x has another number of channels.
     As torch.nn.GroupNorm (Wu & He 2018).

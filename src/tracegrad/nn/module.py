@@ -126,16 +126,16 @@ class Module(NoNumber):
         """Declare a state: an array that a loss or forward replaces and no optimizer changes. As PyTorch's buffers.
 
         Call `state` in `__init__`, and assign the result to an attribute. In a loss or forward, the attribute is a
-        tensor, and its method `assign` writes a new value, which later reads in the same call give. States are saved,
-        restored and reset with the model, and shared with the forwards that `train.attach` makes. `train.states()`
-        reads them.
+        tensor, and its method `assign` writes a new value. Later reads in the same call return it, and so do reads in
+        later calls. States are saved, restored and reset with the model, and shared with the forwards that
+        `train.attach` makes. `train.states()` reads them.
 
         shape:      an integer or a sequence of them; () is a scalar.
         init:       one of `tg.init`; default zeros. Integers and booleans take zeros, ones or literal. States are drawn
                     after all parameters, so that a new state does not change the parameters.
         dtype:      tg.f32, tg.i32, tg.u32, tg.bool_ or a name such as "i32".
-        Gradient:   none: a state is a constant of the step. An assigned value is a constant, too: no gradient flows
-                    through it, to `x` for example.
+        Gradient:   none: a state is a constant of the step, and so is a value that you assigned. In the example, no
+                    gradient flows through self.mean to x.
         Raises:     TraceError outside `__init__` and inside a forward; ShapeError for sizes below 1 and an `init` of
                     another shape; DTypeError for an `init` that does not suit the dtype.
 
@@ -161,7 +161,7 @@ def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = N
     """Return whether weight decay applies to a parameter. The first of three rules that applies decides:
 
     1. The argument `decay` of `Module.param` or of the layer, if it is not None.
-    2. `decay_filter(name)`, if the optimizer has this option.
+    2. `decay_filter(name)`, if it is not None. Pass the `decay_filter` of your optimizer, if it has one.
     3. A parameter decays unless its `init` is zeros or ones, as of biases and gains.
 
     name, parameter: as `nn.named_parameters` gives them.

@@ -166,7 +166,9 @@ def _distance(a: Tensor, b: Tensor, eps: float) -> Tensor:
 def kl_div(log_probs: Any, targets: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """Return the Kullback-Leibler divergence of `targets` from another distribution, by default the mean of its terms.
 
-    loss = mean(t * (log(t) - log_probs)),  t = targets; a term with t = 0 is 0
+    loss = mean(t * (log(t) - log_probs)),  t = targets, or exp(targets) with `log_target`
+
+    A term with t = 0 is 0, but with `log_target` it is NaN for a target of -inf, as in PyTorch.
 
     log_probs:  f32, logarithms of the probabilities of the other distribution.
     targets:    f32, the shape of `log_probs`: probabilities t, or with `log_target` their logarithms.

@@ -125,7 +125,7 @@ def remainder(a: Operand, b: Operand) -> Tensor:
     """Return a - b * floor(a / b), the remainder with the sign of `b`, element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype, without rounding. For b = 0 the result is NaN, and `a` for integers.
+    Returns:  the same dtype. a / b is not rounded first: only the result is. For b = 0 it is NaN, and `a` for integers.
     Gradient: 1 to `a`, -floor(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
@@ -144,7 +144,7 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     """Return a - b * trunc(a / b), the remainder with the sign of `a`, element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype, without rounding. For b = 0 the result is NaN, and `a` for integers.
+    Returns:  the same dtype, exact: a / b is not rounded first. For b = 0 the result is NaN, and `a` for integers.
     Gradient: 1 to `a`, -trunc(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 

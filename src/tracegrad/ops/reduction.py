@@ -83,10 +83,10 @@ def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def mean(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Average over `axis` (None: over all axes): the sum divided by the number of elements.
 
-    x:        f32; other dtypes are cast to it, so `mean(prediction == target)` is an accuracy. The mean of none is NaN.
+    x:        f32; other dtypes are cast to it, so `mean(prediction == target)` is an accuracy.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  f32, the shape of `x` without the axes in `axis`.
+    Returns:  f32, the shape of `x` without the axes in `axis`. The mean of zero elements is NaN.
     Gradient: dy / n to each of n elements, dy the result's gradient.
     Raises:   ShapeError if `axis` is out of range. As numpy.mean and torch.mean.
 

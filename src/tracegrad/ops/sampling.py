@@ -68,7 +68,7 @@ def grid_sample(
     mode:          "bilinear" interpolates between the four nearest pixels; "nearest" takes the nearest one, and the
                    even row or column at a tie.
     padding_mode:  "zeros": pixels outside of the image are 0, also those that "bilinear" blends in at its edges.
-                   "border": a position outside of the outermost pixels' centres moves to the nearest of these.
+                   "border": each coordinate is clamped to the range between the outermost pixels' centres.
     align_corners: what -1 and 1 are: True for the centres of the outermost pixels, False for the borders of the image.
     Returns:       f32 [B, C, H', W'].
     Gradient:      to `x`; for "bilinear" also to `grid`. With "border" it is 0 to a coordinate on or outside of the

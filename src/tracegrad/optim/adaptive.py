@@ -249,9 +249,9 @@ def radam(
     decoupled_weight_decay: bool = False,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make a RAdam optimizer: Adam without the division by sqrt(v_hat) at first, and then with a factor.
+    """Make a RAdam optimizer: at first Adam without the division by sqrt(v_hat), later Adam's step times a factor.
 
-    The factor is below 1 and grows to 1, because v_hat is uncertain in the first steps. See `scale_by_radam`.
+    The factor is below 1 and grows to 1, so steps are smaller while v_hat is uncertain. See `scale_by_radam`.
 
     beta1, beta2, eps: as for `adam`.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.

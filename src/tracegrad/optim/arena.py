@@ -131,10 +131,11 @@ class Arena(NamedTuple):
     def each(self, fn: Callable[..., Tensor], *flats: Tensor) -> Tensor:
         """Call `fn` once for each parameter, and return the results as one flat array, f32[size].
 
-        fn:    function of the parameter's parts of `flats`, in the parameter's shape. It returns a tensor of this
+        fn:    gets one tensor for each of `flats`: this parameter's part, in its shape. It returns a tensor of this
                shape.
-        flats: flat arrays, f32[size] with this arena's `size`, such as the gradient. Each parameter gets kernels of its
-               own.
+        flats: flat arrays, f32[size] with this arena's `size`, such as the gradient.
+
+        Each parameter gets kernels of its own, so many parameters mean many kernels.
         """
         return self.pack({slot.name: fn(*(self.view(flat, slot) for flat in flats)) for slot in self.slots})
 

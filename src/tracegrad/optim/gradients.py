@@ -117,12 +117,12 @@ def _at(host: Host, update: Tensor, every: int) -> Host:
 def accumulate(every: int, inner: Transform) -> Transform:
     """Apply `inner` at every `every`-th step, to the mean of the gradients since the last update.
 
-    every:  an integer from 1 to 2^24. Exact for the first 2^24 steps.
+    every:  an integer from 1 to 2^24. Steps are counted exactly up to step 2^24.
     inner:  a transform, such as `scale_by_adam()` or a chain. It counts updates, not steps, so its bias corrections are
             those of one large batch. Schedules of the learning rate count steps.
     Raises: InputError for another `every` or `inner`, and for `accumulate` in `accumulate`.
 
-    In all other steps the parameters and the state of `inner` do not change. As optax.MultiSteps of Optax.
+    In all other steps the parameters and the state of `inner` do not change. As optax.MultiSteps.
 
     >>> optimizer = optim.custom(optim.accumulate(4, optim.scale_by_adam()), lr=1e-3)
     """

@@ -118,7 +118,7 @@ class Optimizer:
         return (self if same else new), {name: x for name, x in new.groups.hyper.items() if name in places}
 
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
-        """Return the optimizer for `train.set(**values)`, a new one if this switches an option on."""
+        """Return the optimizer for `train.set(**values)`: a new one if a value turns on an option that was off."""
         wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
         return self.again(**wanted) if wanted and self.again is not None else self
 

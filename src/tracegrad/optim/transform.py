@@ -173,9 +173,10 @@ class Host(NamedTuple):
 
     @property
     def steps(self) -> Tensor:
-        """How many updates each parameter has had, with this one: 1 in its first. None counts while it is frozen.
+        """Number of updates of each parameter, including this one. Steps in which it is frozen do not count.
 
-        f32[] until the training first freezes any, then f32[n]. Needs `Transform(..., counts=True)`, else it is `step`.
+        f32[] until a parameter is first frozen, then f32[n], n the arena's size. Without `Transform(..., counts=True)`,
+        the same as `step`.
         """
         if self.missed is None:
             return self.step
@@ -183,9 +184,9 @@ class Host(NamedTuple):
         return as_tensor(1.0) if self.largest else maximum(self.step - self.missed, 1.0)
 
     def steps_of(self, slot: Slot) -> Tensor:
-        """Return how many updates one parameter has had, with this one, f32[]: 1 in its first. See `steps`.
+        """Return how many updates the parameter has had, including the current one, as f32[]: 1 in its first update.
 
-        Parameters differ if `train.freeze` froze some of them for a while; `train` is what `tg.compile` returns.
+        Counts differ between parameters if `train.freeze` froze some of them for a while. See `steps`.
 
         slot: the parameter's place, one of `host.arena.slots`.
         """
@@ -196,7 +197,8 @@ class Host(NamedTuple):
     def bias_correction(self, name: str) -> Tensor:
         """Return 1 - b^steps with b = hyper(name), by which you divide a running mean that starts at 0.
 
-        f32[], or f32[n] where `steps` or `hyper` are. Exact also where it is small (Kingma and Ba 2015).
+        f32[], or f32[n] if `steps` or `hyper(name)` is f32[n]. Accurate also where the result is near 0. As in
+        Adam (Kingma and Ba 2015).
         """
         return -expm1(self.steps * log1p(-self.complement(name)))
 

@@ -24,8 +24,9 @@ class DeviceInfo(Value):
     description: such as "NVIDIA H200 (Vulkan)".
     software:    True for a CPU that acts as a GPU: correct, slow, never chosen by "auto".
     gpu:         True for every WebGPU adapter, and for JAX unless it computes on a CPU.
-    sizes:       the sizes that one program serves, if calls choose sizes. "exact": all up to a capacity. "room": all up
-                 to a capacity, computed in arrays of a larger size. "one": a single one.
+    sizes:       how programs serve the sizes that calls choose. "exact": one program serves many sizes, and computes
+                 each at its own size if the model allows it, else as "room". "room": one program serves many sizes,
+                 each padded to a larger size, which costs time. "one": each size gets its own program.
     precisions:  valid values of `precision=`.
     share:       with several processes, (k, n): this process gives part k, from 0, of n equal parts of each batch.
     process:     the index of this process, from 0.

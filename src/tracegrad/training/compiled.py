@@ -238,15 +238,17 @@ class CompiledTraining(Training):
             step, state = train.to_jax()
             state, outputs = step(state, {"x": x, "y": y})
 
-        step:    a function that `jax.jit`, `jax.lax.scan` and `jax.export` can trace. Its inputs have the shapes of the
-                 last call.
+        step:    a function that `jax.jit`, `jax.lax.scan` and `jax.export` can trace. Its inputs have the shapes in
+                 `inputs`. Compile with fixed sizes: if calls choose sizes, the shapes are those of the last step's
+                 program, and its arrays can be larger than the inputs of the step.
         state:   nested dicts of arrays, copied: "arrays" (parameters and optimizer states), "hyper" (scalars: "lr",
                  "weight_decay", ..., and "1-beta1" for 1 - beta1) and "step" (number of applied steps). Schedules are
                  not part of the function: set `state["hyper"]["lr"]` yourself.
         outputs: "loss", "aux.NAME", "capture.NAME" and "applied". If a value was not finite, "applied" is False and the
                  step changed nothing.
         loss:    with several losses, the name of one, which is then required. With one loss, leave it out.
-        Raises:  DeviceError on other devices. The function raises InputError for inputs that do not fit.
+        Raises:  DeviceError on other devices; InputError if calls choose sizes and no step has run yet. The function
+                 raises InputError for inputs that do not fit.
 
         >>> try:
         ...     step, state = train.to_jax()

@@ -77,7 +77,7 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
     Cost:     the backward pass runs `fn` once more; k times more if k f32 results of `fn` need gradients.
     Raises:   TraceError unless `fn` is a function or another object that you can call, such as a layer.
 
-    `tg.checkpoint` is another name. As jax.remat and torch.utils.checkpoint (Chen et al. 2016).
+    `tg.remat` and `tg.checkpoint` are the same function. As jax.remat and torch.utils.checkpoint (Chen et al. 2016).
 
     >>> tg.grad(tg.remat(lambda x: tg.sum(tg.sin(x))))(np.zeros(2, np.float32))
     array([1., 1.], dtype=float32)
@@ -221,8 +221,8 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
     bwd:      takes `kept` and `ct`, the gradient of the loss with respect to the value, and returns a tuple with a
               gradient, or None for zeros, for each argument.
     Returns:  a function of the same arguments.
-    Raises:   TraceError unless you can call `fn`, if a call comes before `defvjp`, and for results of another
-              structure; ShapeError if a gradient has another shape than its argument.
+    Raises:   TraceError unless you can call `fn`, if a call comes before `defvjp`, and if `fwd` or `bwd` returns
+              another structure than described here. ShapeError if a gradient has another shape than its argument.
 
     `tg.jvp` uses `bwd` too, and is right only if `bwd` is linear in `ct`. Second derivatives differentiate `bwd`. As
     jax.custom_vjp, and torch.autograd.Function.
