@@ -39,9 +39,10 @@ def scale_by_adafactor(
     g' = u / max(1, rms(u) / d) * max(eps2, rms(p)) * min(1, 1 / (lr sqrt(step)))
 
     rms(x) is sqrt(mean(x^2)) over one parameter. `step` counts updates from 1. With s = step^beta2_decay:
-    vectors:  v <- (1 - s) v + s g^2.
-    matrices: r[i] is such a running mean of the mean of g^2 over row i, and c[j] over column j;
-              v[i, j] = r[i] c[j] / max(mean(r), eps1).
+    scalars and vectors: v <- (1 - s) v + s g^2
+    matrices: r[i] <- (1 - s) r[i] + s mean_j(g[i, j]^2);  c[j] <- (1 - s) c[j] + s mean_i(g[i, j]^2);
+              v[i, j] = r[i] c[j] / max(mean(r), eps1)
+    more than two axes: each matrix of the last two axes, with an r and c of its own
     The divisor sqrt(v) is at least eps1. As torch.optim.Adafactor (Shazeer & Stern 2018).
 
     >>> optim.custom(optim.scale_by_adafactor(eps1=1e-7), lr=1e-2)

@@ -81,7 +81,7 @@ def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
     """Divide each parameter's gradient g by its Euclidean length: g / (norm(g) + 1e-8).
 
     only: function of a parameter's name that returns whether to divide its gradient; None: all.
-    As optax.normalize_by_update_norm.
+    optax.normalize_by_update_norm divides all by one length instead, that of the whole gradient.
     Raises InputError, when the step is traced, if `only` matches no parameter.
 
     >>> optim.custom(optim.chain(optim.normalize_gradients(), optim.scale_by_momentum(0.9)), lr=0.1)

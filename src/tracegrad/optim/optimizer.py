@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
 class Optimizer:
     """The update rule and its values, for `tg.compile`. Make one with `optim.adam` and the like, or `optim.custom`.
 
-    transform:  the update rule. It is traced once, and its result is added to the parameters.
+    transform:  the update rule. Its result, which includes the factor -lr, is added to the parameters.
     lr:         a number, or a schedule of `tg.lr`. Its value at each step is the hyperparameter "lr".
     hyper:      first values of all other hyperparameters. `set` of the training that `tg.compile` returns changes them.
     name:       the name of the function that made it, such as "adam".
@@ -226,13 +226,13 @@ def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[s
 def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> Chain:
     """Make an optimizer from a transform of your own: p <- p - lr * transform(g) for each parameter p and gradient g.
 
-    transform: a `Transform`, or a `chain` of several. If the chain has `scale_by_lr`, p <- p + transform(g): transforms
-               after `scale_by_lr` then get the change of the parameters, and return it.
+    transform: a `Transform`, or a `chain` of several. `custom` appends `scale_by_lr`, which multiplies by -lr, unless
+               the chain has it. Transforms after `scale_by_lr` get the change of p, and return what to add to p.
     lr, options, errors: see `Options`. As optax.chain(transform, optax.scale_by_learning_rate(lr)), after clipping.
 
     >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
     >>> train.replace_model(nn.Linear(2, 1, init=tg.init.ones()), optimizer=optim.custom(sign, lr=0.25))
-    >>> r = train.step(x=x, y=y).result()    # train, x, y: as in the example of tg.compile, with a batch x, y
+    >>> r = train.step(x=np.ones((4, 2)), y=np.ones((4, 1))).result()    # train: as in the example of tg.compile
     >>> train.params()["W"]
     array([[0.75],
            [0.75]], dtype=float32)
@@ -369,8 +369,8 @@ def muon(
 
     only:          function of a parameter's name. True: Muon for this matrix, False: AdamW. None: all matrices. Exclude
                    embeddings and output layers, which do better with Adam.
-    adjust_lr:     "match_rms_adamw": a learning rate that suits adamw suits all parameters. "original": Jordan's; then
-                   scale the rate of Adam by `adam_lr_scale`.
+    adjust_lr:     "original": Keller Jordan's factor, in `scale_by_muon`. "match_rms_adamw": a rate of adamw suits all.
+    adam_lr_scale: parameters of AdamW take steps with the rate lr * adam_lr_scale, but decay with lr.
     weight_decay:  p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.
     momentum, nesterov, eps, ns_steps, beta1, beta2, adam_eps: see `scale_by_muon`.
     lr, options, errors: see `Options`. As torch.optim.Muon, in f32.

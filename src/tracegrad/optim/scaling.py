@@ -170,11 +170,13 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 
 
 def track_ema(decay: float) -> Transform:
-    """Keep a running average of the parameters: e <- decay e + (1 - decay) p, starting at p. Updates stay as they are.
+    """Keep a running average of the parameters: e <- decay e + (1 - decay) p. Updates stay as they are.
 
-    Put this transform last in a chain, after `scale_by_lr`: p are the parameters after this step.
+    p are the parameters after the step, and e starts at the parameters before the first step. Put this transform last
+    in a chain, after `scale_by_lr`.
     `train.download_params(ema=True)` reads the average, the state "ema". `train` is what `tg.compile` returns.
-    As torch.optim.swa_utils.AveragedModel; Polyak and Juditsky 1992.
+    As torch.optim.swa_utils.AveragedModel with multi_avg_fn=get_ema_multi_avg_fn(decay), whose average starts at the
+    parameters after the first step; Polyak and Juditsky 1992.
 
     >>> optim.custom(optim.chain(optim.scale_by_momentum(0.9), optim.scale_by_lr(), optim.track_ema(0.999)), lr=0.1)
     optim.custom(lr=0.1, momentum=0.9, ema=0.999)

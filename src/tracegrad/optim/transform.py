@@ -122,7 +122,8 @@ class Host(NamedTuple):
     def hyper(self, name: str) -> Tensor:
         """Return the current value of the hyperparameter `name`, f32[]. As optax.inject_hyperparams.
 
-        If groups of parameters have values of their own, the result is f32[n]: for each element the value of its group.
+        If a group of parameters has a value of its own, the result is f32[n] with n = arena.size. Each element of the
+        flat arrays then has the value of its parameter's group.
         """
         return self._spread(
             name, lambda leaf: self._leaf(name) * scalar(leaf) if leaf.startswith(f"lr{GROUP}") else self._leaf(leaf)
@@ -157,7 +158,7 @@ class Host(NamedTuple):
 
     @property
     def unit(self) -> Tensor:
-        """A factor u, f32[], with which squares of the gradient g fit f32: compute sum((u g)^2) / u^2, not sum(g^2).
+        """A factor u, f32[], for norms of the gradient g: compute sqrt(sum((u g)^2)) / u. A sum of g^2 can overflow.
 
         u is 2^10, so that small squares do not vanish. In a step whose squares would overflow, u is 2^-80.
         """
@@ -240,7 +241,8 @@ class Transform:
 
     update: (g, p, state, host) -> (g', new state). `g` is the gradient and `p` the parameters, each flat, f32[n]: one
             array with the elements of all parameters, whose places are in `host.arena`. The first transform of a chain
-            gets the gradient, each later one the previous g'. The last g' is added to `p`. `host`: see `Host`.
+            gets the gradient, each later one the previous g'. The last g' is added to `p`. `optim.custom` appends
+            `scale_by_lr`, which multiplies by -lr, to a chain without it. `host`: see `Host`.
     state:  the arrays that `update` keeps, by name, with their first values: a number for all elements, or "params" for
             a copy of the parameters. An array is f32[n], in the layout of the parameters, unless a `PerParameter` gives
             the shape of each part. `update` gets and returns exactly these arrays, flat.
@@ -251,10 +253,10 @@ class Transform:
             these are finite, the device need not check the new values.
     counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count the
             updates of each parameter. From the first `freeze` on, `steps` and `bias_correction` are f32[n].
-            With False, updates of frozen parameters count, too.
+            With False, steps in which a parameter is frozen count, too.
 
-    A step that would make a parameter or a state infinite or NaN fails, and changes nothing. `update` is traced once,
-    as part of the step, so write it with tracegrad ops.
+    A step that would make a parameter or a state infinite or NaN fails, and changes nothing. `update` is traced
+    as a part of the step, so write it with tracegrad ops.
 
     >>> def update(g, p, state, host):
     ...     m = host.hyper("decay") * state["m"] + g
