@@ -46,7 +46,7 @@ def compile(
 
     model:     a `tg.Module`, or a list, tuple or dict of modules. It is not changed.
     loss:      loss(m, **inputs) -> f32[], or (loss, {"name": tensor}). m is the model with its current parameters.
-               The function is traced: called once, on tensors without values.
+               The function is traced: called when a program is compiled, not at each step, on tensors without values.
     losses:    several losses instead, by name, such as {"d": d_loss, "g": g_loss}. `train.step("d", ...)` does a step
                of one loss, on the same parameters and states. Each loss takes the `inputs` that it names, and has a
                step counter and a random stream of its own.
@@ -71,7 +71,7 @@ def compile(
                function of the name. Their gradients are not computed. (`train.freeze` can be undone, `frozen` cannot.)
     max_cached_shapes: number of programs to keep if calls choose sizes. A further choice drops the least recently used.
     mesh:      jax.make_mesh(...): train on all devices of the mesh, with device="jax". Batches are split over the axis
-               "data". The loss is still the mean over the whole batch, and results do not depend on the mesh.
+               "data". The loss is still the mean over the whole batch. The mesh changes results by rounding only.
     layout:    how the mesh stores parameters and their optimizer state. By default every device has all of them. "fsdp"
                splits each over "data". A dict of patterns, such as {"*.W": P(None, "model")}, splits the parameters of
                a pattern as P, a jax.sharding.PartitionSpec, says; the first matching pattern counts.

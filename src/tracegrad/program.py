@@ -214,7 +214,7 @@ class Program:
         return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
-        """Return the indices, from 0, of the launches that a run of this `size` shares with one of size `capacity`."""
+        """Return which launches of a run at `capacity` a run of this `size` makes, as indices in execution order."""
         return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property

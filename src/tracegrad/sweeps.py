@@ -59,7 +59,8 @@ def sweep(
     Returns:   a `Sweep`. Its `losses` are the members' losses, and `params(k)` the parameters of member k.
 
     A member whose loss, gradient or new values are not finite keeps its parameters and optimizer state in that step.
-    Its loss is NaN or infinite, and the other members go on. The step fails only if no member has a finite loss.
+    The other members go on. `losses` has its loss as computed, which can be finite. The step fails only if no member
+    has a finite loss and a finite gradient.
     Gradient: each member's is exact, and depends on this member only.
     Raises:    InputError for lists of different lengths, for unknown hyperparameters, and for numbers out of range;
                errors of `tg.compile`. As jax.vmap of a training step.
@@ -99,8 +100,8 @@ class Sweep:
     """Many trainings, its members, in one compiled step. `tg.sweep` makes it.
 
     train:   the `CompiledTraining` of all members, for all other methods: `fit`, `profile`, `explain`, `memory`. Its
-             parameters are named "models.NAME", with the axis of the members in front. Its loss is the mean of the
-             members' finite losses.
+             parameters are named "models.NAME", with the axis of the members in front. Its loss is the mean over
+             the members whose loss and gradient are finite.
     members: number of members.
     seeds:   seeds of the members' parameters.
 

@@ -24,7 +24,7 @@ class _Flight:
 
 @helpful
 def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
-    """Return a function that runs at most one call of `fn` and queues one more; the newest call wins.
+    """Return a function that runs one call of `fn` at a time and keeps at most one waiting: the newest.
 
     fn:       a function of one argument that returns a `Pending` or an awaitable.
     Returns:  a function of one argument that returns a `Pending` at once. If a call is queued when a newer one comes,

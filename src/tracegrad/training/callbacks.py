@@ -129,7 +129,7 @@ class Checkpoint:
         self._best = None if best is None else _Best(best, mode=mode)
 
     def on_evaluate(self, state: FitState) -> None:
-        """Save the training if the metric `best` has improved. `fit` calls this after each evaluation."""
+        """Save the training if the metric that `best` names has improved. `fit` calls this after each evaluation."""
         if self._best is not None and self._best.improved(state):
             state.train.save(self.path, wait=self.wait, sharded=self.sharded)
 

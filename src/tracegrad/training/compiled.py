@@ -71,7 +71,8 @@ class CompiledTraining(Training):
                     copied to a GPU once if they fit and are used more than once.
         x, y:       whole arrays instead: one for the first and one for the second input, or dicts by input name.
         batch_size: batch size for whole arrays. Default: the size in `inputs`, or 32 if that is None. A smaller last
-                    batch is trained if the size is None. Otherwise it is dropped; in an iterable it is an error.
+                    batch is trained if the size in `inputs` is None or a name. If that is a number, the batch is
+                    dropped; in an iterable it is an error.
         epochs:     passes over the data. For more than one, the iterable must be iterable again.
         steps:      run exactly this number of steps instead, over as many passes as needed; with `resume`, those of the
                     interrupted run count.
@@ -96,8 +97,8 @@ class CompiledTraining(Training):
                     epoch and batch. Pass the same arguments as before. The states of callbacks,
                     such as the patience of `EarlyStopping`, are not restored.
         schedule:   required with several losses: their turns, as ("d", "d", "g"). Each step takes the next batch, and
-                    from it the inputs of its loss. Step k has turn (k - 1) % 3 of these three, so a later `fit` goes on
-                    there.
+                    from it the inputs of its loss. Step k of the training, counted over all losses, takes
+                    schedule[(k - 1) % 3] here, so a later `fit` continues the cycle.
         Returns:    a `History`: `loss` and `step` of each step, `metrics` of each evaluation.
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and errors
                     of `data`, `evaluate` and hooks. Steps queued after a failed one are applied.
@@ -140,8 +141,8 @@ class CompiledTraining(Training):
         schedule:     with several losses, their turns in the page, such as ("d", "d", "g"). Default: each once.
         sizes:        if calls choose sizes, the largest of each, such as {"B": 64}, or one number for all. The page
                       takes all sizes up to it, and computes in arrays of the largest. With a list, such as {"B": [8,
-                      64]}, a call computes in the smallest of these that fits, and steps on `data` in the largest. A
-                      forward that `sizes` does not mention runs at the sizes of its demo.
+                      64]}, a call computes in the smallest of these that fits; training steps on `data` use the
+                      largest. A forward none of whose sizes is in `sizes` runs at the sizes of its demo.
         Raises:       InputError for data that do not fit, for a learning rate that is a schedule of your own, and if no
                       program can serve all sizes.
 
