@@ -72,7 +72,8 @@ def ctc_loss(
     input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T.
     target_lengths: i32 [N]: number of labels of each sequence, from 0 to S.
     blank:          the class that stands for no label.
-    reduction:      "mean" (each loss divided by its target length, then the mean), "sum", or "none".
+    reduction:      "mean" (each loss divided by its target length, or by 1 if that is 0, then the mean), "sum", or
+                    "none".
     zero_infinity:  replace an infinite loss by 0, without a gradient. A loss is infinite if the labels need more inputs
                     than the sequence has.
     Returns:        f32, rank 0; for "none" [N].

@@ -21,8 +21,9 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
     dtype:         tg.f32, tg.i32, tg.u32, tg.bool_ or "float64". By default, numbers, lists and float arrays become
                    f32, integer arrays i32 (uint32: u32), and booleans bool; an eager tensor keeps its dtype.
     Returns:       a leaf: a tensor that no op computed. Its `grad` is None until a `backward` reaches it.
-    Raises:        DTypeError for integers or booleans, unless requires_grad=False, and for integers that `dtype`
-                   cannot hold exactly, or for fractions if `dtype` is i32 or u32. Not for fractions that f32 rounds.
+    Raises:        DTypeError if `requires_grad` is True and the dtype, given or by default, is i32, u32 or bool. Also
+                   for integers that `dtype` cannot hold exactly, and for fractions if it is i32 or u32. No error for
+                   fractions that f32 rounds.
 
     As torch.tensor(data, requires_grad=True).
 

@@ -71,7 +71,8 @@ def backward(root: Record | Leaf, ct: Array) -> None:
 class no_grad:  # noqa: N801 as in PyTorch
     """Run ops without recording them for `backward`: `with tg.no_grad(): ...`, `@tg.no_grad()`, or `tg.no_grad(fn)`.
 
-    Results require no gradient. `tg.no_grad(fn)` calls `fn()` and returns its result. As torch.no_grad.
+    Results require no gradient. As torch.no_grad, except that `tg.no_grad(fn)` calls `fn()` at once and returns its
+    result. So decorate with `@tg.no_grad()`, not with `@tg.no_grad`.
     Raises TracegradError for an async function or a generator, which would run after recording is on again.
     Raises TraceError in a traced loss or forward: write `tg.stop_gradient(x)` there.
 

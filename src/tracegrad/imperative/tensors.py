@@ -299,9 +299,9 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Return the elements at `indices` along `axis`, as `tg.take`. Negative indices count from the end.
+        """Return the slices at `indices` along `axis`, as `tg.take` and torch.index_select; not as torch.gather.
 
-        Indices can also be floats with whole values. As torch.index_select.
+        Negative indices count from the end. Unlike those of `tg.take`, indices can be floats with whole values.
         """
         at = as_array(indices)
         if at.dtype.kind == "f" and bool((at == np.floor(at)).all()):

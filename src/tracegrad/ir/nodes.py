@@ -108,7 +108,9 @@ def register(p: Primitive) -> Primitive:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tensor(TensorMethods):
-    """A value in a traced graph: a node with a type, but no numbers. Ops in a loss or forward make it.
+    """A value in a traced graph: a node with a type, but no numbers.
+
+    Ops in a traced loss or forward make it. Elsewhere ops return a `GradTensor`, which has numbers.
 
     prim:   the primitive op that computes it.
     inputs: the nodes that it depends on.
@@ -147,9 +149,10 @@ class Tensor(TensorMethods):
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """The inputs whose elements the node reads. Of ops that only move elements, such as reshape, the first input.
+        """The inputs whose elements the node reads.
 
-        Further inputs of such an op must only be computed before it.
+        For an op that only moves elements, such as reshape, the first input. The node does not read its other inputs,
+        which only have to be computed before it.
         """
         return self.inputs[:1] if self.prim.family == "view" else self.inputs
 

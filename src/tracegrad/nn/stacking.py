@@ -66,7 +66,7 @@ def _init(p: Parameter, n: int) -> Initializer:
 
 @helpful
 def as_states(model: M) -> M:
-    """Return a copy of `model` with states in place of parameters, for a target network or a teacher.
+    """Return a copy of `model` with states in place of parameters, for a teacher or a target network.
 
         class Agent(tg.Module):
             def __init__(self):
@@ -80,7 +80,7 @@ def as_states(model: M) -> M:
 
     Call the copy as you call the model. No optimizer changes the copy, and it gets no gradient. Its states start as
     copies of the drawn parameters. `train.set_states` changes them, `train.set_params` does not. States of `model`
-    become separate states of the copy (Mnih et al. 2015).
+    become separate states of the copy. For target networks, see Mnih et al. 2015.
     model:   a tree of modules, which is not changed.
     Raises:  TraceError if `model` is not a tree of modules.
 

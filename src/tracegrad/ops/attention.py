@@ -120,7 +120,8 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
     Gradient: the result's gradient, rotated by -a.
     Raises:   ShapeError if D is odd or the rank below 2; DTypeError if q or k is not f32; InputError unless base > 0.
 
-    Su et al., RoFormer (2021), in the form of Llama: it pairs features j and j + D/2, not 2j and 2j + 1.
+    Su et al., RoFormer (2021). `rope` pairs features j and j + D/2, as GPT-NeoX and the Llama of Hugging Face do. The
+    paper and Meta's code of Llama pair 2j and 2j + 1.
 
     >>> rotated, _ = tg.rope([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0]])      # positions 0 and 1
     >>> rotated

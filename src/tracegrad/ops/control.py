@@ -77,9 +77,9 @@ def capture(name: str, x: Any) -> Tensor:
 def patch(name: str, x: Any) -> Tensor:
     """Return `x`, or the value that a call of `run` puts in its place.
 
-    run(..., patches={name: array})           returns array in place of x
-    run(..., patches={name: (mask, array)})   returns where(mask, array, x)
-    All other calls, training steps and eager calls return x.
+    in run(..., patches={name: array}):           array, broadcast to the shape of x
+    in run(..., patches={name: (mask, array)}):   where(mask, array, x)
+    in all other calls, training steps and eager calls: x
 
     The first call with patches compiles a second program. Calls without patches run the first one, at no cost.
 

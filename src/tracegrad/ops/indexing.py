@@ -338,7 +338,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
     Raises:   DTypeError if the indices are not i32; ShapeError if ranks or other axes do not fit. For an index out
               of range, see `take`.
 
-    As numpy.take_along_axis and torch.gather(x, axis, indices).
+    As numpy.take_along_axis. If the other axes are equal, as torch.gather(x, axis, indices), which does not broadcast.
 
     >>> tg.take_along_axis([[1.0, 2.0], [3.0, 4.0]], [[1], [0]], 1)
     tensor([[2.],
@@ -367,7 +367,8 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     Raises:   DTypeError if the indices are not i32, `x` is bool, or `updates` have another dtype. ShapeError if the
               shape of `updates` or `indices` does not fit. For an index out of range, see `take`.
 
-    As x.at[indices].add(updates) of JAX, and torch.index_add(x, axis, indices, updates).
+    For indices of rank 1 as torch.index_add(x, axis, indices, updates), and for axis 0 as x.at[indices].add(updates) of
+    JAX. For indices of the shape of `updates` as torch.scatter_add(x, axis, indices, updates).
 
     >>> tg.scatter_add(tg.zeros(3), [0, 0, 2], [1.0, 2.0, 3.0])
     tensor([3., 0., 3.])

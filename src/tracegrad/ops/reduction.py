@@ -194,7 +194,8 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     x:        f32.
     axis:     an integer, or a tuple of axes that form one vector.
     keepdims: True keeps these axes, with size 1.
-    ord:      a number >= 0, inf or -inf. For 2, elements above 1.8e19 do not overflow, as their squares do in PyTorch.
+    ord:      a number >= 0, inf or -inf. For 2, the result is right for elements above 1.8e19, too; in PyTorch their
+              squares overflow to inf.
     Returns:  f32, the shape of `x` without the axes in `axis`.
     Gradient: sign(x) (|x| / norm)^(ord - 1), and 0 where x is 0. For ord=inf and -inf, tied elements share it evenly.
               For ord=0, none.

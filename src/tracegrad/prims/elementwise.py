@@ -124,7 +124,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     dtype:    tg.f32, tg.i32, tg.u32, tg.bool_, or a name such as "i32". The method is `x.astype(dtype)`.
     Returns:  `dtype`, shape of `x`:
               - f32 to integer drops the fraction, so -1.7 becomes -1. NaN becomes 0. Numbers out of range become the
-                nearest integer that f32 can hold, such as 2147483520 for i32.
+                nearest integer of `dtype` that f32 can hold: for i32, these are -2147483648 and 2147483520.
               - i32 to u32 and back keeps the bits.
               - Booleans become 0 and 1; numbers become the boolean x != 0.
     Gradient: none, except from f32 to f32, which returns `x`.

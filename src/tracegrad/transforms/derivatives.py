@@ -209,8 +209,8 @@ def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Functi
     H[k..., i..., j...] = d^2 out[k...] / d x[i...] d x[j...]
 
     fn, argnums, has_aux: as for `jacobian`, which describes the structure of the result and the errors.
-    Returns: a function of the arguments of `fn`. If `fn` returns a scalar of one tensor of shape (n,), that function
-             returns a matrix of shape (n, n).
+    Returns: a function of the arguments of `fn`. If `fn` takes one tensor of shape (n,) and returns a scalar, the
+             result is a matrix of shape (n, n).
 
     For a product H v, compute `tg.jvp(tg.grad(fn), (x,), (v,))`, which makes no matrix. As jax.hessian.
 
