@@ -214,7 +214,7 @@ class Program:
         return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
-        """Return which launches of a run at `capacity` a run of this `size` makes, as indices in execution order."""
+        """Return the launches of a run at the program's `size`, as indices into the launches of a run at `capacity`."""
         return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property

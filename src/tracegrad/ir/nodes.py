@@ -151,8 +151,7 @@ class Tensor(TensorMethods):
     def operands(self) -> tuple[Tensor, ...]:
         """The inputs whose elements the node reads.
 
-        For an op that only moves elements, such as reshape, the first input. The node does not read its other inputs,
-        which only have to be computed before it.
+        A view, such as reshape, reads only its first input. Others are there so that they are computed before it.
         """
         return self.inputs[:1] if self.prim.family == "view" else self.inputs
 
@@ -163,9 +162,9 @@ class Tensor(TensorMethods):
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes along which the node works, such as those that a sum removes.
+        """The axes of its input along which this node's op works, such as those that a sum goes over.
 
-        KeyError for nodes without axes.
+        KeyError if the op has no axes.
         """
         return self.attrs["axes"]
 

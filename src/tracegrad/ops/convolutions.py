@@ -275,13 +275,13 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
 def conv3d(x: Any, w: Any, stride: Ints = 1, padding: Ints = 0, groups: int = 1, dilation: Ints = 1) -> Tensor:
     """Cross-correlate volumes with filters, as torch.nn.functional.conv3d without bias.
 
-    out[b, o, h, i, j] = sum over c, m, k, l of x[b, c, h*s + m*d - p, i*s + k*d - p, j*s + l*d - p] w[o, c, m, k, l]
+    out[b, o, t, i, j] = sum over c, m, n, l of x[b, c, t*s + m*d - p, i*s + n*d - p, j*s + l*d - p] w[o, c, m, n, l]
 
     x:        f32 [B, C, D, H, W]: depth D, height H and width W. Elements outside of the volume count as 0.
     w:        f32 [O, C/groups, kd, kh, kw]: O filters.
     stride, padding, dilation: s, p and d. Each is an integer, or three, for depth, height and width.
     groups:   as for `conv2d`; pass `groups` and `dilation` by name here, too. The equation is for groups = 1.
-    Returns:  f32 [B, O, od, oh, ow], od = floor((D + 2p - d(kd - 1) - 1) / s) + 1, and oh and ow likewise.
+    Returns:  f32 [B, O, od, oh, ow], od = floor((D + 2*p - d * (kd - 1) - 1) / s) + 1, and oh and ow likewise.
     Gradient: with dy the result's gradient, to `x` conv_transpose3d(dy, w); to `w`, `x` cross-correlated with dy.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
@@ -357,13 +357,13 @@ def conv_transpose3d(
 ) -> Tensor:
     """Apply the transpose of `conv3d`, as torch.nn.functional.conv_transpose3d without bias.
 
-    out[b, c, h*s + m*d - p, i*s + k*d - p, j*s + l*d - p] += x[b, o, h, i, j] w[o, c, m, k, l]
+    out[b, c, t*s + m*d - p, i*s + n*d - p, j*s + l*d - p] += x[b, o, t, i, j] w[o, c, m, n, l]
 
     x:        f32 [B, O, D, H, W], with a channel for each filter of `w`.
     w:        f32 [O, C/groups, kd, kh, kw], as for `conv3d`.
     stride, padding, groups, dilation: s, p, groups and d, as for `conv3d`. The equation is for groups = 1.
     output_padding: elements added at the end of each axis, below max(s, d); an integer or three.
-    Returns:  f32 [B, C, od, oh, ow], od = (D - 1) s - 2p + d(kd - 1) + output_padding + 1, and oh and ow likewise.
+    Returns:  f32 [B, C, od, oh, ow], od = (D - 1) * s - 2*p + d * (kd - 1) + output_padding + 1, and oh and ow likewise.
     Gradient: with dy the result's gradient, to `x` conv3d(dy, w); to `w`, dy cross-correlated with `x`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 

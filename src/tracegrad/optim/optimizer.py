@@ -92,9 +92,9 @@ class Optimizer:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """The valid numbers of each hyperparameter, by name, as `Range(low, high, above)`; None leaves a side open.
+        """The valid numbers of each hyperparameter, by name, as `Range(low, high, above)`; None is no limit.
 
-        `above` says whether `low` itself is invalid. A name that is missing here takes any finite number.
+        `high` is valid itself, and so is `low` unless `above` is True. A name not here takes any finite number.
         """
         own = self.transform.ranges
         return {**own, **{n: own[n.split(GROUP)[0]] for n in self.groups.hyper if n.split(GROUP)[0] in own}}
@@ -118,7 +118,7 @@ class Optimizer:
         return (self if same else new), {name: x for name, x in new.groups.hyper.items() if name in places}
 
     def switched_on(self, values: Mapping[str, float]) -> Optimizer:
-        """Return the optimizer for `train.set(**values)`: a new one if a value turns on an option that was off."""
+        """Return this optimizer, or a new one if `values` turn on an option that was off, such as weight decay."""
         wanted = {name: values[name] for name in self.off if values.get(name, OFF[name]) != OFF[name]}
         return self.again(**wanted) if wanted and self.again is not None else self
 
