@@ -241,7 +241,7 @@ def conv2d(x: Any, w: Any, stride: Ints = 1, padding: Ints = 0, groups: int = 1,
     stride, padding, dilation: s, p and d. Each is an integer, or a pair (for the height, for the width).
     groups:   a divisor of C and O. Channels and filters are split into groups, and filters read their own group only.
               PyTorch has `dilation` before `groups`, so pass both by name.
-    Returns:  f32 [B, O, oh, ow], oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1, and ow likewise from W and kw.
+    Returns:  f32 [B, O, oh, ow], oh = floor((H + 2*p - d * (kh - 1) - 1) / s) + 1, and ow likewise from W and kw.
     Gradient: with dy the result's gradient, to `x` conv_transpose2d(dy, w); to `w`, `x` cross-correlated with dy.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
@@ -261,7 +261,7 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     w:        f32 [O, C/groups, K]: O filters of K elements.
     stride, padding, dilation: s, p and d, integers.
     groups:   as for `conv2d`. PyTorch has `dilation` before `groups`, so pass both by name.
-    Returns:  f32 [B, O, floor((L + 2p - d(K - 1) - 1) / s) + 1].
+    Returns:  f32 [B, O, floor((L + 2*p - d * (K - 1) - 1) / s) + 1].
     Gradient: with dy the result's gradient, to `x` conv_transpose1d(dy, w); to `w`, `x` cross-correlated with dy.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
@@ -310,7 +310,7 @@ def conv_transpose2d(
     w:        f32 [O, C/groups, kh, kw], as for `conv2d`.
     stride, padding, groups, dilation: s, p, groups and d, as for `conv2d`. The equation is for groups = 1.
     output_padding: rows and columns added at the bottom and right, below max(s, d); an integer or a pair.
-    Returns:  f32 [B, C, oh, ow], oh = (H - 1) s - 2p + d(kh - 1) + output_padding + 1, and ow likewise from W and kw.
+    Returns:  f32 [B, C, oh, ow], oh = (H - 1) * s - 2*p + d * (kh - 1) + output_padding + 1; ow likewise from W, kw.
     Gradient: with dy the result's gradient, to `x` conv2d(dy, w); to `w`, dy cross-correlated with `x`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
@@ -334,7 +334,7 @@ def conv_transpose1d(
     w:        f32 [O, C/groups, K], as for `conv1d`.
     stride, padding, groups, dilation: s, p, groups and d, as for `conv1d`. The equation is for groups = 1.
     output_padding: elements added at the end, below max(s, d).
-    Returns:  f32 [B, C, (L - 1) s - 2p + d(K - 1) + output_padding + 1].
+    Returns:  f32 [B, C, (L - 1) * s - 2*p + d * (K - 1) + output_padding + 1].
     Gradient: with dy the result's gradient, to `x` conv1d(dy, w); to `w`, dy cross-correlated with `x`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 
@@ -363,7 +363,7 @@ def conv_transpose3d(
     w:        f32 [O, C/groups, kd, kh, kw], as for `conv3d`.
     stride, padding, groups, dilation: s, p, groups and d, as for `conv3d`. The equation is for groups = 1.
     output_padding: elements added at the end of each axis, below max(s, d); an integer or three.
-    Returns:  f32 [B, C, od, oh, ow], od = (D - 1) * s - 2*p + d * (kd - 1) + output_padding + 1, and oh and ow likewise.
+    Returns:  f32 [B, C, od, oh, ow], od = (D - 1) * s - 2*p + d * (kd - 1) + output_padding + 1; oh and ow likewise.
     Gradient: with dy the result's gradient, to `x` conv3d(dy, w); to `w`, dy cross-correlated with `x`.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
 

@@ -115,7 +115,7 @@ def max_pool2d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     kernel_size: kh and kw, the size of a window; an integer or a pair.
     stride:      s, an integer or a pair; None is `kernel_size`.
     padding:     p, an integer or a pair, at most half of `kernel_size`. Padding counts as -infinity.
-    Returns:     f32 [B, C, oh, ow], oh = floor((H + 2p - kh) / s) + 1, and ow likewise. A window with NaN gives NaN.
+    Returns:     f32 [B, C, oh, ow], oh = floor((H + 2*p - kh) / s) + 1, and ow likewise. A window with NaN gives NaN.
     Gradient:    to the first maximum of each window, row by row; to no element of a window with NaN.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
@@ -137,7 +137,7 @@ def avg_pool2d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     kernel_size: kh and kw, the size of a window; an integer or a pair.
     stride:      s, an integer or a pair; None is `kernel_size`.
     padding:     p, an integer or a pair, at most half of `kernel_size`. The padding is zeros.
-    Returns:     f32 [B, C, oh, ow], oh = floor((H + 2p - kh) / s) + 1, and ow likewise.
+    Returns:     f32 [B, C, oh, ow], oh = floor((H + 2*p - kh) / s) + 1, and ow likewise.
     Gradient:    each element of a window gets 1 / (kh * kw) of the gradient of the window's mean.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
@@ -160,7 +160,7 @@ def max_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     kernel_size: kd, kh and kw, the size of a window; an integer, or three, for depth, height and width.
     stride:      s, an integer or three; None is `kernel_size`.
     padding:     p, an integer or three, at most half of `kernel_size`. Padding counts as -infinity.
-    Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2p - kd) / s) + 1, and oh and ow likewise.
+    Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2*p - kd) / s) + 1, and oh and ow likewise.
     Gradient:    to the first maximum of each window, in row-major order; to no element of a window with NaN.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 
@@ -182,7 +182,7 @@ def avg_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     kernel_size: kd, kh and kw, the size of a window; an integer, or three, for depth, height and width.
     stride:      s, an integer or three; None is `kernel_size`.
     padding:     p, an integer or three, at most half of `kernel_size`. The padding is zeros.
-    Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2p - kd) / s) + 1, and oh and ow likewise.
+    Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2*p - kd) / s) + 1, and oh and ow likewise.
     Gradient:    each element of a window gets 1 / (kd * kh * kw) of the gradient of the window's mean.
     Raises:      ShapeError if the window does not fit; DTypeError if `x` is not f32.
 

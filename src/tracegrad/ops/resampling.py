@@ -222,7 +222,7 @@ def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     kernel_size: k, the size of a window.
     stride:      s, the distance between windows; None means `kernel_size`.
     padding:     p, zeros before and behind each sequence, at most k / 2. The divisor of the mean is always k.
-    Returns:     f32 [B, C, floor((L + 2p - k) / s) + 1].
+    Returns:     f32 [B, C, floor((L + 2*p - k) / s) + 1].
     Gradient:    an equal share to each element of a window.
     Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
 
@@ -244,7 +244,7 @@ def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     kernel_size: k, the size of a window.
     stride:      s, the distance between windows; None means `kernel_size`.
     padding:     p, elements before and behind each sequence, at most k / 2. They are never the largest.
-    Returns:     f32 [B, C, floor((L + 2p - k) / s) + 1].
+    Returns:     f32 [B, C, floor((L + 2*p - k) / s) + 1].
     Gradient:    to the first of the largest elements of each window.
     Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
 
@@ -327,7 +327,7 @@ def unfold(x: Any, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0, str
     x:        f32 [B, C, H, W].
     kernel_size, dilation, padding, stride: (kh, kw), d, p and s; each an integer, or one for height and one for width.
     Returns:  f32 [B, C*kh*kw, oh*ow]: a column for each window, with its kh x kw elements of each channel. There are
-              oh = floor((H + 2p - d(kh - 1) - 1) / s) + 1 rows of windows, and likewise ow columns.
+              oh = floor((H + 2*p - d * (kh - 1) - 1) / s) + 1 rows of windows, and likewise ow columns.
     Gradient: to each element of `x`, summed over the windows that contain it.
     Raises:   ShapeError if no window fits or `x` has another rank; DTypeError if `x` is not f32.
 

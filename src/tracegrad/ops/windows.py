@@ -212,7 +212,7 @@ def check_images(x: TensorType, axes: int = 2) -> TensorType:
 
 
 def window_counts(size: Sequence[int], kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Sizes:
-    """Return the number of windows along each axis: floor((n + 2p - d(k-1) - 1) / s) + 1. Raises ShapeError below 1."""
+    """Return the windows along each axis: floor((n + 2*p - d * (k - 1) - 1) / s) + 1. Raises ShapeError below 1."""
     counts = tuple([window_count(n + 2 * p, k, s, d) for n, k, s, p, d in zip(size, kernel, stride, padding, dilation)])
     if min(counts) < 1:
         k, d, n, p = (by(sizes) for sizes in (kernel, dilation, size, padding))
@@ -316,7 +316,7 @@ def im2col(x: Any, kernel: Ints, stride: Ints = 1, padding: Ints = 0) -> Tensor:
     x:        f32 [B, C, H, W].
     kernel, stride, padding: (kh, kw), s and p; each an integer, or one for height and one for width.
     Returns:  f32 [B, oh*ow, C*kh*kw]: a row for each window, with its kh x kw elements of each channel. There are
-              oh = floor((H + 2p - kh) / s) + 1 rows of windows, and likewise ow columns.
+              oh = floor((H + 2*p - kh) / s) + 1 rows of windows, and likewise ow columns.
     Gradient: to each element of `x`, summed over the windows that contain it: `col2im`.
     Raises:   ShapeError if no window fits or `x` has another rank; DTypeError if `x` is not f32.
 
