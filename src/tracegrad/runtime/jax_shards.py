@@ -65,18 +65,19 @@ def write(
     The folder gets one numbered folder for each call. Only when the new one is complete does Orbax delete the old one.
     Raises: OSError naming the folder.
     """
-    with _naming(folder):
+    with _naming(folder), contextlib.ExitStack() as closing:  # a manager that is open can still write after an error
         manager = _manager(folder, create=True)
+        closing.callback(manager.close)
         args, number = _orbax().args, np.int32((manager.latest_step() or 0) + 1)
         if jax.process_count() > 1:  # a process can still see the folder as it was
             number = multihost.broadcast_one_to_all(number)
         items = {TENSORS: args.PyTreeSave(dict(tensors)), METADATA: args.JsonSave(dict(metadata))}
         manager.save(int(number), args=args.Composite(**items))
+        closing.pop_all()
 
     def wait() -> None:
-        with _naming(folder):
+        with _naming(folder), contextlib.closing(manager):
             manager.wait_until_finished()
-            manager.close()
 
     return wait
 
