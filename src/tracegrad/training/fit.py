@@ -336,6 +336,7 @@ class _Loop:
         """Return what `Position.sums` has of a loss, of the steps from index `since` on; [] if it had none."""
         count, *total = self.where.earlier.get(name, [0])
         xs = self.history.values(since).get(name, [])
+        # In order, unlike sum() from Python 3.12 on, so that a resumed fit has the same bits
         return [count + len(xs), reduce(add, xs, sum(total))] if xs or count else []
 
     def unheard(self) -> dict[str, list[float]]:
