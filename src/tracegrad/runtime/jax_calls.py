@@ -172,7 +172,6 @@ class Calls:
             how = {"out_shardings": ([placed[key] for key in function.written], [whole] * len(self._large), whole)}
         self._once = jax.jit(self._run_one, donate_argnums=0, **how)
         self._loops: list[Loop] = []  # of full calls, and of the others
-        self._least = 1  # runs of a loop
         self._compiling = 0.0  # seconds of the first compilation
         self._decided = False
         self.most = 1  # runs of one call
@@ -189,7 +188,8 @@ class Calls:
     def _begin(self, arrays: MutableMapping[str, Array], runs: Sequence[Mapping[str, Any]]) -> list[Begun]:
         """Begin runs for which one call has room: by that call, if its loop is compiled."""
         began, n = time.perf_counter(), len(runs)
-        loop = self._loops[n < self.most] if self._loops and n >= self._least else None
+        alone = self._platform != "cpu" and n < LEAST_RUNS
+        loop = self._loops[n < self.most] if self._loops and not alone else None
         if loop is not None and (ready := loop.ready()) is not None:
             return [self._call(ready, arrays, (*self._stacked(runs), np.int32(n)), n)]
         begun = list[Begun]()
@@ -276,11 +276,10 @@ class Calls:
             [arrays[k] for k in f.written], [arrays[k] for k in f.read], shaped, words
         )
         self.most = min(most, runs_of(traced.jaxpr, self._platform))
-        cpu = self._platform == "cpu"
         if self.most > 1:
+            cpu = self._platform == "cpu"
             some = Loop(self._run_many, cpu)
             self._loops = [some if cpu else Loop(self._run_all, cpu), some]
-            self._least = 1 if cpu else LEAST_RUNS
             self._once = jax.jit(self._run_apart, donate_argnums=0)
 
     def _stacked(self, runs: Sequence[Mapping[str, Any]]) -> tuple[list[Any], Array]:
