@@ -55,17 +55,17 @@ def replace_files(contents: Mapping[Path, Iterable[bytes]]) -> None:
     with contextlib.ExitStack() as held:
         try:
             for path, parts in contents.items():
-                with _naming(path):
+                with naming(path):
                     found = _status(path)
                     if found is not None and not stat.S_ISREG(found.st_mode):
                         _write_through(path, found, parts)
                         continue
                 target = os.path.realpath(path)
-                with _naming(path, "" if found is None else "; the old file is unchanged"):
+                with naming(path, "" if found is None else "; the old file is unchanged"):
                     staged.append((_stage(held, target, found, parts), target))
             while staged:
                 partial, target = staged[0]
-                with _naming(target):
+                with naming(target):
                     os.replace(partial, target)
                 del staged[0]
                 _flush_folder(os.path.dirname(target))
@@ -88,8 +88,8 @@ def open_regular(path: Path) -> Generator[BufferedReader]:
 
 
 @contextlib.contextmanager
-def _naming(path: Path, and_so: str = "") -> Generator[None]:
-    """Make errors of the system name the target file, instead of a partial file or none."""
+def naming(path: Path, and_so: str = "") -> Generator[None]:
+    """Make errors of the system name the target, instead of a partial file or none. and_so: the end of their text."""
     try:
         yield
     except OSError as e:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
 from tracegrad.errors import DeviceError, InputError
+from tracegrad.files.atomic import naming
 from tracegrad.files.jsontext import cut, printable
 from tracegrad.program import Field, Program
 from tracegrad.runtime.jax_memory import Memory, Part, jax, multihost, parts_of
@@ -130,13 +131,13 @@ def _refusing(folder: Folder) -> Generator[None]:
 @contextlib.contextmanager
 def _naming(folder: Folder) -> Generator[None]:
     """Make errors of the system name the folder. Orbax raises some as ValueError, with the number in its text."""
-    try:
-        yield
-    except (OSError, ValueError) as e:
-        code = getattr(e, "errno", None) or int([*re.findall(r"os_error_code='(\d+)'", str(e)), 0][0])
-        if not code:
-            raise
-        raise OSError(code, f"{os.strerror(code)}; an older checkpoint is unchanged", os.fspath(folder)) from e
+    with naming(folder, "; an older checkpoint is unchanged"):
+        try:
+            yield
+        except ValueError as e:
+            if (found := re.search(r"os_error_code='([1-9]\d*)'", str(e))) is None:
+                raise
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from e
 
 
 def _manager(folder: Folder, create: bool) -> Any:
