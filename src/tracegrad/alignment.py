@@ -15,6 +15,7 @@ from tracegrad.prims.elementwise import cast, exp, log, maximum, stop_gradient, 
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import broadcast_to, reshape, slice_
+from tracegrad.refusals import valid
 from tracegrad.transforms.recurrence import scan
 
 __all__ = ["ctc_loss"]
@@ -94,7 +95,7 @@ def ctc_loss(
         raise ShapeError(f"log_probs must be [T,N,C] with T > 0, got {x.type}")
     steps, n, classes = x.shape
     if not 0 <= blank < classes:
-        raise InputError(f"blank = {blank} is not a class of {x.type}; valid are 0 to {classes - 1}")
+        raise InputError(f"blank = {blank} is not a class of {x.type}; {valid(0, classes)}")
     labels = indices_for(targets, classes, "classes")
     if labels.ndim != 2 or labels.shape[0] != n:
         raise ShapeError(

@@ -27,6 +27,7 @@ from tracegrad.passes.expand import with_array_rules
 from tracegrad.passes.place import COMPUTING
 from tracegrad.prims.elementwise import HALF
 from tracegrad.program import Program
+from tracegrad.refusals import valid
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.storage import from_storage
 from tracegrad.transforms.loops import Body, item
@@ -192,7 +193,7 @@ def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:
         bad = x[((x < 0) | (x >= size)) & (x != exempt)]
         if bad.size:
             raise InputError(
-                located(f"{t.prim.name}: computed index {bad[0]} is out of range; valid are 0 to {size - 1}", t.site)
+                located(f"{t.prim.name}: computed index {bad[0]} is out of range; {valid(0, size)}", t.site)
             )
 
 

@@ -10,13 +10,13 @@ from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, cal
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered
 from tracegrad.ops.activation import sigmoid, softplus
-from tracegrad.ops.indexing import constant_integers
+from tracegrad.ops.indexing import constant_integers, take, take_along_axis
 from tracegrad.ops.norm import log_softmax, peak, softmax
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
-from tracegrad.prims.folds import GATHER
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, multilinear, symmetric
+from tracegrad.refusals import valid
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "mse_loss", "nll_loss"]
 
@@ -66,12 +66,13 @@ def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
 
 
 def _hit(x: Tensor, targets: Tensor) -> Tensor:
-    """Return True at each row's target. The clamp matters for computed targets only: the host checks inputs."""
+    """Return True at each row's target."""
     clamped = _clamped(x, targets)
     return iota(x.shape, x.ndim - 1) == clamped.reshape((*targets.shape, 1))
 
 
 def _clamped(x: Tensor, targets: Tensor) -> Tensor:
+    """Return classes of `x`. Computed targets can be others, as can the ignored one, which a gather refuses."""
     return minimum(maximum(targets, 0), x.shape[-1] - 1)
 
 
@@ -118,8 +119,8 @@ CROSS_ENTROPY = composite(
 
 
 def _nll(x: Tensor, targets: Tensor, *, ignore: int | None) -> Tensor:
-    at = _clamped(x, targets).reshape((*targets.shape, 1))
-    return _unless_ignored(-bind(GATHER, x, at, axis=targets.ndim).reshape(targets.shape), targets, ignore)
+    picked = take_along_axis(x, _clamped(x, targets).reshape((*targets.shape, 1)), -1)
+    return _unless_ignored(-picked.reshape(targets.shape), targets, ignore)
 
 
 def _nll_vjp(ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, ignore: int | None) -> tuple[Tensor, None]:
@@ -140,9 +141,7 @@ def _classes(targets: Any, x: Tensor, ignore: int | None) -> Tensor:
     t, n = as_tensor(targets), x.shape[-1] if x.ndim else 0
     bad = [k for k in constant_integers(t) if not 0 <= k < n and k != ignore]
     if bad and n:
-        raise RangeError(
-            f"class {bad[0]} is out of range; valid are 0 to {n - 1}, counted from 0; targets are {t.type}"
-        )
+        raise RangeError(f"class {bad[0]} is out of range; {valid(0, n)}, counted from 0; targets are {t.type}")
     return t
 
 
@@ -166,8 +165,7 @@ def _soft(x: Tensor, q: Tensor, w: Tensor | None, smoothing: float) -> Tensor:
 
 def _own(w: Tensor, x: Tensor, t: Tensor, ignore: int | None) -> Tensor:
     """Return the weight of each target, 0 for one that is ignored. A mean divides by their sum, as in PyTorch."""
-    at = _clamped(x, t).reshape((t.type.size,))
-    return _unless_ignored(bind(GATHER, w, at, axis=0).reshape(t.shape), t, ignore)
+    return _unless_ignored(take(w, _clamped(x, t)), t, ignore)
 
 
 def _weighted(x: Tensor, t: Tensor, w: Tensor, smoothing: float, ignore: int | None, reduction: str) -> Tensor:

@@ -23,7 +23,7 @@ from tracegrad.methods import op
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import as_tensor, const, iota, placeholder
 from tracegrad.prims.views import permute, reshape
-from tracegrad.refusals import article
+from tracegrad.refusals import article, valid
 from tracegrad.transforms.trees import is_pair, tree_leaves, tree_map
 from tracegrad.transforms.walks import batches, cotangents, repeated, tangents
 
@@ -234,8 +234,8 @@ def _of_chosen(
     bad = [k for k in numbers if not -len(args) <= k < len(args)]
     if bad:
         raise TraceError.here(
-            f"{who}: argnums={argnums!r} is out of range; {_name(fn)} got {len(args)} by position, and valid are "
-            f"{-len(args)} to {len(args) - 1}"
+            f"{who}: argnums={argnums!r} is out of range; {_name(fn)} got {len(args)} by position, and "
+            f"{valid(len(args), len(args))}"
         )
     at = [k % len(args) for k in numbers]
     if len(set(at)) != len(at):
