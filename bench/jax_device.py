@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,20 +39,23 @@ def peers(name: str, w: Workload) -> list[Callable[[int], float]]:
     return found
 
 
-def compared(name: str, precision: str, repeats: int, seconds: float, read: int) -> str:
+def compared(name: str, o: argparse.Namespace) -> str:
     """A row: ms a step of each, and the ratios."""
     w = workload(name)
-    jax.config.update("jax_default_matmul_precision", PEER[precision])
+    jax.config.update("jax_default_matmul_precision", PEER[o.precision])
     others = peers(name, w)
     made = optim.adamw(lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0)
     with tg.compile(model=w.model(), loss=w.loss, inputs=w.inputs, optimizer=made, seed=0, device="jax",
-                    precision=precision) as train:  # fmt: skip
+                    precision=o.precision) as train:  # fmt: skip
         blocks = [tracegrad_block(w, train), *others]
-        steps = max(2, int(seconds / max(min(others[0](2), others[0](2)) / 2, 1e-5)))
-        read = min(read, steps) or steps
+        steps = max(2, int(o.seconds / max(min(others[0](2), others[0](2)) / 2, 1e-5)))
+        read = min(o.steps, steps) or steps
         turns = max(1, steps // read)
+        until = time.perf_counter() + o.warm
+        while time.perf_counter() < until:  # loops of many steps are compiled while single steps run
+            blocks[0](steps)
         best = [float("inf")] * len(blocks)
-        for turn in range(repeats + 1):  # the first warms up
+        for turn in range(o.repeats + 1):  # the first warms up
             for k, block in enumerate(blocks):
                 took = sum(block(read) for _ in range(turns)) / (turns * read)
                 best[k] = min(best[k], took) if turn else best[k]
@@ -67,6 +71,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.3, help="of each library in a turn")
     parser.add_argument("--steps", type=int, default=0, help="until the loss is read; 0: as many as take these seconds")
+    parser.add_argument("--warm", type=float, default=10, help="seconds of steps before any are timed")
     options = parser.parse_args()
     often = f"the loss read every {options.steps} steps" if options.steps else "the loss read at the end"
     print(f"JAX {jax.__version__} on {jax.devices()[0].device_kind}, products in {options.precision}, {often}")
@@ -74,7 +79,7 @@ def main() -> None:
         '| model | device="jax", ms a step | JAX by hand | ratio | Equinox, Optax | ratio |\n|---|---|---|---|---|---|'
     )
     for name in options.models:
-        print(compared(name, options.precision, options.repeats, options.seconds, options.steps), flush=True)
+        print(compared(name, options), flush=True)
 
 
 if __name__ == "__main__":
