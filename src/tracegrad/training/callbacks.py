@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tracegrad.arrays import np
 from tracegrad.engine.stepper import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
 from tracegrad.hypers import AT_LEAST_0, checked
 from tracegrad.refusals import helpful, shown
 from tracegrad.training.events import EventFile
 from tracegrad.training.history import FitState
+from tracegrad.training.progress import write_scalars
 
 # The first three get a FitState; on_log gets each record of the log, on_begin and on_end get nothing
 EVENTS = ("on_step", "on_epoch", "on_evaluate", "on_log", "on_begin", "on_end")
@@ -84,12 +84,12 @@ class EarlyStopping:
             raise InputError.here(f"EarlyStopping: patience must be an integer of at least 0, got {shown(patience)}")
         checked("min_delta", min_delta, AT_LEAST_0, "EarlyStopping")
         self.metric, self.patience, self.min_delta, self.restore, self.mode = metric, patience, min_delta, restore, mode
-        self._best, self._bad = _Best(metric, min_delta, mode), 0
-        self._snapshot: list[Snapshot] | None = None
+        self.on_begin()
 
     def on_begin(self) -> None:
         """Forget the best value and the count of evaluations. `fit` calls this when it begins."""
-        self._best, self._bad, self._snapshot = _Best(self.metric, self.min_delta, self.mode), 0, None
+        self._best, self._bad = _Best(self.metric, self.min_delta, self.mode), 0
+        self._snapshot: list[Snapshot] | None = None
 
     def on_evaluate(self, state: FitState) -> None:
         """Count evaluations without an improvement; at `patience`, stop `fit`. `fit` calls this after each one.
@@ -153,11 +153,11 @@ class CSVLogger:
     @helpful
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self._rows: list[dict[str, Any]] = []
+        self.on_begin()
 
     def on_begin(self) -> None:
         """Start an empty table. `fit` calls this when it begins."""
-        self._rows = []
+        self._rows: list[dict[str, Any]] = []
 
     def on_epoch(self, state: FitState) -> None:
         """Add a line for the epoch, and write the whole file. `fit` calls this after each epoch."""
@@ -181,22 +181,20 @@ class TensorBoard:
 
     @helpful
     def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = Path(folder)
-        self._file: EventFile | None = None
+        self.folder, self._file = Path(folder), None
 
     def on_begin(self) -> None:
         """Start a new event file. `fit` calls this when it begins."""
         self.on_end()
-        self._file = EventFile(self.folder)
+        self._file: EventFile | None = EventFile(self.folder)
 
     def on_log(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a step or an evaluation. `fit` calls this after each.
 
         record: the numbers by name, with "step", the training's step number.
         """
-        for name, value in record.items():
-            if name != "step" and np.ndim(value) == 0 and self._file is not None:
-                self._file.write(name, float(value), record["step"])
+        if self._file is not None:
+            write_scalars(self._file.write, record)
 
     def on_epoch(self, state: FitState) -> None:
         """Write the learning rate, and flush the file: TensorBoard then shows it. `fit` calls this after each epoch."""

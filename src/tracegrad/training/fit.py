@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import islice
 from operator import add
 from types import MappingProxyType
 from typing import Any, cast
@@ -232,10 +233,8 @@ class _Loop:
             if self.on_device is not None:
                 self.on_device.renew()
             yield from data.orders(self.where.epoch, skip)
-            return
-        for k, batch in enumerate(data):
-            if k >= skip:
-                yield batch
+        else:
+            yield from islice(data, skip, None)
 
     def _step(self, data: Rows | Iterable[Any], batch: Any) -> None:
         """Take a step on a batch: the numbers of rows, if `data` are whole arrays."""

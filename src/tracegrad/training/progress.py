@@ -8,6 +8,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, TextIO, cast
 
 from tracegrad.arrays import np
@@ -27,36 +29,29 @@ class Log:
     """
 
     def __init__(self, target: Any, more: Sequence[Callable[[Mapping[str, Any]], object]] = ()):
-        self._more = more
-        self._call = target if callable(target) else None
-        self._scalars: Any = getattr(target, "add_scalar", None)  # TensorBoard's writer
-        if self._call is None and self._scalars is None:
-            self._call = getattr(target, "log", None)  # such as wandb's run
-        self._file: TextIO | None = None
-        if target is not None and self._call is None and self._scalars is None:
-            if not isinstance(target, (str, os.PathLike)):
-                raise InputError.here(
-                    f"fit: log must be a path, a function, or an object with log() or add_scalar(), got {shown(target)}"
-                )
-            self._file = open(cast("str", target), "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._sinks, self._files = list(more), ExitStack()
+        if callable(target):
+            self._sinks.append(target)
+        elif hasattr(target, "add_scalar"):  # TensorBoard's writer
+            self._sinks.append(partial(write_scalars, target.add_scalar))
+        elif hasattr(target, "log"):  # such as wandb's run
+            self._sinks.append(target.log)
+        elif isinstance(target, (str, os.PathLike)):
+            file = self._files.enter_context(open(cast("str", target), "a", encoding="utf-8"))  # noqa: SIM115 (closed by close)
+            self._sinks.append(lambda record: file.write(json.dumps(dict(record), default=np.ndarray.tolist) + "\n"))
+        elif target is not None:
+            raise InputError.here(
+                f"fit: log must be a path, a function, or an object with log() or add_scalar(), got {shown(target)}"
+            )
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write one record."""
-        for function in self._more:
-            function(record)
-        if self._call is not None:
-            self._call(record)
-        if self._scalars is not None:
-            for name in record:
-                if name != "step" and np.ndim(record[name]) == 0:
-                    self._scalars(name, record[name], record["step"])
-        if self._file is not None:
-            self._file.write(json.dumps({name: _plain(x) for name, x in record.items()}) + "\n")
+        for sink in self._sinks:
+            sink(record)
 
     def close(self) -> None:
         """Close the file, which writes its buffer."""
-        if self._file is not None:
-            self._file.close()
+        self._files.close()
 
 
 class Progress:
@@ -67,8 +62,9 @@ class Progress:
 
     def __init__(self, shown: bool, total: int | None, out: TextIO | None = None):
         self._out = out or sys.stderr
-        self._shown, self._total = shown and not _closed(self._out), total
-        self._terminal = self._shown and _redraws(self._out)
+        self._shown, self._total = shown and not getattr(self._out, "closed", self._out is None), total
+        # \r returns to the start of the line on terminals and in cells of Jupyter
+        self._terminal = self._shown and (self._out.isatty() or type(self._out).__module__.startswith("ipykernel."))
         self._began = self._drawn = time.perf_counter()
         self._done = 0
         self._loss = 0.0
@@ -131,9 +127,11 @@ class Progress:
             print(text, file=self._out, flush=True)
 
 
-def _plain(x: Any) -> Any:
-    """Return an array, such as a confusion matrix, as lists; anything else unchanged."""
-    return x.tolist() if isinstance(x, np.ndarray) else x
+def write_scalars(write: Callable[..., object], record: Mapping[str, Any]) -> None:
+    """Call `write(name, value, step)` for each scalar of a record."""
+    for name, value in record.items():
+        if name != "step" and np.ndim(value) == 0:
+            write(name, value, record["step"])
 
 
 def _tqdm() -> Any:
@@ -142,15 +140,6 @@ def _tqdm() -> Any:
         return importlib.import_module("tqdm.auto").tqdm
     except ImportError:
         return None
-
-
-def _redraws(out: Any) -> bool:
-    """Return whether \\r returns to the start of the line, as on terminals and in cells of Jupyter."""
-    return bool(out.isatty()) or type(out).__module__.startswith("ipykernel.")
-
-
-def _closed(out: Any) -> bool:
-    return out is None or bool(getattr(out, "closed", False))
 
 
 def _columns(out: Any) -> int:
