@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import re
+import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -69,7 +70,8 @@ def write(
     with _naming(folder), contextlib.ExitStack() as closing:  # a manager that is open can still write after an error
         manager = _manager(folder, create=True)
         closing.callback(manager.close)
-        args, number = _orbax().args, np.int32((manager.latest_step() or 0) + 1)
+        args, names = _orbax().args, os.listdir(folder)
+        number = np.int32(1 + max([int(found[0]) for n in names if (found := re.match(r"\d+", n))], default=0))
         if jax.process_count() > 1:  # a process can still see the folder as it was
             number = multihost.broadcast_one_to_all(number)
         items = {TENSORS: args.PyTreeSave(dict(tensors)), METADATA: args.JsonSave(dict(metadata))}
@@ -79,6 +81,9 @@ def write(
     def wait() -> None:
         with _naming(folder), contextlib.closing(manager):
             manager.wait_until_finished()
+        for name in names:  # what failed saves left: their threads can still write there, so its number is not reused
+            if ".orbax-checkpoint-tmp" in name:
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
     return wait
 
