@@ -95,6 +95,13 @@ def test_what_does_not_fit_is_an_error() -> None:
     m = tg.instantiate(nn.MultiheadAttention(8, 2), seed=0)
     with pytest.raises(tg.TraceError, match="position= needs a cache"):
         m(X, position=0)
+
+
+@pytest.mark.parametrize("at", [-1, 3])
+def test_a_position_outside_of_the_cache(at):
+    m = tg.instantiate(nn.MultiheadAttention(8, 2, causal=True, cache=(1, 5)))
+    with pytest.raises(tg.InputError, match="out of range; valid are 0 to 2"):
+        m(np.zeros((1, 3, 8), np.float32), position=at)
     with pytest.raises(tg.ShapeError, match=r"must be \[B, T, 8\], got"):
         m(X[0])
 
