@@ -15,7 +15,7 @@ from tracegrad import init, nn, optim
 from tracegrad.errors import CallError, MissingNameError
 
 QUICK = ("asarray", "parameter", "tensor", "tree_leaves", "tree_map")  # called too often to check their arguments
-MODULES = ((tg, tg.__all__), (nn, nn.__all__), (init, init.PUBLIC))
+MODULES = ((tg, tg.__all__), (nn, nn.__all__), (init, init.__all__))
 
 
 def functions() -> dict[str, Callable[..., Any]]:

@@ -126,5 +126,5 @@ if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
             return globals()[OTHER_NAMES[name]]
         if name in MODULES:
             return import_module(f"tracegrad.{name}")
-        others = {"nn": nn.__all__, "optim": optim.__all__, "lr": lr.PUBLIC, "init": init.PUBLIC}
+        others = {"nn": nn.__all__, "optim": optim.__all__, "lr": lr.__all__, "init": init.__all__}
         raise foreign.no_such_name("tracegrad", name, {"tg": __all__, **others})

@@ -270,7 +270,7 @@ KINDS: dict[str, type[Initializer]] = {
     for c in (Randn, Normal, TruncatedNormal, Kaiming, Lecun, Xavier, Uniform, KaimingUniform, XavierUniform,
               Orthogonal, Zeros, Ones)
 }  # fmt: skip
-PUBLIC = (*KINDS, "literal")
+__all__ = [*KINDS, "literal"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 @helpful
@@ -322,4 +322,4 @@ def from_spec(spec: Mapping[str, Any]) -> Initializer:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.init", name, {"init": PUBLIC}, "initialisers")
+        raise foreign.no_such_name("tracegrad.init", name, {"init": __all__}, "initialisers")

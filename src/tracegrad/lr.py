@@ -303,7 +303,7 @@ NO_RATES: tuple[tuple[Any, str], ...] = (
     ((NoNumber, list), "; the model goes to tg.compile(model=...)"),
     (Callable, "; a schedule of your own is a dataclass that inherits lr.Schedule"),
 )
-PUBLIC = ("Schedule", *map(kind_of, KINDS))
+__all__ = ["Schedule", *map(kind_of, KINDS)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def as_schedule(lr: Schedule | float) -> Schedule:
@@ -369,4 +369,4 @@ def starting_at(schedule: S, step: int) -> S:
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.lr", name, {"lr": PUBLIC}, "schedules")
+        raise foreign.no_such_name("tracegrad.lr", name, {"lr": __all__}, "schedules")

@@ -85,7 +85,7 @@ NAMESPACES = {"init", "lr", "nn", "optim"}
 
 def exported(module: str) -> list[str]:
     found = import_module(f"tracegrad.{module}")
-    return list(getattr(found, "__all__", None) or found.PUBLIC)
+    return list(found.__all__)
 
 
 def entries(section: Section) -> Iterator[tuple[str, str]]:

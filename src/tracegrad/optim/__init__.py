@@ -42,4 +42,4 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
 
     def __getattr__(name):
-        raise foreign.no_such_name("tracegrad.optim", name, {"optim": __all__, "lr": lr.PUBLIC})
+        raise foreign.no_such_name("tracegrad.optim", name, {"optim": __all__, "lr": lr.__all__})
