@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tracegrad import lr, optim
-from tracegrad.dtypes import TensorType, f32
+from tracegrad.dtypes import TensorType, bool_, f32
 from tracegrad.errors import CallError, InputError
 from tracegrad.hypers import leaf_value
 from tracegrad.ir.ambient import tracing
@@ -260,11 +260,11 @@ def test_clipping_sums_the_squares_of_the_whole_gradient_once():
     assert sums[0].inputs[0].inputs[0].inputs[0].name == "g"  # by the unit
 
 
-@pytest.mark.parametrize("only", [None, lambda name: name.endswith("W")], ids=["all", "some"])
+@pytest.mark.parametrize("only", [None, lambda name: name.endswith("W"), "*W"], ids=["all", "some", "pattern"])
 def test_gradients_are_normalized_one_by_one_before_clipping(only):
     def before(params, k):
         for n, p in params.items():
-            if only is None or only(n):
+            if only is None or n.endswith("W"):
                 p.grad = p.grad / (p.grad.norm() + 1e-8)
         torch.nn.utils.clip_grad_norm_(params.values(), 1.5)
 
@@ -514,3 +514,23 @@ def test_a_chain_of_ones_own_becomes_an_optimizer_with_all_options():
     assert made.switched_on({"weight_decay": 0.2}).lr == 0.1
     with pytest.raises(CallError, match=r"optim.tiger: there is no argument .momentum."):
         tiger(momentum=0.5)
+
+
+def test_patterns_choose_parameters_as_functions_do():
+    train = [optim.adamw(0.1, decay_filter=f).decay_filter for f in ("*.b", ["l1.W", "l2.b"])]
+    assert [[f(n) for n in ("l1.W", "l1.b", "l2.b")] for f in train] == [[False, True, True], [True, False, True]]
+    moved = []
+    for only in (None, "l1.*", lambda name: name.startswith("l1.")):
+        run = Run(optim.muon(0.1, only=only))
+        for grads in noise(SHAPES):
+            run.step(grads)
+        moved.append(run.p)
+    assert np.array_equal(moved[1], moved[2])
+    assert not np.array_equal(moved[0], moved[1])
+
+
+def test_nothing_decays():
+    with tracing():
+        mask = optim.Arena.of([("W", (2, 3), False)]).decayed()
+    assert not evaluate([mask], {}, np)[0].any()
+    assert mask.type == TensorType(bool_, (6,))

@@ -112,14 +112,14 @@ def average_above_one():
     optim.adam(lr=0.1, ema=2)
 
 
-@program("decay_filter", "['l1.W']", "function")
-def decay_filter_as_a_list():
-    optim.adamw(lr=0.1, decay_filter=["l1.W"])
+@program("decay_filter", "True", "pattern", "function")
+def decay_filter_as_a_switch():
+    optim.adamw(lr=0.1, decay_filter=True)
 
 
-@program("normalize_grads", "'yes'", "function")
-def normalising_as_text():
-    optim.adam(lr=0.1, normalize_grads="yes")
+@program("normalize_grads", "3", "pattern", "function")
+def normalising_as_a_number():
+    optim.adam(lr=0.1, normalize_grads=3)
 
 
 @program("cosine_annealing", "steps", "0", "above 0")

@@ -142,9 +142,11 @@ class Arena(NamedTuple):
     def decayed(self) -> Tensor:
         """Return a mask, bool[size]: True for the elements of parameters whose `Slot.decay` is True.
 
-        `nn.decays` decides for each parameter whether it decays. Call `decayed` only if `decayed_size` is above 0.
+        `nn.decays` decides for each parameter whether it decays.
         As the mask of optax.add_decayed_weights.
         """
+        if self.decayed_size == 0:
+            return iota((self.size,), 0) < 0
         ends = [0, *(a.offset + a.size for a, b in pairwise(self.slots) if a.decay != b.decay), self.size]
         runs = list(pairwise(ends))[0 if self.slots[0].decay else 1 :: 2]
         at = iota((self.size,), 0)

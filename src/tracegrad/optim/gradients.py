@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 
 from tracegrad.errors import InputError
 from tracegrad.hypers import LARGE, NORMAL, whole
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.transform import Host, State, Transform, check_transform
+from tracegrad.patterns import Selection, chosen, matcher
 from tracegrad.prims.elementwise import maximum, minimum, nonfinite, round, sqrt, square, where
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import as_tensor
@@ -77,31 +77,28 @@ def clip_by_global_norm(max_norm: float) -> Transform:
     return Transform.made({}, update, bounds, clip_grad_norm=max_norm)
 
 
-def normalize_gradients(only: Callable[[str], bool] | None = None) -> Transform:
+def normalize_gradients(only: Selection | None = None) -> Transform:
     """Divide each parameter's gradient g by its Euclidean length: g / (norm(g) + 1e-8).
 
-    only: function of a parameter's name that returns whether to divide its gradient; None: all.
+    only: the parameters whose gradient to divide: a pattern of names such as "body.*", a list of patterns, or a
+          function of the name. None: all.
     optax.normalize_by_update_norm divides all by one length instead, that of the whole gradient.
-    Raises InputError, when the step is traced, if `only` matches no parameter.
+    Raises InputError if `only` is anything else, and, when the step is traced, if it matches no parameter.
 
     >>> optim.custom(optim.chain(optim.normalize_gradients(), optim.scale_by_momentum(0.9)), lr=0.1)
     optim.custom(lr=0.1, momentum=0.9)
     """
+    what, selected = "normalize_grads", "*" if only is None else only
+    matcher(selected, what)  # raises for anything but a selection
 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
-        arena = host.arena
-        chosen = [slot.name for slot in arena.slots if only is None or only(slot.name)]
-        if not chosen:
-            raise InputError.here(
-                f"normalize_grads: the filter matches no parameter; they are {', '.join(s.name for s in arena.slots)}"
-            )
-        views = arena.views(g)
+        arena, views = host.arena, host.arena.views(g)
 
         def normalized(x: Tensor) -> Tensor:
             measured, unit = length(x, host)
             return x * unit / (measured + NORMALIZE_EPS * unit)
 
-        return arena.pack(views | {name: normalized(views[name]) for name in chosen}), {}
+        return arena.pack(views | {name: normalized(views[name]) for name in chosen(views, selected, what)}), {}
 
     def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         return (as_tensor(2.0) if only is None else maximum(g, 2.0)), {}  # 2, not 1: rounding

@@ -8,12 +8,13 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 
-from tracegrad.errors import InputError, call_site, placed
+from tracegrad.errors import InputError, call_site, placed, shortened
 from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
 from tracegrad.lr import as_schedule
 from tracegrad.optim import scaling
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.transform import MONOTONE, NO_GROUPS, Groups, Transform, chain, check_transform
+from tracegrad.patterns import Selection, matcher
 from tracegrad.refusals import absent, check_call, unexpected, wrapped
 from tracegrad.schedule import Schedule
 
@@ -29,7 +30,8 @@ class Options(TypedDict, total=False):
     clip_grad_norm:   scale the gradient of all parameters to this norm if its norm is larger, as clip_grad_norm_
                       of PyTorch. Default None: no clipping.
     normalize_grads:  divide each parameter's gradient by its norm, before clipping: True for all parameters, or a
-                      function of the name that returns whether to. Default False.
+                      selection: a pattern of names such as "body.*", a list of patterns, or a function of the name.
+                      Default False.
     ema:              keep a running average of the parameters with this factor, such as 0.999; default None: no
                       average. `train.download_params(ema=True)` reads the average. With `accumulate=`, it moves at each
                       update.
@@ -38,7 +40,7 @@ class Options(TypedDict, total=False):
                       pattern of names, where `*` matches any text, or a function of the name. The first match counts.
                       "lr" is a factor on the learning rate; other values replace the optimizer's.
                       `train.set(groups=...)` changes these values.
-    decay_filter:     function of a parameter's name that returns whether weight decay applies; see `nn.decays`.
+    decay_filter:     the parameters that weight decay applies to: a selection, as above; see `nn.decays`.
     Raises:           InputError for a value out of range, here and of the optimizer's own arguments; CallError for a
                       keyword that the optimizer does not have.
 
@@ -49,11 +51,11 @@ class Options(TypedDict, total=False):
     """
 
     clip_grad_norm: float | None
-    normalize_grads: bool | Callable[[str], bool]
+    normalize_grads: bool | Selection
     ema: float | None
     accumulate: int
     groups: Mapping[Any, Mapping[str, float]]
-    decay_filter: Callable[[str], bool] | None
+    decay_filter: Selection | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Optimizer:
     lr:         a number, or a schedule of `tg.lr`. Its value at each step is the hyperparameter "lr".
     hyper:      first values of all other hyperparameters. `set` of the training that `tg.compile` returns changes them.
     name:       the name of the function that made it, such as "adam".
-    decay_filter, groups: as in `Options`.
+    decay_filter: function of a parameter's name, or None; see `nn.decays`.
+    groups:     as in `Options`.
     options:    the options that shape the transform, as plain data.
     again, off: what `train.set` needs to switch options on. Only tracegrad uses them.
 
@@ -153,6 +156,7 @@ def recipe(
     """
 
     def make(core: Callable[P, Chain]) -> Callable[P, Optimizer]:
+        @shortened
         def optimizer(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
             what = f"optim.{core.__name__}"
             check_call(what, core, args, kwargs)
@@ -160,12 +164,13 @@ def recipe(
             own.apply_defaults()
             values: dict[str, Any] = own.arguments
             options: Options = values.pop("options")
-            _check(options, (*values, *Options.__annotations__), what)
+            if unknown := {word: x for word, x in options.items() if word not in Options.__annotations__}:
+                raise placed(unexpected((*values, *Options.__annotations__), unknown), what, call_site())
             as_schedule(values["lr"])  # raises for anything but a rate
             transform, shaped_by = _around(parts, options, what)
             hyper = checked_all(transform.hyper, transform.ranges, what)
             known = {"lr": 1.0} | {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
-            given: object = options.get("groups")
+            given, decay = cast("object", options.get("groups")), options.get("decay_filter")
             groups = NO_GROUPS if given is None else Groups.checked(given, known, transform.ranges, what)
             if groups.selections:
                 shaped_by["groups"] = groups.spec()
@@ -173,7 +178,7 @@ def recipe(
                 transform=transform if groups.names <= {*MONOTONE} else replace(transform, bounds=None),
                 lr=values["lr"],
                 hyper=hyper | groups.hyper,
-                decay_filter=options.get("decay_filter"),
+                decay_filter=None if decay is None else matcher(decay, f"{what}: decay_filter"),
                 name=core.__name__,
                 options={name: values[name] for name in shaping} | shaped_by,
                 again=cast("Any", partial(optimizer, **values, **options)),
@@ -185,20 +190,6 @@ def recipe(
         return cast("Callable[P, Optimizer]", wrapped(optimizer, core))
 
     return make
-
-
-def _check(options: Options, takes: tuple[str, ...], what: str) -> None:
-    given = cast("dict[str, object]", options)
-    unknown = {word: value for word, value in given.items() if word not in Options.__annotations__}
-    if unknown:
-        raise placed(unexpected(takes, unknown), what, call_site())
-    for option in ("decay_filter", "normalize_grads"):
-        chosen = given.get(option)
-        if not (chosen is None or isinstance(chosen, bool) or callable(chosen)):
-            raise InputError.here(
-                f"{what}: {option} must be a function of the parameter name, got {chosen!r}; "
-                "write one such as lambda name: name.endswith('.W')"
-            )
 
 
 def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[str, Any]]:
@@ -358,7 +349,7 @@ def muon(
     eps: float = 1e-7,
     ns_steps: int = 5,
     adjust_lr: scaling.AdjustLR = "original",
-    only: scaling.Filter | None = None,
+    only: Selection | None = None,
     adam_lr_scale: float = 1.0,
     beta1: float = 0.9,
     beta2: float = 0.999,
@@ -367,8 +358,8 @@ def muon(
 ) -> Chain:
     """Make a Muon optimizer: orthogonalized momentum for matrices, AdamW for other parameters; see `scale_by_muon`.
 
-    only:          function of a parameter's name. True: Muon for this matrix, False: AdamW. None: all matrices. Exclude
-                   embeddings and output layers, which do better with Adam.
+    only:          the matrices that get Muon, not AdamW: a pattern of names such as "blocks.*", a list of patterns, or
+                   a function of the name. None: all. Exclude embeddings and output layers, which do better with Adam.
     adjust_lr:     "original": Keller Jordan's factor, in `scale_by_muon`. "match_rms_adamw": a rate of adamw suits all.
     adam_lr_scale: parameters of AdamW take steps with the rate lr * adam_lr_scale, but decay with lr.
     weight_decay:  p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.

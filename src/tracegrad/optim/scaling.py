@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 from tracegrad.errors import InputError
@@ -12,6 +11,7 @@ from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.arena import Slot
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.transform import Host, Kept, State, Transform
+from tracegrad.patterns import Selection, matcher
 from tracegrad.prims.elementwise import maximum, minimum, sign, sqrt, square, where
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.views import permute
@@ -192,7 +192,6 @@ def track_ema(decay: float) -> Transform:
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 AdjustLR = Literal["original", "match_rms_adamw"]
-Filter = Callable[[str], bool]
 
 
 def orthogonalize(x: Tensor, steps: int, eps: Tensor) -> Tensor:
@@ -221,7 +220,7 @@ def scale_by_muon(
     eps: float = 1e-7,
     ns_steps: int = 5,
     adjust_lr: AdjustLR = "original",
-    only: Filter | None = None,
+    only: Selection | None = None,
     adam_lr_scale: float = 1.0,
     beta1: float = 0.9,
     beta2: float = 0.999,
@@ -237,8 +236,8 @@ def scale_by_muon(
     eps, ns_steps: of the orthogonalization: the smallest norm to divide by, and the number of Newton-Schulz iterations.
     adjust_lr:     for a matrix [in, out], "original": f = sqrt(max(1, out / in)), the ratio of PyTorch, whose weights
                    are [out, in]; "match_rms_adamw": f = 0.2 sqrt(max(in, out)).
-    only:          function of a parameter's name. True: orthogonalize this matrix, False: Adam. None: all parameters
-                   with two axes are orthogonalized.
+    only:          the matrices to orthogonalize; Adam takes the others. A pattern of names such as "blocks.*", a list
+                   of patterns, or a function of the name. None: all parameters with two axes.
     Raises InputError for an unknown `adjust_lr`, and for `ns_steps` that is no positive integer.
     Jordan et al. 2024, and torch.optim.Muon.
 
@@ -247,9 +246,10 @@ def scale_by_muon(
     if adjust_lr not in ("original", "match_rms_adamw"):
         raise InputError.here(f'adjust_lr must be "original" or "match_rms_adamw", got {adjust_lr!r}')
     ns_steps = whole("ns_steps", ns_steps)
+    fits = matcher("*" if only is None else only, "scale_by_muon: only")
 
     def is_matrix(slot: Slot) -> bool:
-        return len(slot.shape) == 2 and (only is None or only(slot.name))
+        return len(slot.shape) == 2 and fits(slot.name)
 
     def matrix(g: Tensor, m: Tensor, host: Host) -> tuple[Tensor, Tensor]:
         share = host.complement("momentum")
