@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -473,12 +474,57 @@ def test_a_closed_training() -> None:
         train.download_params()
 
 
+# --- tracebacks ---
+
+
+def frames(error: BaseException) -> list[tuple[str, str]]:
+    """(file, function) of each frame of the traceback."""
+    return [(Path(f.filename).name, f.name) for f in traceback.extract_tb(error.__traceback__)]
+
+
+def bad_loss(m: Any, x: Any, y: Any) -> Any:
+    return tg.vmap(lambda x: tg.mean(sine_predict(m, x) @ y))(x)
+
+
+def raised(error: type[BaseException], loss: Callable[..., Any] = bad_loss) -> list[tuple[str, str]]:
+    with pytest.raises(error) as e:
+        compiled(loss=loss)
+    return frames(e.value)
+
+
+def test_a_traceback_has_the_frames_of_the_user_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [("test_errors.py", name) for name in ("raised", "compiled", "bad_loss", "<lambda>")]
+    found = raised(tg.ShapeError)
+    assert [f for f in found if f[0] == HERE.name] == own
+    assert len(found) == len(own) + 1  # the op that raised
+    monkeypatch.setenv("TRACEGRAD_TRACEBACK", "full")
+    assert len(raised(tg.ShapeError)) > 15
+
+
+def test_errors_that_are_not_the_librarys_keep_all_frames() -> None:
+    def loss(m: Any, x: Any, y: Any) -> Any:
+        return {}["a key"]
+
+    assert len(raised(KeyError, loss)) > 10
+
+
+def test_the_error_of_a_step_does_not_show_the_worker(train: tg.CompiledTraining) -> None:
+    with pytest.raises(tg.InputError) as e:
+        print(train.step(x=GOOD["x"]).loss)
+    found = frames(e.value)
+    assert found[0] == (HERE.name, "test_the_error_of_a_step_does_not_show_the_worker")
+    assert [f for f, _ in found[1:3]] == ["pending.py"] * 2
+    assert len(found) == 4
+
+
 GARBAGE = {
-    "jvp: the first argument must be a function, as in tg.jvp(f, ...); got 3": lambda: tg.jvp(3, (1.0,), (1.0,)),
-    "vjp: the first argument must be a function": lambda: tg.vjp("a", 2.0),
-    "scan: the first argument must be a function": lambda: tg.scan(3, 0.0, np.ones(3)),
-    "tree_map: the first argument must be a function": lambda: tg.tree_map(3, {"a": 1}),
-    "custom_vjp: the first argument must be a function": lambda: tg.custom_vjp(3),
+    "tg.jvp: fn must be a function, as in tg.jvp(fn, ...); got 3": lambda: tg.jvp(3, (1.0,), (1.0,)),
+    "tg.vjp: fn must be a function": lambda: tg.vjp("a", 2.0),
+    "tg.scan: fn must be a function": lambda: tg.scan(3, 0.0, np.ones(3)),
+    "tg.tree_map: fn must be a function": lambda: tg.tree_map(3, {"a": 1}),
+    "tg.custom_vjp: fn must be a function": lambda: tg.custom_vjp(3),
+    "defvjp: bwd must be a function": lambda: tg.custom_vjp(tg.sin).defvjp(lambda x: (x, x), None),
+    "scale_by_muon: only: parameters are chosen by a pattern": lambda: optim.scale_by_muon(only=True),
     "optim.chain: takes transforms, such as optim.scale_by_adam(); got optim.adam": lambda: optim.chain(optim.adam()),
     "optim.custom: takes transforms, such as optim.scale_by_adam()": lambda: optim.custom(optim.adam()),
     "optim.chain: takes transforms, pass them one by one": lambda: optim.chain([optim.scale_by_adam()]),

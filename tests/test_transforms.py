@@ -453,7 +453,7 @@ def pulled(bwd: Any) -> Any:
         (lambda: tg.grad(lambda x: x, argnums=1)(3.0), TraceError, "got 1 positional"),
         (lambda: tg.grad(lambda x: x, argnums="x")(3.0), TraceError, "the index of an argument, counted from 0"),
         (lambda: tg.jacobian(lambda x: x, argnums=None)(3.0), TraceError, "jacobian: argnums=None"),
-        (lambda: tg.grad(3), TraceError, "grad: takes a function and returns a function, .*got 3"),
+        (lambda: tg.grad(3), TraceError, "tg.grad: fn must be a function, .*got 3"),
         (lambda: tg.vmap(np.ones(2)), TraceError, "vmap: takes a function"),
         (lambda: tg.grad(lambda x: x, argnums=(0, -1))(3.0), TraceError, "names an argument twice"),
         (lambda: tg.grad(lambda x: x)("a"), TraceError, "is a str; transforms take"),

@@ -178,16 +178,17 @@ def call_site(past: str | None = None) -> Site | None:
     others = NOT_THE_USER if past is None else (*NOT_THE_USER, past + os.sep)
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(others) and not is_generated(frame):
+        if is_user(frame, others):
             return Site(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
-def is_generated(frame: FrameType) -> bool:
-    """Return whether the frame runs generated code of this package, such as the __init__ of a dataclass."""
-    name = str(frame.f_globals.get("__name__"))
-    return frame.f_code.co_filename == "<string>" and name.startswith(("tracegrad.", "namedtuple_"))
+def is_user(frame: FrameType, others: tuple[str, ...] = NOT_THE_USER) -> bool:
+    """Return whether the frame runs the user's code: in none of the paths `others`, and no __init__ of a dataclass."""
+    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+    generated = file == "<string>" and module.startswith(("tracegrad.", "namedtuple_"))
+    return not generated and not file.startswith(others)
 
 
 def located(message: str, site: Site | None) -> str:
@@ -195,6 +196,28 @@ def located(message: str, site: Site | None) -> str:
     return f"{message}\n{site.describe()}" if site else message
 
 
+class Shortened(contextlib.ContextDecorator):
+    """A block or function whose TracegradErrors show only the user's frames and the last one, and so do their causes.
+
+    TRACEGRAD_TRACEBACK=full keeps all frames. Errors of Python can be faults of the library, so they keep theirs.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        while isinstance(error, TracegradError) and os.environ.get("TRACEGRAD_TRACEBACK") != "full":
+            first = tb = error.__traceback__
+            while tb is not None and (rest := tb.tb_next) is not None:
+                if is_user(tb.tb_frame) and (rest.tb_next is None or is_user(rest.tb_frame)):
+                    tb = rest
+                elif is_user(tb.tb_frame):
+                    tb.tb_next = rest.tb_next
+                else:
+                    first = tb = rest
+            error.__traceback__, error = first, error.__cause__
+
+
+shortened = Shortened()
 E = TypeVar("E", bound=TracegradError)
 
 

@@ -29,7 +29,7 @@ from tracegrad.ir.evaluate import evaluate
 from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.methods import Operand
 from tracegrad.prims.leaves import LEAF, leaf
-from tracegrad.refusals import check_call, check_function, helpful, shown, wrapped
+from tracegrad.refusals import check_call, check_function, helpful, wrapped
 from tracegrad.transforms.recurrence import new_carry
 from tracegrad.transforms.trees import is_pair, rebuilt, tree_leaves, tree_map
 
@@ -121,13 +121,9 @@ def _public(transform: F) -> F:
     """Wrap a transform, so that its results work inside and outside of a trace."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
-        check_call(f"tg.{transform.__name__}", transform, args, kwargs)
-        fn = args[0] if args else kwargs["fn"]
-        if not callable(fn):
-            raise TraceError.here(
-                f"{transform.__name__}: takes a function and returns a function, as in tg.{transform.__name__}(f)(x); "
-                f"got {shown(fn)}"
-            )
+        who = f"tg.{transform.__name__}"
+        check_call(who, transform, args, kwargs)
+        check_function(who, args[0] if args else kwargs["fn"], more=")(x)")
         return at_once(transform(*args, **kwargs))
 
     return wrapped(made, transform)
@@ -142,14 +138,14 @@ checkpoint = remat  # its former name
 @helpful
 @functools.wraps(transforms.jvp)
 def jvp(fn: Callable[..., Any], primals: Any, directions: Any, has_aux: bool = False) -> Any:
-    check_function("jvp", fn)
+    check_function("tg.jvp", fn)
     return at_once(lambda p, d: transforms.jvp(fn, p, d, has_aux))(primals, directions)
 
 
 @helpful
 @functools.wraps(transforms.vjp)
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    check_function("vjp", fn)
+    check_function("tg.vjp", fn)
     if ambient.active() is not None:
         return transforms.vjp(fn, *primals, has_aux=has_aux)
 
@@ -179,7 +175,7 @@ class CustomVJP(transforms.CustomVJP):
 @helpful
 @functools.wraps(transforms.custom_vjp)
 def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
-    check_function("custom_vjp", fn)
+    check_function("tg.custom_vjp", fn)
     return CustomVJP(fn)
 
 
@@ -188,7 +184,7 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
 def scan(
     fn: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, *, reverse: bool = False
 ) -> tuple[Any, Any]:
-    check_function("scan", fn)
+    check_function("tg.scan", fn)
     elements = tree_leaves(xs)
     sizes = set[Any]() if length is None else {(length,)}
     if HAVE_NUMPY and not ambient.building():

@@ -12,7 +12,7 @@ from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS, signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from tracegrad.errors import CallError, InputError, MissingNameError, TraceError, call_site, located, placed
+from tracegrad.errors import CallError, InputError, MissingNameError, TraceError, call_site, located, placed, shortened
 
 F = TypeVar("F", bound=Callable[..., Any])
 # attributes for other modules only
@@ -313,10 +313,10 @@ class _Called:
         return f"{most}, got {len(self.args)} by position; {instead}"
 
 
-def check_function(who: str, fn: object) -> None:
-    """Raise TraceError unless the first argument of `tg.<who>` is a function."""
+def check_function(who: str, fn: object, name: str = "fn", more: str = ", ...)") -> None:
+    """Raise TraceError unless the argument `name` of `who` is a function. more: the rest of a right call."""
     if not callable(fn):
-        raise TraceError.here(f"{who}: the first argument must be a function, as in tg.{who}(f, ...); got {shown(fn)}")
+        raise TraceError.here(f"{who}: {name} must be a function, as in {who}({name}{more}; got {shown(fn)}")
 
 
 def check_takes(who: str, name: str, given: Any, takes: Sequence[str]) -> None:
@@ -347,8 +347,9 @@ def helpful(f: F) -> F:
 
     def entry(*args: Any, **kwargs: Any) -> Any:
         bound = int("." in f.__qualname__)
-        check_call(who, f, args[bound:], kwargs, bound)
-        return f(*args, **kwargs)
+        with shortened:
+            check_call(who, f, args[bound:], kwargs, bound)
+            return f(*args, **kwargs)
 
     return wrapped(entry, f)
 

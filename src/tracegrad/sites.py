@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import Site, call_site
+from tracegrad.errors import Site, call_site, shortened
 
 PATCH = "patch."  # prefix of program inputs for patch sites; names of a user's inputs have no dots
 VALUE, MASK = "value", "mask"
@@ -71,7 +71,8 @@ def restored(fn: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         before = STATE()
         try:
-            return fn(*args, **kwargs)
+            with shortened:
+                return fn(*args, **kwargs)
         finally:
             enter(before)
 

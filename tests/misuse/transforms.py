@@ -26,7 +26,7 @@ def gradient_by_integers():
     tg.grad(lambda w: tg.sum(tg.cast(w, tg.f32)))(LABEL)
 
 
-@program("grad", "function", "tg.grad(f)(x)")
+@program("grad", "function", "tg.grad(fn)(x)")
 def gradient_of_a_value():
     tg.grad(tg.sum(tg.tensor(X)))
 

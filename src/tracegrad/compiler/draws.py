@@ -101,9 +101,7 @@ class _Lines:
 
 def _is_users(frame: FrameType) -> bool:
     plain = sys.modules.get("random")  # written in Python
-    file = frame.f_code.co_filename
-    others = file.startswith(errors.NOT_THE_USER) or errors.is_generated(frame)
-    return not (others or (plain is not None and file == plain.__file__))
+    return errors.is_user(frame) and (plain is None or frame.f_code.co_filename != plain.__file__)
 
 
 def _of_libraries() -> Iterator[_Generator]:

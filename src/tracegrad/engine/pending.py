@@ -14,7 +14,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from tracegrad.engine.results import Aborted, Captures, CompletedStep, Failed
-from tracegrad.errors import AbortedError, InputError, MissingNameError
+from tracegrad.errors import AbortedError, InputError, MissingNameError, shortened
 from tracegrad.refusals import NoArray, absent
 from tracegrad.runtime import tab
 from tracegrad.runtime.process import Generation, forked_error
@@ -284,7 +284,8 @@ class Pending(NoArray, Generic[T]):
     def _completed(self) -> Any:
         result = self.result()
         if isinstance(result, Failed):
-            raise result.error
+            with shortened:
+                raise result.error
         if isinstance(result, Aborted):
             hint = "; work on a training inside its with block, before close()" if "closed" in result.reason else ""
             raise AbortedError.here(f"{self._what} was aborted: {result.reason}{hint}")

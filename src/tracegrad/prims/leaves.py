@@ -246,8 +246,7 @@ def as_tensor(value: Any, like: DType | None = None) -> Tensor:
     dtype = scalar_dtype(value) if like is None or (like.name == "bool" and not isinstance(value, bool)) else like
     if isinstance(value, float) and dtype.is_int:
         raise DTypeError(
-            f"the number {value!r} does not fit {dtype}: it would be truncated; "
-            "cast the tensor first, tg.cast(x, tg.f32)"
+            f"the number {value!r} is a float, but the tensor is {dtype}; cast the tensor first, tg.cast(x, tg.f32)"
         )
     return const(fitting(value, dtype), dtype)
 

@@ -21,6 +21,7 @@ from tracegrad.prims.leaves import LEAF, as_tensor, const
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import spread, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
+from tracegrad.refusals import check_function
 from tracegrad.transforms.trees import arrays_in, is_pair, rebuilt, tree_leaves, tree_map, with_arrays
 from tracegrad.transforms.vmap import over
 from tracegrad.transforms.walks import cotangents, repeated, replayed
@@ -157,6 +158,8 @@ class CustomVJP:
 
         As the defvjp of jax.custom_vjp.
         """
+        for name, rule in (("fwd", fwd), ("bwd", bwd)):
+            check_function("defvjp", rule, name)
         self.rules = fwd, bwd
 
     def __call__(self, *args: Any) -> Any:

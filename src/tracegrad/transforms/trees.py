@@ -39,7 +39,7 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     >>> tg.tree_map(lambda x: 2 * x, {"a": 1, "b": [2, 3]})
     {'a': 2, 'b': [4, 6]}
     """
-    check_function("tree_map", fn)
+    check_function("tg.tree_map", fn)
     return _map(fn, (tree, *rest), "", False, {})
 
 
