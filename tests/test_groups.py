@@ -294,6 +294,22 @@ def test_updates_of_accumulated_gradients_are_counted_for_each_parameter() -> No
             np.testing.assert_allclose(late.download_params()[n], train.download_params()[n], rtol=1e-5, atol=1e-6)
 
 
+def test_gradients_collected_before_a_freeze_have_no_part_in_the_norm() -> None:
+    optimizer = optim.sgd(0.1, accumulate=2, clip_grad_norm=1e-2)
+    with compiled(optimizer) as train, compiled(optimizer, frozen="head.*") as never:
+        train.step(**batch(0))
+        train.freeze("head.*")
+        train.step(**batch(1)).result()
+        never.step(**batch(0))
+        never.step(**batch(1)).result()
+        for n, x in never.download_params().items():
+            np.testing.assert_allclose(train.download_params()[n], x, rtol=1e-6, atol=1e-7)
+        train.unfreeze()
+        before = train.download_params()["head.W"]
+        train.run_steps(2, **batch(2)).result()  # with what was collected before
+        assert (train.download_params()["head.W"] != before).all()
+
+
 @pytest.mark.parametrize(
     "make", [optim.adamw, optim.adafactor, optim.muon, optim.nadam, optim.lamb], ids=lambda f: f.__name__
 )
