@@ -84,6 +84,14 @@ def test_set_refuses_what_constructors_refuse_and_changes_nothing(make, names):
             np.testing.assert_array_equal(value, other.download_params()[k])
 
 
+def test_a_decay_that_no_parameter_has_is_taken():
+    optimizer = optim.adamw(lr=0.1, decay_filter=lambda name: False)
+    with compiled(optimizer) as train:
+        train.set(weight_decay=0.3)
+        with pytest.raises(tg.InputError, match="weight_decay must be"):
+            train.set(weight_decay=-1.0)
+
+
 def test_numbers_of_every_kind_are_taken():
     with compiled(optim.adamw(lr=np.float32(0.1), beta1=np.float64(0.5), weight_decay=1, eps=0)) as train:
         train.set(beta1=np.float32(0.25), weight_decay=0, eps=np.int64(0), beta2=0)

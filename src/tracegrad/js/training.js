@@ -158,8 +158,9 @@ export class Training {
   /** Change hyperparameters from the next call on. Throw InputError, and change nothing, for a bad name or value. */
   set(hyper, { loss } = {}) {
     const own = this.#loss(loss, "set");
-    const names = [...new Set(own.hypers.map(baseName))].filter((n) => !["step", "seed", UNIT].includes(n) && !n.includes(" "));
     const { ranges, optimizer } = own.program.meta;
+    const every = new Set([...own.hypers.map(baseName), ...Object.keys(ranges ?? {})]);
+    const names = [...every].filter((n) => !["step", "seed", UNIT].includes(n) && !n.includes(" "));
     const { lr, values } = readHypers(hyper, names.filter((n) => !n.includes("@")), ranges, optimizer?.options?.groups);
     if (lr !== undefined) this.setLR(lr, { loss });
     own.knobs = { ...own.knobs, values: new Map([...own.knobs.values, ...Object.entries(values)]) };
