@@ -1,14 +1,18 @@
 """Which inputs are indices, and into what."""
 
+# Transformed functions have arguments of any type
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad import ops
+from tracegrad import metrics, ops
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.ir.ambient import tracing
@@ -29,6 +33,14 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], Found]] = {
     ),
     "a part": (lambda x, i, j: ops.embedding(x, i.reshape(2, 2)[1:].swapaxes(0, 1)), {"i": {"range": [0, 4]}}),
     "computed": (lambda x, i, j: ops.embedding(x, i + 1), {}),
+    "compared classes": (
+        lambda x, i, j: ops.one_hot(i, 7)[0, 0] + metrics.accuracy(x[:4], i),
+        {"i": {"range": [0, 2]}},
+    ),
+    "counted classes": (
+        lambda x, i, j: metrics.confusion_matrix(i, j, 4)[0, 0],
+        {"i": {"range": [0, 3]}, "j": {"range": [0, 3]}},
+    ),
     "parts of several": (
         lambda x, i, j: ops.take(x, i[:1], 0)[0, 0] + ops.take(x, i[1:2], 1)[0, 0] + ops.take(x, i[3:], 1)[0, 0],
         {
@@ -102,3 +114,22 @@ def test_inputs_that_are_indices(name: str) -> None:
         x = leaf("param", "x", TensorType(f32, (5, 3)))
         i, j = (leaf("input", n, TensorType(i32, (4,))) for n in "ij")
         assert input_ranges(Graph({"y": fn(x, i, j)})) == want
+
+
+X, FAR = np.ones((4, 3), np.float32), np.array([0, 7], np.int32)
+TRANSFORMED: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": lambda x, i: tg.grad(lambda x, i: tg.sum(tg.take(x, i, 0)))(x, i),
+    "vmap": lambda x, i: tg.vmap(lambda k: tg.take(x, k, 0))(i),
+    "vmap of classes": lambda x, i: tg.vmap(tg.cross_entropy)(x[:2], i),
+    "remat": lambda x, i: tg.remat(lambda i: tg.embedding(x, i))(i),
+    "a scan": lambda x, i: tg.grad(lambda x, i: tg.scan(lambda c, k: (c + tg.sum(x[k]), None), 0.0, i)[0])(x, i),
+}
+
+
+@pytest.mark.parametrize("make", [np.asarray, tg.tensor], ids=["arrays", "tensors"])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_check_the_arguments_that_are_indices(name: str, make: Any) -> None:
+    with pytest.raises(IndexError, match=r"an argument: index 7 is out of range; valid are 0 to (3|2)\n  at .*test_ra"):
+        TRANSFORMED[name](make(X), make(FAR))
+    of_a_part = tg.grad(lambda x, i: tg.sum(tg.take(x, i[:1], 0)))(make(X), make(FAR))
+    np.testing.assert_array_equal(np.asarray(of_a_part), [[1, 1, 1], *[[0, 0, 0]] * 3])

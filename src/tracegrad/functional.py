@@ -17,10 +17,10 @@ from typing import Any, TypeVar, cast, overload
 from tracegrad import ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
 from tracegrad.dtypes import TensorType, as_dtype, f32, show
-from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, located
+from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, TraceError, call_site, located, placed
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
-from tracegrad.imperative.plans import Plan, Source
+from tracegrad.imperative.plans import Plan, Source, indices, part
 from tracegrad.imperative.tape import recording
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import f64, nearest
@@ -28,6 +28,7 @@ from tracegrad.ir import ambient
 from tracegrad.ir.evaluate import evaluate
 from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.methods import Operand
+from tracegrad.passes.indexed import indexed
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.refusals import check_call, check_function, helpful, wrapped
 from tracegrad.transforms.recurrence import new_carry
@@ -75,11 +76,16 @@ def at_once(fn: F) -> F:
                 tensors.append(tensor)
                 leaves.append(t)
                 env[t.name] = _array(tensor)
-            if any(isinstance(x, GradTensor) for x in tensors):
-                found = iter(_eager(roots, leaves, tensors, env))
-            else:
-                with np.errstate(all="ignore"):
-                    found = map(np.asarray, evaluate(roots, env, np))
+            try:
+                if any(isinstance(x, GradTensor) for x in tensors):
+                    found = iter(_eager(roots, leaves, tensors, env))
+                else:
+                    for t, box, n, exempt in indexed(toposort(roots), {}):
+                        indices(env[t.name][part(box)], n, exempt, 0)
+                    with np.errstate(all="ignore"):
+                        found = map(np.asarray, evaluate(roots, env, np))
+            except RangeError as e:
+                raise placed(e, "an argument", call_site()) from None
         return tree_map(lambda t: next(found) if isinstance(t, Tensor) else t, out)
 
     return cast("F", either)

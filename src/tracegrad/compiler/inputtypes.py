@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
 from typing import Any, NamedTuple, cast
 
 from tracegrad.dtypes import Dimension, DType, InputType, Shape, TensorType, f32, whole
 from tracegrad.errors import InputError
 from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor, toposort
+from tracegrad.passes.indexed import indexed
 from tracegrad.refusals import article, shown
-from tracegrad.transforms.loops import Body
 
 # Losses can refuse some sizes, so the first accepted one counts. 840 has all divisors up to 8; the small sizes are
 # within most limits.
@@ -271,7 +269,6 @@ def as_read(sizes: Sizes) -> int | None | dict[str, int]:
     return dict(sizes) if len(sizes) > 1 else sizes[0][1] if sizes else None
 
 
-Box = list[list[int]]
 Spec = dict[str, Any]
 
 
@@ -284,37 +281,16 @@ def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
     """
     found: dict[str, list[Spec]] = {}
     shapes: dict[str, Shape] = {}
-    _collect(graph.nodes, {}, found, shapes)
+    for source, box, size, exempt in indexed(graph.nodes, {}):
+        shapes[source.name] = source.shape
+        new: Spec = {"range": [0, size - 1], "box": box} | ({} if exempt is None else {"exempt": exempt})
+        if not any(_joined(old, new) for old in found.setdefault(source.name, [])):
+            found[source.name].append(new)
     for name, specs in found.items():
         for spec in specs:
             if all(first == 0 and last == n - 1 for (first, last), n in zip(spec["box"], shapes[name])):
                 del spec["box"]
     return {n: {**first, **({"others": others} if others else {})} for n, (first, *others) in found.items()}
-
-
-def _collect(
-    nodes: Sequence[Tensor], outside: Mapping[int, Tensor], found: dict[str, list[Spec]], shapes: dict[str, Shape]
-) -> None:
-    """Collect the ranges of some nodes, and the shapes of the inputs.
-
-    outside: serial of a body's leaf -> the value it is or iterates over.
-    """
-    for t in nodes:
-        if t.prim.family == "scan":
-            body: Body = t.attrs["body"]
-            n = len(body.carries)
-            inner = {leaf.serial: x for leaf, x in zip(body.leaves[n:], t.inputs[n:])}
-            _collect(toposort(body.roots), {**outside, **inner}, found, shapes)
-        if t.prim.indexes is None:
-            continue
-        position, size, exempt = t.prim.indexes(*(x.type for x in t.inputs), **t.attrs)
-        source, box = _origin(t.inputs[position], outside)
-        if source is not None:
-            name = str(source.attrs["name"])
-            shapes[name] = source.shape
-            new: Spec = {"range": [0, size - 1], "box": box} | ({} if exempt is None else {"exempt": exempt})
-            if not any(_joined(old, new) for old in found.setdefault(name, [])):
-                found[name].append(new)
 
 
 def _joined(old: Spec, new: Spec) -> bool:
@@ -330,41 +306,3 @@ def _joined(old: Spec, new: Spec) -> bool:
         return False
     old["box"] = [[min(a, c), max(b, d)] if k == apart[0] else x for k, x in enumerate(old["box"])]
     return True
-
-
-def _origin(t: Tensor, outside: Mapping[int, Tensor]) -> tuple[Tensor | None, Box]:
-    """Return the i32 input that `t` equals or is part of, seen through views and scans, and the part."""
-    box = _whole(t)
-    while t.prim.family == "view" or t.prim.passes or t.serial in outside:
-        x = outside[t.serial] if t.serial in outside else t.inputs[0]
-        if t.prim.family == "view":
-            box = _read(t, x, box)
-        else:  # of all iterations: a scan's body has an element of axis 0, or the whole value
-            box = [*_whole(x)[: x.ndim - t.ndim], *box]
-        t = x
-    is_input = t.prim.name == "leaf" and t.attrs["role"] == "input" and t.dtype.name == "i32"
-    return (t if is_input else None), box
-
-
-def _whole(t: Tensor) -> Box:
-    return [[0, n - 1] for n in t.shape]
-
-
-def _read(view: Tensor, x: Tensor, box: Box) -> Box:
-    """Return the part of `x` that a part of its view reads: coordinates are extreme at the corners of a box."""
-    if not view.size:
-        return _whole(x)
-    if view.prim.index is None:  # a reshape
-        return _regrouped(view, x, box)
-    corners = [view.prim.index(corner, x.type, **view.attrs)[0] for corner in product(*box)]
-    limits = [(max(0, min(at)), min(n - 1, max(at))) for at, n in zip(zip(*corners), x.shape)]
-    return [[first, last] for first, last in limits]
-
-
-def _regrouped(view: Tensor, x: Tensor, box: Box) -> Box:
-    """Return the part of `x` that a part of its reshape reads: axes that both begin or end with keep theirs."""
-    most = min(x.ndim, view.ndim)
-    first = next((k for k in range(most) if x.shape[k] != view.shape[k]), most)
-    last = next((k for k in range(most - first) if x.shape[~k] != view.shape[~k]), most - first)
-    middle = _whole(x)[first : x.ndim - last]
-    return [*box[:first], *middle, *box[view.ndim - last :]]

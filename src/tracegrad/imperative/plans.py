@@ -27,6 +27,7 @@ from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, reached, rebind, toposort, unmoved
 from tracegrad.passes.expand import with_array_rules
+from tracegrad.passes.indexed import indexed
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import WHERE
 from tracegrad.prims.leaves import constant, leaf
@@ -77,8 +78,7 @@ class Plan:
              itself
     roots:   the results; `many` is the type of sequence that the op returns, None for a single result
     double:  f32 stands for f64
-    wrapped: serial of an index leaf -> (n, None, below): its numbers are in [-below, n); negative ones count from the
-             end
+    wrapped: serial of an index leaf -> (n, below): its numbers are in [-below, n); negative ones count from the end
     """
 
     inputs: Sequence[Tensor]
@@ -86,7 +86,7 @@ class Plan:
     many: type[Any] | None
     double: bool
     streams: Sequence[str] = ()
-    wrapped: Mapping[int, tuple[int, None, int]] = field(default_factory=dict[int, tuple[int, None, int]])
+    wrapped: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
     def function(self, parameters: Sequence[str], sources: Sequence[Source]) -> Callable[..., Any]:
         """Return the plan as a function of `parameters`, which reads its arrays from `sources`."""
@@ -164,12 +164,12 @@ class Plan:
             drawn = "".join([f"{writer.names[t.serial]}, " for t in self.inputs[-len(self.streams) :]])
             writer.lines.append(f"{drawn} = counters()")
             writer.scope["counters"] = partial(streams.values, self.streams)
-        limits = {**_limits(self.roots), **self.wrapped}
-        for t in self.inputs:
-            if t.serial in limits:
-                n, exempt, below = limits[t.serial]
-                name = writer.names[t.serial]
-                writer.lines.append(f"{name} = indices({name}, {n}, {exempt}, {below})")
+        for serial, (n, below) in self.wrapped.items():
+            name = writer.names[serial]
+            writer.lines.append(f"{name} = indices({name}, {n}, None, {below})")
+        for t, box, n, exempt in indexed(reach(self.roots, ()), {}):
+            if t.serial not in self.wrapped:
+                writer.lines.append(f"indices({writer.names[t.serial]}[{part(box)}], {n}, {exempt}, 0)")
         return writer
 
     def _simplified(self, roots: Sequence[Tensor]) -> list[Tensor]:
@@ -190,17 +190,9 @@ def _saved(grads: Sequence[Tensor], forward: set[int], ct: Tensor) -> list[Tenso
     return sorted(filter(saved, nodes), key=attrgetter("serial"))
 
 
-def _limits(roots: Sequence[Tensor]) -> dict[int, tuple[int, int | None, int]]:
-    """Map leaves that are indices, seen through views, to (length of their axis, exempt value, most below 0)."""
-    found: dict[int, tuple[int, int | None, int]] = {}
-    for t in reach(roots, ()):
-        if t.prim.indexes is not None:
-            which, n, exempt = t.prim.indexes(*(x.type for x in t.inputs), **t.attrs)
-            x = t.inputs[which]
-            while x.prim.family == "view":
-                x = x.inputs[0]
-            found[x.serial] = n, exempt, 0
-    return found
+def part(box: Sequence[Sequence[int]]) -> tuple[slice, ...]:
+    """Return the part of an array as NumPy writes it."""
+    return tuple([slice(first, last + 1) for first, last in box])
 
 
 def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:

@@ -36,7 +36,7 @@ class Trace:
         self.scans = 0  # number of open scans
         # eager tensors that the function closes over, by identity, with their leaves; None: they are constants
         self.closed: dict[int, tuple[object, Tensor]] | None = None
-        self.wrapped: dict[int, tuple[int, None, int]] = {}  # index leaves of an eager op, as in `Plan`
+        self.wrapped: dict[int, tuple[int, int]] = {}  # index leaves of an eager op, as in `Plan`
 
     def next_salt(self) -> int:
         """Return the number of the next random op in trace order, which keys its stream."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from tracegrad.dtypes import DType, TensorType, as_dtype, count, f32, i32, integer, normalize_axis, whole
 from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError, call_site
@@ -22,6 +22,8 @@ from tracegrad.prims.rules import alike
 from tracegrad.refusals import valid
 
 __all__ = ["arange", "embedding", "one_hot", "scatter_add", "take", "take_along_axis"]
+
+T = TypeVar("T")
 
 
 @entered
@@ -140,7 +142,7 @@ def indices_for(indices: Any, n: int, what: str | None = None) -> Tensor:
     running = ambient.active()
     if running is not None and running.eager and t.serial in running.leaves:
         # The call checks them and makes negative ones positive. An op inside the op does not widen their range
-        running.wrapped.setdefault(t.serial, (n, None, below))
+        running.wrapped.setdefault(t.serial, (n, below))
         return t
     values = constant_integers(t)
     bad = [k for k in values if not -below <= k < n]
@@ -148,7 +150,7 @@ def indices_for(indices: Any, n: int, what: str | None = None) -> Tensor:
         size = f"{n} {what}" if what else f"an axis of size {n}"
         raise ConstantIndexError(f"index {bad[0]} is out of range for {size}, {valid(below, n)}; indices are {t.type}")
     if all(k >= 0 for k in values):
-        return t
+        return bind(CLASSES, t, n=n) if what == "classes" and not values else t
     return views.reshape(literal([k % n for k in values], i32), t.shape)
 
 
@@ -159,22 +161,16 @@ def constant_integers(t: Tensor) -> list[int]:
     return [t.attrs["value"]] if t.prim is CONST and t.dtype == i32 else []
 
 
-def _one_hot_type(indices: TensorType, *, n: int, dtype: DType) -> TensorType:
-    return TensorType(dtype, (*indices.shape, n))
+def _itself(t: T, *, n: int) -> T:
+    return t
 
 
-def _one_hot(indices: Tensor, *, n: int, dtype: DType) -> Tensor:
-    shape = (*indices.shape, n)
-    column = views.broadcast_to(views.reshape(indices, (*indices.shape, 1)), shape)
-    return cast_(column == iota(shape, indices.ndim), dtype)
-
-
-# one_hot is a node of its own, so that the compiler knows that an input has the range [0, n).
-def _one_hot_indexes(indices: TensorType, *, n: int, dtype: DType) -> tuple[int, int, None]:
+def _class_range(t: TensorType, *, n: int) -> tuple[int, int, None]:
     return 0, n, None
 
 
-ONE_HOT = composite("one_hot", type=_one_hot_type, expand=_one_hot, batch=alike, indexes=_one_hot_indexes)
+# A node of its own tells the compiler that an input has the range [0, n). It computes nothing.
+CLASSES = composite("classes", type=_itself, expand=_itself, batch=alike, indexes=_class_range)
 
 
 @entered
@@ -197,7 +193,10 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
             [0., 0., 1.]])
     """
     n = count(n, "n")
-    return bind(ONE_HOT, indices_for(indices, n, "classes"), n=n, dtype=as_dtype(dtype))
+    classes = indices_for(indices, n, "classes")
+    shape = (*classes.shape, n)
+    column = views.broadcast_to(views.reshape(classes, (*classes.shape, 1)), shape)
+    return cast_(column == iota(shape, classes.ndim), as_dtype(dtype))
 
 
 @op
@@ -267,8 +266,8 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     indices:  i32, any shape.
               A list, array or eager tensor: -n to n - 1. Negative ones count from the end. Others raise IndexError.
               An input of a compiled program: 0 to n - 1. For others, the run fails with InputError.
-              Numbers that a program computes: 0 to n - 1. Others are clamped to this range, without an error. So are
-              most arguments of functions in `tg.grad` and `tg.vmap`.
+              An argument of a function in `tg.grad`, `tg.vmap` and the like: 0 to n - 1. Others raise IndexError.
+              Numbers that a program computes: 0 to n - 1. Others are clamped to this range, without an error.
     axis:     an axis of `x`; None flattens `x` first.
     Returns:  dtype of `x`; the shape of `indices` replaces `axis`.
     Gradient: to `x`, the result's gradient, summed at each index in a fixed order: the sums are reproducible.
