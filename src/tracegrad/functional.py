@@ -72,10 +72,9 @@ def at_once(fn: F) -> F:
             env |= {"seed": np.uint32(seed), "step": np.uint32(step)}
             env |= {name: np.float32(leaf_value(name, running.hypers)) for name in running.hypers}
             roots = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-            for tensor, t in running.closed.values():
-                tensors.append(tensor)
-                leaves.append(t)
-                env[t.name] = _array(tensor)
+            tensors += [tensor for tensor, _ in running.closed.values()]
+            leaves += [t for _, t in running.closed.values()]
+            env |= {t.name: _array(tensor) for tensor, t in running.closed.values()}
             try:
                 if any(isinstance(x, GradTensor) for x in tensors):
                     found = iter(_eager(roots, leaves, tensors, env))

@@ -45,7 +45,8 @@ def training_graph(
     if free:
         g = where(free[freezing.PARAMS], g, 0.0)  # clipping must measure trained parameters only
     missed = freezing.missed_of(part.own, optimizer.transform, freeze, at)
-    before, new, guard, host, halted = _updated(g, part, optimizer, scaling, missed, free)
+    host = Host(part.own, scaling and scaling.updates(), g, optimizer.groups, missed=missed)
+    before, new, guard, halted = _updated(g, part, optimizer, host, free)
     states = NewStates({n: (t.leaves[n], x) for n, x in t.trace.writes.items()})
     hopeless = nonfinite(y) | (halted.reshape(()) != 0)
     hopeless = hopeless if states.odd is None else hopeless | states.odd
@@ -83,25 +84,19 @@ def _packed(found: Mapping[str, Tensor], part: Part, scaling: LossScale | None) 
 
 
 def _updated(
-    g: Tensor,
-    part: Part,
-    optimizer: Optimizer,
-    scaling: LossScale | None,
-    missed: Tensor | None,
-    free: Mapping[str, Tensor],
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Guard | None, Host, Tensor]:
-    """Return what the optimizer changes, before and after the step; the guard, the host's values, and `halted`."""
+    g: Tensor, part: Part, optimizer: Optimizer, host: Host, free: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Guard | None, Tensor]:
+    """Return what the optimizer changes, before and after the step; the guard, and `halted`."""
     arena, at = part.own, part.at
     sizes = optimizer.transform.sizes(arena)
     state = {name: leaf("state", at + name, TensorType(f32, (size,))) for name, size in sizes.items()}
     p = leaf("state", PARAMS, TensorType(f32, (arena.size,)))
     halted = leaf("state", HALTED, TensorType(i32, (1,)))
-    host = Host(arena, scaling and scaling.updates(), g, optimizer.groups, missed=missed)
     # A gradient that was accumulated before a parameter was frozen must not count in the norm of clipping either
     seen = {n: where(free[freezing.mask_of(n, free)], x, 0.0) for n, x in state.items()} if free else state
     updates, new = optimizer.transform.update(g, p, seen, host)
     new = {**new, PARAMS: p + updates}
-    return {**state, PARAMS: p}, new, Guard.traced(optimizer.transform, host, at), host, halted
+    return {**state, PARAMS: p}, new, Guard.traced(optimizer.transform, host, at), halted
 
 
 def _unless(
