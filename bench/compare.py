@@ -50,7 +50,7 @@ def serve(name: str, device: str) -> None:
 def texts(train: Any) -> str:
     """A hash of what the device of a training runs: the program, and its kernels in the language that it takes."""
     program, cpu = train.program, train.device.name == "cpu"
-    total = hashlib.sha256(repr((program.buffers, program.copies)).encode())
+    total = hashlib.sha256(repr(program.buffers).encode())
     for k in program.kernels:
         language = "wgsl" if not cpu else "c" if compiler() else "numpy"
         total.update(repr(k.texts[language] if hasattr(k, "texts") else getattr(k, language)).encode())

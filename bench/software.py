@@ -27,7 +27,7 @@ from tracegrad.ir.ambient import tracing
 from tracegrad.ir.graph import Graph
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
+from tracegrad.program import Buffer, Dispatch, Field, Program
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.native import NativeSession
 
@@ -76,9 +76,6 @@ def textbook(n: int) -> Program:
         outputs=(c,),
         params=(),
         states=(),
-        needs=Needs(
-            storage_buffers=3, binding_bytes=4 * n * n, buffer_bytes=4 * n * n, workgroup_memory=2048, largest="c"
-        ),
     )
 
 

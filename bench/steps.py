@@ -45,7 +45,6 @@ CONTEXT = multiprocessing.get_context("spawn")
 HEAD = (
     "model",
     "dispatches",
-    "copies",
     "compile s",
     "first step s",
     "persistent / parameters",
@@ -276,7 +275,6 @@ def facts(program: tg.Program) -> dict[str, float]:
     size = lambda *roles: sum(b.bytes for b in program.buffers if b.role in roles)
     return {
         "dispatches": len(program.dispatches),
-        "copies": len(program.copies),
         "persistent": size("param", "grad", "state") / size("param"),
         "temporaries": size("temp") / 2**20,
     }
@@ -382,7 +380,7 @@ def measure(name: str, device: str, seconds: float, with_torch: bool) -> str:
     for child in children:
         child.close()
     f = children[0].facts
-    row = [name, f"{f['dispatches']}", f"{f['copies']}", f"{f['compile']:.2f}", f"{f['first']:.2f}"]
+    row = [name, f"{f['dispatches']}", f"{f['compile']:.2f}", f"{f['first']:.2f}"]
     row += [f"{f['persistent']:.1f}", f"{f['temporaries']:.1f}", f"{own:.3g}"]
     row += [f"{other[0]:.3g}", f"{other[0] / own:.2f}"] if other else ["–", "–"]
     return "| " + " | ".join(row) + " |"

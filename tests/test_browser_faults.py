@@ -339,8 +339,8 @@ def test_a_damaged_site_says_so_in_a_sentence(browser: Any, served: tuple[str, P
         ("program.json", b'{"title": "x"}', "program.json was not written by train.export of tracegrad"),
         (
             "program.json",
-            whole["program.json"].replace(b'"version":1', b'"version":2', 1),
-            "program.json has version 2",
+            whole["program.json"].replace(b'"version":2', b'"version":1', 1),
+            "program.json has version 1",
         ),
         ("program.json", whole["program.json"].replace(b'"kernel":0', b'"kernel":99', 1), "kernel is 99; there are"),
         ("weights.safetensors", whole["weights.safetensors"][:-3], "weights: not a valid safetensors file"),
@@ -372,7 +372,7 @@ def test_a_damaged_site_says_so_in_a_sentence(browser: Any, served: tuple[str, P
     ("pattern", "change", "want"),
     [
         (r'id="program">\{', 'id="program">', "program.json is not JSON"),
-        (r'"version":1,"title"', '"version":7,"title"', "program.json has version 7"),
+        (r'"version":2,"title"', '"version":7,"title"', "program.json has version 7"),
         (r'id="weights">.{20}', 'id="weights">', "weights: not a valid safetensors file: its header has"),
         (r'id="weights">.', 'id="weights">*', "the weights of this page are damaged"),
     ],

@@ -32,10 +32,10 @@ def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
 @pytest.mark.parametrize(
     "text",
     [
-        "", "hello", "[1]", "{}", '{"train": 1}', '{"train": {}, "version": 1}', "[" * 100_000, '{"version": 1e400}',
+        "", "hello", "[1]", "{}", '{"train": 1}', '{"train": {}, "version": 2}', "[" * 100_000, '{"version": 2e400}',
         '{"version": "\\u001b[2J"}', "<html>",
         '<script type="application/json" id="program">{</script>', "\x00" * 8 + "{",
-        '{"version": 1, "train": 3}', '{"version": 1, "version": 1}', "\udcff",
+        '{"version": 2, "train": 3}', '{"version": 2, "version": 2}', "\udcff",
     ],
 )  # fmt: skip
 def test_inspect_refuses_what_is_not_ours(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -83,14 +83,14 @@ def assert_told(error: Any, *parts: str) -> None:
 
 def test_what_export_writes_is_taken(manifests: dict[str, Any]) -> None:
     texts = [json.dumps(m) for m in manifests.values()]
-    assert run_node(READ, texts) == [[1, None]] * 3
+    assert run_node(READ, texts) == [[2, None]] * 3
     for name, message in run_node(OPEN, texts):
         assert name == "DeviceError" and "does not offer WebGPU" in message
 
 
 TRAIN = ["train"]
 FAULTS: list[tuple[list[Any], Any, str]] = [
-    (["version"], 2, "program.json has version 2, and this runtime reads 1"),
+    (["version"], 1, "program.json has version 1, and this runtime reads 2"),
     (["version"], MISSING, "was not written by train.export of tracegrad"),
     (["train"], MISSING, "train is missing, expected a record"),
     (["train"], [], "train is a list of 0, expected a record"),
@@ -111,7 +111,7 @@ FAULTS: list[tuple[list[Any], Any, str]] = [
     ([*TRAIN, "buffers", 0, "size"], -4, "train.buffers[0].size is -4, expected an integer of at least 0"),
     ([*TRAIN, "buffers", 0, "size"], 1.5, "train.buffers[0].size is 1.5"),
     ([*TRAIN, "buffers", 0, "size"], 2**60, "train.buffers[0].size"),
-    ([*TRAIN, "buffers", 0, "size"], 2**40, "is less than its largest buffer"),
+    ([*TRAIN, "buffers", 0, "size"], 2**40, "differ"),
     ([*TRAIN, "buffers", 0, "size"], 3, "train.params"),
     ([*TRAIN, "buffers", 0, "role"], "spare", "expected one of param, grad"),
     ([*TRAIN, "buffers", 0, "dtype"], "f64", "expected one of f32, i32, f16"),
@@ -128,7 +128,6 @@ FAULTS: list[tuple[list[Any], Any, str]] = [
     ([*TRAIN, "loops"], [{"begin": 999, "end": 1000, "count": 2}], "train.loops[0] has no dispatch to begin at"),
     ([*TRAIN, "loops"], [{"begin": 0, "end": 1, "count": 2**40}], "launches; the limit is 1048576"),
     ([*TRAIN, "loops"], [{"begin": 0, "end": 1, "count": 2}] * 2**13, "is not nested"),
-    ([*TRAIN, "copies"], [[0, 99]], "train.copies[0] copies a buffer that does not exist"),
     ([*TRAIN, "inputs", 0, "buffer"], 99, "train.inputs[0].buffer is 99; there are"),
     ([*TRAIN, "inputs", 0, "offset"], 10**6, "train.inputs[0] ends after its buffer"),
     ([*TRAIN, "inputs", 0, "shape"], [2**53 - 1, 2**53 - 1], "train.inputs[0] ends after its buffer"),
@@ -140,7 +139,6 @@ FAULTS: list[tuple[list[Any], Any, str]] = [
     ([*TRAIN, "params", 0, "spec", "init"], {"kind": "lunar"}, "train.params[0].spec.init.kind"),
     ([*TRAIN, "params", 0, "spec", "init"], {"kind": "literal", "dtype": "f32", "data": "AAAA"}, "bytes in base64"),
     ([*TRAIN, "params", 0, "buffer"], 6, "train.params[0].buffer has the role input, which is not kept"),
-    ([*TRAIN, "needs", "buffer_bytes"], 4, "is less than its largest buffer"),
     ([*TRAIN, "meta", "ranges"], {"beta1": {"low": "x"}}, "train.meta.ranges.beta1.low"),
     (["checkpoint", 0, "buffer"], 6, "checkpoint[0].buffer has the role input"),
     (["feed", "buffers", 0, "name"], "data.z", "feed.buffers lacks data.x"),

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError, InputError
 from tracegrad.kernel_source import Binding, KernelSource, Shader, Texts
-from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
+from tracegrad.program import Buffer, Dispatch, Field, Program
 from tracegrad.runtime import adapters as finding
 from tracegrad.runtime import wgpu_compiled
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
@@ -48,15 +49,9 @@ def program(
     dispatches: Sequence[Dispatch],
     inputs: Sequence[Field] = (),
     outputs: Sequence[Field] = (),
-    copies: tuple[tuple[int, int], ...] = (),
 ) -> Program:
-    """A Program with the needs that follow from it."""
-    top = max(buffers, key=lambda b: b.bytes)
-    most = max(len(k.bindings) for k in kernels)
-    needs = Needs(most, top.bytes, top.bytes, 0, top.name)
-    return Program(
-        tuple(kernels), tuple(buffers), tuple(dispatches), tuple(inputs), tuple(outputs), (), (), needs, copies=copies
-    )
+    """A Program without parameters."""
+    return Program(tuple(kernels), tuple(buffers), tuple(dispatches), tuple(inputs), tuple(outputs), (), ())
 
 
 SCALE = kernel("scale", "b2[i] = b0[i] * b1[0];", "f32", "f32", "f32 write")
@@ -205,7 +200,7 @@ def test_offsets_that_never_differ_are_in_the_text(session: NativeSession) -> No
     session.unload(handle)
 
 
-def test_constants_copies_and_scattered_outputs(session: NativeSession) -> None:
+def test_constants_and_scattered_outputs(session: NativeSession) -> None:
     data = base64.b64encode(np.float32([10]).tobytes()).decode()
     p = program(
         [SCALE],
@@ -213,12 +208,10 @@ def test_constants_copies_and_scattered_outputs(session: NativeSession) -> None:
             Buffer("in", "f32", 200, "input"),
             Buffer("ten", "f32", 1, "const", data=data),
             Buffer("t", "f32", 200, "temp"),
-            Buffer("copy", "f32", 200, "state"),
         ],
         [Dispatch(0, (0, 1, 2), (), (200, 1))],
         [Field("x", 0, 0, "f32", (10, 20))],
-        [Field("head", 3, 0, "f32", (2,)), Field("near", 3, 5, "f32", (1, 3)), Field("tail", 2, 199, "f32", ())],
-        copies=((2, 3),),
+        [Field("head", 2, 0, "f32", (2,)), Field("near", 2, 5, "f32", (1, 3)), Field("tail", 2, 199, "f32", ())],
     )
     handle = session.load(p)
     x = np.arange(200, dtype=np.float32).reshape(10, 20)
@@ -272,20 +265,25 @@ def test_inputs_that_do_not_fit_are_named(session: NativeSession) -> None:
 
 
 def test_a_program_too_large_names_buffer_value_and_limit(session: NativeSession) -> None:
+    def with_kernel(**changes: Any) -> Program:
+        return replace(p, kernels=(replace(p.kernels[0], **changes),))
+
     big = session.limits["max-storage-buffer-binding-size"] // 4 + 1
     p = accumulator()
-    p = replace(
+    large = replace(
         p,
         buffers=(p.buffers[0], replace(p.buffers[1], size=big), p.buffers[2]),
         params=(Field("l1.W", 1, 0, "f32", (big - 4,)), Field("l1.b", 1, big - 4, "f32", (4,))),
-        needs=replace(p.needs, largest="total"),
     )
     with pytest.raises(DeviceError, match=r"total, largest value 'l1.W' f32\[\d+\].*max-storage-buffer-binding-size"):
-        session.load(p)
+        session.load(large)
+    scan = replace(p, buffers=(*p.buffers, Buffer("memory", "f32", big, "temp")), largest="the memory of a scan")
+    with pytest.raises(DeviceError, match=r"\(memory, largest value the memory of a scan\)"):
+        session.load(scan)
     with pytest.raises(DeviceError, match="max-storage-buffers-per-shader-stage"):
-        session.load(replace(accumulator(), needs=replace(p.needs, storage_buffers=10**6)))
+        session.load(with_kernel(bindings=p.kernels[0].bindings * 10**5))
     with pytest.raises(DeviceError, match="max-compute-workgroup-storage-size"):
-        session.load(replace(accumulator(), needs=replace(p.needs, workgroup_memory=1 << 30)))
+        session.load(with_kernel(workgroup_memory=1 << 30))
     with pytest.raises(DeviceError, match=r"kernel 'accumulate' launches \(70000, 1\) workgroups"):
         session.load(replace(accumulator(), dispatches=(Dispatch(0, (0, 1, 2), (), (70000, 1)),)))
 

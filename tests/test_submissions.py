@@ -190,7 +190,6 @@ def test_what_cannot_lie_in_parts_has_submissions_of_its_own() -> None:
     assert depth_of(p) == wgpu_rings.RUNS_AT_ONCE
     assert depth_of(accumulator(500_000)) == wgpu_rings.RING_BYTES // (2 * 4 * 500_000 + 500)
     assert depth_of(accumulator(5_000_000)) == 1
-    assert depth_of(replace(p, copies=((0, 2),))) == 1
     assert depth_of(replace(p, outputs=(Field("total", 1, 0, "f32", (4,)),))) == 1
 
 

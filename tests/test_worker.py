@@ -26,7 +26,7 @@ from tracegrad.ir.nodes import bind
 from tracegrad.prims.elementwise import log, mul
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Buffer, Field, Needs, Program
+from tracegrad.program import Buffer, Field, Program
 from tracegrad.runtime.base import DeviceInfo
 
 
@@ -38,7 +38,7 @@ def program():
         loss = bind(SUM, mul(w, log(x)), axes=(0,))
     scalar = lambda name, dtype="f32": Field(name, 0, 0, dtype, ())
     return Program(
-        kernels=(), dispatches=(), needs=Needs(0, 0, 0, 0, ""),
+        kernels=(), dispatches=(),
         buffers=(Buffer("params", "f32", 2, "param"), Buffer("halted", "i32", 1, "state")),
         inputs=(Field("x", 0, 0, "f32", (2,)), scalar("hyper.lr"), scalar("hyper.step", "u32")),
         outputs=(scalar("loss"), scalar("halted", "i32")),

@@ -22,7 +22,7 @@ from tracegrad.kernel_source import Binding, KernelSource, check_grid, check_ker
 from tracegrad.kernels.tiling import grid_of
 from tracegrad.loops import BY_SIZE, Loop, Move, kept, order
 
-VERSION = 1
+VERSION = 2
 ROLES = ("param", "grad", "state", "data", "input", "fed", "output", "temp", "const")
 PERSISTENT = ("param", "grad", "state", "data")  # roles whose buffers outlive a step and are shared by name
 MARGIN = 4096  # padding elements before and after every array on a CPU: C kernels can read them, but not use them
@@ -127,17 +127,6 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """Requirements for a device: the maxima over the program."""
-
-    storage_buffers: int  # in one kernel
-    binding_bytes: int
-    buffer_bytes: int
-    workgroup_memory: int
-    largest: str  # the name of the largest buffer, for the error
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     """A compiled training step or forward, as plain data: all that a runtime needs to execute it.
 
@@ -150,9 +139,8 @@ class Program:
                 a value that is not finite, and each step after a refused one.
     params:     names, shapes and initialisers of the parameters, in declaration order; no trained values.
     states:     the optimizer's arrays and flags, and the states of the model.
-    needs:      what a device must have, such as the size of the largest buffer.
     meta:       hyperparameters, schedule and optimizer, as plain data.
-    copies:     pairs (source, target) of indices into `buffers`. After a run, the source is copied to the target.
+    largest:    the largest temporary value, for the error of a device that is too small; "" if there is none.
     loops:      ranges of dispatches that run repeatedly, in order of their first dispatch, outer before inner.
     capacity:   if calls choose a size, such as the rows of a batch, the largest that this program serves; else 0.
     size:       the chosen size, for which `inputs` and `outputs` have their shapes, from 1 to `capacity`; else 0.
@@ -169,9 +157,8 @@ class Program:
     outputs: tuple[Field, ...]
     params: tuple[Field, ...]
     states: tuple[Field, ...]
-    needs: Needs
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    copies: tuple[tuple[int, int], ...] = ()
+    largest: str = ""
     loops: tuple[Loop, ...] = ()
     capacity: int = field(default=0, repr=False, compare=False, metadata=LOCAL)
     size: int = field(default=0, repr=False, compare=False, metadata=LOCAL)
@@ -309,12 +296,6 @@ def check(p: Program, where: str) -> None:
     depths = _check_loops(p.loops, len(p.dispatches), where)
     for k, d in enumerate(p.dispatches):
         _check_dispatch(d, p, depths[k], f"{where}.dispatches[{k}]")
-    for k, pair in enumerate(p.copies):
-        at = f"{where}.copies[{k}]"
-        source, target = (p.buffers[index(n, len(p.buffers), at, "buffers")] for n in pair)
-        demand((source.dtype, source.size) == (target.dtype, target.size), at, pair, "buffers of one type and size")
-    for name in ("storage_buffers", "binding_bytes", "buffer_bytes", "workgroup_memory"):
-        natural(getattr(p.needs, name), f"{where}.needs.{name}")
 
 
 def _check_buffer(b: Buffer, where: str) -> None:

@@ -18,7 +18,7 @@ from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import grid_of, reach_of, takes_first, without_barriers, workgroup_bytes
 from tracegrad.loops import Loop
 from tracegrad.prims.leaves import LITERAL
-from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Needs, Program
+from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Program
 from tracegrad.render.languages import LANGUAGES
 
 
@@ -43,13 +43,11 @@ def assemble(
 
     rendered = Rendered({b.name: b for b in buffers}, number)
     rendered.launches(plan)
-    kernels = rendered.kernels
     states = {b.name: Place(b.name, 0) for b in buffers if b.role == "state" and b.fill != DRAWN}
     flat = {name: TensorType(DTYPES[buffers[number[name]].dtype], (buffers[number[name]].size,)) for name in states}
     kept = {n: p for n, p, _ in persistent.states}
-    largest = max(buffers, key=lambda b: b.bytes)
     return Program(
-        kernels=tuple(kernels),
+        kernels=tuple(rendered.kernels),
         buffers=tuple(buffers),
         dispatches=tuple(rendered.dispatches),
         inputs=fields(plan.inputs.places, plan.inputs.types, specs),
@@ -58,14 +56,8 @@ def assemble(
             {n: p for n, p, _ in persistent.params}, persistent.types, {n: s for n, _, s in persistent.params}
         ),
         states=fields(states | kept, {**persistent.types, **flat}, {n: s for n, _, s in persistent.states}),
-        needs=Needs(
-            storage_buffers=max((len(k.bindings) for k in kernels), default=0),
-            binding_bytes=largest.bytes,
-            buffer_bytes=largest.bytes,
-            workgroup_memory=max((k.workgroup_memory for k in kernels), default=0),
-            largest=largest.name + largest_value(plan, largest.name),
-        ),
         meta=meta,
+        largest=largest_value(plan),
         loops=tuple(rendered.loops),
     )
 
@@ -191,12 +183,11 @@ def source_of(
     )
 
 
-def largest_value(plan: Plan, array: str) -> str:
-    """Describe the largest temporary of an array, for the error of a device that is too small."""
-    inside = [life for life in plan.lifetimes if plan.places[life.key].array == array]
-    if not inside:
+def largest_value(plan: Plan) -> str:
+    """Describe the largest temporary, for the error of a device that is too small."""
+    if not plan.lifetimes:
         return ""
-    t = plan.storage.nodes.get(max(inside, key=lambda life: life.size).key)
+    t = plan.storage.nodes.get(max(plan.lifetimes, key=lambda life: life.size).key)
     if t is None:
-        return ", largest value the memory of a scan"
-    return f", largest value {t.prim.name} {t.type}"  # no line: a Program is the same wherever it is compiled
+        return "the memory of a scan"
+    return f"{t.prim.name} {t.type}"  # no line: a Program is the same wherever it is compiled

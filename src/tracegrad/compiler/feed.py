@@ -24,7 +24,7 @@ from tracegrad.kernels.lower import LARGEST
 from tracegrad.ops.indexing import take
 from tracegrad.ops.random import rows_at_random
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import PERSISTENT, Buffer, Field, Needs, Program
+from tracegrad.program import PERSISTENT, Buffer, Field, Program
 
 PREFIX = "data."  # of the arrays of examples
 COUNT = "data.count"  # the hot value that counts the examples; not an identifier, so no user's name clashes
@@ -84,17 +84,6 @@ def fed(step: Program, feed: Program) -> Program:
         dispatches=(*fill, *step.dispatches),
         inputs=(*[f for f in step.inputs if f.name.startswith(hypers.PREFIX)], *given),
         loops=tuple([replace(x, begin=x.begin + before, end=x.end + before) for x in step.loops]),
-        needs=_both(step.needs, feed.needs),
-    )
-
-
-def _both(a: Needs, b: Needs) -> Needs:
-    return Needs(
-        max(a.storage_buffers, b.storage_buffers),
-        max(a.binding_bytes, b.binding_bytes),
-        max(a.buffer_bytes, b.buffer_bytes),
-        max(a.workgroup_memory, b.workgroup_memory),
-        a.largest if a.buffer_bytes >= b.buffer_bytes else b.largest,
     )
 
 

@@ -138,10 +138,4 @@ def _with(program: Program, number: int, kernel: KernelSource, dispatch: Dispatc
         for x in program.loops
         if x is not loop
     ]
-    needs = replace(
-        program.needs,
-        storage_buffers=max(program.needs.storage_buffers, len(kernel.bindings)),
-        workgroup_memory=max(program.needs.workgroup_memory, kernel.workgroup_memory),
-    )
-    kernels = (*program.kernels, kernel)
-    return replace(program, kernels=kernels, dispatches=dispatches, loops=tuple(loops), needs=needs)
+    return replace(program, kernels=(*program.kernels, kernel), dispatches=dispatches, loops=tuple(loops))

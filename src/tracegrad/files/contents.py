@@ -109,7 +109,7 @@ def _program(p: Program) -> str:
     ]
     return "\n".join(
         [
-            f"{len(p.kernels)} kernels, {len(rows)} dispatches, {len(p.copies)} copies a run",
+            f"{len(p.kernels)} kernels, {len(rows)} dispatches",
             *values,
             "  memory: " + ", ".join(f"{role} {amount(n, 'B')}" for role, n in memory.items()),
             *(f"  dispatches {x.begin} to {x.end - 1} run {x.count} times" for x in p.loops),

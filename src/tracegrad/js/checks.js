@@ -290,18 +290,22 @@ export function checkRange(values, { shape, spec }) {
   }
 }
 
+export const largest = (sizes) => sizes.reduce((a, b) => Math.max(a, b), 0);
+export const bytesOfBuffer = (b) => (b.dtype === "f16" ? 2 : 4) * b.size;
+const largestBuffer = (p) => largest(p.buffers.map(bytesOfBuffer));
+
 export const LIMITS = {
-  maxBufferSize: "buffer_bytes",
-  maxStorageBufferBindingSize: "binding_bytes",
-  maxStorageBuffersPerShaderStage: "storage_buffers",
-  maxComputeWorkgroupStorageSize: "workgroup_memory",
+  maxBufferSize: largestBuffer,
+  maxStorageBufferBindingSize: largestBuffer,
+  maxStorageBuffersPerShaderStage: (p) => largest(p.kernels.map((k) => k.bindings.length)),
+  maxComputeWorkgroupStorageSize: (p) => largest(p.kernels.map((k) => k.workgroup_memory)),
 }; // every device accepts such grids
 export const F16 = "shader-f16";
 
 /** Throw a DeviceError naming what a device, or its adapter, lacks for `programs`. */
 export function demand(programs, { limits, features }, name) {
-  for (const [limit, need] of Object.entries(LIMITS)) {
-    const most = Math.max(...programs.map((p) => p.needs[need]));
+  for (const [limit, needed] of Object.entries(LIMITS)) {
+    const most = largest(programs.map(needed));
     if (most > limits[limit]) throw fault("DeviceError", `the model is too large for ${name}: ${limit} is ${limits[limit]}, but the model needs ${most}`);
   }
   if (programs.some((p) => p.buffers.some((b) => b.dtype === "f16")) && !features.has(F16)) throw fault("DeviceError", `${name} lacks ${F16}: use precision="f32"`);

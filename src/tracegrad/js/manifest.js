@@ -2,9 +2,9 @@
 // tracegrad/program.py is the Python version.
 
 import { checkRooms } from "./rooms.js";
-import { HYPER, PAIR, PERSISTENT, asSchedule, checkHypers, checkType, inputError, isRecord, mapped, need, parsed, prod, shown, within } from "./checks.js";
+import { HYPER, PAIR, PERSISTENT, asSchedule, bytesOfBuffer, checkHypers, checkType, inputError, isRecord, largest, mapped, need, parsed, prod, shown, within } from "./checks.js";
 
-const VERSION = 1; // of tracegrad/program.py
+const VERSION = 2; // of tracegrad/program.py
 const MOST_LAUNCHES = 2 ** 20; // in a step: their offsets fill 256 MiB, the largest buffer of every device
 const MOST_NESTED = 8; // loops
 const MOST_GROUPS = 65535; // of a launch along an axis, the limit of every device
@@ -25,9 +25,7 @@ const PROGRAM = {
   outputs: [FIELD],
   params: [FIELD],
   states: [FIELD],
-  needs: { storage_buffers: "size", binding_bytes: "size", buffer_bytes: "size", workgroup_memory: "size" },
   meta: "record",
-  copies: [PAIR],
   loops: [{ begin: "size", end: "size", count: "size" }],
 };
 const MANIFEST = {
@@ -146,16 +144,13 @@ function checkForward(where, forward, shared, hyper) {
 /** Check a program. `step`: the program that this one feeds. */
 export function checkProgram(where, p, shared, hyper, step) {
   checkType(where, p, PROGRAM);
-  const { buffers, needs, params, states } = p;
+  const { buffers, params, states } = p;
   buffers.forEach((b, k) => checkBuffer(`${where}.buffers[${k}]`, b, p.meta, shared, step));
-  const bytes = largest(buffers.map(bytesOfBuffer));
-  need(needs.buffer_bytes >= bytes && needs.binding_bytes >= bytes, `${where}.needs`, `is less than its largest buffer, ${bytes} bytes`);
   for (const part of ["inputs", "outputs", "params", "states"]) checkFields(`${where}.${part}`, p[part], buffers, part === "params" || part === "states");
   params.forEach((f, k) => checkParam(`${where}.params[${k}]`, f));
   states.forEach((f, k) => f.spec.init && checkParam(`${where}.states[${k}]`, f, params));
   p.inputs.forEach(({ name }, k) => need(isKnown(name, { ...hyper, ...p.meta.room?.numbers }, step), `${where}.inputs[${k}].name`, `is ${shown(name)}, which has no value`));
   p.kernels.forEach((kernel, k) => need(Math.max(...kernel.serial_grid) <= MOST_GROUPS, `${where}.kernels[${k}].serial_grid`, `is above ${MOST_GROUPS}`));
-  p.copies.forEach(([a, b], k) => need(buffers[a]?.size <= buffers[b]?.size, `${where}.copies[${k}]`, "copies a buffer that does not exist, or is larger than its target"));
   checkLaunches(where, p);
 }
 
@@ -165,9 +160,6 @@ function isKnown(name, hyper, feeds) {
   const hot = name.slice(HYPER.length).replace(/^1-/, "");
   return ["step", "seed", "lr"].includes(hot) || Object.hasOwn(hyper, hot) || (feeds && hot === "data.count");
 }
-
-const largest = (sizes) => sizes.reduce((a, b) => Math.max(a, b), 0);
-const bytesOfBuffer = (b) => (b.dtype === "f16" ? 2 : 4) * b.size;
 
 function checkBuffer(where, b, meta, shared, step) {
   const alike = (other) => other && other.size === b.size && other.dtype === b.dtype;

@@ -154,7 +154,6 @@ export class Session {
         pass.dispatchWorkgroups(...grid);
       }
       pass.end();
-      for (const [a, b] of program.copies) encoder.copyBufferToBuffer(loaded.buffers[a], 0, loaded.buffers[b], 0, loaded.buffers[a].size);
       for (const c of outputs.parts) encoder.copyBufferToBuffer(c.buffer, c.from, slot, k * outputs.bytes + c.at, c.size);
     }
     device.queue.submit([encoder.finish()]);

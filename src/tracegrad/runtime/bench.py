@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import Binding, KernelSource, Texts
-from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
+from tracegrad.program import Buffer, Dispatch, Field, Program
 from tracegrad.runtime.points import PERIOD, STRIDE, Kind
 from tracegrad.runtime.trials import Contents, Name, Trial
 
@@ -54,7 +54,7 @@ class Bench:
         self.picked: dict[bytes, int] = {}  # where a set of indices begins among all
         self.launches: list[int] = []  # for each trial, the dispatch of its kernel
         self.places: list[list[int]] = []  # for each trial, where its checks begin among the picked bits
-        self.found, self.memory, self.bindings = 0, 0, 4
+        self.found = 0
 
     def add(self, trial: Trial, launch: Launch) -> None:
         """Prepare memory, run the kernel, and pick."""
@@ -76,7 +76,6 @@ class Bench:
         self.dispatches.append(Dispatch(number, buffers, offsets, launch.grid))
         if not launch.constant:
             self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in offsets), NOWHERE))
-        self.memory, self.bindings = max(self.memory, memory), max(self.bindings, len(buffers))
         begins: dict[int, int] = {}
         for array in dict.fromkeys(c.array for c in trial.checks):
             checks = [(k, c.at) for k, c in enumerate(trial.checks) if c.array == array]
@@ -116,7 +115,6 @@ class Bench:
         fields = [Field(n, k, 0, "i32", (sizes.get(n, self.found + 1),)) for k, n in enumerate(FIXED)]
         buffers = [Buffer(f.name, f.dtype, f.size, "output" if f.name == "found" else "input") for f in fields]
         buffers += [Buffer(f"verify.{k}.{dtype}", dtype, size, "temp") for (k, dtype), size in self.sizes.items()]
-        largest = max(buffers, key=lambda b: b.bytes)
         return Program(
             kernels=tuple(self.kernels),
             buffers=tuple(buffers),
@@ -125,7 +123,6 @@ class Bench:
             outputs=tuple(fields[2:]),
             params=(),
             states=(),
-            needs=Needs(self.bindings, largest.bytes, largest.bytes, self.memory, largest.name),
         )
 
 

@@ -192,10 +192,7 @@ class Loaded:
         return self.runs[run]
 
     def _copies(self, memory: BatchMemory, runs: int) -> Iterator[Copy]:
-        """Yield the program's copies, then the copies of the outputs of `runs` runs."""
-        for a, b in self.program.copies:
-            source, target = self.arrays[a], self.arrays[b]
-            yield Copy(source.buffer, 0, target.buffer, 0, 4 * source.size)
+        """Yield the copies of the outputs of `runs` runs."""
         at = 0
         for d in self.outputs.deliveries:
             size = d.bytes(runs)
@@ -245,20 +242,22 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
     """
     if program.needs_f16 and HALF not in features:
         raise DeviceError(f'precision="f16" needs {HALF}, which {device} does not offer; compile with precision="f32"')
-    needs = program.needs
-    largest = max(program.buffers, key=lambda b: b.bytes, default=Buffer(needs.largest, "f32", 0, "temp"))
-    name = needs.largest or largest.name
+    largest = max(program.buffers, key=lambda b: b.bytes, default=Buffer("none", "f32", 0, "temp"))
     fields = (*program.params, *program.states, *program.inputs, *program.outputs)
-    values = [f for f in fields if program.buffers[f.buffer].name == name]
+    values = [f for f in fields if program.buffers[f.buffer] is largest]
+    value = program.largest if largest.role == "temp" else ""
     if values:
         top = max(values, key=lambda f: f.size)
-        name = f"{name}, largest value {top.name!r} {top.type}"
+        value = f"{top.name!r} {top.type}"
+    name = f"{largest.name}, largest value {value}" if value else largest.name
+    arrays = max([len(k.bindings) for k in program.kernels], default=0)
+    memory = max([k.workgroup_memory for k in program.kernels], default=0)
     # llvmpipe reports 2^31 - 1 bytes, but buffers are whole elements
     rows = (
-        ("max-buffer-size", max(needs.buffer_bytes, largest.bytes), f"bytes in one buffer ({name})"),
-        ("max-storage-buffer-binding-size", max(needs.binding_bytes, largest.bytes), f"bytes in one binding ({name})"),
-        ("max-storage-buffers-per-shader-stage", needs.storage_buffers, "arrays in one kernel"),
-        ("max-compute-workgroup-storage-size", needs.workgroup_memory, "bytes of workgroup memory"),
+        ("max-buffer-size", largest.bytes, f"bytes in one buffer ({name})"),
+        ("max-storage-buffer-binding-size", largest.bytes, f"bytes in one binding ({name})"),
+        ("max-storage-buffers-per-shader-stage", arrays, "arrays in one kernel"),
+        ("max-compute-workgroup-storage-size", memory, "bytes of workgroup memory"),
         ("max-compute-invocations-per-workgroup", LOOP_THREADS, "threads in one workgroup"),
     )
     for limit, need, what in rows:

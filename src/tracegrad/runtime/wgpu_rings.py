@@ -52,7 +52,7 @@ def depth_of(program: Program) -> int:
     """Return how many runs of a program one batch can have."""
     ring = [b for b in program.buffers if b.role in ("input", "output")]
     elsewhere = any(program.buffers[f.buffer].role != "output" and not f.spec.get(COUNTS) for f in program.outputs)
-    if program.copies or elsewhere:
+    if elsewhere:
         return 1  # such outputs would need a copy between the runs
     given = sum(stride_of(f.size) for f in program.inputs) + sum(stride_of(b.size) for b in ring if b.role == "output")
     memory = sum(stride_of(b.size) for b in ring)

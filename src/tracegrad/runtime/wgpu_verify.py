@@ -13,7 +13,7 @@ from typing import Any
 from tracegrad.arrays import Array, np
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError
 from tracegrad.kernel_source import Binding, KernelSource, Texts
-from tracegrad.program import Buffer, Dispatch, Field, Needs, Program
+from tracegrad.program import Buffer, Dispatch, Field, Program
 from tracegrad.runtime import verify
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.bench import Bench, Launch, mover
@@ -47,7 +47,6 @@ fn main(@builtin(workgroup_id) wid: vec3u) {
     outputs=(Field("y", 1, 5, "f32", (2,)),),
     params=(),
     states=(),
-    needs=Needs(storage_buffers=2, binding_bytes=32, buffer_bytes=32, workgroup_memory=0, largest="y"),
 )
 
 Launches = Mapping[str, Launch]  # of each kernel
