@@ -240,3 +240,19 @@ def test_points_side_by_side(device: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert "e_3" in program.kernels[0].wgsl
     got = run(device, with_barriers(program), env)["output"]
     np.testing.assert_array_equal(got, np.where(env["x"] > 0, env["x"] * 2 + 1, -env["x"]))
+
+
+@pytest.mark.parametrize("size", [1100, 1280, 5000])
+def test_points_side_by_side_behind_a_fold(size: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread computes several points at a time, in several turns, with the norm of other values."""
+    monkeypatch.setattr(tuning, "UNIFORM_GROUPS", 2)
+    with tracing():
+        x, g = leaf("input", "x", TensorType(f32, (size,))), leaf("input", "g", TensorType(f32, (300,)))
+        program = make_program(Graph({"y": x / tg.sqrt((g * g).sum()) + x[::-1]}), NOTHING, {}, {})
+    texts = [k.wgsl for k in program.kernels]
+    assert any("turn" in text and "e_3" in text for text in texts), texts
+    env = {n: np.random.default_rng(size).standard_normal(k).astype(np.float32) for n, k in (("x", size), ("g", 300))}
+    want = env["x"] / np.linalg.norm(env["g"].astype(np.float64)) + env["x"][::-1]
+    few, got = (run(device, p, env)["y"] for p in (program, with_barriers(program)))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(few, got)

@@ -2214,21 +2214,26 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
-  for (var e = w * 128 + lid; e < 1039; e += 1152) {
-    let i0 = e;
-    let v1 = (!((bitcast<u32>((a0 + mem2[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-    let v2 = mem3[o4 + i0];
-    let v3 = ((mem0[o0 + i0] * v0_0) * min_f32(div_(1f, v0_0), div_(mem1[o2 + 0], (sqrt(a0) + (9.99999997e-07f * v0_0)))));
-    let v4 = (v2 + ((v3 - v2) * mem1[o5 + 0]));
-    let v5 = mem4[o6 + i0];
-    let v6 = (v5 + (((v3 * v3) - v5) * mem1[o7 + 0]));
-    let v7 = mem5[o8 + i0];
-    let s14 = select(v2, v4, v1);
-    let s15 = select(v5, v6, v1);
-    let s16 = select(v7, (v7 + ((-mem1[o9 + 0]) * (div_((v4 * mem2[o10 + 0]), (sqrt((v6 * mem2[o11 + 0])) + mem1[o12 + 0])) + (select(0f, mem1[o13 + 0], less_i32(i0, 880)) * v7)))), v1);
-    mem3[o14 + i0] = s14;
-    mem4[o15 + i0] = s15;
-    mem5[o16 + i0] = s16;
+  for (var turn = w * 128; turn < 1039; turn += 1152) {
+    let e_0 = turn + lid + 0;
+    let r_0 = min(e_0, 1038);
+    let i0_0 = r_0;
+    let v0_0 = (!((bitcast<u32>((a0 + mem2[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let v1_0 = mem3[o4 + i0_0];
+    let v2_0 = mem1[o1 + 0];
+    let v3_0 = ((mem0[o0 + i0_0] * v2_0) * min_f32(div_(1f, v2_0), div_(mem1[o2 + 0], (sqrt(a0) + (9.99999997e-07f * v2_0)))));
+    let v4_0 = (v1_0 + ((v3_0 - v1_0) * mem1[o5 + 0]));
+    let v5_0 = mem4[o6 + i0_0];
+    let v6_0 = (v5_0 + (((v3_0 * v3_0) - v5_0) * mem1[o7 + 0]));
+    let v7_0 = mem5[o8 + i0_0];
+    let s14_0 = select(v1_0, v4_0, v0_0);
+    let s15_0 = select(v5_0, v6_0, v0_0);
+    let s16_0 = select(v7_0, (v7_0 + ((-mem1[o9 + 0]) * (div_((v4_0 * mem2[o10 + 0]), (sqrt((v6_0 * mem2[o11 + 0])) + mem1[o12 + 0])) + (select(0f, mem1[o13 + 0], less_i32(i0_0, 880)) * v7_0)))), v0_0);
+    if (e_0 < 1039) {
+      mem3[o14 + i0_0] = s14_0;
+      mem4[o15 + i0_0] = s15_0;
+      mem5[o16 + i0_0] = s16_0;
+    }
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -2369,21 +2374,26 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_6 + ta0);
   }
   let a0 = ta0;
-  for (var e = w * 32 + lid; e < 1039; e += 512) {
-    let i0 = e;
-    let v1 = (!((bitcast<u32>((a0 + mem2[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
-    let v2 = mem3[o4 + i0];
-    let v3 = ((mem0[o0 + i0] * v0) * min_f32(div_(1f, v0), div_(mem1[o2 + 0], (sqrt(a0) + (9.99999997e-07f * v0)))));
-    let v4 = (v2 + ((v3 - v2) * mem1[o5 + 0]));
-    let v5 = mem4[o6 + i0];
-    let v6 = (v5 + (((v3 * v3) - v5) * mem1[o7 + 0]));
-    let v7 = mem5[o8 + i0];
-    let s14 = select(v2, v4, v1);
-    let s15 = select(v5, v6, v1);
-    let s16 = select(v7, (v7 + ((-mem1[o9 + 0]) * (div_((v4 * mem2[o10 + 0]), (sqrt((v6 * mem2[o11 + 0])) + mem1[o12 + 0])) + (select(0f, mem1[o13 + 0], less_i32(i0, 880)) * v7)))), v1);
-    mem3[o14 + i0] = s14;
-    mem4[o15 + i0] = s15;
-    mem5[o16 + i0] = s16;
+  for (var turn = w * 32; turn < 1039; turn += 512) {
+    let e_0 = turn + lid + 0;
+    let r_0 = min(e_0, 1038);
+    let i0_0 = r_0;
+    let v0_0 = (!((bitcast<u32>((a0 + mem2[o3 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let v1_0 = mem3[o4 + i0_0];
+    let v2_0 = mem1[o1 + 0];
+    let v3_0 = ((mem0[o0 + i0_0] * v2_0) * min_f32(div_(1f, v2_0), div_(mem1[o2 + 0], (sqrt(a0) + (9.99999997e-07f * v2_0)))));
+    let v4_0 = (v1_0 + ((v3_0 - v1_0) * mem1[o5 + 0]));
+    let v5_0 = mem4[o6 + i0_0];
+    let v6_0 = (v5_0 + (((v3_0 * v3_0) - v5_0) * mem1[o7 + 0]));
+    let v7_0 = mem5[o8 + i0_0];
+    let s14_0 = select(v1_0, v4_0, v0_0);
+    let s15_0 = select(v5_0, v6_0, v0_0);
+    let s16_0 = select(v7_0, (v7_0 + ((-mem1[o9 + 0]) * (div_((v4_0 * mem2[o10 + 0]), (sqrt((v6_0 * mem2[o11 + 0])) + mem1[o12 + 0])) + (select(0f, mem1[o13 + 0], less_i32(i0_0, 880)) * v7_0)))), v0_0);
+    if (e_0 < 1039) {
+      mem3[o14 + i0_0] = s14_0;
+      mem4[o15 + i0_0] = s15_0;
+      mem5[o16 + i0_0] = s16_0;
+    }
   }
 }
 fn k1(w: i32, lid: i32) {

@@ -2160,17 +2160,21 @@ fn k0(w: i32, lid: i32) {
   workgroupBarrier();
   ta0 = (((sf[128 + 0 * 8] + sf[128 + 0 * 8 + 4]) + (sf[128 + 0 * 8 + 2] + sf[128 + 0 * 8 + 6])) + ((sf[128 + 0 * 8 + 1] + sf[128 + 0 * 8 + 5]) + (sf[128 + 0 * 8 + 3] + sf[128 + 0 * 8 + 7])));
   let a0 = ta0;
-  for (var e = w * 128 + lid; e < 1039; e += 1152) {
-    let i0 = e;
-    let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
-    let v2 = mem1[o2 + 0];
-    let v3 = mem2[o3 + i0];
-    let v4 = ((v2 * v3) + mem0[o0 + i0]);
-    let v5 = mem4[o5 + i0];
-    let s7 = select(v3, select(v4, v3, (v2 == 0f)), v1);
-    let s8 = select(v5, (v5 + ((-mem1[o6 + 0]) * v4)), v1);
-    mem2[o7 + i0] = s7;
-    mem4[o8 + i0] = s8;
+  for (var turn = w * 128; turn < 1039; turn += 1152) {
+    let e_0 = turn + lid + 0;
+    let r_0 = min(e_0, 1038);
+    let i0_0 = r_0;
+    let v0_0 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let v1_0 = mem1[o2 + 0];
+    let v2_0 = mem2[o3 + i0_0];
+    let v3_0 = ((v1_0 * v2_0) + mem0[o0 + i0_0]);
+    let v4_0 = mem4[o5 + i0_0];
+    let s7_0 = select(v2_0, select(v3_0, v2_0, (v1_0 == 0f)), v0_0);
+    let s8_0 = select(v4_0, (v4_0 + ((-mem1[o6 + 0]) * v3_0)), v0_0);
+    if (e_0 < 1039) {
+      mem2[o7 + i0_0] = s7_0;
+      mem4[o8 + i0_0] = s8_0;
+    }
   }
 }
 fn k1(w: i32, lid: i32) {
@@ -2285,17 +2289,21 @@ fn k0(w: i32, lid: i32) {
     ta0 = (a0_6 + ta0);
   }
   let a0 = ta0;
-  for (var e = w * 32 + lid; e < 1039; e += 512) {
-    let i0 = e;
-    let v1 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
-    let v2 = mem1[o2 + 0];
-    let v3 = mem2[o3 + i0];
-    let v4 = ((v2 * v3) + mem0[o0 + i0]);
-    let v5 = mem4[o5 + i0];
-    let s7 = select(v3, select(v4, v3, (v2 == 0f)), v1);
-    let s8 = select(v5, (v5 + ((-mem1[o6 + 0]) * v4)), v1);
-    mem2[o7 + i0] = s7;
-    mem4[o8 + i0] = s8;
+  for (var turn = w * 32; turn < 1039; turn += 512) {
+    let e_0 = turn + lid + 0;
+    let r_0 = min(e_0, 1038);
+    let i0_0 = r_0;
+    let v0_0 = (!((bitcast<u32>((a0 + mem3[o4 + 0])) & 0x7f800000u) == 0x7f800000u));
+    let v1_0 = mem1[o2 + 0];
+    let v2_0 = mem2[o3 + i0_0];
+    let v3_0 = ((v1_0 * v2_0) + mem0[o0 + i0_0]);
+    let v4_0 = mem4[o5 + i0_0];
+    let s7_0 = select(v2_0, select(v3_0, v2_0, (v1_0 == 0f)), v0_0);
+    let s8_0 = select(v4_0, (v4_0 + ((-mem1[o6 + 0]) * v3_0)), v0_0);
+    if (e_0 < 1039) {
+      mem2[o7 + i0_0] = s7_0;
+      mem4[o8 + i0_0] = s8_0;
+    }
   }
 }
 fn k1(w: i32, lid: i32) {

@@ -159,7 +159,10 @@ def choose_tiling(kernel: Kernel) -> Tiling:
     """Return the tiling of a kernel."""
     if kernel.uniform:
         lanes = tuning.WORKGROUP if kernel.length >= tuning.COOPERATE_FROM else 1
-        return Tiling("points", min(-(-kernel.rows // tuning.WORKGROUP), tuning.UNIFORM_GROUPS), lanes, parts=lanes)
+        most = tuning.WORKGROUP * tuning.UNIFORM_GROUPS
+        each = min(tuning.TURNS_TOGETHER, -(-kernel.rows // most))
+        turns = -(-kernel.rows // (most * each))
+        return Tiling("points", -(-kernel.rows // (tuning.WORKGROUP * each * turns)), lanes, parts=lanes, each=each)
     if not kernel.folds:
         each = _side_by_side(kernel)
         return Tiling("points", -(-kernel.rows // (tuning.WORKGROUP * each)), each=each)

@@ -285,28 +285,26 @@ class Writer:
 
     # one thread a point
     def points(self) -> list[Statement]:
-        stores = self.kernel.stores
-        first = f"w * {self.tiling.threads} + lid"
-        if not self.kernel.uniform and self.tiling.each > 1:
-            return self.side_by_side([self.point(u) for u in range(self.tiling.each)])
-        if not self.kernel.uniform:
-            written = self.stores(stores, loop=False)
-            check = f"if (e >= {self.kernel.rows}) {{ return; }}"
-            return [f"let e = {first};", check, *decode("e", self.kernel.outer), *self.emit.flush(), *written]
-        lines: list[Statement] = [f"let lane = {'lid' if self.tiling.lanes > 1 else '0'};"]
-        rows = self.folding()
-        for folds in fold_batches(self.kernel):
-            lines += rows.folds(folds)
-        written = self.stores(stores, loop=False)
-        step = self.tiling.threads * self.tiling.workgroups
-        each = [*decode("e", self.kernel.outer), *self.emit.flush(), *written]
-        return [*lines, Loop("e", self.kernel.rows, each, first, step)]
+        t, rows = self.tiling, self.kernel.rows
+        together = t.threads * t.each
+        if self.kernel.uniform:
+            lines: list[Statement] = [f"let lane = {'lid' if t.lanes > 1 else '0'};"]
+            folding = self.folding()
+            for folds in fold_batches(self.kernel):
+                lines += folding.folds(folds)
+            turn = self.side_by_side([self.point("turn", u) for u in range(t.each)])
+            return [*lines, *self.emit.flush(), Loop("turn", rows, turn, f"w * {together}", together * t.workgroups)]
+        if t.each > 1:
+            return self.side_by_side([self.point(f"w * {together}", u) for u in range(t.each)])
+        written = self.stores(self.kernel.stores, loop=False)
+        check = f"if (e >= {rows}) {{ return; }}"
+        return [f"let e = w * {t.threads} + lid;", check, *decode("e", self.kernel.outer), *self.emit.flush(), *written]
 
-    def point(self, number: int) -> Point:
-        """Return one of the points that a thread computes side by side."""
+    def point(self, first: str, number: int) -> Point:
+        """Return one of the points that a thread computes side by side. first: of the workgroup's points."""
         t, rows, copy = self.tiling, self.kernel.rows, f"_{number}"
         e, edge = f"e{copy}", rows % (t.threads * t.each) > 0
-        before = [f"let {e} = w * {t.threads * t.each} + lid + {t.threads * number};"]
+        before = [f"let {e} = {first} + lid + {t.threads * number};"]
         inside = f"{e} < {rows}" if edge else ""
         if edge:
             before.append(f"let r{copy} = min({e}, {rows - 1});")
