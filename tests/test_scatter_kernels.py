@@ -53,14 +53,14 @@ def program_of(rows: int, columns: tuple[int, ...], k: int, dtype: DType, own: b
 @pytest.mark.parametrize("dtype", [f32, i32], ids=str)
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("wide", [1, 4])
+@pytest.mark.parametrize("deep", [1, 8])
 def test_any_shape(
-    wide: int, shape: Any, kind: str, dtype: DType, device: Any, monkeypatch: pytest.MonkeyPatch
+    deep: int, shape: Any, kind: str, dtype: DType, device: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sums are right, and equal to those of the form for adapters on a CPU bit for bit."""
     rows, columns, k = shape
-    if wide > 1:
-        monkeypatch.setattr(tuning, "MANY_THREADS", 0)
+    if deep > 1:
+        monkeypatch.setattr(tuning, "SCATTER_GROUPS", 1)
     _, program = program_of(rows, columns, k, dtype)
     rng = np.random.default_rng(k)
     x = rng.integers(-9, 9, (k, *columns)) if dtype is i32 else rng.standard_normal((k, *columns))
@@ -77,12 +77,12 @@ def test_any_shape(
 
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, (), 4096)], ids=str)
-@pytest.mark.parametrize("wide", [1, 4])
-def test_maxima_of_any_shape(wide: int, shape: Any, kind: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("deep", [1, 8])
+def test_maxima_of_any_shape(deep: int, shape: Any, kind: str, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row without updates is -inf, and one with a NaN is NaN."""
     rows, columns, k = shape
-    if wide > 1:
-        monkeypatch.setattr(tuning, "MANY_THREADS", 0)
+    if deep > 1:
+        monkeypatch.setattr(tuning, "SCATTER_GROUPS", 1)
     with tracing():
         at, x = leaf("input", "at", TensorType(i32, (k,))), leaf("input", "x", TensorType(f32, (k, *columns)))
         graph = Graph({"y": tg.segment_max(x * 2, at, rows), "s": x.sum()})
@@ -124,7 +124,7 @@ def test_an_infinite_update_stays_in_its_row(device: Any) -> None:
 
 def test_browsers_accept_the_shaders(browser: Any, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = [program_of(*shape, dtype)[1] for shape in SHAPES for dtype in (f32, i32)]
-    monkeypatch.setattr(tuning, "MANY_THREADS", 0)  # several columns a thread
+    monkeypatch.setattr(tuning, "SCATTER_GROUPS", 1)  # several rows a thread
     programs += [program_of(*shape, dtype)[1] for shape in SHAPES for dtype in (f32, i32)]
     texts = [k.wgsl for p in programs for k in p.kernels]
     assert sum("sa[" in text for text in texts) >= len(SHAPES)

@@ -20,32 +20,41 @@ MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe
 
 
 class ScatterShape(NamedTuple):
-    """A rectangle of a scatter's results that a workgroup computes; each thread has `wide` columns of one row."""
+    """A rectangle of a scatter's results that a workgroup computes; each thread has `deep` rows of one column.
+
+    The threads of one row look through the same updates, those of all their rows.
+    """
 
     rows: int
     columns: int
-    wide: int
+    deep: int
     together: int  # updates that the workgroup looks at together
+    dtype: str  # of the results
+
+    @property
+    def sets(self) -> int:
+        """Sets of threads that have the same rows. Rows that follow each other belong to different sets."""
+        return self.rows // self.deep
 
     @property
     def line(self) -> int:
-        """Words of workgroup memory for each row: a bit for each update that is looked at."""
+        """Words of workgroup memory for each set: a bit for each update that is looked at."""
         return self.together // BITS
 
     @property
     def bits(self) -> int:
-        """Words of workgroup memory for all rows."""
-        return self.rows * self.line
+        """Words of workgroup memory for all sets."""
+        return self.sets * self.line
 
     @property
     def some(self) -> int:
-        """Words for each row that tell which of those are not 0."""
+        """Words for each set that tell which of those are not 0."""
         return -(-self.line // BITS)
 
     @property
     def words(self) -> int:
-        """Words of workgroup memory in all."""
-        return self.bits + self.rows * self.some
+        """Words of workgroup memory in all, without the results."""
+        return self.bits + self.sets * self.some
 
 
 class BlockShape(NamedTuple):
@@ -180,17 +189,16 @@ def choose_tiling(kernel: Kernel) -> Tiling:
 def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
     """Return the tiling of a scatter. With many results a thread has several, so fewer threads look for updates."""
     m, n = int(points(s.m)), int(points(s.n))
-    wide = tuning.SCATTER_WIDE
-    wide = wide if n >= wide and kernel.rows >= wide * tuning.MANY_THREADS else 1
-    across = 2  # at least, for the bits of fewer rows fit workgroup memory
-    while across * wide < n and across < tuning.SCATTER_ACROSS:
+    across, deep, together = 2, 1, tuning.SCATTER_TOGETHER  # fewer across, and the bits would not fit workgroup memory
+    while across < min(n, tuning.SCATTER_ACROSS):
         across *= 2
-    rows, together = tuning.WORKGROUP // across, tuning.SCATTER_TOGETHER
-    while 2 * rows * together > 8 * WORKGROUP_BYTES or together >= 2 * max(int(points(kernel.inner)), tuning.WORKGROUP):
+    sets, stacks = tuning.WORKGROUP // across, int(points(s.batch)) * -(-n // across)
+    while deep < tuning.SCATTER_DEEP and stacks * -(-m // (2 * deep * sets)) >= tuning.SCATTER_GROUPS:
+        deep *= 2
+    while 2 * sets * together > 8 * WORKGROUP_BYTES or together >= 2 * max(int(points(kernel.inner)), tuning.WORKGROUP):
         together //= 2
-    shape = ScatterShape(rows, across * wide, wide, together)
-    workgroups = int(points(s.batch)) * -(-m // shape.rows) * -(-n // shape.columns)
-    return Tiling("scatter", workgroups, scatter=shape)
+    shape = ScatterShape(sets * deep, across, deep, together, kernel.folds[0].value.dtype.name)
+    return Tiling("scatter", stacks * -(-m // shape.rows), scatter=shape)
 
 
 def _by_rows(kernel: Kernel) -> Tiling:
@@ -282,6 +290,7 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
                 out[name] = max(out.get(name, 0), t.block.rows * t.block.lanes)
         elif t.kind == "scatter" and t.scatter:
             out["sa"] = max(out.get("sa", 0), t.scatter.words)
+            out[name] = max(out.get(name := "s" + t.scatter.dtype[0], 0), t.scatter.deep * t.threads)
         elif t.lanes > 1:
             last = tuning.LAST_LANES * (t.threads // t.lanes) if t.lanes > tuning.LAST_LANES else 0
             for name in ("sf", "si", "su"):

@@ -336,7 +336,7 @@ class Writer:
     # a rectangle of a scatter a workgroup
     def scatter(self) -> list[Statement]:
         scatter = Scattering(self.kernel, self.tiling, self.load, self.emit.helpers)
-        return [*scatter.before_stores(), *self.results(scatter.sums())]
+        return [*scatter.before_stores(), *scatter.stores(self.results)]
 
     # all rows of a block a workgroup
     def block(self) -> list[Statement]:

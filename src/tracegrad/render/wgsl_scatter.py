@@ -1,22 +1,23 @@
 """Scatters without atomic sums: every result looks for its own updates, and adds them in their order.
 
 A workgroup looks at some updates at a time. A thread that finds one of the workgroup's rows among their targets
-sets a bit for that update, in workgroup memory. Then each thread adds the updates of its row, bit by bit. So targets
+sets a bit for that update, in workgroup memory. Then each thread adds the updates of its rows, bit by bit. So targets
 are compared once for all columns, and the order of sums is the order of the updates. Most words of bits are 0: more
-bits tell which are not, so nothing reads the others or clears them again.
+bits tell which are not, so nothing reads the others or clears them again. Each thread has its sums in workgroup memory.
 
 Adapters that run on a CPU compute squares of results instead, in the same order (`wgsl_square`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tracegrad.kernels.form import Kernel, divides, plus, points
 from tracegrad.kernels.tiling import BITS, Tiling
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, when
+from tracegrad.render.wgsl_rows import PARTIAL
 from tracegrad.render.wgsl_tile import Result
-from tracegrad.tuning import SCATTER_BITS, SCATTER_READS, WORKGROUP
+from tracegrad.tuning import SCATTER_FEW, SCATTER_READS, WORKGROUP
 
 
 class Scattering:
@@ -31,43 +32,34 @@ class Scattering:
         self.updates = points(kernel.inner)
         self.emit = Emitter(element, ())
         self.zero = self.emit.identity(self.fold)
-        self.copies = [f"u{j}" for j in range(self.shape.wide)]
+        self.set = f"lid / {self.shape.columns}"  # of threads, to which a thread belongs
+        self.memory = PARTIAL[self.fold.value.dtype.name]
         tall, across = self.shape.rows, self.shape.columns
         self.down, self.across = -(-int(self.rows) // tall), -(-int(self.columns) // across)
         self.edge = not (divides(tall, self.rows) and divides(across, self.columns))
 
     def before_stores(self) -> list[Statement]:
-        """Return everything up to the results: `cu0`, `cu1` and so on then hold the thread's sums."""
+        """Return everything up to the results, which are in workgroup memory then."""
         mark, before_marks = self.mark()
-        added, before_sums = self.added()
+        few, _ = self.added(SCATTER_FEW)
+        many, before_sums = self.added(SCATTER_READS)
         self.helpers.update(self.emit.helpers)
         return [
-            *self.place(),
+            f"let first_row = w / {self.across} % {self.down} * {self.shape.rows};",
+            f"let column = w % {self.across} * {self.shape.columns} + lid % {self.shape.columns};",
+            f"let batch = w / {self.across * self.down};",
             *decode("batch", self.scatter.batch),
             *before_marks,
             *before_sums,
-            *(f"var c{copy} = {self.zero};" for copy in self.copies),
+            Loop("d", self.shape.deep, [f"{self.memory}[d * {WORKGROUP} + lid] = {self.zero};"]),
             Loop("i", self.shape.words, ["atomicStore(&sa[i], 0u);"], "lid", WORKGROUP),
-            self.found(mark, added),
+            self.found(mark, few, many),
         ]
 
-    def sums(self) -> list[Result]:
-        """Return the results of the thread."""
-        return [Result(f"_{j}", [], "row", self.column(j), f"c{c}", self.edge) for j, c in enumerate(self.copies)]
-
-    def place(self) -> list[str]:
-        """Return the rows and columns of a workgroup, and those of the thread."""
-        shape, threads = self.shape, self.shape.columns // self.shape.wide
-        return [
-            f"let first_row = w / {self.across} % {self.down} * {shape.rows};",
-            f"let first_column = w % {self.across} * {shape.columns} + lid % {threads};",
-            f"let batch = w / {self.across * self.down};",
-            f"let row = first_row + lid / {threads};",
-        ]
-
-    def column(self, number: int) -> str:
-        """Return one of the thread's columns. Threads of a workgroup have neighbouring columns."""
-        return f"(first_column + {number * self.shape.columns // self.shape.wide})"
+    def stores(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
+        """Return the stores of the thread's sums; `results` writes some of them."""
+        value, row = f"{self.memory}[d * {WORKGROUP} + lid]", f"first_row + {self.set} + d * {self.shape.sets}"
+        return [Loop("d", self.shape.deep, results([Result("", [], row, "column", value, self.edge)]))]
 
     def mark(self) -> tuple[list[Statement], list[str]]:
         """Return statements that set the bits of a thread's updates, and lines before all loops.
@@ -83,69 +75,66 @@ class Scattering:
             self.helpers.update(emit.helpers)
             before += emit.outer
             update = f"min(chunk + {at}, {plus(self.updates, -1)})"
-            row = f"let into{u} = clamp({value}, 0, {plus(self.rows, -1)}) - first_row;"
-            reads += [*decode(update, copied(self.kernel.inner, copy)), *emit.inner, row]
+            named = f"let into{u} = {self.into(value)};"
+            reads += [*decode(update, copied(self.kernel.inner, copy)), *emit.inner, named]
             own = f"(into{u} >= 0) & (into{u} < {self.shape.rows}) & (chunk + {at} < {self.updates})"
-            bit = f"atomicOr(&sa[into{u} * {self.shape.line} + {at} / {BITS}], 1u << u32({at} % {BITS}))"
-            some = f"sa[{self.shape.bits} + into{u} * {self.shape.some} + {at} / {BITS**2}]"
+            into = f"into{u} % {self.shape.sets}"
+            bit = f"atomicOr(&sa[{into} * {self.shape.line} + {at} / {BITS}], 1u << u32({at} % {BITS}))"
+            some = f"sa[{self.shape.bits} + {into} * {self.shape.some} + {at} / {BITS**2}]"
             first = when(f"{bit} == 0u", [f"atomicOr(&{some}, 1u << u32({at} / {BITS} % {BITS}));"])
             marks.append(when(own, [first]))
         return [*reads, *marks], before
 
-    def added(self) -> tuple[list[Statement], list[str]]:
-        """Return lines that add the updates of the first of `bits`, and lines before the loop over k.
+    def added(self, number: int) -> tuple[list[Statement], list[str]]:
+        """Return lines that add the updates of the first `number` of `bits`, and lines before all loops.
 
         Several updates are read before they are added, because each takes long to arrive. Beyond the last bit, the last
         update is read again, and not added.
         """
         before, reads, adds = list[str](), list[Statement](), list[str]()
-        turns = SCATTER_READS // self.shape.wide
-        for u in range(turns):
+        for u in range(number):
             k = f"chunk + word * {BITS} + i32(firstTrailingBit(bits))"
-            reads += (
-                [f"let more{u} = bits != 0u;", f"let k{u} = select(k{u - 1}, {k}, more{u});"]
-                if u
-                else [f"let k0 = {k};"]
-            )
+            reads += [f"let more{u} = bits != 0u;", f"let k{u} = {f'select(k{u - 1}, {k}, more{u})' if u else k};"]
             reads.append("bits &= bits - 1u;")  # 0 remains 0
-            if (u + 1) % SCATTER_BITS == 0 or u + 1 == turns:
+            if (u + 1) % SCATTER_FEW == 0:
                 reads += self.next_bits()
-            for j, result in enumerate(self.copies):
-                value, outer = self.update(f"k{u}", j, f"{result}k{u}", reads)
-                before += outer
-                if u:
-                    value = f"select({self.zero}, {value}, more{u})"
-                adds.append(f"c{result} = {self.emit.combine(self.fold, f'c{result}', value)};")
+            lines, outer = self.update(u)
+            before += outer
+            reads += lines
+            place = f"{self.memory}[at{u}]"
+            adds.append(f"{place} = {self.emit.combine(self.fold, place, f'select({self.zero}, x{u}, more{u})')};")
         return [*reads, *adds], before
 
-    def update(self, k: str, number: int, copy: str, reads: list[Statement]) -> tuple[str, list[str]]:
-        """Add lines to `reads` that read update `k` of a column; return its name, and lines before the loop over k."""
-        inner, columns = self.kernel.inner, self.scatter.n
+    def update(self, number: int) -> tuple[list[str], list[str]]:
+        """Return lines that read an update and find its sum, and lines before the loop."""
+        inner, columns, copy = self.kernel.inner, self.scatter.n, f"k{number}"
         emit = Emitter(self.element, [a.name for a in inner], [a.name for a in (*inner, *columns)], copy)
-        (value,) = emit.values([self.scatter.update], loop=True)
+        several = self.shape.deep > 1
+        value, *target = emit.values([self.scatter.update, *[self.scatter.target] * several], loop=True)
         self.helpers.update(emit.helpers)
-        column = self.column(number)
-        if self.edge:  # beyond the edge the last column repeats, and is not stored
-            column = f"min({column}, {plus(self.columns, -1)})"
-        reads += [*decode(k, copied(inner, copy)), *emit.inner, f"let x{copy} = {value};"]
-        return f"x{copy}", [*decode(column, copied(columns, copy)), *emit.outer]
+        depth = f"{self.into(target[0])} / {self.shape.sets} * {WORKGROUP} + " if several else ""
+        # beyond the edge the last column repeats, and is not stored
+        column = f"min(column, {plus(self.columns, -1)})" if self.edge else "column"
+        named = [f"let x{number} = {value};", f"let at{number} = {depth}lid;"]
+        before = [*decode(column, copied(columns, copy)), *emit.outer]
+        return [*decode(copy, copied(inner, copy)), *emit.inner, *named], before
+
+    def into(self, target: str) -> str:
+        """Return which of the workgroup's rows a target is."""
+        return f"(clamp({target}, 0, {plus(self.rows, -1)}) - first_row)"
 
     def next_bits(self) -> list[Block]:
-        """Return the statements that go on to the next word of the row with a bit, if there is one."""
+        """Return the statements that go on to the next word of the set with a bit, if there is one."""
         found: list[Block] = []
         for k in range(self.shape.some):
             word = f"word = {BITS * k} + i32(firstTrailingBit(left{k}));"
-            bits = f"bits = atomicLoad(&sa[{self.first_word()} + word]);"
+            bits = f"bits = atomicLoad(&sa[{self.set} * {self.shape.line} + word]);"
             found.append(Block(f"if (bits == 0u && left{k} != 0u)", [word, f"left{k} &= left{k} - 1u;", bits]))
         return found
 
-    def first_word(self) -> str:
-        """Return where the bits of the thread's row begin."""
-        return f"lid / {self.shape.columns // self.shape.wide} * {self.shape.line}"
-
-    def found(self, mark: list[Statement], added: list[Statement]) -> Statement:
+    def found(self, mark: list[Statement], few: list[Statement], many: list[Statement]) -> Statement:
         """Return the loop over all updates."""
-        some, row = self.shape.some, f"lid / {self.shape.columns // self.shape.wide}"
+        some = self.shape.some
         word = f"i / {some} * {self.shape.line} + i % {some} * {BITS} + i32(firstTrailingBit(used))"
         clear = Block("while (used != 0u)", [f"atomicStore(&sa[{word}], 0u);", "used &= used - 1u;"])
         used = f"var used = atomicExchange(&sa[{self.shape.bits} + i], 0u);"
@@ -155,10 +144,11 @@ class Scattering:
             "workgroupBarrier();",
             "var word = 0;",
             "var bits = 0u;",
-            *(f"var left{k} = atomicLoad(&sa[{self.shape.bits} + {row} * {some} + {k}]);" for k in range(some)),
+            *(f"var left{k} = atomicLoad(&sa[{self.shape.bits} + {self.set} * {some} + {k}]);" for k in range(some)),
             *self.next_bits(),
-            Block("while (bits != 0u)", added),
+            Block("if (bits != 0u)", few),
+            Block("while (bits != 0u)", many),
             "workgroupBarrier();",
-            Loop("i", self.shape.rows * some, [used, clear], "lid", WORKGROUP),
+            Loop("i", self.shape.sets * some, [used, clear], "lid", WORKGROUP),
         ]
         return Loop("chunk", self.updates, each, step=self.shape.together)
