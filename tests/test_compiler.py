@@ -44,13 +44,17 @@ def answer(library: ctypes.CDLL | None) -> int:
 
 
 def libraries() -> list[Path]:
-    return list(cache_folder().glob("*.so"))
+    return list(cache_folder().rglob("*.so"))
+
+
+def entries() -> list[Path]:
+    return [p for p in cache_folder().rglob("*") if not p.is_dir()]
 
 
 def test_a_library_is_compiled_once(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
     assert answer(cc.library(SOURCE)) == 42
     assert len(libraries()) == 1
-    assert list(cache_folder().iterdir()) == libraries()
+    assert entries() == libraries()
     monkeypatch.setattr(module.subprocess, "run", None)  # compiling again would fail
     assert answer(cc.library(SOURCE)) == 42
 
@@ -125,6 +129,7 @@ def used(library: Path, seconds_ago: float) -> None:
 
 
 def test_the_libraries_used_longest_ago_make_room(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "DIGITS", 0)
     cc.library(SOURCE)
     (first,) = libraries()
     size = first.stat().st_size
@@ -146,6 +151,31 @@ def test_the_libraries_used_longest_ago_make_room(cc: Compiler, monkeypatch: pyt
     assert not libraries() and [answer(x) for x in (loaded, another, last)] == [42] * 3  # open files stay
 
 
+def test_each_folder_has_its_part_of_the_bytes_and_looks_through_itself_alone(
+    cc: Compiler, monkeypatch: pytest.MonkeyPatch
+):
+    for k in range(40):
+        cc.library(f"{SOURCE} int n{k};")
+    folders = {p.parent.name for p in libraries()}
+    assert folders <= set("0123456789abcdef") and len(folders) > 8
+    assert all(p.name.startswith(p.parent.name) for p in libraries())
+    size = max(p.stat().st_size for p in libraries())
+    monkeypatch.setattr(module, "MOST_BYTES", 16 * (2 * size + size // 2))
+    before = set(libraries())
+    cc.library(f"{SOURCE} int last;")
+    (new,) = set(libraries()) - before
+    assert len(list(new.parent.iterdir())) <= 2
+    assert {p for p in before if p.parent != new.parent} == {p for p in libraries() if p.parent != new.parent}
+
+
+def test_libraries_of_earlier_versions_are_deleted(cc: Compiler):
+    old, other = (cache_folder() / name for name in ("0-1.so", "verdicts-0"))
+    for path in (old, other):
+        path.write_bytes(b"")
+    assert answer(cc.library(SOURCE)) == 42
+    assert not old.exists() and other.exists()
+
+
 def test_a_library_that_another_process_deletes_is_made_anew(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
     cc.library(SOURCE)
     find = module.find
@@ -164,7 +194,7 @@ def test_a_library_that_another_process_deletes_is_made_anew(cc: Compiler, monke
 def test_processes_that_delete_each_others_libraries_go_on(cc: Compiler):
     code = (
         "from tracegrad.runtime import c_compiler\n"
-        "c_compiler.MOST_BYTES = 20_000\n"
+        "c_compiler.DIGITS, c_compiler.MOST_BYTES = 0, 20_000\n"
         "for k in range(12):\n"
         f"    found = c_compiler.compiler_named('').library({SOURCE!r} + f'int n{{k % 4}};')\n"
         "    assert found.answer() == 42"

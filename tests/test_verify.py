@@ -22,6 +22,7 @@ from models import BUDGET
 from test_kernels import NOTHING, graph_of
 from tracegrad import nn, optim
 from tracegrad.compiler.pipeline import make_program
+from tracegrad.runtime.cache import Verdicts
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.wgpu_calls import Calls
 
@@ -457,3 +458,20 @@ class Forgetful:
 
     def add(self, found: dict[str, str]) -> None:
         self.found |= {key: "wrong" if how else "right" for key, how in found.items()}
+
+
+def test_verdicts_that_others_append_or_replace_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process reads what was appended since it last looked, and lines that are not complete later."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    one, two = "1" * 40, "2" * 40
+    Verdicts(("a",)).add({one: ""})
+    (file,) = tmp_path.glob("tracegrad/verdicts-*")
+    known = lambda: [Verdicts(("a",)).known(key) for key in (one, two)]
+    assert known() == ["right", None]
+    for text, found in ((f"{two} wro", None), ("ng\n", "wrong")):
+        file.write_text(file.read_text() + text)
+        assert known() == ["right", found]
+    file.write_text(f"{one} wrong\nno verdict\n")
+    assert known() == ["wrong", None]
+    file.unlink()
+    assert known() == [None, None]

@@ -4,8 +4,9 @@ The key of a library is everything that decides its bytes: source, compiler, fla
 that only this user can write. Its file name contains the hash of its contents; a file that does not match its name is
 never loaded. Writing uses another name first, so a reader sees the whole file or nothing.
 
-All libraries together take at most MOST_BYTES: after a compilation the least recently used are deleted. A process that
-has one open keeps it; a process about to load one compiles it again.
+Libraries lie in folders by the first digits of their keys, because looking through a folder takes time for each file in
+it. A folder takes at most its part of MOST_BYTES: after a compilation the least recently used are deleted. A process
+that has one open keeps it; a process about to load one compiles it again.
 
 A library is unloaded with the last Python object that refers to it. A library with threads of its own stays.
 """
@@ -63,6 +64,7 @@ LIMIT = "TRACEGRAD_CC_SECONDS"
 ANSWERS = 10.0  # seconds for `--version`, which takes milliseconds
 FORGOTTEN_AFTER = 60 * 86400  # seconds without use
 MOST_BYTES = 256 << 20  # of all libraries together: twelve thousand of the usual size
+DIGITS = 1  # of a key, which name the folder of its library
 
 _hung: set[Compiler] = set()  # compilers that did not end: each is waited for once
 _told: set[tuple[Compiler, str]] = set()  # warnings given so far, by compiler
@@ -124,7 +126,7 @@ class Compiler:
 
     def _loaded(self, source: str, key: str, more: tuple[str, ...], children: Children) -> ctypes.CDLL:
         try:
-            folder = cache_folder()
+            folder = folder_of(key)
         except OSError as e:
             warnings.warn(
                 f"libraries cannot be cached, so each process compiles them again: {e}", RuntimeWarning, stacklevel=2
@@ -205,6 +207,18 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:40]
 
 
+def folder_of(key: str) -> Path:
+    """Return the directory of a key's library, and make it. Libraries of earlier versions are deleted."""
+    above = cache_folder() / "libraries"
+    if not above.exists():
+        above.mkdir(mode=0o700, exist_ok=True)
+        for path in above.parent.glob("*.so"):
+            path.unlink(missing_ok=True)
+    folder = above / key[:DIGITS]
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def find(folder: Path, key: str) -> Path | None:
     """Return the library of the key, if it matches its name and no other user could have written it."""
     for path in folder.glob(f"{key}-*.so"):
@@ -217,7 +231,7 @@ def find(folder: Path, key: str) -> Path | None:
 
 
 def forget(folder: Path) -> None:
-    """Delete libraries unused for long, leftovers of interrupted processes, and libraries beyond MOST_BYTES."""
+    """Delete libraries unused for long, leftovers of interrupted processes, and libraries beyond the folder's bytes."""
     libraries: list[tuple[int, int, Path]] = []
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process can delete it
@@ -226,7 +240,7 @@ def forget(folder: Path) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             elif path.suffix == ".so":
                 libraries.append((found.st_mtime_ns, found.st_size, path))
-    beyond = sum(size for _, size, _ in libraries) - MOST_BYTES
+    beyond = sum(size for _, size, _ in libraries) - MOST_BYTES // 16**DIGITS
     libraries.sort(reverse=True)
     while beyond > 0:
         _, size, path = libraries.pop()

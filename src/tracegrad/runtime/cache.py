@@ -110,6 +110,7 @@ def put(path: Path, data: bytes) -> None:
 VERSION = "4"  # of the checks and of the file
 RIGHT, WRONG = "right", "wrong"
 DIGITS = 40
+_last_read: dict[Path, tuple[bytes, dict[str, str]]] = {}
 
 
 def key_of(*parts: str) -> str:
@@ -136,7 +137,7 @@ class Verdicts:
     def add(self, found: Mapping[str, str]) -> None:
         """Store verdicts. Lines are appended in one write, so that processes do not mix their lines."""
         verdicts = {key: WRONG if how else RIGHT for key, how in found.items()}
-        self._known |= verdicts
+        self._known = self._known | verdicts
         if self._path is None or not found:
             return
         text = "".join(f"{key} {verdict}\n" for key, verdict in verdicts.items()).encode()
@@ -149,10 +150,16 @@ class Verdicts:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the complete lines."""
+    """Return the complete lines. Only what was appended since this process last read the file takes time."""
     try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except (FileNotFoundError, ValueError):
+        data = path.read_bytes()
+    except FileNotFoundError:
         return {}
-    parts = [line.split(" ") for line in lines]
-    return {p[0]: p[1] for p in parts if len(p) == 2 and len(p[0]) == DIGITS and p[1] in (RIGHT, WRONG)}
+    before, known = _last_read.get(path, (b"", {}))
+    if not data.startswith(before):
+        before, known = b"", {}
+    data = data[: data.rfind(b"\n") + 1]
+    parts = [line.split(" ") for line in data[len(before) :].decode("ascii", "replace").splitlines()]
+    known = known | {p[0]: p[1] for p in parts if len(p) == 2 and len(p[0]) == DIGITS and p[1] in (RIGHT, WRONG)}
+    _last_read[path] = data, known
+    return known
