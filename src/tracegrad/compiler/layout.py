@@ -110,7 +110,29 @@ class Beside(NamedTuple):
     room: Sequence[tuple[Set[int], int]] = ()
 
 
-Chunk = list[tuple[int, int, Lifetime]]  # pieces of one array, in order: begin, end, temporary
+class Chunk:
+    """An array of temporaries."""
+
+    def __init__(self) -> None:
+        self.end, self.keys = 0, set[int]()
+        self.pieces: list[tuple[int, int, Lifetime]] = []  # in order: begin, end, temporary
+
+    def gap(self, t: Lifetime) -> int:
+        """Return the lowest place that is free while a temporary lives."""
+        at, first, last, size = 0, t.first, t.last, t.size
+        for begin, end, other in self.pieces:
+            if other.first <= last and first <= other.last:
+                if at + size <= begin:
+                    break
+                if end > at:
+                    at = -(-end // TEMP_ALIGN) * TEMP_ALIGN
+        return at
+
+    def add(self, at: int, t: Lifetime) -> None:
+        """Put a temporary at a place."""
+        insort(self.pieces, (at, at + t.size, t), key=itemgetter(0))
+        self.keys.add(t.key)
+        self.end = max(self.end, at + t.size)
 
 
 def share_memory(
@@ -129,33 +151,25 @@ def share_memory(
     order = sorted(lifetimes, key=lambda t: (-t.size, t.first, t.key))
     most = CHUNK // STORED[prefix.split(".")[1]].itemsize
     chunks = _few_arrays(order, beside, most_arrays)
-    if any(end > most for chunk in chunks for _, end, _ in chunk):
+    if any(chunk.end > most for chunk in chunks):
         chunks = _several_arrays(order, most, beside)
     names = [f"{prefix}.{k}" if k else prefix for k in range(len(chunks))]
-    places = {t.key: Place(name, at) for name, chunk in zip(names, chunks) for at, _, t in chunk}
-    return places, {name: max(end for _, end, _ in chunk) for name, chunk in zip(names, chunks)}
+    places = {t.key: Place(name, at) for name, chunk in zip(names, chunks) for at, _, t in chunk.pieces}
+    return places, {name: chunk.end for name, chunk in zip(names, chunks)}
 
 
 def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> list[Chunk]:
     """Put each value into the array that grows least, among arrays without a value that it should be apart from."""
     chunks: list[Chunk] = []
-    inside: list[set[int]] = []
-    ends: list[int] = []
     for t in order:
         others = beside.read.get(t.key, NONE)
-        free = [k for k, keys in enumerate(inside) if keys.isdisjoint(others)]
-        if t.key in beside.crowded:
-            free = [0]
+        free = chunks[:1] if t.key in beside.crowded else [c for c in chunks if c.keys.isdisjoint(others)]
         if not chunks or (not free and len(chunks) < most_arrays):
-            free = [len(chunks)]
-            chunks.append([])
-            inside.append(set())
-            ends.append(0)
-        found = [(_lowest_gap(chunks[k], t), k) for k in free or range(len(chunks))]
-        _, k, at = min([(max(0, at + t.size - ends[k]), k, at) for at, k in found])
-        insort(chunks[k], (at, at + t.size, t), key=itemgetter(0))
-        inside[k].add(t.key)
-        ends[k] = max(ends[k], at + t.size)
+            chunks.append(Chunk())
+            free = chunks[-1:]
+        found = [(chunk.gap(t), chunk) for chunk in free or chunks]
+        at, chunk = min(found, key=lambda place: max(0, place[0] + t.size - place[1].end))
+        chunk.add(at, t)
     return chunks
 
 
@@ -181,49 +195,32 @@ def _packed(
 ) -> list[Chunk]:
     """Place temporaries in the given order, in arrays of at most `most` elements."""
     chunks: list[Chunk] = []
-    inside: list[set[int]] = []
     for t in order:
         touching = [(keys, arrays) for keys, arrays in room if t.key in keys]
-        for number in _choices(inside, beside.get(t.key, NONE), touching):
-            if number == len(chunks):
-                chunks.append([])
-                inside.append(set())
-            chunk = chunks[number]
-            at = _lowest_gap(chunk, t)
+        for chunk in _choices(chunks, beside.get(t.key, NONE), touching):
+            at = chunk.gap(t)
             # an array with one value larger than `most` can hold others in the same range
-            if not chunk or at + t.size <= most or at + t.size <= max(end for _, end, _ in chunk):
-                insort(chunk, (at, at + t.size, t), key=itemgetter(0))
-                inside[number].add(t.key)
+            if not chunk.keys or at + t.size <= max(most, chunk.end):
+                chunk.add(at, t)
+                if chunk not in chunks:
+                    chunks.append(chunk)
                 break
     return chunks
 
 
-def _choices(inside: Sequence[Set[int]], others: Set[int], touching: Sequence[tuple[Set[int], int]]) -> list[int]:
+def _choices(chunks: Sequence[Chunk], others: Set[int], touching: Sequence[tuple[Set[int], int]]) -> list[Chunk]:
     """List the arrays to try for a value: existing ones without `others`, a new one, then any that launches can bind.
 
     touching: the launches that touch the value, as in `Beside.room`.
     """
-    new = len(inside)
-    allowed = set(range(new + 1))
+    new = Chunk()
+    allowed = [*chunks, new]
     for keys, arrays in touching:
-        bound = {k for k in range(new) if not inside[k].isdisjoint(keys)}
+        bound = [chunk for chunk in chunks if not chunk.keys.isdisjoint(keys)]
         if len(bound) >= arrays:
-            allowed &= bound
-    apart = [k for k in range(new) if k in allowed and inside[k].isdisjoint(others)]
-    if new in allowed:
-        return [*apart, new]
-    return [*apart, *sorted(allowed.difference(apart)), new]
-
-
-def _lowest_gap(chunk: Chunk, t: Lifetime) -> int:
-    at, first, last, size = 0, t.first, t.last, t.size
-    for begin, end, other in chunk:
-        if other.first <= last and first <= other.last:
-            if at + size <= begin:
-                break
-            if end > at:
-                at = -(-end // TEMP_ALIGN) * TEMP_ALIGN
-    return at
+            allowed = [chunk for chunk in allowed if chunk in bound]
+    apart = [chunk for chunk in allowed if chunk.keys.isdisjoint(others)]
+    return apart if new in apart else [*apart, *[c for c in allowed if c not in apart], new]
 
 
 HALTED = "halted"  # the state and output by which the device skips steps queued after a step that was not applied
