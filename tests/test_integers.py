@@ -19,6 +19,7 @@ ENDS = [0, 1, -1, 2, -2, 3, 7, -7, 2**31 - 1, -(2**31), -(2**31) + 1, 65536, -65
 I = np.array(ENDS, np.int32)  # noqa: E741
 U = I.view(np.uint32)
 A, B = np.repeat(I, I.size), np.tile(I, I.size)
+C, D = A[B != -1], B[B != -1]  # NumPy warns of the least integer divided by -1
 V, W = A.view(np.uint32), B.view(np.uint32)
 P, Q = np.array([False, True, True, False]), np.array([False, True, False, True])
 F = np.array([0, -0.0, 0.5, -0.99, 1.5, -1.5, 2.5, 1e9, -1e9, 2147483520, 2147483648, -2147483648, -2147483904,
@@ -57,6 +58,7 @@ def rows() -> list[Row]:
         ("abs", tg.abs, np.abs(I), (I,)),
         ("sign", tg.sign, np.sign(I), (I,)),
         ("square", tg.square, I * I, (I,)),
+        ("fmod", tg.fmod, np.where(D == 0, C, np.fmod(C.astype("i8"), np.where(D == 0, 1, D))).astype("i4"), (C, D)),
         ("sum", tg.sum, LONG.sum(dtype="i4"), (LONG,)),
         ("sum u32", tg.sum, LONG.view("u4").sum(dtype="u4"), (LONG.view("u4"),)),
         ("sum of bools", tg.sum, np.int32(2), (P,)),

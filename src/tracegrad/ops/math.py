@@ -159,8 +159,8 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     if a.dtype.is_float:  # a GPU that takes a subnormal number for 0 does not see that it is negative
         size = remainder(rows.abs(a), rows.abs(b))
         return rows.where(rows.abs(a) < rows.abs(b), a, rows.where(a < 0, -size, size))
-    size = remainder(rows.where(a < 0, -a, a), rows.where(b < 0, -b, b))
-    return rows.where(a < 0, -size, size)
+    left = remainder(a, b)  # no |a|: the smallest i32 has none
+    return rows.where(rows.logical_and(left != 0, rows.not_equal(a < 0, b < 0)), left - b, left)
 
 
 @method
