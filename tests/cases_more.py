@@ -28,6 +28,7 @@ def _angles() -> list[Case]:
 FUNCTION_CASES: list[Case] = [
     *_angles(),
     Case("atan2", tg.atan2, ((3, 4), (4,)), torch=getattr(torch, "atan2", None)),
+    Case("logaddexp", tg.logaddexp, ((3, 4), (4,)), low=-3.0, high=3.0, torch=getattr(torch, "logaddexp", None)),
     Case("remainder", tg.remainder, ((3, 4), (4,)), low=1.1, high=1.9, torch=getattr(torch, "remainder", None)),
     Case("remainder_scaled", lambda a, b: tg.remainder(a * 7.0, -b), ((3, 4), (3, 1)), low=1.05, high=1.1,
          torch=lambda a, b: torch.remainder(a * 7.0, -b)),

@@ -74,6 +74,7 @@ ROWS = [
     same("elu", slack=FLAT, apart=((2, 0.0, 1.0), (2, -0.0, 1.0), (1, NAN, NAN), (2, NAN, NAN))),
     same("sigmoid", slack=FLAT),
     Row("softplus", tg.softplus, lambda x: torch.logaddexp(x, torch.tensor(0.0)), FLAT, FAR),
+    Row("logaddexp", lambda x: tg.logaddexp(x, 1.0), lambda x: torch.logaddexp(x, torch.tensor(1.0)), FLAT, FAR),
     Row("log_sigmoid", tg.log_sigmoid, lambda x: -torch.logaddexp(-x, torch.tensor(0.0)), FLAT, NEAR),
     same("silu", slack=1e-6),
     same("hardtanh"),

@@ -354,6 +354,11 @@ class TensorMethods(Spellings):
         """The tensor with its axes reversed, as in NumPy."""
         return METHODS["transpose"](self)
 
+    @property
+    def mT(self) -> Self:  # noqa: N802 as NumPy and PyTorch
+        """The tensor with its last two axes exchanged: matrices transposed. As numpy.ndarray.mT."""
+        return METHODS["swapaxes"](self, -1, -2)
+
     def astype(self, dtype: DType) -> Self:
         """Convert the elements to `dtype`, as tg.cast."""
         return METHODS["cast"](self, dtype)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from tracegrad.errors import InputError
 from tracegrad.hypers import checked
 from tracegrad.ir.nodes import Primitive, Tensor, bind
-from tracegrad.methods import Operand, method
-from tracegrad.prims.elementwise import abs, erf, exp, expm1, log1p, logistic, square, tanh, where
+from tracegrad.methods import Operand, entered, method
+from tracegrad.prims.elementwise import abs, erf, exp, expm1, log1p, logistic, maximum, square, tanh, where
 from tracegrad.prims.leaves import as_tensor
-from tracegrad.prims.maps import composite, float_type
+from tracegrad.prims.maps import broadcast, composite, float_type
 from tracegrad.prims.rules import alike, symmetric
 
 if TYPE_CHECKING:
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from tracegrad.prims.maps import Expansion, Vjp
 
-__all__ = ["elu", "gelu", "hardtanh", "leaky_relu", "log_sigmoid", "relu", "sigmoid", "silu", "softplus", "tanhshrink"]
+__all__ = [
+    "elu", "gelu", "hardtanh", "leaky_relu", "log_sigmoid", "logaddexp", "relu", "sigmoid", "silu", "softplus",
+    "tanhshrink",
+]  # fmt: skip
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_EIGHT_OVER_PI = math.sqrt(8.0 / math.pi)
@@ -27,7 +30,7 @@ GELU_CUBIC = 0.044715
 
 
 def pointwise(name: str, expand: Expansion, vjp: Vjp, xla: Any = None) -> Primitive:
-    """Register a composite that computes each element from one element of f32."""
+    """Register a composite that computes each element from one element of each input, f32."""
     return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike, xla=xla)
 
 
@@ -74,6 +77,17 @@ SIGMOID = pointwise("sigmoid", _sigmoid, lambda ct, y, x: (ct * (y * (1.0 - y)),
 SOFTPLUS = pointwise(
     "softplus", lambda x: where(x <= 0.0, 0.0, x) + log1p(exp(-abs(x))), lambda ct, y, x: (ct * bind(SIGMOID, x),)
 )
+
+
+def _logaddexp(a: Tensor, b: Tensor) -> Tensor:
+    return where(a == b, a + math.log(2.0), maximum(a, b) + log1p(exp(-abs(a - b))))  # inf - inf is NaN
+
+
+def _logaddexp_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return ct * bind(SIGMOID, a - b), ct * bind(SIGMOID, b - a)
+
+
+LOGADDEXP = pointwise("logaddexp", _logaddexp, _logaddexp_vjp)
 
 
 FLAT = 16.0  # for |x| above this, the weight of the tanh form is exactly 0 or 1, and its slope 0
@@ -289,3 +303,22 @@ def tanhshrink(x: Operand) -> Tensor:
     """
     x = as_tensor(x)
     return x - tanh(x)
+
+
+@entered
+def logaddexp(a: Operand, b: Operand) -> Tensor:
+    """Return log(exp(a) + exp(b)), element by element; a and b broadcast.
+
+    The formula is max(a, b) + log1p(exp(-|a - b|)), which does not overflow.
+
+    a, b:     f32; tensors, arrays (float64 becomes f32) or numbers, of any shape. -inf is the logarithm of 0.
+    Returns:  f32, the broadcast shape.
+    Gradient: sigmoid(a - b) to `a`, sigmoid(b - a) to `b`; NaN where both are the same infinity.
+    Raises:   DTypeError for other dtypes; ShapeError if the shapes do not broadcast.
+
+    As numpy.logaddexp and torch.logaddexp.
+
+    >>> tg.logaddexp([0.0, 100.0], 0.0)
+    tensor([  0.6931472, 100.       ])
+    """
+    return bind(LOGADDEXP, *broadcast(a, b))

@@ -15,20 +15,9 @@ from tracegrad.prims.leaves import as_tensor, const, fitting, iota, literal, unb
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 
 __all__ = [
-    "asarray",
-    "diag",
-    "eye",
-    "full",
-    "full_like",
-    "linspace",
-    "meshgrid",
-    "ones",
-    "ones_like",
-    "tril",
-    "triu",
-    "zeros",
-    "zeros_like",
-]
+    "asarray", "diag", "eye", "full", "full_like", "linspace", "meshgrid", "ones", "ones_like", "tril", "triu",
+    "zeros", "zeros_like",
+]  # fmt: skip
 
 
 @op

@@ -11,19 +11,9 @@ from tracegrad.prims.leaves import as_tensor, unboxed
 from tracegrad.prims.maps import NUMBER, broadcast, float_type, typed
 
 __all__ = [
-    "clamp",
-    "clip",
-    "floor_divide",
-    "fmod",
-    "greater",
-    "greater_equal",
-    "isfinite",
-    "isinf",
-    "nan_to_num",
-    "pow",
-    "reciprocal",
-    "remainder",
-]
+    "clamp", "clip", "floor_divide", "fmod", "greater", "greater_equal", "isfinite", "isinf", "nan_to_num", "pow",
+    "reciprocal", "remainder",
+]  # fmt: skip
 
 
 def _comparable(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:

@@ -27,19 +27,9 @@ from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import as_tensor, const
 
 __all__ = [
-    "broadcast_to",
-    "expand_dims",
-    "flatten",
-    "flip",
-    "narrow",
-    "pad",
-    "permute",
-    "repeat",
-    "reshape",
-    "squeeze",
-    "swapaxes",
-    "transpose",
-]
+    "broadcast_to", "expand_dims", "flatten", "flip", "narrow", "pad", "permute", "repeat", "reshape", "squeeze",
+    "swapaxes", "transpose",
+]  # fmt: skip
 
 
 def shape_of(shape: Any) -> Shape:
