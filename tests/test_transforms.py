@@ -403,6 +403,19 @@ def test_custom_vjp_of_several_results():
     close(g["b"], 0)
 
 
+def test_fwd_may_call_the_function():
+    @tg.custom_vjp
+    def cube(x: Any) -> Any:
+        return x * x * x
+
+    cube.defvjp(lambda x: (cube(x), x), lambda x, ct: (ct * 30.0 * x,))
+    close(cube(2.0), 8.0)
+    close(tg.grad(cube)(2.0), 60.0)
+    close(tg.grad(tg.grad(cube))(2.0), 30.0)
+    close(tg.grad(lambda x: cube(cube(x)))(1.0), 900.0)
+    close(tg.vmap(tg.grad(cube))(X), 30 * X)
+
+
 @pytest.mark.parametrize("axes", [(None, 0), (0, None), (0, 0)])
 def test_checkpoints_and_own_derivatives_take_what_is_the_same_for_all(axes: Any):
     def f(a: Any, b: Any) -> Any:
@@ -472,8 +485,8 @@ def pulled(bwd: Any) -> Any:
         (lambda: tg.vmap(lambda x: x, out_axes=-3)(W), ShapeError, r"out_axes=-3 is out of range for f32\[3\]"),
         (lambda: tg.vmap(lambda x: x, out_axes=2)(W), ShapeError, r"out_axes=2 is out of range for f32\[3\]"),
         (lambda: tg.custom_vjp(lambda x: x)(X), TraceError, "no derivative yet"),
-        (lambda: custom(lambda x: x, None)(X), TraceError, r"fwd of f must return \(result, residuals\)"),
-        (lambda: custom(lambda x: (x, (), ()), None)(X), TraceError, r"fwd of f must return \(result, residuals\)"),
+        (lambda: custom(lambda x: x, print)(X), TraceError, r"fwd of f must return \(result, residuals\)"),
+        (lambda: custom(lambda x: (x, (), ()), print)(X), TraceError, r"fwd of f must return \(result, residuals\)"),
         (lambda: pulled(lambda _, ct: ct), TraceError, "one entry for each of its 1 arguments"),
         (lambda: pulled(lambda _, ct: (ct, ct)), TraceError, "one entry for each of its 1 arguments"),
         (lambda: pulled(lambda _, ct: (ct[0],)), ShapeError, r"returned f32\[\] as the cotangent of f32\[3\]"),

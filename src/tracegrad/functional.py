@@ -128,7 +128,7 @@ def _public(transform: F) -> F:
     def made(*args: Any, **kwargs: Any) -> Any:
         who = f"tg.{transform.__name__}"
         check_call(who, transform, args, kwargs)
-        check_function(who, args[0] if args else kwargs["fn"], more=")(x)")
+        check_function(who, args[0] if args else kwargs["fn"], usage="fn)(x")
         return at_once(transform(*args, **kwargs))
 
     return wrapped(made, transform)

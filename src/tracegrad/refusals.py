@@ -313,10 +313,10 @@ class _Called:
         return f"{most}, got {len(self.args)} by position; {instead}"
 
 
-def check_function(who: str, fn: object, name: str = "fn", more: str = ", ...)") -> None:
-    """Raise TraceError unless the argument `name` of `who` is a function. more: the rest of a right call."""
+def check_function(who: str, fn: object, name: str = "fn", usage: str = "fn, ...") -> None:
+    """Raise TraceError unless the argument `name` of `who` is a function. usage: the arguments of a right call."""
     if not callable(fn):
-        raise TraceError.here(f"{who}: {name} must be a function, as in {who}({name}{more}; got {shown(fn)}")
+        raise TraceError.here(f"{who}: {name} must be a function, as in {who}({usage}); got {shown(fn)}")
 
 
 def check_takes(who: str, name: str, given: Any, takes: Sequence[str]) -> None:

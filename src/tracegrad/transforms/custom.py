@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 from tracegrad.errors import ShapeError, TraceError
@@ -140,6 +141,9 @@ CUSTOM_VJP = composite(
 )
 
 
+_INSIDE: ContextVar[tuple[CustomVJP, ...]] = ContextVar("custom_vjp", default=())  # those whose `fwd` runs
+
+
 class CustomVJP:
     """A function with its own derivative; `custom_vjp` makes one."""
 
@@ -159,7 +163,7 @@ class CustomVJP:
         As the defvjp of jax.custom_vjp.
         """
         for name, rule in (("fwd", fwd), ("bwd", bwd)):
-            check_function("defvjp", rule, name)
+            check_function("defvjp", rule, name, "fwd, bwd")
         self.rules = fwd, bwd
 
     def __call__(self, *args: Any) -> Any:
@@ -168,9 +172,15 @@ class CustomVJP:
         name = getattr(self.fn, "__name__", "the function")
         if self.rules is None:
             raise TraceError.here(f"custom_vjp: {name} has no derivative yet; give it one with {name}.defvjp(fwd, bwd)")
+        if self in _INSIDE.get():
+            return self.fn(*args)
         fwd, bwd = self.rules
         args = tree_map(as_tensor, args)
-        result = fwd(*args)
+        before = _INSIDE.set((*_INSIDE.get(), self))
+        try:
+            result = fwd(*args)
+        finally:
+            _INSIDE.reset(before)
         if not is_pair(result):
             raise TraceError.here(f"custom_vjp: fwd of {name} must return (result, residuals)")
         out, residuals = result
@@ -220,7 +230,7 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
 
     fn:       a function of tensors and trees of them, by position. Tensors that it closes over get no gradient.
     fwd:      takes the arguments of `fn`, and returns (value, kept): the result, and what `bwd` needs. Calls run `fwd`
-              in place of `fn`.
+              in place of `fn`. Within `fwd`, calls of the function run `fn`.
     bwd:      takes `kept` and `ct`, the gradient of the loss with respect to the value, and returns a tuple with a
               gradient, or None for zeros, for each argument.
     Returns:  a function of the same arguments.
