@@ -10,7 +10,8 @@
 are on the device already and results stay there. A time is the least of all repetitions. tracegrad's is the sum of a
 run's kernels, by `profile`. PyTorch's and JAX's is a call of the function; on a GPU, a call among many, waited for at
 the end. On the CPU, each call of PyTorch has other numbers, because a processor remembers the branches of a small sort.
-A ratio above 1 says that tracegrad is faster.
+A ratio above 1 says that tracegrad is faster. On a machine that others use, `--one-thread` measures the time that the
+processor spends on one thread of each library; JAX has threads of its own, and is left out.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +34,7 @@ import tracegrad as tg
 GOOD, BAD = 1.0, 0.7
 REMEMBERED = 2**16  # elements: a sort of more has more branches than a processor remembers
 HEAD = ("op and shapes", "pass", "tracegrad us", "PyTorch us", "JAX us", "PyTorch / tracegrad", "JAX / tracegrad")
+clock = time.perf_counter
 Timer = Callable[[float], float]  # for so many seconds; the least of a call
 
 
@@ -72,26 +75,38 @@ def ours(row: Row, backward: bool, arrays: dict[str, np.ndarray], device: str) -
     return timed
 
 
+def one_thread(torch: Any) -> None:
+    """Measure the time that the processor spends on one thread of each library."""
+    global clock
+    from tracegrad.render import c_engine
+    from tracegrad.runtime import cpu
+
+    clock, os.sched_getaffinity = time.thread_time, lambda _: {0}
+    cpu.ENGINE = c_engine.ENGINE.replace("CLOCK_MONOTONIC", "CLOCK_THREAD_CPUTIME_ID")
+    assert cpu.ENGINE != c_engine.ENGINE
+    torch.set_num_threads(1)
+
+
 def repeated(call: Callable[[], Any], wait: Callable[[], Any] | None, renew: Callable[[], Any] | None = None) -> Timer:
     """A function's calls. wait: for the device, which computes while Python goes on. renew: is not timed."""
     call()
     call()
 
     def timed(seconds: float) -> float:
-        best, end = float("inf"), time.perf_counter() + seconds
+        best, end = float("inf"), clock() + seconds
         while True:
             if renew is not None:
                 renew()
-            began = time.perf_counter()
+            began = clock()
             if wait is None:
                 call()
-                best = min(best, time.perf_counter() - began)
+                best = min(best, clock() - began)
             else:
                 for _ in range(20):
                     call()
                 wait()
-                best = min(best, (time.perf_counter() - began) / 20)
-            if time.perf_counter() > end:
+                best = min(best, (clock() - began) / 20)
+            if clock() > end:
                 return best
 
     return timed
@@ -213,6 +228,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.15, help="measuring time a row and library")
     parser.add_argument("--budget", type=float, default=float("inf"), help="stop after so many seconds")
     parser.add_argument("--threads", type=int, help="of PyTorch")
+    parser.add_argument("--one-thread", action="store_true", help="of each library, by the processor's clock; no JAX")
     parser.add_argument("--no-jax", action="store_true")
     parser.add_argument("--json", help="write the rows here")
     parser.add_argument("--svg", help="draw the heat map here, as SVG or PNG")
@@ -220,10 +236,12 @@ def main() -> None:
     import torch
 
     jax = None
-    if not args.no_jax and importlib.util.find_spec("jax") is not None:
+    if not args.no_jax and not args.one_thread and importlib.util.find_spec("jax") is not None:
         import jax
     if args.threads:
         torch.set_num_threads(args.threads)
+    if args.one_thread:
+        one_thread(torch)
     print(f"{machine()}; PyTorch {torch.__version__}; device: {args.device}", flush=True)
     todo = [(r, p == "backward") for r in chosen(args, torch, jax) for p in args.passes if p == "forward" or r.grad]
     results: list[dict[str, Any]] = []
