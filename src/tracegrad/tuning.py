@@ -12,6 +12,7 @@ where they apply.
 
 PRODUCT_READS = 6  # times | a product computes an inlined operand again, once per tile of the other | ?
 WIDER_READS = 12  # times | a reader that repeats a value computes it again | ?
+SPREAD = 8  # times | larger than all arrays that it is computed from, a value is computed for each reader | 2 cores
 ONE_GROUP = 1024  # points | of one row that the threads that fold it also compute | H200
 RECOMPUTED = 4096  # elements | of a fold that every workgroup may compute again: some 32 a thread | ?
 RECOMPUTE_FROM = 2**19  # elements | of a value from which the backward pass computes it again | ?
@@ -118,7 +119,9 @@ PIECE_GRAIN = 4096  # points | of one axis alone that a thread takes at a time, 
 INLINED_CALLS = 8  # calls | of functions with short forms; of more, compilers do not inline the long forms | 2 cores
 LONG_CALL = 8  # cost | of a function from which that pays: of relu it does not | 2 cores
 PAIRED = 8  # rows | of one array, and columns of the other, from which pairs of them are computed by columns | 2 cores
-PAIRED_WIDTH = 64  # columns | that are turned and computed at once: 4 vectors hide the latency of an addition | 2 cores
+PAIRED_WIDTH = 64  # columns | that are turned and computed at once | 2 cores
+PAIRED_SUMS = 128  # results | that are summed at once, in registers | 2 cores
+PAIRED_ROWS = 64  # rows | of a part, which turns the columns for itself | 2 cores
 LONGEST_PAIRED = 256  # elements | of rows for which that is done: as many columns stay in the nearest cache | 2 cores
 COLUMNS = 1024  # elements | partial results of a block of columns: they stay in the nearest cache | 2 cores
 FEWEST_COLUMNS = 64  # columns | of a block, where several threads share the columns | ?

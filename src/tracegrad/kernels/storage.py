@@ -17,7 +17,7 @@ from tracegrad.ir.graph import Graph
 from tracegrad.ir.inlining import INLINED, computed_once
 from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of, repeats
-from tracegrad.tuning import PRODUCT_READS, WIDER_READS
+from tracegrad.tuning import PRODUCT_READS, SPREAD, WIDER_READS
 
 LOAD = 4  # the cost of loading one element from memory, in units of Primitive.cost
 
@@ -81,6 +81,8 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
     stored: dict[int, int] = {}
     cost: dict[int, int] = {}
     loading: dict[int, int] = {}  # cost of an element for its readers
+    sources: dict[int, int] = {}  # elements of the largest array that a value is computed from
+    work: dict[int, int] = {}  # the cost of an element without loads
     depth: dict[int, int] = {}
 
     def rule_of(t: Tensor, below: int) -> str:
@@ -97,19 +99,25 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
             return DEEP
         if family == "view":
             return MOVES
-        return MADE if t.serial in made else worth_storing(t, cost[t.serial], readers[t.serial]) or CHEAP
+        spread = sources[t.serial] * SPREAD <= t.size  # what it is computed from stays in the nearest memory
+        shared = work[t.serial] if spread else cost[t.serial]
+        return MADE if t.serial in made else worth_storing(t, cost[t.serial], shared, readers[t.serial]) or CHEAP
 
     for t in order:
         serial, family = t.serial, t.prim.family
         below = max([depth[x.serial] for x in t.operands], default=0) + (MOVED if family == "view" else 1)
         read = t.inputs[:1] if family == "view" else t.inputs
         cost[serial] = sum([loading[x.serial] for x in read], 0 if family == "view" else t.prim.cost)
+        sources[serial] = max([sources[x.serial] for x in read], default=0)
+        work[serial] = sum([work[x.serial] for x in read], 0 if family == "view" else t.prim.cost)
         rules[serial] = rule = rule_of(t, below)
         if rule in STORING:
             stored[serial] = below
         inlined = rule not in STORING and family in INLINED
         loading[serial] = cost[serial] if inlined else 0 if family == "formula" else LOAD
         depth[serial] = below if inlined else 0
+        if not inlined and family != "formula":
+            sources[serial], work[serial] = t.size, 0
     return Rules(rules, cost, readers, stored)
 
 
@@ -126,8 +134,11 @@ def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
     return {t.serial for t in order if t.serial in made and t.size > 1}
 
 
-def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> str:
-    """Return the rule that stores `t`, or "" if computing it for each reader costs less than memory accesses."""
+def worth_storing(t: Tensor, cost: int, shared: int, readers: Sequence[Tensor]) -> str:
+    """Return the rule that stores `t`, or "" if computing it for each reader costs less than memory accesses.
+
+    shared: what it costs to compute an element for one more reader of the same points.
+    """
     if any(r.prim.family == "product" for r in readers) and cost > PRODUCT_READS:
         return OPERAND
     if any((r.inputs[0] if r.prim.family == "fold" else r).size > t.size for r in readers) and cost > WIDER_READS:
@@ -135,7 +146,7 @@ def worth_storing(t: Tensor, cost: int, readers: Sequence[Tensor]) -> str:
     if any(r.prim.family == "scatter" for r in readers) and cost > PRODUCT_READS:
         return SCATTERED
     n = len(readers)
-    return SHARED if n > 1 and cost * (n - 1) > LOAD + LOAD * n else ""
+    return SHARED if n > 1 and shared * (n - 1) > LOAD + LOAD * n else ""
 
 
 def computing_readers(order: Sequence[Tensor]) -> dict[int, list[Tensor]]:
