@@ -73,7 +73,7 @@ OF_PAIRS: dict[str, tuple[Pair, Callable[[Any, Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", OF_PAIRS)
-@pytest.mark.parametrize("size", [(9, 70, 33), (40, 17, 24), (8, 130, 100)])
+@pytest.mark.parametrize("size", [(9, 70, 33), (40, 17, 24), (8, 130, 100), (131, 9, 12), (10, 9, 7)])
 def test_pairs_of_rows_by_columns(name: str, size: tuple[int, int, int]) -> None:
     (i, j, k), (fn, expected) = size, OF_PAIRS[name]
     rng = np.random.default_rng(i)
@@ -82,6 +82,23 @@ def test_pairs_of_rows_by_columns(name: str, size: tuple[int, int, int]) -> None
         both: Pair = lambda a, b: fn(tg.expand_dims(a, -2), tg.expand_dims(b, -3))
         assert PAIRS.search(text(both, a.shape, b.shape))
         np.testing.assert_allclose(computed(both, a, b), expected(a[..., None, :], b[..., None, :, :]), 2e-5, 2e-5)
+
+
+@pytest.mark.parametrize("width", [9, 40, 300, 5000])
+def test_norms_of_rows_whose_squares_overflow_or_vanish(width: int) -> None:
+    """A second sum, of multiples, is left out where no row of a block needs it."""
+    rng = np.random.default_rng(width)
+    scales = np.array([1.0, 1e25, 1e-30, 0.0, 3.0, 1e-12, 1e15, 1e37 / width], np.float32)
+    x = rng.uniform(-1, 1, (24, width)).astype(np.float32) * np.tile(scales, 3)[:, None]
+    expected = np.sqrt(np.square(x.astype(float)).sum(-1))
+    norms: Callable[[Tensor], Tensor] = lambda x: tg.norm(x, -1)
+    np.testing.assert_allclose(computed(norms, x), expected, 2e-6)
+    pairs: Callable[[Any, Any], Tensor] = lambda a, b: tg.norm(a[:, None] - b[None], axis=-1)
+    apart = np.sqrt(np.square(x[:, None].astype(float) - x[None, :9]).sum(-1))
+    np.testing.assert_allclose(computed(pairs, x, x[:9]), apart, 2e-5)
+    gradient: Callable[[Any], Tensor] = lambda x: tg.vjp(norms, x)[1](tg.ones((24,)))[0]
+    share = x / np.where(expected == 0, 1, expected)[:, None]
+    np.testing.assert_allclose(computed(gradient, x), share, 2e-6, 1e-37)
 
 
 def test_few_or_long_pairs_are_rows() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from tracegrad.dtypes import Axes, TensorType, f32, i32, normalize_axes, reduced_shape
 from tracegrad.errors import InputError, ShapeError
@@ -19,7 +20,6 @@ from tracegrad.prims.elementwise import (
     pow,
     sqrt,
     square,
-    stop_gradient,
     where,
 )
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
@@ -185,6 +185,32 @@ def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
     return _root(var(x, axis, keepdims, ddof))
 
 
+def _norm(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    """Return the root of the sum of squares, of a multiple of x where squares overflow or vanish."""
+    usual = sum(square(x), axes, keepdims=True)
+    low, plain = usual < 1e-24, (usual >= 1e-24) & (usual < 1e37)
+    scale, skipped = (views.broadcast_to(t, x.shape) for t in (where(low, 2.0**90, 2.0**-75), plain))
+    others = sum(where(skipped, 0.0, square(x * scale)), axes, keepdims=True)  # C leaves out rows of zeros
+    return sqrt(where(plain, usual, others)) * where(plain, 1.0, where(low, 2.0**-90, 2.0**75))
+
+
+def _norm_array(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
+    """Return the norm without a square that overflows, because NumPy warns of one."""
+    largest = xp.max(xp.abs(x), axis=axes, keepdims=True, initial=0.0)
+    scale = xp.where(largest < 1e-12, 2.0**90, xp.where(largest < 1e15, 1.0, 2.0**-75)).astype(x.dtype)
+    return xp.sqrt(xp.sum(xp.square(x * scale), axis=axes, keepdims=True)) / scale
+
+
+def _norm_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
+    scale = where(y < 1e-12, 2.0**90, where(y < 1e15, 1.0, 2.0**-75))  # 1 / y can overflow, and be too small
+    share = ct / where(y == 0.0, 1.0, y * scale)
+    scale, share = (views.broadcast_to(t, x.shape) for t in (scale, share))
+    return (x * scale * share,)
+
+
+NORM = composite("norm", type=reduced_float, expand=_norm, array=_norm_array, vjp=_norm_vjp, batch=shifted)
+
+
 @method
 def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 2) -> Tensor:
     """Return the length of the vectors along `axis` (None: of all elements as one vector).
@@ -210,9 +236,8 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     float_type(x.type)
     size = abs(x)
     if ord == 2:
-        scale = _scale(size, axis)
-        root = _root(sum(square(x * scale), axis, keepdims))
-        return root / (views.reshape(scale, root.shape) if scale.ndim else scale)
+        axes = normalize_axes(axis, x.ndim)
+        return drop(bind(NORM, x, axes=axes), axes, keepdims)
     if ord in (math.inf, -math.inf):
         return (max if ord > 0 else min)(size, axis, keepdims)
     if not ord >= 0:
@@ -225,14 +250,6 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     total = sum(where(zero, 0.0, pow(where(zero, 1.0, size), float(ord))), axis, keepdims)
     none = total == 0.0
     return where(none, 0.0, pow(where(none, 1.0, total), 1.0 / ord))
-
-
-def _scale(size: Tensor, axis: Axes) -> Tensor:
-    """Return a power of 2 by which to multiply, so that no square overflows, and the largest does not vanish."""
-    if not count(size, normalize_axes(axis, size.ndim)):
-        return as_tensor(1.0)
-    m = stop_gradient(max(size, axis, keepdims=True))
-    return where(m > 1e15, 2.0**-80, where(m < 1e-15, 2.0**90, 1.0))  # 3e8 squares of 1e15 have a finite sum
 
 
 def _extremum(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tracegrad.dtypes import f16, strides_of
+from tracegrad.dtypes import f16
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
-from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches, points
+from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
-from tracegrad.render.c_values import CEmitter, Partial, column_wise, in_one_vector, overruns, reorders, rounded
+from tracegrad.render.c_values import CEmitter, Partial, column_wise, in_one_vector, needed, overruns, reorders, rounded
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 from tracegrad.tuning import (
     C_GRAIN,
@@ -232,8 +232,20 @@ class Function:
             lets = list(self.emit.inner)
             lines += self.emit.flush()
             lanes = self.lanes_of()
-            lines += self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
+            body = self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
+            lines += self.where_needed(folds, body)
         return lines
+
+    def where_needed(self, folds: Sequence[Fold], body: Sequence[Statement]) -> list[Statement]:
+        """Return the folds of a row, left out where a condition of the row says that they fold nothing."""
+        one = needed(folds, self.inner)
+        if one is None:
+            return list(body)
+        (condition,) = self.emit.values([one[0]], loop=False)
+        kept = [f"{C_TYPE[f.value.dtype.name]} k{f.local} = {self.emit.identity(f)};" for f in folds]
+        results = [f"k{f.local} = {f.local};" for f in folds]
+        test = when(f"({condition}) == {int(one[1])}", [*body, *results])
+        return [*self.emit.flush(), *kept, test, *[self.emit.let(f.local, f"k{f.local}") for f in folds]]
 
     def lanes_of(self) -> int:
         """Return the number of partial results, 0 for rows that are too short for several."""
@@ -366,33 +378,6 @@ class Function:
         known = [self.emit.let(f.local, f"t{f.local}[l]") for f in done]
         at = f"const long {axis.name} = ib + l;"
         return Loop("l", end, [at, *known, *lines])
-
-    # a scatter alone
-    def scatter(self, f: Fold, out: int) -> list[Statement]:
-        """Fold the updates of each row in their order. Slot `out` holds a value for each outer point."""
-        assert f.scatter is not None
-        rows, nothing = f.scatter.row.strides, self.emit.identity(f)
-        stride = dict(zip([a.name for a in self.kernel.outer], strides_of([a.size for a in self.kernel.outer])))
-        row_axes = [a for a in self.outer if a.name in rows]
-        first = self.outer.index(row_axes[0]) if row_axes else len(self.outer)
-        others = [a for a in self.outer if a.name not in rows]
-        before = [a for a in others if self.outer.index(a) < first]
-        after = [a for a in others if a not in before]
-        target, update = self.emit.values([f.scatter.target, f.scatter.update], loop=False)
-        place = [f"t * {min((stride[a.name] for a in row_axes), default=1)}"]
-        place += [f"{a.name} * {stride[a.name]}" for a in others]
-        here = f"p{out}[{' + '.join(place)}]"
-        lines = [
-            *self.emit.flush(),
-            f"const long t = clamp({target}, 0, {points(row_axes) - 1});",
-            f"{here} = {self.emit.combine(f, here, update)};",
-        ]
-        if not before:
-            zero = Loop("e", self.kernel.rows, [f"p{out}[e] = {nothing};"])
-            return [zero, *self.nest([*self.inner, *after], lines)]
-        first, size = before[0], stride[before[0].name]  # each of its points has results of its own
-        zero = Loop("e", f"({first.name} + 1) * {size}", [f"p{out}[e] = {nothing};"], f"{first.name} * {size}")
-        return self.split([first], [zero, *self.nest([*before[1:], *self.inner, *after], lines)])
 
 
 def at_once(lanes: int | str, lines: Sequence[Statement]) -> Block:

@@ -17,7 +17,8 @@ from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, flat_index, points
-from tracegrad.render.c_orders import OrderedFunction
+from tracegrad.render.c_orders import OrderedFunction, scatter_loops
+from tracegrad.render.c_pairs import paired
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.emit import Statement
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, in_memory_order, neighbours_of, reach, span
@@ -123,7 +124,8 @@ def render_c(launch: BoundLaunch) -> CSource:
     functions: dict[str, str] = {}
     first = 0
     for kernel in launch.kernels:
-        writer = _Writer(unroll(kernel, C_UNROLLED_ROWS), first)
+        whole = paired(OrderedFunction(kernel, {})) is not None
+        writer = _Writer(kernel if whole else unroll(kernel, C_UNROLLED_ROWS), first)
         writer.write()
         steps += writer.steps
         functions |= writer.functions
@@ -150,7 +152,7 @@ class _Writer:
                 if any(slot == other for other, _ in loaded.values()):
                     slot = self.allocate(self.kernel.rows, f.scatter.update.dtype)
                 function = OrderedFunction(self.extended(), {})
-                self.call(function, function.scatter(f, slot))
+                self.call(function, scatter_loops(function, f, slot))
                 loaded[f.local] = slot, self.flat
             elif f.product is not None and self.is_called(f.product):
                 loaded[f.local] = self.product(f, f.product)

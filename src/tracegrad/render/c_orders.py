@@ -9,8 +9,7 @@
 - Pieces, where guards change along an axis; see c_pieces.py.
 - Rows that end in one vector, where functions are computed. Of a row of 22 compilers compute 6 elements one by one. So
   one vector computes them, with elements of no meaning behind the row, which are not stored.
-- Pairs of rows, as in distances: sums over k of f(x[i, k], y[j, k]) by vectors of j. A block of y is turned first, once
-  for all i, because a sum of a short row in one vector ends with steps that wait for each other.
+- Pairs of rows, as in distances; see c_pairs.py.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from tracegrad.dtypes import strides_of
 from tracegrad.kernels.expr import Index, Space, Value, Var, atoms_of, indices_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, fold_batches
+from tracegrad.kernels.form import Axis, Fold, Kernel, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
+from tracegrad.render.c_pairs import paired_loops
 from tracegrad.render.c_pieces import cut, loops_by_pieces, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import short_loops, turned_loops
-from tracegrad.render.c_values import column_wise
 from tracegrad.render.emit import Block, Loop, Statement, when
-from tracegrad.tuning import LANES, LONG_ROWS, LONGEST_PAIRED, MOST_CUT, PAIRED, PAIRED_WIDTH, RUNNING_ROWS
+from tracegrad.tuning import LANES, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 
 
 def divisor(f: Function) -> int | None:
@@ -68,59 +68,6 @@ def padded_loops(f: Function) -> list[Statement] | None:
     emit = f.expressions([last.name])
     written = f.stores(emit, stores, loop=True)
     return f.split(f.outer[:-1], [*emit.flush(), *f.in_vectors([last], stores, written)])
-
-
-def paired(f: Function) -> list[Value] | None:
-    """Return the loads that a kernel of pairs of rows turns; None if that is of no use."""
-    kernel, inner, last = f.kernel, f.inner, f.last
-    if len(inner) != 1 or not inner[0].fixed or f.loaded or kernel.uniform or len(f.outer) < 2 or column_wise(kernel):
-        return None
-    if not LANES <= inner[0].size <= LONGEST_PAIRED or min(last.size, f.outer[-2].size) < PAIRED:
-        return None
-    values = list(walk([x.value for x in kernel.folds]))
-    loads = [v for v in values if v.op == "load"]
-    if any(s.inner for s in kernel.stores) or any(
-        v.op == "inside" or not i.linear for v in values for i in indices_of(v)
-    ):
-        return None
-    along = [v for v in loads if inner[0].name in v.arg[1].strides]
-    turned = [v for v in along if last.name in v.arg[1].strides]
-    fixed = not any(f.outer[-2].name in v.arg[1].strides for v in turned)
-    return turned if turned and fixed and len(turned) < len(along) else None
-
-
-def paired_loops(f: Function) -> list[Statement] | None:
-    """Return the loops of sums over k of f(x[i, k], y[j, k]) by vectors of j; None if the kernel has none."""
-    turned = paired(f)
-    if turned is None:
-        return None
-    (*others, across, last), (inner,), size = f.outer, f.inner, int(f.last.size)
-    blocks = -(-size // PAIRED_WIDTH)
-    width = -(-size // blocks // LANES) * LANES
-    held = {v: f"u{k}[{inner.name} * {width} + l]" for k, v in enumerate(turned)}
-    emit = f.expressions()
-    texts = emit.values(turned, loop=False)
-    filled = [f"{to} = {text};" for to, text in zip(held.values(), texts)]
-    at = f"const long {last.name} = min(ib + l, {size - 1}L);"
-    turn = Loop("l", width, [at, Loop(inner.name, inner.size, [*emit.flush(), *filled])])
-    types = [C_TYPE[f.kernel.loaded(v).name] for v in turned]
-    arrays = [f"{t} u{k}[{width * int(inner.size)}] {ALIGNED};" for k, t in enumerate(types)]
-    row, done = list[Statement](), list[Fold]()
-    for folds in fold_batches(f.kernel):
-        emit = f.expressions()
-        emit.loaded = dict(held)
-        values = emit.values([x.value for x in folds], loop=False)
-        added = [f"t{x.local}[l] = {emit.combine(x, f't{x.local}[l]', v)};" for x, v in zip(folds, values)]
-        declared, identities = _started(f, folds, width)
-        step = f.column(last, done, [*emit.flush(), *added], str(width))
-        row += [*declared, f.column(last, [], identities, str(width)), Loop(inner.name, inner.size, [step])]
-        done += folds
-    stored = f.stores(f.expressions(), f.kernel.stores, loop=False)
-    row.append(f.column(last, done, stored, f"min({width}L, {size} - ib)"))
-    if others:
-        return f.split(others, [Loop("ib", size, [*arrays, turn, Loop(across.name, across.size, row)], step=width)])
-    end, rows = f.share(across.name, across.size, 1, row)
-    return [end, Loop("ib", size, [*arrays, turn, rows], step=width)]
 
 
 # The axis along which folds run, whether its last point is the first to fold, and what each fold folds
@@ -274,9 +221,36 @@ def _in_parts(f: OrderedFunction) -> list[Statement] | None:
     return [Block("", f.apart(*part, f.most // len(parts))) for part in parts]
 
 
+def scatter_loops(f: Function, fold: Fold, out: int) -> list[Statement]:
+    """Fold the updates of each row in their order. Slot `out` holds a value for each outer point."""
+    assert fold.scatter is not None
+    rows, nothing = fold.scatter.row.strides, f.emit.identity(fold)
+    stride = dict(zip([a.name for a in f.kernel.outer], strides_of([a.size for a in f.kernel.outer])))
+    row_axes = [a for a in f.outer if a.name in rows]
+    first = f.outer.index(row_axes[0]) if row_axes else len(f.outer)
+    others = [a for a in f.outer if a.name not in rows]
+    before = [a for a in others if f.outer.index(a) < first]
+    after = [a for a in others if a not in before]
+    target, update = f.emit.values([fold.scatter.target, fold.scatter.update], loop=False)
+    place = [f"t * {min((stride[a.name] for a in row_axes), default=1)}"]
+    place += [f"{a.name} * {stride[a.name]}" for a in others]
+    here = f"p{out}[{' + '.join(place)}]"
+    lines = [
+        *f.emit.flush(),
+        f"const long t = clamp({target}, 0, {points(row_axes) - 1});",
+        f"{here} = {f.emit.combine(fold, here, update)};",
+    ]
+    if not before:
+        zero = Loop("e", f.kernel.rows, [f"p{out}[e] = {nothing};"])
+        return [zero, *f.nest([*f.inner, *after], lines)]
+    first, size = before[0], stride[before[0].name]  # each of its points has results of its own
+    zero = Loop("e", f"({first.name} + 1) * {size}", [f"p{out}[e] = {nothing};"], f"{first.name} * {size}")
+    return f.split([first], [zero, *f.nest([*before[1:], *f.inner, *after], lines)])
+
+
 # The first of these that suits a kernel writes its loops
 Order = Callable[[OrderedFunction], list[Statement] | None]
 POINTWISE: Sequence[Order] = (
     turned_loops, short_loops, _written_out, _in_parts, loops_by_pieces, padded_loops, blocked_loops,
 )  # fmt: skip
-FOLDING: Sequence[Order] = (short_loops, running_loops, paired_loops)
+FOLDING: Sequence[Order] = (paired_loops, short_loops, running_loops)

@@ -7,7 +7,8 @@ from typing import NamedTuple, cast
 
 from tracegrad.dtypes import bool_
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
-from tracegrad.kernels.form import Axis, Kernel
+from tracegrad.kernels.form import Axis, Fold, Kernel
+from tracegrad.kernels.triangles import CHOICE
 from tracegrad.program import MARGIN
 from tracegrad.render.c_text import as_c, helpers_in_form, in_form
 from tracegrad.render.emit import Emitter
@@ -159,3 +160,19 @@ class Partial(NamedTuple):
     def step(self, to: str, value: str) -> str:
         """Return the line that combines a variable with a value."""
         return f"{to} = {self.both.format(to, value)};"
+
+
+def needed(folds: Sequence[Fold], inner: Sequence[Axis]) -> tuple[Value, bool] | None:
+    """Return a condition of a row and its outcome, without which folds fold nothing; None if there is none."""
+    found = {_condition(f, [a.name for a in inner]) for f in folds}
+    return found.pop() if len(found) == 1 else None
+
+
+def _condition(f: Fold, inner: Sequence[str]) -> tuple[Value, bool] | None:
+    v = f.value
+    if f.product or f.scatter or v.op != "map" or v.arg[0] != CHOICE:
+        return None
+    condition, *chosen = v.args
+    none = [x.op == "const" and x.arg == f.prim.identity for x in chosen]
+    varies = any(moves(a, n) for part in walk([condition]) for x in indices_of(part) for a, _ in x.terms for n in inner)
+    return None if varies or none[0] == none[1] else (condition, none[1])
