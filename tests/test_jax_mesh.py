@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
+from xla import devices
 
 pytest.importorskip("jax", reason="JAX is not installed")
 import jax
@@ -25,8 +25,7 @@ LAYOUTS = ("data", "fsdp", "tensor")
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    ran = subprocess.run([sys.executable, str(CHILD)], capture_output=True, text=True, env=environment)
+    ran = subprocess.run([sys.executable, str(CHILD)], capture_output=True, text=True, env=devices(8))
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
     assert result["devices"] == 8

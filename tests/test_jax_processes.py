@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 pytest.importorskip("jax", reason="JAX is not installed")
 
 from processes_child import STEPS, batches, compiled
+from xla import devices
 
 CHILD = Path(__file__).with_name("processes_child.py")
 PATIENCE = 240  # seconds, on a busy machine
@@ -29,10 +29,9 @@ def started(n: int, folder: Path, what: str) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     return [
         subprocess.Popen(
-            [sys.executable, str(CHILD), str(port), str(n), str(k), str(folder), what], env=environment,
+            [sys.executable, str(CHILD), str(port), str(n), str(k), str(folder), what], env=devices(2),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )
         for k in range(n)

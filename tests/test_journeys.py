@@ -24,6 +24,7 @@ from tracegrad import nn, optim
 from tracegrad.engine import stepper
 from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
 from tracegrad.testing import switched
+from xla import quickly
 
 SCALE = int(os.environ.get("TRACEGRAD_EXAMPLES", "1"))
 EPS = 0.1  # of the optimizers, which divide by no less
@@ -230,6 +231,7 @@ def test_runtimes_go_together_from_any_checkpoint(other: str, request: pytest.Fi
         st.lists(ACTIONS, min_size=2, max_size=6),
     )
     def goes(kinds: tuple[str, ...], make: str, options: Any, own: int, actions: Any) -> None:
-        journey(("numpy", other), kinds, make, options, own, actions)
+        with quickly():
+            journey(("numpy", other), kinds, make, options, own, actions)
 
     goes()

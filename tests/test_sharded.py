@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from xla import devices
+
 pytest.importorskip("orbax.checkpoint", reason="Orbax is not installed")
 CHILD = Path(__file__).parent / "sharded_child.py"
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(CHILD), str(tmp_path_factory.mktemp("folders"))]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    ran = subprocess.run(command, capture_output=True, text=True, env=devices(8))
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout.splitlines()[-1])
     assert result["devices"] == 8

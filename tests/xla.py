@@ -1,0 +1,48 @@
+"""XLA with little optimisation, for tests that compile many programs: it takes half of the time.
+
+What tracegrad gives to XLA is the same, so what it gets wrong there is wrong here, too. Other tests run what users
+have: every row of the table, random programs, and the steps of all models.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+OPTIONS = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+KNOWN = "0.10."  # versions of jaxlib with these options; XLA refuses those it lacks
+
+
+def options() -> dict[str, bool | int]:
+    """Options of this jaxlib that make it quick; none if it is another version, or is not installed."""
+    try:
+        return OPTIONS if importlib.metadata.version("jaxlib").startswith(KNOWN) else {}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+
+
+def devices(n: int) -> dict[str, str]:
+    """The environment of a child that has `n` devices on the processor, and compiles quickly."""
+    flags = [f"--{name}={str(value).lower()}" for name, value in options().items()]
+    flags.append(f"--xla_force_host_platform_device_count={n}")
+    return {**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
+
+
+@contextmanager
+def quickly() -> Iterator[None]:
+    """Sessions of device="jax" that compile quickly."""
+    if not options():
+        yield
+        return
+    import jax
+
+    with patch.object(jax, "jit", functools.partial(jax.jit, compiler_options=options())):
+        yield
