@@ -26,15 +26,22 @@ class Nothing(tg.Module):
     "axis, n", [*((-1, n) for n in (2, 64, 127, 128, 129, 300, 600, 1025, 4500)), (0, 256), (0, 700)]
 )
 def test_sorting_is_stable_and_puts_nan_last_as_in_pytorch(device_name: str, axis: int, n: int) -> None:
-    """Of computed values, which a kernel must not compute twice."""
+    """Of computed values, which a kernel must not compute twice.
+
+    A direction changes only the keys. Of long rows, whose networks take seconds to compile, each front is taken in one:
+    the one in which the other long rows do not take it.
+    """
     rng = np.random.default_rng(n)
     x = rng.integers(0, max(n // 3, 2), (3 if axis else 14, n)).astype(np.float32)
     x[0, ::3], x[1, ::4], x[2, ::5], x[-1, ::2] = NAN, INF, -INF, -0.0
     x = x if axis else np.ascontiguousarray(x.T)
+    fronts = [(k, down) for k in (min(n, 3), n // 5, n // 2) for down in (False, True)]
+    if n > 600:
+        fronts = [fronts[j] for j in ((0, 3, 4) if n == 1025 else (1, 2, 5))]
 
     def forward(m: Any, x: Any) -> Any:
         y = x * m.one
-        few = [tg.topk(y, k, axis, largest=down)[1] for k in (min(n, 3), n // 5, n // 2) for down in (False, True)]
+        few = [tg.topk(y, k, axis, largest=down)[1] for k, down in fronts]
         return (*tg.sort(y, axis), *tg.sort(y, axis, descending=True), *few)
 
     with tg.compile_forward(model=Nothing(), forward=forward, inputs={"x": x.shape}, device=device_name) as f:
@@ -43,8 +50,9 @@ def test_sorting_is_stable_and_puts_nan_last_as_in_pytorch(device_name: str, axi
         values, indices = torch.sort(torch.tensor(x), dim=axis, stable=True, descending=down)
         np.testing.assert_array_equal(found[2 * j], values)
         np.testing.assert_array_equal(found[2 * j + 1], indices)
-        for few, k in ((found[4 + j], min(n, 3)), (found[6 + j], n // 5), (found[8 + j], n // 2)):
-            np.testing.assert_array_equal(few, indices[:, :k] if axis else indices[:k])
+        for few, (k, how) in zip(found[4:], fronts, strict=True):
+            if how == down:
+                np.testing.assert_array_equal(few, indices[:, :k] if axis else indices[:k])
 
 
 @pytest.mark.parametrize("scattered", [2, 1000])
