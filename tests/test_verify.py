@@ -175,6 +175,17 @@ def test_faults_that_the_check_was_not_made_for(name: str, compiler: Callable[[s
         _ = train.step(batch).loss
 
 
+def test_padding_that_is_not_written_is_found(compiler: Callable[[str, str], Path]) -> None:
+    """Convolutions read padded images in scratch, which holds 0 before the first kernel and anything later."""
+    compiler(r"= 0\.0f;\s+p\d+\[[^;]*\] = s0;", "= 0.0f;")
+    x = np.ones((4, 16, 14, 14), np.float32)
+    forward = lambda m, x: m(x)
+    with tg.compile_forward(
+        model=nn.Conv2d(16, 32, 3, padding=1), forward=forward, inputs={"x": x.shape}, seed=0, device="cpu"
+    ) as f, pytest.warns(RuntimeWarning, match="numbers are wrong"):  # fmt: skip
+        _ = f.run(x=x).output
+
+
 def test_random_numbers_of_half_the_range_are_found(compiler: Callable[[str, str], Path]) -> None:
     """The limits of the cast, 2^31, and 24 random bits are no reason to allow more."""
     compiler(r"5\.96046448e-08f", "2.98023224e-08f")

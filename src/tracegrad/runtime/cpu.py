@@ -253,7 +253,9 @@ class CpuSession:
             if calls is None:
                 raise DeviceError("the compiler failed")
             self._add(calls, kernel, memory, Dispatch(0, (), tuple(offsets), (1, 1)))
-            return calls.bound().whole
+            whole = calls.bound().whole
+            # Kernels share scratch, so an element that a kernel leaves out can hold anything: here NaN
+            return lambda: ([x.fill(0xFF) for x in self._scratch.values()], whole())
 
         try:
             begin = partial(self._compiler.begin, children=self._children)
