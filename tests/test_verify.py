@@ -179,9 +179,12 @@ def test_padding_that_is_not_written_is_found(compiler: Callable[[str, str], Pat
     """Convolutions read padded images in scratch, which holds 0 before the first kernel and anything later."""
     compiler(r"= 0\.0f;\s+p\d+\[[^;]*\] = s0;", "= 0.0f;")
     x = np.ones((4, 16, 14, 14), np.float32)
-    forward = lambda m, x: m(x)
+
+    def convolved(m: Any, x: tg.Tensor) -> Any:
+        return m(x)
+
     with tg.compile_forward(
-        model=nn.Conv2d(16, 32, 3, padding=1), forward=forward, inputs={"x": x.shape}, seed=0, device="cpu"
+        model=nn.Conv2d(16, 32, 3, padding=1), forward=convolved, inputs={"x": x.shape}, seed=0, device="cpu"
     ) as f, pytest.warns(RuntimeWarning, match="numbers are wrong"):  # fmt: skip
         _ = f.run(x=x).output
 
