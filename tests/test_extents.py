@@ -219,7 +219,6 @@ def loops(m: Any, x: Any) -> Any:
     (lambda m, x: x * x[0] + x[1:2], "other rows of the batch"),
     (lambda m, x: tg.concat([x, x], axis=0), ""),
     (lambda m, x: tg.pad(x, ((1, 0), (0, 0))), ""),
-    (lambda m, x: x.T, ""),
     (lambda m, x: x @ x.T, ""),
     (loops, ""),
 ])  # fmt: skip

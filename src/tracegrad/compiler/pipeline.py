@@ -62,13 +62,12 @@ def optimize(graph: Graph, watch: Watch | None = None, open_size: int = 0) -> St
 
     open_size: the size of a batch that calls choose, if there is one. No other axis is a multiple of it. A sum that
                grows with the batch is not split, because its parts would come before the axes of its result, and so
-               before the batch. For the same reason nothing leaves a loop with another number of iterations: the
-               values of all iterations would.
+               before the batch.
     """
     passes: tuple[Callable[[Graph], Graph], ...] = (
         of_roots(expand_composites),
         of_roots(simplify),
-        lift(open_size),
+        lift,
         of_roots(split_fixed(open_size) if open_size else split_long),
         of_roots(simplify),
         place_results,
@@ -85,13 +84,9 @@ def optimize(graph: Graph, watch: Watch | None = None, open_size: int = 0) -> St
     return storage
 
 
-def lift(open_size: int) -> Callable[[Graph], Graph]:
-    """Return the pass that lifts work out of loops; with an open size, only out of loops of a multiple of it."""
-
-    def lift(graph: Graph) -> Graph:
-        return graph.with_roots(out_of_loops(graph.roots, open_size))
-
-    return lift
+def lift(graph: Graph) -> Graph:
+    """Lift work out of loops."""
+    return graph.with_roots(out_of_loops(graph.roots))
 
 
 def of_roots(run: Pass) -> Callable[[Graph], Graph]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,14 +15,17 @@ from tracegrad.compiler.build import Built, ProgramSource, TracedProgram
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.compiler.places import make_plan
-from tracegrad.compiler.uniform import Pair, decide_extents, leading
+from tracegrad.compiler.uniform import Pair, decide_extents
 from tracegrad.dtypes import TensorType, axis_first
 from tracegrad.errors import CompileError, ShapeError
+from tracegrad.ir import ambient
 from tracegrad.ir.graph import Graph
+from tracegrad.ir.nodes import Tensor, graft
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.expand import expand_composites
-from tracegrad.passes.leading import Led, lead_with_size
 from tracegrad.passes.scans import everywhere
+from tracegrad.prims.leaves import leaf
+from tracegrad.prims.views import permute
 from tracegrad.program import Field, Program, with_rows
 from tracegrad.render.languages import LANGUAGES
 
@@ -64,10 +68,31 @@ def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], siz
     return Built(program, led[0].graph, traced[0].structure, sites=traced[0].sites)
 
 
+class Led(NamedTuple):
+    """A graph whose inputs and results have the size in front, and which axis it is of them; 0 is left out."""
+
+    graph: Graph
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int]
+    results: Mapping[str, TensorType]  # as they were
+
+
+@ambient.restored
 def _led(graph: Graph, n: int) -> Led:
-    """Return the graph with the size in front, which it is already unless an input has it along another axis."""
-    given = [t.shape[1:] for t in graph.leaves("input")]
-    return lead_with_size(graph, n) if any(size and size % n == 0 for s in given for size in s) else Led(graph, {}, {})
+    """Return the graph with the axis of size `n` of inputs and results in front. Views undo it for readers."""
+    results = graph.results
+    inputs = {t.attrs["name"]: t.shape.index(n) for t in graph.leaves("input") if n in t.shape[1:]}
+    outputs = {name: t.shape.index(n) for name, t in results.items() if n in t.shape[1:]}
+    new: dict[int, Tensor] = {}
+    with ambient.rewriting():
+        for t in graph.leaves("input"):
+            if (k := inputs.get(t.attrs["name"])) is not None:
+                given = leaf("input", t.attrs["name"], TensorType(t.dtype, axis_first(t.shape, k)))
+                new[t.serial] = permute(given, (*range(1, k + 1), 0, *range(k + 1, t.ndim)))
+        front = {name: (k, *range(k), *range(k + 1, results[name].ndim)) for name, k in outputs.items()}
+        moved = {results[name].serial: permute(results[name], axes) for name, axes in front.items()}
+        roots = graft([moved.get(t.serial, t) for t in graph.roots], new)
+    return Led(graph.with_roots(roots), inputs, outputs, {name: t.type for name, t in results.items()})
 
 
 def expanded(graph: Graph) -> Graph:
@@ -93,13 +118,13 @@ def _program(
         raise UnsizedError("which indices are valid depends on the batch")
     led = graphs[0]
     plan, witness = (
-        make_plan(optimize(g.graph, open_size=n), t.persistent, _moved(t.inputs, g.inputs), n)
-        for g, t, n in zip(graphs, traced, sizes)
+        make_plan(optimize(g.graph, open_size=n), t.persistent, t.inputs, n) for g, t, n in zip(graphs, traced, sizes)
     )
-    decide_extents(plan, witness, sizes)
+    outside = [math.prod(one.inputs[name].shape[:k]) for name, k in axes.items() if name in one.inputs]
+    decide_extents(plan, witness, sizes, max(outside, default=1))
     program = assemble(plan, one.persistent, specs[0], one.meta, one.results)
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes, led.inputs)
-    outputs = _with_extents(program.outputs, plan.outputs.types, witness.outputs.types, sizes, led.outputs)
+    outputs = _with_extents(program.outputs, graphs[0].results, graphs[1].results, sizes, led.outputs)
     for kernel in program.kernels:
         for name, language in LANGUAGES.items():
             if language.gpu is gpu:  # generate the texts now, to raise errors now
@@ -117,28 +142,19 @@ def _narrow(specs: Specs, types: Mapping[str, TensorType], axes: Mapping[str, in
     return {name: narrow(name, spec) for name, spec in specs.items()}
 
 
-def _moved(types: Mapping[str, TensorType], axes: Mapping[str, int]) -> dict[str, TensorType]:
-    """Return types with an axis in front."""
-
-    def moved(t: TensorType, k: int) -> TensorType:
-        return t._replace(shape=axis_first(t.shape, k)) if k else t
-
-    return {name: moved(t, axes.get(name, 0)) for name, t in types.items()}
-
-
 def _with_extents(
-    fields: tuple[Field, ...],
+    fields: Sequence[Field],
     one: Mapping[str, TensorType],
     other: Mapping[str, TensorType],
     sizes: Pair,
     axes: Mapping[str, int],
 ) -> tuple[Field, ...]:
-    """Return fields that follow the size. axes: of the size, which is in front in the types `one` and `other`."""
+    """Return fields of these types in both plans, that follow the size along one of their axes."""
 
     def with_extent(f: Field) -> Field:
-        n, *rest = one[f.name].shape or (0,)
-        k = axes.get(f.name, 0)
-        per = leading(one[f.name], other[f.name], sizes)
-        return replace(f, shape=(*rest[:k], n, *rest[k:]), per=per, axis=k) if k else replace(f, per=per)
+        a, b, k = one[f.name].shape, other[f.name].shape, axes.get(f.name, 0)
+        if a[:k] + a[k + 1 :] != b[:k] + b[k + 1 :]:
+            raise UnsizedError(f"{one[f.name]} grows with the batch along another axis than the first")
+        return replace(f, shape=a, per=sizes.per(a[k], b[k]) if a else 0, axis=k)
 
     return tuple(map(with_extent, fields))

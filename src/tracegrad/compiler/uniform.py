@@ -6,20 +6,22 @@ factor that differs, a flip as an index, a Python loop over rows as more nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.plan import Plan, ScanPlan
 from tracegrad.dtypes import TensorType
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
-from tracegrad.kernels.expr import Dynamic, Index, Quotient, Var, guards_of, names_of, walk
-from tracegrad.kernels.form import Axis, Extent, Kernel, Store, UnsizedError, operands_of, sized
+from tracegrad.kernels.form import Axis, Kernel, UnsizedError
 from tracegrad.kernels.group import Launch
+from tracegrad.kernels.reads import base
+from tracegrad.kernels.rows import Rows, Turned, turned, turnings
 from tracegrad.kernels.show import body_of
+from tracegrad.kernels.tiling import choose_tiling
 from tracegrad.passes.alike import Comparison, Numbers
 from tracegrad.prims.leaves import CONST, LITERAL
-from tracegrad.transforms.loops import Body
 
 
 class Pair(NamedTuple):
@@ -91,33 +93,35 @@ class _Growth(Comparison):
                 found.append(t)
         return found
 
-    def bodies(self, loop: Tensor, bodies: Sequence[Body]) -> None:
-        """Raise UnsizedError if a carry or an element is of another size in another trace, or the bodies differ."""
-        one, other = bodies
-        if any(x.size != y.size for x, y in zip((*one.carries, *one.xs), (*other.carries, *other.xs))):
-            where = f", {loop.site.short}" if loop.site else ""
-            raise UnsizedError(f"{loop.prim.name}{where}, is a loop whose iterations grow with the size")
-        super().bodies(loop, bodies)
 
-
-def decide_extents(one: Plan, other: Plan, sizes: Pair) -> None:
+def decide_extents(one: Plan, other: Plan, sizes: Pair, outside: int) -> None:
     """Give each launch of `one`, planned for the capacity, kernels in which the size of a run sets one extent.
 
-    The axis is the outermost, or one that the kernel sums over. Elements that belong to the batch are
-    then right whatever the other elements hold: they come first in every value, and a kernel reads no others for them.
-    Raises: UnsizedError where the plans do not prove this.
+    Elements that belong to the batch are then right whatever the other elements hold: a kernel reads no others for
+    them. Raises: UnsizedError where the plans do not prove this.
     """
-    _Decision(sizes).plans(one, other)
+    decision = _Decision(sizes, one, outside)
+    decision.plans(one, other)
+    for name, t in one.storage.graph.results.items():
+        rows = decision.of(t)
+        if rows and rows.before > 1:
+            raise UnsizedError(f"the result {name} does not have the batch in front")
 
 
 class _Decision:
     """Compares two plans, and the plans of their loops."""
 
-    def __init__(self, sizes: Pair) -> None:
-        self.sizes = sizes
-        self.made: dict[tuple[int, int], list[Kernel]] = {}
+    def __init__(self, sizes: Pair, plan: Plan, outside: int) -> None:
+        self.sizes, self.outside = sizes, outside
+        self.made: dict[Any, Turned] = {}
         self.names: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # serial -> a name that is equal in both plans
+        self.rows: dict[Any, Rows] = {}  # by name
+        self.kept = _kept(plan)
         self.count = 0
+
+    def of(self, t: Tensor) -> Rows | None:
+        """Return how memory holds a value of the first plan; None if it does not grow."""
+        return self.rows.get(self.names[0].get(base(t).serial))
 
     def plans(self, one: Plan, other: Plan) -> None:
         """Compare the launches of two plans one by one."""
@@ -131,142 +135,116 @@ class _Decision:
                 what = x.kernels[0].label if x.kernels else "a loop"
                 raise UnsizedError(f"{what} reads other values at a batch of {self.sizes.b}")
             if scans[0] and scans[1]:
-                self.scans(one, other, scans[0], scans[1])
+                self.scans(one, other, scans[0], scans[1], touched[0][1:])
             else:
-                self.launches(x, y)
-        packs = zip(_packs(one), _packs(other))
+                self.launches(x, y, touched[0][1:])
+        packs = zip(*[[t for t in p.storage.order if t.prim.family == "pack"] for p in (one, other)])
         if any(self.sizes.per(t.size, u.size) for t, u in packs):
             raise UnsizedError("parts that grow with the batch are put together")
 
-    def launches(self, x: Launch, y: Launch) -> None:
-        """Decide the extents of a kernel."""
-        key = (id(x.kernels[0]), id(y.kernels[0]))
+    def launches(self, x: Launch, y: Launch, read: Sequence[Any]) -> None:
+        """Decide the extents of a kernel. read: the names of what it reads."""
+        a, b, outs = x.kernels[0], y.kernels[0], x.clusters[0].outs
+        grows = [self.sizes.per(s.size, t.size) for s, t in zip(a.slots, b.slots)]
+        held = [self.rows.get(name, Rows(1, per)) if per else None for name, per in zip(read, grows)]
+        held += [None] * len(outs)
+        kept = [self.kept.get(t.serial, 0) if per else None for t, per in zip(outs, grows[len(read) :])]
+        key = id(a), id(b), tuple(held), tuple(kept)
         if key not in self.made:
-            self.made[key] = [_with_extent(x.kernels[0], y.kernels[0], self.sizes)]
-        x.sized = self.made[key]
+            self.made[key] = _turned(a, b, self.sizes, held, [None] * len(read) + kept, self.outside)
+        made = self.made[key]
+        if made.kernel is not a:
+            x.kernels, x.tilings = [made.kernel], [choose_tiling(made.kernel)]
+        x.sized = [made.sized]
+        self.rows |= {(self.count, k): rows for k, rows in enumerate(made.held[len(read) :]) if rows}
 
-    def scans(self, one: Plan, other: Plan, x: ScanPlan, y: ScanPlan) -> None:
-        """Compare two loops. The places in them follow from what is compared here."""
+    def scans(self, one: Plan, other: Plan, x: ScanPlan, y: ScanPlan, read: Sequence[Any]) -> None:
+        """Compare two loops. The places in them follow from what is compared here. read: names of the inputs."""
         per = self.sizes.per(x.length, y.length)
         rings = [[0 if ring == scan.length + 1 else ring for ring in scan.rings] for scan in (x, y)]
         same = (rings[0], x.same, list(x.roots), x.reverse, per) == (
             rings[1], y.same, list(y.roots), y.reverse, x.per)  # fmt: skip
-        own = len(x.leaves) - len(x.body.consts)  # the others are read whole in each iteration
+        own, carries = len(x.leaves) - len(x.body.consts), len(x.rings)  # the others are read whole in each iteration
         if not same or len(x.leaves) != len(y.leaves):
             raise UnsizedError(f"a loop is planned otherwise at a batch of {self.sizes.b}")
         grown = [*zip(x.leaves[:own], y.leaves[:own]), *((t, y.roots[k]) for k, t in x.roots.items())]
-        if any(a.size != b.size for a, b in grown):
-            raise UnsizedError("what a loop stores in an iteration grows with the size")
+        if per and any(a.size != b.size for a, b in grown):
+            raise UnsizedError("what a loop stores in an iteration grows with the size, as its length does")
         self.count += 1
+        at = self.count
         for plan, scan, seen in zip((one, other), (x, y), self.names):
-            seen |= {t.serial: ("leaf", self.count, k) for k, t in enumerate(scan.leaves)}
-            seen |= {t.serial: ("item", self.count, t.attrs["index"]) for t in plan.items_of(scan)}
+            seen |= {t.serial: ("leaf", at, k) for k, t in enumerate(scan.leaves)}
+            seen |= {t.serial: ("item", at, t.attrs["index"]) for t in plan.items_of(scan)}
+        for k, (a, b) in enumerate(zip(x.leaves, y.leaves)):
+            many = x.length if carries <= k < own else 1
+            each = self.sizes.per(a.size * many, b.size * (y.length if many > 1 else 1))
+            rows = self.rows.get(read[k], Rows(1, each)) if each else None
+            if rows and (rows.before % many if not per else many > 1 < rows.before):
+                raise UnsizedError("a loop moves along an axis that is behind the batch")
+            if rows and a.size != b.size:
+                self.rows["leaf", at, k] = Rows(rows.before // many, rows.after, True)
         self.plans(x.plan, y.plan)
+        roots = {k: self.of(t) for k, t in x.roots.items()}
+        if any(roots[k] != self.rows.get(("leaf", at, k)) for k in range(carries)):
+            raise UnsizedError("a loop carries the batch along another axis from one iteration to the next")
+        roots |= {k: roots[carry] for k, (carry, _) in x.same.items()}
+        for k, rows in roots.items():
+            times = x.length if k >= carries else 1
+            each = x.roots[k] if k in x.roots else x.leaves[x.same[k][0]]
+            held = rows and rows._replace(before=rows.before * times)
+            if held or (per and times > 1):
+                self.rows["item", at, k] = held or Rows(1, each.size * per, True)
 
     def touched(self, plan: Plan, launch: Launch, seen: dict[int, Any]) -> list[Any]:
         """Return what a launch reads and computes, by names that are equal in two plans. seen: serial -> name."""
         (c,) = launch.clusters
         for k, t in enumerate(c.outs):
             seen[t.serial] = (self.count, k)
-        found: list[Any] = [len(c.outs)]
-        for t in plan.externals[id(c)]:
+
+        def name(t: Tensor) -> Any:
             if t.prim is LITERAL:
-                found.append(t.attrs["data"])
-            elif t.serial in seen:
-                found.append(seen[t.serial])
-            elif t.prim.family == "leaf":
-                found.append((t.attrs["role"], t.attrs["name"]))
-            else:
-                found.append(t.prim.name)
-        return found
+                return t.attrs["data"]
+            given = (t.attrs["role"], t.attrs["name"]) if t.prim.family == "leaf" else t.prim.name
+            return seen.get(t.serial, given)
+
+        return [len(c.outs), *map(name, plan.externals[id(c)])]
 
 
-def _packs(plan: Plan) -> list[Tensor]:
-    return [t for t in plan.storage.order if t.prim.family == "pack"]
+def _kept(plan: Plan) -> dict[int, int]:
+    """Return the values whose rows loops keep where they are: serial -> a divisor of what comes before the rows."""
+    found: dict[int, int] = {}
+    for scan in plan.scans.values():
+        inside, carries = _kept(scan.plan), len(scan.rings)
+        found |= inside
+        own = len(scan.leaves) - len(scan.body.consts)
+        times = [scan.length if carries <= k < own and not scan.per else 1 for k in range(len(scan.leaves))]
+        roots = [(t, scan.leaves[k] if k < carries else t, 1) for k, t in scan.roots.items()]
+        for t, leaf, many in (*zip(scan.scan.inputs, scan.leaves, times), *roots):
+            key = base(t).serial
+            found[key] = math.lcm(found.get(key, 1), inside.get(leaf.serial, 1) * many)
+    return found
 
 
-def leading(a: TensorType, b: TensorType, sizes: Pair) -> int:
-    """Return elements of axis 0 per element of the batch. No other axis may grow.
-
-    Raises UnsizedError if another does.
-    """
-    if a.shape[1:] != b.shape[1:]:
-        raise UnsizedError(f"{a} grows with the batch along another axis than the first")
-    return sizes.per(a.shape[0], b.shape[0]) if a.shape else 0
-
-
-def _with_extent(one: Kernel, other: Kernel, sizes: Pair) -> Kernel:
-    """Return the kernel with the axis whose extent the run sets, or the kernel itself if there is none."""
-    if _spelled(one) != _spelled(other):
-        raise UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")
+def _turned(
+    one: Kernel, other: Kernel, sizes: Pair, held: Sequence[Rows | None], kept: Sequence[int | None], outside: int
+) -> Turned:
+    """Return the kernel of the first plan, of which a run sets the extents."""
     axes = [*zip(one.outer, other.outer), *zip(one.inner, other.inner)]
     grown = {a.name: per for a, b in axes if (per := sizes.per(a.size, b.size))}
-    slots = [sizes.per(a.size, b.size) for a, b in zip(one.slots, other.slots)]
-    first = next((a.name for a in one.outer if a.size > 1), "")
-    for axis in grown:
-        if axis != first and axis not in [a.name for a in one.inner]:
-            raise UnsizedError(f"{one.label} has the batch as another axis than the first")
-    for s in one.body:
-        if isinstance(s, Store) and not _stored(s, grown, slots[s.slot], first):
-            raise UnsizedError(f"{one.label} writes what another kernel would have to know the batch of")
-    for v in walk([x for s in one.body for x in operands_of(s)]):
-        slot: int = v.arg[0] if v.op == "load" else -1
-        of_slot, axes = slots[slot] if slot >= 0 else 0, grown or {"": 0}
-        if of_slot and not any(_within(v.arg[1], axis, per, of_slot, one, sizes.a) for axis, per in axes.items()):
-            raise UnsizedError(f"{one.label} reads other rows of the batch than its own")
-    return sized(one, {axis: Extent.of(sizes.a, per) for axis, per in grown.items()}) if grown else one
-
-
-def _stored(s: Store, grown: Mapping[str, int], of_slot: int, first: str) -> bool:
-    """Return whether the store writes exactly the batch's elements of a slot; all, once, if the slot does not grow."""
-    if of_slot:
-        return any(_own_row(s.index, axis, per, of_slot) for axis, per in grown.items())
-    return first not in grown and not (s.inner and grown)
-
-
-def _own_row(index: Index, axis: str, per: int, of_slot: int) -> bool:
-    """Return whether each point along the axis has an equal, contiguous share of the slot to itself, in order.
-
-    The index is valid at the capacity. So the offset added to `share * point` is at least 0 at the first point, and
-    less than a share at the last point. An offset that does not depend on the point is in this range everywhere.
-    """
-    rest = [a for a, _ in index.terms if not (isinstance(a, Var) and a.name == axis)]
-    # A value read from memory is clamped to a fixed range, so an index by it counts as the same at every point
-    return index.strides.get(axis, -1) * per == of_slot and axis not in names_of(rest, loaded=False)
-
-
-def _within(index: Index, axis: str, per: int, of_slot: int, kernel: Kernel, capacity: int) -> bool:
-    """Return whether a load stays among the elements that belong to the batch, at every size.
-
-    Either each row reads its own part, also under guards that do not depend on rows. Or the upper bound of the index,
-    `slope * size + at`, is below the slot's size at the smallest and at the largest batch.
-    """
-    values = walk([x for s in kernel.body for x in operands_of(s)])
-    guards = [g.index for g in guards_of(values)]
-    guarded = axis in names_of((a for g in guards for a, _ in g.terms), loaded=False)
-    if per and not guarded and _own_row(index, axis, per, of_slot):
-        return True
-    slope, at = _largest(index, axis, per)
-    return all(slope * n + at < of_slot * n for n in (1, capacity))
-
-
-def _largest(index: Index, axis: str, per: int) -> tuple[int, int]:
-    """Return an upper bound of an index, as a slope along the size and an offset."""
-    slope, at = 0, index.const
-    for atom, c in index.terms:
-        more, high = _largest_atom(atom, axis, per) if c > 0 else (0, atom.lo)
-        slope, at = slope + c * more, at + c * high
-    return slope, at
-
-
-def _largest_atom(atom: Var | Quotient | Dynamic, axis: str, per: int) -> tuple[int, int]:
-    if isinstance(atom, Var) and atom.name == axis:
-        return per, -1
-    if isinstance(atom, Quotient) and not atom.mod:
-        slope, at = _largest(atom.index, axis, per)
-        if slope % atom.d == 0:
-            return slope // atom.d, at // atom.d
-    return 0, atom.hi
+    if sum(a.name in grown for a in one.outer) > 1:
+        raise UnsizedError(f"{one.label} has the batch as several axes")
+    why: UnsizedError | None = None
+    for near in turnings(one, grown, held, kept, outside):
+        try:
+            made, again = (turned(k, n, near, held, kept) for k, n in zip((one, other), sizes))
+        except UnsizedError as e:
+            why = why or e
+            continue
+        if _spelled(made.plain) == _spelled(again.plain) and made.held == again.held:
+            return made
+        why = why or UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")
+    assert why is not None
+    raise why
 
 
 def _spelled(kernel: Kernel) -> list[str]:

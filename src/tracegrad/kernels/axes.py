@@ -8,7 +8,7 @@ much in overhead as in arithmetic.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad.dtypes import DType
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, indices_of, quotients_of, walk
@@ -169,15 +169,20 @@ def _folds(f: Fold, copies: Sequence[Replaced], space: Space, kernel: Kernel) ->
 
 
 class Replaced:
-    """Rebuilds the values of a kernel with an index in place of some variables, such as a point of unrolled axes."""
+    """Rebuilds the values of a kernel with an index in place of some variables, such as a point of unrolled axes.
 
-    def __init__(self, space: Space, replaced: Mapping[str, Index]) -> None:
-        self.space, self.replaced = space, replaced
+    at: returns where in a slot the element of an index is, if not at the index.
+    """
+
+    def __init__(
+        self, space: Space, replaced: Mapping[str, Index], at: Callable[[int, Index], Index] = lambda _, index: index
+    ) -> None:
+        self.space, self.replaced, self.at = space, replaced, at
         self.locals: dict[str, Value] = {}  # name -> the value in its place
         self._values: dict[Value, Value] = {}
 
     def store(self, s: Store) -> Store:
-        return Store(s.slot, self.index(s.index), self.value(s.value), s.inner)
+        return Store(s.slot, self.at(s.slot, self.index(s.index)), self.value(s.value), s.inner)
 
     def index(self, x: Index) -> Index:
         out = self.space.number(x.const)
@@ -215,7 +220,7 @@ class Replaced:
         if v.op == "index":
             return self.space.of_index(self.index(v.arg))
         if v.op == "load":
-            return self.space.load(v.arg[0], self.index(v.arg[1]), v.dtype)
+            return self.space.load(v.arg[0], self.at(v.arg[0], self.index(v.arg[1])), v.dtype)
         if v.op == "local":
             return self.locals.get(v.arg) or self.space.value("local", v.dtype, v.arg)
         if v.op == "inside":

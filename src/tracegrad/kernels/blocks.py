@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from tracegrad import tuning
@@ -95,11 +96,9 @@ def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]]) -> Blo
 
 
 def _simple(kernel: Kernel) -> bool:
-    """Return whether a kernel can be cut: its axes are fixed, and each point stands for itself."""
-    p = kernel.product
-    whole = p is None or not p.limits
-    fixed = all(a.fixed for a in (*kernel.outer, *kernel.inner))
-    return fixed and whole and not kernel.uniform and kernel.scatter is None
+    """Return whether a kernel can be cut: each point stands for itself."""
+    limits = kernel.product.limits if kernel.product else ()
+    return not limits and not kernel.uniform and kernel.scatter is None
 
 
 def _counts(kernels: Sequence[Kernel]) -> list[int]:
@@ -161,7 +160,7 @@ def body_of(kernel: Kernel, values: Replaced) -> tuple[Statement, ...]:
 
 def steps_of(kernel: Kernel) -> dict[int, int]:
     """Return by slot how far the elements of one block are from those of the next."""
-    return {slot: index.strides.get(BLOCK, 0) for slot, index, _ in _accesses(kernel)}
+    return {slot: index.strides.get(BLOCK, 0) for slot, index, _ in accesses(kernel)}
 
 
 def _division(
@@ -172,7 +171,7 @@ def _division(
     A division is the step, and where in the pattern of `step * count` elements a value begins.
     """
     steps: dict[int, int] = {}
-    for slot, index, guards in _accesses(kernel):
+    for slot, index, guards in accesses(kernel):
         if not shared[slot]:
             continue
         step = index.strides.get(BLOCK, 0)
@@ -187,7 +186,7 @@ def _division(
     return found
 
 
-def _accesses(kernel: Kernel) -> Iterator[tuple[int, Index, tuple[Guard, ...]]]:
+def accesses(kernel: Kernel) -> Iterator[tuple[int, Index, tuple[Guard, ...]]]:
     """Yield the slot, index and guards of every load and store."""
     roots = [s.value for s in kernel.body]
     for s in kernel.body:
@@ -208,14 +207,19 @@ def _accesses(kernel: Kernel) -> Iterator[tuple[int, Index, tuple[Guard, ...]]]:
 
 def _stays(index: Index, guards: Sequence[Guard], step: int, count: int) -> bool:
     """Return whether `index // step % count` is the number of the block wherever the guards hold."""
-    space = index.space
-    within = index
+    block = index.space.var(BLOCK, count)
+    return any(x // step % count is block for x in (index, bounded(index, guards)))
+
+
+def bounded(index: Index, guards: Sequence[Guard]) -> Index:
+    """Return an index in which what is guarded has the bounds of its guard."""
     for k, g in enumerate(guards):
-        rest = within - g.index
-        if len(rest.terms) < len(within.terms):  # the guarded index is a part of this one, and now has its bounds
-            within = rest + space.var(f"guarded{k}", g.hi - g.lo) + g.lo
-    block = space.var(BLOCK, count)
-    return any(x // step % count is block for x in (index, within))
+        first, c = g.index.terms[0]
+        times = dict(index.terms).get(first, 0) // c
+        rest = index - g.index * times
+        if times and len(rest.terms) < len(index.terms):
+            index = rest + (index.space.var(f"guarded{k}_{g.hi - g.lo}", g.hi - g.lo) + g.lo) * times
+    return index
 
 
 def in_workgroup(kernel: Kernel) -> Tiling:
@@ -318,7 +322,9 @@ def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -
     for (k, slot), w in sources.items():
         of[k][slot] = places[w]._replace(later=int(w[0] < k))
     kernels = tuple(
-        replace(kernel, body=body_of(kernel, _Local({slot for j, slot in sources if j == k})))
+        replace(
+            kernel, body=body_of(kernel, Replaced(Space(), {}, partial(_element, {s for j, s in sources if j == k})))
+        )
         for k, kernel in enumerate(blocks.kernels)
     )
     return blocks._replace(kernels=kernels), Mirrors(tuple(of), sizes)
@@ -348,17 +354,9 @@ def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> di
     return found
 
 
-class _Local(Replaced):
-    """Values whose loads from some slots count from the begin of the block."""
-
-    def __init__(self, slots: set[int]) -> None:
-        super().__init__(Space(), {})
-        self.slots = slots
-
-    def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
-        if v.op != "load" or v.arg[0] not in self.slots:
-            return super().rebuilt(v, args)
-        return self.space.load(v.arg[0], local(self.index(v.arg[1])), v.dtype)
+def _element(own: Set[int], slot: int, index: Index) -> Index:
+    """Return where an element of a slot is, counted from the begin of the block in `own` slots."""
+    return local(index) if slot in own else index
 
 
 def local(index: Index) -> Index:

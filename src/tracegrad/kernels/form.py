@@ -8,7 +8,7 @@ at the outer level (one per row). Every load comes before every store to the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -281,9 +281,11 @@ def on_device(kernel: Kernel) -> Kernel:
 
 def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
     """Return the kernel with other extents of some axes, for instance axes whose size a run decides."""
+    return with_axes(kernel, lambda given: tuple([Axis(a.name, extents.get(a.name, a.size)) for a in given]))
 
-    def axes(given: Sequence[Axis]) -> tuple[Axis, ...]:
-        return tuple([Axis(a.name, extents.get(a.name, a.size)) for a in given])
+
+def with_axes(kernel: Kernel, axes: Callable[[Sequence[Axis]], tuple[Axis, ...]]) -> Kernel:
+    """Return the kernel with other axes in place of each group of them."""
 
     def statement(s: Statement) -> Statement:
         if not isinstance(s, Fold):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracegrad import tuning
-from tracegrad.kernels.form import Axis, Extent, Kernel, Limit, divides
+from tracegrad.kernels.form import Axis, Extent, Kernel, Limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class TileShape:
 
         The last axis is one that whole steps cover, if there is one: during a step no other axis changes.
         """
-        covered = [a for a in kernel.inner if divides(self.k_step, a.size)]
+        covered = [a for a in kernel.inner if a.fixed and a.size % self.k_step == 0]  # a batch stays in front
         if not covered or kernel.inner[-1] in covered:
             return kernel.inner
         last = max(covered, key=lambda a: a.size)

@@ -120,13 +120,13 @@ class Reach(NamedTuple):
 
 
 def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
-    """Return the reach of a kernel whose outermost axis depends on the size of a run.
+    """Return the reach of a kernel.
 
-    None if every run needs all workgroups. Workgroups compute the rows in order of their numbers, so the first
-    workgroups compute the first rows.
+    None if its outermost axis does not depend on the size of a run: every run needs all workgroups. Else the first
+    workgroups compute the first rows, because workgroups compute rows in order of their numbers.
     """
-    extent = next((a.size for a in kernel.outer if isinstance(a.size, Extent)), None)
-    if extent is None or kernel.uniform:  # the threads of a uniform kernel share all points
+    extent = next((a.size for a in kernel.outer if a.size > 1), None)
+    if not isinstance(extent, Extent) or kernel.uniform:  # the threads of a uniform kernel share all points
         return None
     rows = extent.per * (int(kernel.rows) // int(extent))
     if tiling.kind == "points":

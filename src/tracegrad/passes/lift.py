@@ -108,18 +108,16 @@ def _union(cuts: Sequence[Cut]) -> Cut:
 WORD = 4  # bytes of a value
 
 
-def out_of_loops(roots: Sequence[Tensor], open_size: int = 0) -> list[Tensor]:
-    """Lift work out of every scan, inner scans first. open_size: only out of scans of a multiple of it."""
+def out_of_loops(roots: Sequence[Tensor]) -> list[Tensor]:
+    """Lift work out of every scan, inner scans first."""
     if not any_scan(roots):
         return list(roots)
-    roots = in_bodies(roots, lambda inner: out_of_loops(inner, open_size))
+    roots = in_bodies(roots, out_of_loops)
     asked = items_read(roots)
     results: dict[int, dict[int, Tensor]] = {}  # serial of a scan -> the new values of its items
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "scan":
-            if open_size and t.attrs["length"] % open_size:
-                return None
             results[t.serial] = _Loop(t, sorted(asked[id(t.attrs["body"])])).results()
         lifted = t.prim.family == "item" and inputs[0].serial in results
         return results[inputs[0].serial][t.attrs["index"]] if lifted else None

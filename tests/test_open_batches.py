@@ -1,0 +1,130 @@
+"""Batches of any size whose axis is not in front of every value: one program computes no more than a call has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tracegrad as tg
+from tracegrad import nn, optim
+from tracegrad.engine import rooms, stepper
+
+SIZES = (9, 2, 17, 3, 33)
+Net = Callable[["Layers", Any], Any]
+
+
+class Layers(tg.Module):
+    def __init__(self) -> None:
+        self.gru, self.lstm = nn.GRU(6, 8, bidirectional=True), nn.LSTM(16, 8)
+        self.a, self.b, self.out = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.heads = self.param((3, 6, 8))
+
+
+def of_sequences(m: Layers, x: Any) -> Any:
+    return tg.mean(m.lstm(m.gru(x)[0])[0], axis=1)
+
+
+def of_a_loop_whose_elements_are_constants(m: Layers, x: Any) -> Any:
+    def step(h: Any, _: Any) -> tuple[Any, Any]:
+        h = h + 0.1 * tg.tanh(m.b(h))
+        return h, h[:, :3]
+
+    h, path = tg.scan(step, m.a(x[:, 0]), tg.arange(5))
+    return h * tg.mean(path)
+
+
+def of_time_in_front(m: Layers, x: Any) -> Any:
+    def step(h: Any, v: Any) -> tuple[Any, Any]:
+        h = tg.tanh(m.a(v) + m.b(h))
+        return h, h
+
+    h, each = tg.scan(step, tg.zeros((x.shape[0], 8)), tg.swapaxes(x, 0, 1), reverse=True)
+    return h + tg.max(each, axis=0)
+
+
+def of_heads(m: Layers, x: Any) -> Any:
+    return tg.mean(tg.tanh(tg.matmul(x[None, :, 0], m.heads)), axis=0)
+
+
+def of_stacked(m: Layers, x: Any) -> Any:
+    return tg.max(tg.stack([tg.relu(m.a(x[:, 1])), tg.tanh(m.a(x[:, 2]))]), axis=0)
+
+
+def of_columns(m: Layers, x: Any) -> Any:
+    return tg.swapaxes(tg.tanh(tg.matmul(tg.swapaxes(m.heads[0], 0, 1), tg.swapaxes(x[:, 0], 0, 1))), 0, 1)
+
+
+def of_an_inner_loop(m: Layers, x: Any) -> Any:
+    def step(h: Any, v: Any) -> tuple[Any, Any]:
+        k, ks = tg.scan(lambda k, w: (tg.tanh(m.b(k) + w), k), h, tg.stack([m.a(v), m.a(v * 2.0)]))
+        return k, tg.sum(ks, axis=0)
+
+    h, each = tg.scan(step, m.a(x[:, 0]), tg.swapaxes(x, 0, 1))
+    return h + tg.mean(each, axis=0)
+
+
+NETS: list[Net] = [
+    of_sequences, of_a_loop_whose_elements_are_constants, of_time_in_front, of_heads, of_stacked, of_columns,
+    of_an_inner_loop,
+]  # fmt: skip
+
+
+def compiled(net: Net, n: int | None, device: str) -> Any:
+    def loss(m: Layers, x: Any, y: Any) -> Any:
+        return tg.cross_entropy(m.out(net(m, x)), y)
+
+    inputs = {"x": tg.f32[n, 5, 6], "y": tg.i32[n]}
+    return tg.compile(model=Layers(), loss=loss, inputs=inputs, optimizer=optim.sgd(0.5), seed=0, device=device)
+
+
+def batch(n: int) -> dict[str, Any]:
+    rng = np.random.default_rng(n)
+    return {"x": rng.normal(size=(n, 5, 6)).astype(np.float32), "y": rng.integers(0, 4, n).astype(np.int32)}
+
+
+@pytest.mark.filterwarnings("ignore:.*software adapter", "ignore:the loss does not use")
+@pytest.mark.parametrize(
+    ("net", "runner"),
+    [*((net, runner) for net in NETS for runner in ("numpy", "c")), (of_sequences, "webgpu"), (of_heads, "webgpu")],
+)
+def test_steps_of_every_batch_are_those_of_a_training_compiled_for_it(
+    net: Net, runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runner == "numpy":
+        monkeypatch.setenv("TRACEGRAD_CC", "off")
+    for name in ("OWN_SIZES", "OWN_SIZES_ON_GPU"):
+        monkeypatch.setattr(stepper, name, 0)
+    kinds: set[Any] = set()
+    built = rooms.built
+    monkeypatch.setattr(rooms, "built", lambda *a: kinds.add(a[3]) or built(*a))
+    device = "webgpu" if runner == "webgpu" else "cpu"
+    with compiled(net, None, device) as train:
+        for n in SIZES:
+            train.reset()
+            found = [train.step(batch(n)).loss for _ in range(3)]
+            with compiled(net, n, device) as one:
+                want = [one.step(batch(n)).loss for _ in range(3)]
+            np.testing.assert_allclose(found, want, rtol=2e-5, err_msg=str(n))
+    assert kinds == {(0,)}  # no size has room
+
+
+@pytest.mark.parametrize("runner", ["numpy", "c"])
+def test_results_have_the_batch_where_the_model_has_it(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if runner == "numpy":
+        monkeypatch.setenv("TRACEGRAD_CC", "off")
+
+    def forward(m: Layers, x: Any) -> Any:
+        h, each = tg.scan(lambda h, v: (tg.tanh(m.a(v) + m.b(h)),) * 2, m.a(x[:, 0]), tg.swapaxes(x, 0, 1))
+        return {"last": h, "each": each, "turned": tg.swapaxes(each, 0, 1), "columns": h.T}
+
+    options: Any = {"model": Layers(), "forward": forward, "seed": 0, "device": "cpu"}
+    with tg.compile_forward(**options, inputs={"x": tg.f32[None, 5, 6]}) as f:
+        for n in SIZES:
+            with tg.compile_forward(**options, inputs={"x": tg.f32[n, 5, 6]}) as one:
+                x = batch(n)["x"]
+                found, want = f.run(x=x).output, one.run(x=x).output
+                for name in want:
+                    np.testing.assert_allclose(found[name], want[name], rtol=2e-5, atol=1e-6, err_msg=f"{name} at {n}")
