@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.blocks import BLOCK, Copy, local
-from tracegrad.kernels.form import SIZE, Axis, Extent, Kernel, Store, fold_batches, points
+from tracegrad.kernels.form import SIZE, Axis, Extent, Kernel, Store, divides, fold_batches, plus, points
 from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, spelled, when
 from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
@@ -303,11 +303,11 @@ class Writer:
     def point(self, first: str, number: int) -> Point:
         """Return one of the points that a thread computes side by side. first: of the workgroup's points."""
         t, rows, copy = self.tiling, self.kernel.rows, f"_{number}"
-        e, edge = f"e{copy}", rows % (t.threads * t.each) > 0
+        e, edge = f"e{copy}", not divides(t.threads * t.each, rows)
         before = [f"let {e} = {first} + lid + {t.threads * number};"]
         inside = f"{e} < {rows}" if edge else ""
         if edge:
-            before.append(f"let r{copy} = min({e}, {rows - 1});")
+            before.append(f"let r{copy} = min({e}, {plus(rows, -1)});")
         before += decode(f"r{copy}" if edge else e, copied(self.kernel.outer, copy))
         return Point(copy, [a.name for a in self.kernel.outer], before, inside)
 
