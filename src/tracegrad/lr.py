@@ -67,7 +67,7 @@ class Linear(Schedule):
         check(self, "peak", "final", steps=self.steps)
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
+        """Return the rate at step `s`, counted from the start of this schedule; see the class."""
         return self.peak + (self.final - self.peak) * min(s - 1, self.steps) / self.steps
 
 
@@ -87,7 +87,7 @@ class CosineAnnealing(Linear):
     """
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
+        """Return the rate at step `s`, counted from the start of this schedule; see the class."""
         return _cosine(self.peak, self.final, min(s - 1, self.steps) / self.steps)
 
 
@@ -115,7 +115,7 @@ class CosineRestarts(CosineAnnealing):
             raise InputError.here(f"lr.cosine_restarts: growth must be an integer, got {self.growth!r}")
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
+        """Return the rate at step `s`, counted from the start of this schedule; see the class."""
         n = self.steps
         while self.growth > 1 and s > n:
             s, n = s - n, n * self.growth
@@ -145,7 +145,7 @@ class Warmup(Schedule):
         as_schedule(self.after)
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
+        """Return the rate at step `s`, counted from the start of this schedule; see the class."""
         return self.peak * s / self.steps if s <= self.steps else as_schedule(self.after).at(s - self.steps)
 
 
@@ -172,7 +172,7 @@ class Staircase(Schedule):
         check(self, "peak", "gamma", every=self.every)
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
+        """Return the rate at step `s`, counted from the start of this schedule; see the class."""
         return self.peak * self.gamma ** ((s - 1) // self.every)
 
 
@@ -203,7 +203,7 @@ class MultiStep(Schedule):
         object.__setattr__(self, "milestones", tuple(sorted(map(int, steps))))
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
+        """Return the rate at step `s`, counted from the start of this schedule; see the class."""
         return self.peak * self.gamma ** sum(m < s for m in self.milestones)
 
 
@@ -227,7 +227,7 @@ class Exponential(Schedule):
         check(self, "peak", "gamma")
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
+        """Return the rate at step `s`, counted from the start of this schedule; see the class."""
         return self.peak * self.gamma ** (s - 1)
 
 
@@ -265,7 +265,7 @@ class OneCycle(Schedule):
             )
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`; see the class."""
+        """Return the rate at step `s`, counted from the start of this schedule; see the class."""
         between = _cosine if self.anneal == "cos" else _line
         first = self.peak / self.div_factor
         top, last = self.pct_start * self.steps - 1, self.steps - 1

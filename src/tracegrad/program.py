@@ -201,7 +201,7 @@ class Program:
         return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
-        """Return the launches of a run at the program's `size`, as indices into the launches of a run at `capacity`."""
+        """Return which launches of a run at `capacity` remain in a run at `size`, as indices in order."""
         return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property

@@ -87,12 +87,12 @@ class Loss(float, Value):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The result of finished work. A step gives its subclass `CompletedStep`, the run of a forward `CompletedRun`.
+    """The result of finished work: of a step a `CompletedStep`, of a run of a forward a `CompletedRun`, its subclasses.
 
     A `CompletedStep` has `loss`, `losses`, `aux`, `step` and `skipped`; a `CompletedRun` has `output`. Both have
     `captures`, the NumPy arrays of `tg.capture` by name, and `value`, the loss or the output.
 
-    >>> match train.step(x=x, y=y).result():    # train, x, y: as in the example of tg.compile, with a batch x, y
+    >>> match train.step(x=x, y=y).result():    # train: as in the example of tg.compile; x, y: a batch
     ...     case tg.Completed(loss=loss):
     ...         print(loss > 0)
     ...     case tg.Failed(error):

@@ -131,8 +131,8 @@ class Module(NoNumber):
         `train.attach` makes. `train.states()` reads them.
 
         shape:      an integer or a sequence of them; () is a scalar.
-        init:       one of `tg.init`; default zeros. Integers and booleans take zeros, ones or literal. States are drawn
-                    after all parameters, so that a new state does not change the parameters.
+        init:       one of `tg.init`; default zeros. Integers and booleans take zeros, ones or literal. Random
+                    states are drawn after all parameters, so adding a state to a model changes no parameter of a seed.
         dtype:      tg.f32, tg.i32, tg.u32, tg.bool_ or a name such as "i32".
         Gradient:   none: a state is a constant of the step, and so is a value that you assigned. In the example, no
                     gradient flows through self.mean to x.
@@ -146,7 +146,7 @@ class Module(NoNumber):
         ...         self.mean.assign(0.9 * self.mean + 0.1 * x.mean(0))
         ...         return x - self.mean
         >>> model = tg.instantiate(Mean(), seed=0)
-        >>> model(np.ones((1, 2), np.float32))                      # 1 - 0.1: the new mean
+        >>> model(np.ones((1, 2), np.float32))                      # 1 - self.mean, which is 0.1 now
         tensor([[0.9, 0.9]])
         >>> model.mean
         tensor([0.1, 0.1])

@@ -122,8 +122,8 @@ class Host(NamedTuple):
     def hyper(self, name: str) -> Tensor:
         """Return the current value of the hyperparameter `name`, f32[]. As optax.inject_hyperparams.
 
-        If a group of parameters has a value of its own, the result is f32[n] with n = arena.size. Each element of the
-        flat arrays then has the value of its parameter's group.
+        If a group of parameters has a value of its own, the result is f32[n] with n = arena.size. Its element i is the
+        value of the group whose parameter holds element i of the flat gradient.
         """
         return self._spread(
             name, lambda leaf: self._leaf(name) * scalar(leaf) if leaf.startswith(f"lr{GROUP}") else self._leaf(leaf)
@@ -245,15 +245,15 @@ class Transform:
             `scale_by_lr`, which multiplies by -lr, to a chain without it. `host`: see `Host`.
     state:  the arrays that `update` keeps, by name, with their first values: a number for all elements, or "params" for
             a copy of the parameters. An array is f32[n], in the layout of the parameters, unless a `PerParameter` gives
-            the shape of each part. `update` gets and returns exactly these arrays, flat.
+            the shape of its part for each parameter. `update` gets and returns exactly these arrays, flat.
     hyper:  first values of the hyperparameters that `update` reads by `host.hyper` or `host.complement`.
     ranges: ranges of hyperparameters, by name. A name without a range takes any number that is finite in f32.
-    bounds: None is always right; a function saves one dispatch a step. (G, P, S, host) -> (G', S'), all f32[]: if no
-            |element| of g, p and the state exceeds G, P and S, none of `update`'s results exceeds G' and S'. While
-            these are finite, the device need not check the new values.
-    counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count the
-            updates of each parameter. From the first `freeze` on, `steps` and `bias_correction` are f32[n].
-            With False, steps in which a parameter is frozen count, too.
+    bounds: limits of the results of `update`; None is always right. (G, P, S, host) -> (G', S'), all f32[]: where
+            |g| <= G, |p| <= P and |state| <= S for all elements, |g'| <= G' and |new state| <= S'. While G' and S' are
+            finite, the device need not look for NaN and infinity in the new values, which saves one dispatch a step.
+    counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count, for
+            each parameter, the steps that updated it. After a `freeze` these counts can differ, so `steps` and
+            `bias_correction` are f32[n]. With False, they count all steps, also those in which a parameter was frozen.
 
     A step that would make a parameter or a state infinite or NaN fails, and changes nothing. `update` is traced
     as a part of the step, so write it with tracegrad ops.

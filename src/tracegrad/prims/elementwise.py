@@ -92,8 +92,9 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     condition: bool.
     a, b:      any dtype, both of one dtype; a Python number takes the dtype of the other. All three shapes broadcast.
     Returns:   the dtype of a and b, the broadcast shape.
-    Gradient:  to the operand that was chosen, 0 to the other. A formula whose derivative is infinite or NaN turns that
-               0 into NaN, as in PyTorch: choose the formula's input with `where`, too.
+    Gradient:  to the operand that was chosen, 0 to the other. As in PyTorch, 0 times an infinite derivative is NaN:
+               `where(x > 0, log(x), 0.0)` has the gradient NaN at x = 0. There, change the input of `log`, too:
+               `where(x > 0, log(where(x > 0, x, 1.0)), 0.0)`.
     Raises:    DTypeError unless `condition` is bool, and if the dtypes of a and b differ; ShapeError if the shapes do
                not broadcast.
 

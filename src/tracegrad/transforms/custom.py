@@ -228,14 +228,16 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
             return x
         clipped.defvjp(lambda x: (x, None), lambda kept, ct: (tg.clip(ct, -1.0, 1.0),))
 
-    fn:       a function of tensors and trees of them, by position. Tensors that it closes over get no gradient.
-    fwd:      takes the arguments of `fn`, and returns (value, kept): the result, and what `bwd` needs. Calls run `fwd`
-              in place of `fn`. Within `fwd`, calls of the function run `fn`.
+    fn:       a function whose arguments are tensors, or lists, tuples and dicts of tensors, passed by position. Tensors
+              that it closes over get no gradient.
+    fwd:      takes the arguments of `fn`, and returns (value, kept): the result, and what `bwd` needs. Calling the
+              returned function runs `fwd`, not `fn`. Only where `fwd` itself calls it, that call runs `fn`.
     bwd:      takes `kept` and `ct`, the gradient of the loss with respect to the value, and returns a tuple with a
               gradient, or None for zeros, for each argument.
     Returns:  a function of the same arguments.
-    Raises:   TraceError unless you can call `fn`, if a call comes before `defvjp`, and if `fwd` or `bwd` returns
-              another structure than described here. ShapeError if a gradient has another shape than its argument.
+    Raises:   TraceError if `fn` is not callable, if the returned function is called before `defvjp`, or if `fwd` or
+              `bwd` returns another structure than described here. ShapeError if a gradient has another shape than its
+              argument.
 
     `tg.jvp` uses `bwd` too, and is right only if `bwd` is linear in `ct`. Second derivatives differentiate `bwd`. As
     jax.custom_vjp, and torch.autograd.Function.
