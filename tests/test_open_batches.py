@@ -128,3 +128,27 @@ def test_results_have_the_batch_where_the_model_has_it(runner: str, monkeypatch:
                 found, want = f.run(x=x).output, one.run(x=x).output
                 for name in want:
                     np.testing.assert_allclose(found[name], want[name], rtol=2e-5, atol=1e-6, err_msg=f"{name} at {n}")
+
+
+def _of_heads_in_one_row(x: Any) -> Any:
+    return tg.softmax(tg.reshape(x, (1, -1)) * tg.reshape(tg.arange(1.0, 4.0), (3, 1)), -1)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda p: {"y": tg.reshape(p, (3, -1, 2))},
+        lambda p: {"y": tg.sin(tg.reshape(tg.cumsum(p, 0), (3, -1, 2)))},
+        lambda p: {"y": p @ tg.tanh(p.T)},
+    ],
+)
+def test_neighbours_of_one_row_are_stored_behind_other_axes(of: Callable[[Any], Any]) -> None:
+    """A fold stores all its points, two for each row of the batch, for each of three heads."""
+
+    def forward(_: Any, x: Any) -> Any:
+        return of(_of_heads_in_one_row(x))
+
+    with tg.compile_forward(model=Layers(), forward=forward, inputs={"x": (None, 2)}, seed=0, device="cpu") as f:
+        for n in (40, 17, 7, 5, 9, 3, 2, 11, 12, 13):
+            x = np.random.default_rng(n).normal(size=(n, 2)).astype(np.float32)
+            np.testing.assert_allclose(f.run(x=x).output["y"], of(_of_heads_in_one_row(x))["y"], atol=1e-6)

@@ -3,6 +3,8 @@
 In memory, element `e` of a value that grows with the batch belongs to row `e // after % n`. A kernel's point belongs to
 a row by one of its axes, which is cut where the row is not its outermost part. Each row reads and writes elements of
 its own only, or of rows that every batch has.
+
+An example: if calls choose T, the rows of x[B, T, 2] are those of one t, `Rows(before=B, after=2)`.
 """
 
 from __future__ import annotations
@@ -67,11 +69,12 @@ def turned(kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Se
           it does not grow.
     Raises: UnsizedError without a proof.
     """
-    behind = any(rows and rows.before > 1 for rows in held) and any(many > 1 for many in near.values())
-    if behind or not _comes_first(kernel, n, near):
+    if _behind(held, near) or not _comes_first(kernel, n, near):
         kernel, near = _cut(kernel, n, near), dict.fromkeys(near, 1)
-    written = {s.slot: _written(s, kernel, n, near, kept[s.slot]) for s in kernel.stores}
-    made = [written.get(slot, rows) for slot, rows in enumerate(held)]
+    made = _divided(kernel, n, near, held, kept)
+    if _behind(made, near):
+        kernel, near = _cut(kernel, n, near), dict.fromkeys(near, 1)
+        made = _divided(kernel, n, near, held, kept)
     for slot, index, guards in accesses(kernel):
         rows = made[slot]
         own = not rows or any(_own(index, guards, axis, many, n, rows) for axis, many in near.items())
@@ -82,6 +85,19 @@ def turned(kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Se
     there = plain if moved == made else _in_front(kernel, n, near, moved)
     extents = {axis: Extent.of(n, many) for axis, many in near.items()}
     return Turned(sized(there, extents) if near else there, there, plain, made)
+
+
+def _behind(held: Held, near: Mapping[str, int]) -> bool:
+    """Return whether rows are behind something in memory, and several neighbours of an axis are of one row."""
+    return any(rows and rows.before > 1 for rows in held) and any(many > 1 for many in near.values())
+
+
+def _divided(
+    kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Sequence[int | None]
+) -> list[Rows | None]:
+    """Return how all slots hold the rows."""
+    written = {s.slot: _written(s, kernel, n, near, kept[s.slot]) for s in kernel.stores}
+    return [written.get(slot, rows) for slot, rows in enumerate(held)]
 
 
 def _comes_first(kernel: Kernel, n: int, near: Mapping[str, int]) -> bool:
@@ -187,7 +203,8 @@ def _in_front(kernel: Kernel, n: int, near: Mapping[str, int], held: Held) -> Ke
                 inside = inside + term * c
         times, rest = divmod(index.const + rows.after, whole)
         inside = inside + rest - rows.after
-        if inside.lo <= rows.after - whole or inside.hi >= whole:
+        mixed = not names_of([a for a, _ in inside.terms], loaded=False).isdisjoint(near)
+        if mixed or inside.lo <= rows.after - whole or inside.hi >= whole:
             raise UnsizedError(f"{kernel.label} mixes rows of the batch with what is outside of them")
         return (outside + times) * rows.after + inside
 
