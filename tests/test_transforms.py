@@ -598,3 +598,8 @@ def test_what_is_only_waited_for_is_not_computed():
     ]
     products = [sum(t.prim.name == "matmul" for t in pipeline.optimize(graph).order) for graph in sizes]
     assert products[0] == products[1] == 2
+
+
+def test_second_derivatives_of_the_norm_of_zeros_are_zero() -> None:
+    penalty = tg.grad(lambda v: tg.sum(tg.grad(tg.norm)(v) * np.array([1, 2], np.float32)))
+    np.testing.assert_array_equal(penalty(np.zeros(2, np.float32)), [0.0, 0.0])

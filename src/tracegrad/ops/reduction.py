@@ -203,7 +203,7 @@ def _norm_array(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
 
 def _norm_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
     scale = where(y < 1e-12, 2.0**90, where(y < 1e15, 1.0, 2.0**-75))  # 1 / y can overflow, and be too small
-    share = ct / where(y == 0.0, 1.0, y * scale)
+    share = where(y == 0.0, 0.0, ct / where(y == 0.0, 1.0, y * scale))  # 0 also for second derivatives
     scale, share = (views.broadcast_to(t, x.shape) for t in (scale, share))
     return (x * scale * share,)
 
