@@ -136,6 +136,19 @@ def test_early_stopping_restores_the_best(train, tmp_path):
         train.fit(x=X, y=Y, validation=0.3, callbacks=[tg.EarlyStopping("val_f1")], progress=False)
 
 
+def test_a_hook_of_a_subclass_runs_when_fit_begins_not_before() -> None:
+    class Logged(tg.EarlyStopping):
+        def __init__(self) -> None:
+            super().__init__("loss")
+            self.begun = 0
+
+        def on_begin(self) -> None:
+            super().on_begin()
+            self.begun += 1
+
+    assert Logged().begun == 0
+
+
 def test_training_losses_can_be_watched(train, tmp_path):
     path, means, digests = tmp_path / "best.safetensors", [], []
 

@@ -84,12 +84,15 @@ class EarlyStopping:
             raise InputError.here(f"EarlyStopping: patience must be an integer of at least 0, got {shown(patience)}")
         checked("min_delta", min_delta, AT_LEAST_0, "EarlyStopping")
         self.metric, self.patience, self.min_delta, self.restore, self.mode = metric, patience, min_delta, restore, mode
-        self.on_begin()
+        self._start()
+
+    def _start(self) -> None:
+        self._best, self._bad = _Best(self.metric, self.min_delta, self.mode), 0
+        self._snapshot: list[Snapshot] | None = None
 
     def on_begin(self) -> None:
         """Forget the best value and the count of evaluations. `fit` calls this when it begins."""
-        self._best, self._bad = _Best(self.metric, self.min_delta, self.mode), 0
-        self._snapshot: list[Snapshot] | None = None
+        self._start()
 
     def on_evaluate(self, state: FitState) -> None:
         """Count evaluations without an improvement; at `patience`, stop `fit`. `fit` calls this after each one.
@@ -153,11 +156,11 @@ class CSVLogger:
     @helpful
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self.on_begin()
+        self._rows: list[dict[str, Any]] = []
 
     def on_begin(self) -> None:
         """Start an empty table. `fit` calls this when it begins."""
-        self._rows: list[dict[str, Any]] = []
+        self._rows = []
 
     def on_epoch(self, state: FitState) -> None:
         """Add a line for the epoch, and write the whole file. `fit` calls this after each epoch."""
