@@ -133,3 +133,5 @@ def test_transforms_check_the_arguments_that_are_indices(name: str, make: Any) -
         TRANSFORMED[name](make(X), make(FAR))
     of_a_part = tg.grad(lambda x, i: tg.sum(tg.take(x, i[:1], 0)))(make(X), make(FAR))
     np.testing.assert_array_equal(np.asarray(of_a_part), [[1, 1, 1], *[[0, 0, 0]] * 3])
+    of_none = tg.grad(lambda x, i: tg.sum(tg.take(x, i[1:1], 0)))(make(X), make(FAR))
+    np.testing.assert_array_equal(np.asarray(of_none), np.zeros_like(X))

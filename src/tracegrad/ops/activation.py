@@ -30,7 +30,7 @@ GELU_CUBIC = 0.044715
 
 
 def pointwise(name: str, expand: Expansion, vjp: Vjp, xla: Any = None) -> Primitive:
-    """Register a composite that computes each element from one element of each input, f32."""
+    """Register a composite that computes each element from one element of f32."""
     return composite(name, type=float_type, expand=expand, vjp=vjp, jvp=symmetric, batch=alike, xla=xla)
 
 
@@ -87,7 +87,9 @@ def _logaddexp_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor,
     return ct * bind(SIGMOID, a - b), ct * bind(SIGMOID, b - a)
 
 
-LOGADDEXP = pointwise("logaddexp", _logaddexp, _logaddexp_vjp)
+LOGADDEXP = composite(
+    "logaddexp", type=float_type, expand=_logaddexp, array="logaddexp", vjp=_logaddexp_vjp, jvp=symmetric, batch=alike
+)
 
 
 FLAT = 16.0  # for |x| above this, the weight of the tanh form is exactly 0 or 1, and its slope 0

@@ -25,7 +25,7 @@ def indexed(nodes: Iterable[Tensor], outside: Mapping[int, Tensor]) -> Iterator[
         if t.prim.indexes is not None:
             position, size, exempt = t.prim.indexes(*(x.type for x in t.inputs), **t.attrs)
             source, box = _origin(t.inputs[position], outside)
-            if source is not None:
+            if source is not None and t.inputs[position].size:
                 yield source, box, size, exempt
 
 
