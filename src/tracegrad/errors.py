@@ -205,7 +205,9 @@ class Shortened(contextlib.ContextDecorator):
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        while isinstance(error, TracegradError) and os.environ.get("TRACEGRAD_TRACEBACK") != "full":
+        seen = set[int]() if os.environ.get("TRACEGRAD_TRACEBACK") != "full" else {id(error)}
+        while isinstance(error, TracegradError) and id(error) not in seen:
+            seen.add(id(error))
             first = tb = error.__traceback__
             while tb is not None and (rest := tb.tb_next) is not None:
                 if is_user(tb.tb_frame) and (rest.tb_next is None or is_user(rest.tb_frame)):

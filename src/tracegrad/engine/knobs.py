@@ -100,11 +100,11 @@ class Knobs:
 
         Raise InputError with every unknown name. None is the clip_grad_norm that switches clipping off.
         """
-        # A weight_decay that applies to no parameter has no input
-        names = hypers.settable([f.name for f in program.inputs] + [hypers.PREFIX + n for n in program.meta["ranges"]])
+        ranges = hypers.ranges_of(program.meta)  # also of a weight_decay that no parameter has, and no input
+        names = hypers.settable([f.name for f in program.inputs] + [hypers.PREFIX + n for n in ranges])
         off = [name for name in off if name not in names]  # unless the loss has a hyperparameter of that name
         rest = {name: value for name, value in hyper.items() if name != "lr" or "lr" not in names}
-        ranges = {name: hypers.RANGES[name] for name in off} | hypers.ranges_of(program.meta)
+        ranges = {name: hypers.RANGES[name] for name in off} | ranges
         known = ["lr", *(name for name in names if name != "lr"), *off]
         unknown = [name for name in rest if name not in known[1:]]
         if unknown:

@@ -290,7 +290,8 @@ def workgroup_arrays(tilings: Sequence[Tiling]) -> dict[str, int]:
                 out[name] = max(out.get(name, 0), t.block.rows * t.block.lanes)
         elif t.kind == "scatter" and t.scatter:
             out["sa"] = max(out.get("sa", 0), t.scatter.words)
-            out[name] = max(out.get(name := "s" + t.scatter.dtype[0], 0), t.scatter.deep * t.threads)
+            name = "s" + t.scatter.dtype[0]
+            out[name] = max(out.get(name, 0), t.scatter.deep * t.threads)
         elif t.lanes > 1:
             last = tuning.LAST_LANES * (t.threads // t.lanes) if t.lanes > tuning.LAST_LANES else 0
             for name in ("sf", "si", "su"):
