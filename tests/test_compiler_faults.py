@@ -215,7 +215,7 @@ def test_an_interrupt_ends_the_wait_for_the_version_of_a_compiler(device: str, f
 
 def mapped() -> set[str]:
     """Libraries of kernels in this process's memory."""
-    return set(re.findall(r"/\S*/tracegrad/\w+-\w+\.so", Path("/proc/self/maps").read_text()))
+    return set(re.findall(r"/\S*/tracegrad/libraries/\w+/\w+-\w+\.so", Path("/proc/self/maps").read_text()))
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")

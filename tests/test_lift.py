@@ -303,6 +303,6 @@ def test_a_value_that_leaves_its_loop_by_mistake_is_refused(monkeypatch: pytest.
     (inner,) = [t.attrs["body"] for t in toposort(outer.roots) if t.prim.family == "scan"]
     nested = bind(scan.prim, *scan.inputs, **{**scan.attrs, "body": outer.with_roots([*inner.new, *outer.each])})
     for wrong in (outer.new[0], item(nested, 0)):
-        monkeypatch.setattr(pipeline, "lift", lambda _, wrong=wrong: lambda graph: graph.with_roots([wrong]))
+        monkeypatch.setattr(pipeline, "lift", lambda graph, wrong=wrong: graph.with_roots([wrong]))
         with pytest.raises(AssertionError, match=r"out of the loop that computes them: <f32.* carry"):
             optimize(graph)

@@ -315,7 +315,7 @@ NOT_DATA: Any = 3
 NOT_A_NUMBER: Any = 2.5
 OWN_ADAM = optim.custom(optim.scale_by_adam(), lr=0.1)
 NOT_A_LIST: Any = print
-NOT_A_FILTER: Any = "W"
+NOT_A_FILTER: Any = 3
 NO_SHAPE: Any = (None, 2)
 MODULE: Any = tg.Module()
 NOT_A_DTYPE: Any = 3

@@ -12,23 +12,13 @@ from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims import views
-from tracegrad.prims.elementwise import (
-    abs,
-    cast,
-    isnan,
-    logical_not,
-    pow,
-    sqrt,
-    square,
-    where,
-)
+from tracegrad.prims.elementwise import abs, cast, isnan, logical_not, pow, sqrt, square, where
 from tracegrad.prims.folds import MAX, MIN, PROD, SUM
 from tracegrad.prims.leaves import as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import shifted
 
-__all__ = ["all", "any", "argmax", "argmin", "max", "mean", "min", "norm", "prod",
-           "std", "sum", "var", "variance"]  # fmt: skip
+__all__ = ["all", "any", "argmax", "argmin", "max", "mean", "min", "norm", "prod", "std", "sum", "var", "variance"]
 
 
 def count(x: Tensor, axes: Sequence[int]) -> int:
@@ -204,8 +194,7 @@ def _norm_array(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
 def _norm_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
     scale = where(y < 1e-12, 2.0**90, where(y < 1e15, 1.0, 2.0**-75))  # 1 / y can overflow, and be too small
     share = where(y == 0.0, 0.0, ct / where(y == 0.0, 1.0, y * scale))  # 0 also for second derivatives
-    scale, share = (views.broadcast_to(t, x.shape) for t in (scale, share))
-    return (x * scale * share,)
+    return (x * views.broadcast_to(scale, x.shape) * views.broadcast_to(share, x.shape),)
 
 
 NORM = composite("norm", type=reduced_float, expand=_norm, array=_norm_array, vjp=_norm_vjp, batch=shifted)
