@@ -178,17 +178,21 @@ def call_site(past: str | None = None) -> Site | None:
     others = NOT_THE_USER if past is None else (*NOT_THE_USER, past + os.sep)
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
-        if is_user(frame, others):
+        if not frame.f_code.co_filename.startswith(others) and not is_generated(frame):
             return Site(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
-def is_user(frame: FrameType, others: tuple[str, ...] = NOT_THE_USER) -> bool:
-    """Return whether the frame runs the user's code: in none of the paths `others`, and no __init__ of a dataclass."""
-    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
-    generated = file == "<string>" and module.startswith(("tracegrad.", "namedtuple_"))
-    return not generated and not file.startswith(others)
+def is_generated(frame: FrameType) -> bool:
+    """Return whether the frame runs generated code of this package, such as the __init__ of a dataclass."""
+    name = str(frame.f_globals.get("__name__"))
+    return frame.f_code.co_filename == "<string>" and name.startswith(("tracegrad.", "namedtuple_"))
+
+
+def is_user(frame: FrameType) -> bool:
+    """Return whether the frame runs the user's code."""
+    return not frame.f_code.co_filename.startswith(NOT_THE_USER) and not is_generated(frame)
 
 
 def located(message: str, site: Site | None) -> str:
@@ -205,7 +209,9 @@ class Shortened(contextlib.ContextDecorator):
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        seen = set[int]() if os.environ.get("TRACEGRAD_TRACEBACK") != "full" else {id(error)}
+        if os.environ.get("TRACEGRAD_TRACEBACK") == "full":
+            return
+        seen = set[int]()  # an error can be its own cause
         while isinstance(error, TracegradError) and id(error) not in seen:
             seen.add(id(error))
             first = tb = error.__traceback__

@@ -107,9 +107,12 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
         serial, family = t.serial, t.prim.family
         below = max([depth[x.serial] for x in t.operands], default=0) + (MOVED if family == "view" else 1)
         read = t.inputs[:1] if family == "view" else t.inputs
-        cost[serial] = sum([loading[x.serial] for x in read], 0 if family == "view" else t.prim.cost)
-        sources[serial] = max([sources[x.serial] for x in read], default=0)
-        work[serial] = sum([work[x.serial] for x in read], 0 if family == "view" else t.prim.cost)
+        cost[serial] = work[serial] = 0 if family == "view" else t.prim.cost
+        sources[serial] = 0
+        for x in read:
+            cost[serial] += loading[x.serial]
+            work[serial] += work[x.serial]
+            sources[serial] = max(sources[serial], sources[x.serial])
         rules[serial] = rule = rule_of(t, below)
         if rule in STORING:
             stored[serial] = below
