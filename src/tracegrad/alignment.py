@@ -8,7 +8,7 @@ from tracegrad.dtypes import f32, i32, integer
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
-from tracegrad.ops.indexing import indices_for, take_along_axis
+from tracegrad.ops.indexing import classes_for, take_along_axis
 from tracegrad.ops.joining import concat, stack
 from tracegrad.ops.losses import reduced
 from tracegrad.prims.elementwise import cast, exp, log, maximum, stop_gradient, where
@@ -96,7 +96,7 @@ def ctc_loss(
     steps, n, classes = x.shape
     if not 0 <= blank < classes:
         raise InputError(f"blank = {blank} is not a class of {x.type}; {valid(0, classes)}")
-    labels = indices_for(targets, classes, "classes")
+    labels = classes_for(targets, classes)
     if labels.ndim != 2 or labels.shape[0] != n:
         raise ShapeError(
             f"targets must be i32[{n},S], a row of labels for each sequence; got {labels.type}. "

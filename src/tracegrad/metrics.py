@@ -15,7 +15,7 @@ from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir.ambient import active
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
-from tracegrad.ops.indexing import indices_for
+from tracegrad.ops.indexing import classes_for
 from tracegrad.ops.losses import cross_entropy, pair
 from tracegrad.ops.reduction import argmax, mean, sum
 from tracegrad.ops.segments import segment_sum
@@ -44,7 +44,7 @@ def _classes(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
     float_type(x.type)
     if not x.ndim or not x.shape[-1]:
         raise ShapeError(f"the last axis of the logits must be the classes, got {x.type}")
-    t = indices_for(targets, x.shape[-1], "classes")
+    t = classes_for(targets, x.shape[-1])
     if t.shape != x.shape[:-1]:
         raise ShapeError(f"targets must have the shape of the logits without their last axis: {x.type} and {t.type}")
     return x, t
@@ -118,7 +118,7 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
             [0, 1]], dtype=i32)
     """
     n = integer(n, "n")
-    p, t = indices_for(predictions, n, "classes"), indices_for(targets, n, "classes")
+    p, t = classes_for(predictions, n), classes_for(targets, n)
     if p.shape != t.shape:
         raise ShapeError(f"shapes differ: predictions are {p.type}, targets {t.type}")
     ones = broadcast_to(const(1, i32), (t.size,))

@@ -150,7 +150,7 @@ def indices_for(indices: Any, n: int, what: str | None = None) -> Tensor:
         size = f"{n} {what}" if what else f"an axis of size {n}"
         raise ConstantIndexError(f"index {bad[0]} is out of range for {size}, {valid(below, n)}; indices are {t.type}")
     if all(k >= 0 for k in values):
-        return bind(CLASSES, t, n=n) if what == "classes" and not values else t
+        return t
     return views.reshape(literal([k % n for k in values], i32), t.shape)
 
 
@@ -173,6 +173,12 @@ def _class_range(t: TensorType, *, n: int) -> tuple[int, int, None]:
 CLASSES = composite("classes", type=_itself, expand=_itself, batch=alike, indexes=_class_range)
 
 
+def classes_for(classes: Any, n: int) -> Tensor:
+    """Return numbers of `n` classes as a tensor of i32, whose range is checked as `indices_for` and hosts do."""
+    t = indices_for(classes, n, "classes")
+    return t if constant_integers(t) else bind(CLASSES, t, n=n)
+
+
 @entered
 def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     """Return 1 at each index and 0 elsewhere, along a new last axis of size `n`.
@@ -193,7 +199,7 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
             [0., 0., 1.]])
     """
     n = count(n, "n")
-    classes = indices_for(indices, n, "classes")
+    classes = classes_for(indices, n)
     shape = (*classes.shape, n)
     column = views.broadcast_to(views.reshape(classes, (*classes.shape, 1)), shape)
     return cast_(column == iota(shape, classes.ndim), as_dtype(dtype))
