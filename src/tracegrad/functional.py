@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 
 from tracegrad import ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
-from tracegrad.dtypes import TensorType, as_dtype, f32, show
+from tracegrad.dtypes import TensorType, as_dtype, f32, i32, show
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, TraceError, call_site, located, placed
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
@@ -79,7 +79,8 @@ def at_once(fn: F) -> F:
                 if any(isinstance(x, GradTensor) for x in tensors):
                     found = iter(_eager(roots, leaves, tensors, env))
                 else:
-                    for t, box, n, exempt in indexed(toposort(roots), {}):
+                    checked = any(t.dtype == i32 for t in leaves)  # only such arguments can be indices
+                    for t, box, n, exempt in indexed(toposort(roots), {}) if checked else ():
                         indices(env[t.name][part(box)], n, exempt, 0)
                     with np.errstate(all="ignore"):
                         found = map(np.asarray, evaluate(roots, env, np))
