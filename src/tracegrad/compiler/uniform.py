@@ -17,7 +17,7 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import Axis, Kernel, UnsizedError
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.reads import base
-from tracegrad.kernels.rows import Rows, Turned, turned, turnings
+from tracegrad.kernels.rows import RowLayout, Turned, turned, turnings
 from tracegrad.kernels.show import body_of
 from tracegrad.kernels.tiling import choose_tiling
 from tracegrad.passes.alike import Comparison, Numbers
@@ -115,11 +115,11 @@ class _Decision:
         self.sizes, self.outside = sizes, outside
         self.made: dict[Any, Turned] = {}
         self.names: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # serial -> a name that is equal in both plans
-        self.rows: dict[Any, Rows] = {}  # by name
+        self.rows: dict[Any, RowLayout] = {}  # by name
         self.kept = _kept(plan)
         self.count = 0
 
-    def of(self, t: Tensor) -> Rows | None:
+    def of(self, t: Tensor) -> RowLayout | None:
         """Return how memory holds a value of the first plan; None if it does not grow."""
         return self.rows.get(self.names[0].get(base(t).serial))
 
@@ -146,7 +146,7 @@ class _Decision:
         """Decide the extents of a kernel. read: the names of what it reads."""
         a, b, outs = x.kernels[0], y.kernels[0], x.clusters[0].outs
         grows = [self.sizes.per(s.size, t.size) for s, t in zip(a.slots, b.slots)]
-        held = [self.rows.get(name, Rows(1, per)) if per else None for name, per in zip(read, grows)]
+        held = [self.rows.get(name, RowLayout(1, per)) if per else None for name, per in zip(read, grows)]
         held += [None] * len(outs)
         kept = [self.kept.get(t.serial, 0) if per else None for t, per in zip(outs, grows[len(read) :])]
         key = id(a), id(b), tuple(held), tuple(kept)
@@ -178,11 +178,11 @@ class _Decision:
         for k, (a, b) in enumerate(zip(x.leaves, y.leaves)):
             many = x.length if carries <= k < own else 1
             each = self.sizes.per(a.size * many, b.size * (y.length if many > 1 else 1))
-            rows = self.rows.get(read[k], Rows(1, each)) if each else None
+            rows = self.rows.get(read[k], RowLayout(1, each)) if each else None
             if rows and (rows.before % many if not per else many > 1 < rows.before):
                 raise UnsizedError("a loop moves along an axis that is behind the batch")
             if rows and a.size != b.size:
-                self.rows["leaf", at, k] = Rows(rows.before // many, rows.after, True)
+                self.rows["leaf", at, k] = RowLayout(rows.before // many, rows.after, True)
         self.plans(x.plan, y.plan)
         roots = {k: self.of(t) for k, t in x.roots.items()}
         if any(roots[k] != self.rows.get(("leaf", at, k)) for k in range(carries)):
@@ -193,7 +193,7 @@ class _Decision:
             each = x.roots[k] if k in x.roots else x.leaves[x.same[k][0]]
             held = rows and rows._replace(before=rows.before * times)
             if held or (per and times > 1):
-                self.rows["item", at, k] = held or Rows(1, each.size * per, True)
+                self.rows["item", at, k] = held or RowLayout(1, each.size * per, True)
 
     def touched(self, plan: Plan, launch: Launch, seen: dict[int, Any]) -> list[Any]:
         """Return what a launch reads and computes, by names that are equal in two plans. seen: serial -> name."""
@@ -226,7 +226,7 @@ def _kept(plan: Plan) -> dict[int, int]:
 
 
 def _turned(
-    one: Kernel, other: Kernel, sizes: Pair, held: Sequence[Rows | None], kept: Sequence[int | None], outside: int
+    one: Kernel, other: Kernel, sizes: Pair, held: Sequence[RowLayout | None], kept: Sequence[int | None], outside: int
 ) -> Turned:
     """Return the kernel of the first plan, of which a run sets the extents."""
     axes = [*zip(one.outer, other.outer), *zip(one.inner, other.inner)]

@@ -4,7 +4,7 @@ In memory, element `e` of a value that grows with the batch belongs to row `e //
 a row by one of its axes, which is cut where the row is not its outermost part. Each row reads and writes elements of
 its own only, or of rows that every batch has.
 
-An example: if calls choose T, the rows of x[B, T, 2] are those of one t, `Rows(before=B, after=2)`.
+An example: if calls choose T, the rows of x[B, T, 2] are those of one t, `RowLayout(before=B, after=2)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracegrad.kernels.expr import Guard, Index, Space, Var, names_of
 from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store, UnsizedError, sized, with_axes
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """How a value of `before` * n * `after` elements holds the rows of a batch of n.
 
     Memory has the rows in front, unless they are kept between the others because a loop moves along these.
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     kept: bool = False
 
 
-Held = Sequence[Rows | None]  # by slot; None: the value does not grow
+Held = Sequence[RowLayout | None]  # by slot; None: the value does not grow
 
 
 class Turned(NamedTuple):
@@ -70,10 +70,10 @@ def turned(kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Se
     Raises: UnsizedError without a proof.
     """
     if _behind(held, near) or not _comes_first(kernel, n, near):
-        kernel, near = _cut(kernel, n, near), dict.fromkeys(near, 1)
+        kernel, near = _cut(kernel, n, near)
     made = _divided(kernel, n, near, held, kept)
     if _behind(made, near):
-        kernel, near = _cut(kernel, n, near), dict.fromkeys(near, 1)
+        kernel, near = _cut(kernel, n, near)
         made = _divided(kernel, n, near, held, kept)
     for slot, index, guards in accesses(kernel):
         rows = made[slot]
@@ -94,7 +94,7 @@ def _behind(held: Held, near: Mapping[str, int]) -> bool:
 
 def _divided(
     kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Sequence[int | None]
-) -> list[Rows | None]:
+) -> list[RowLayout | None]:
     """Return how all slots hold the rows."""
     written = {s.slot: _written(s, kernel, n, near, kept[s.slot]) for s in kernel.stores}
     return [written.get(slot, rows) for slot, rows in enumerate(held)]
@@ -105,12 +105,13 @@ def _comes_first(kernel: Kernel, n: int, near: Mapping[str, int]) -> bool:
     p = kernel.product if kernel.scatter is None and set(near.values()) == {1} else None
     groups = [kernel.outer] if p is None or any(a.name in near for a in p.n) else [p.batch, p.m]
     wide = [[a for a in group if a.size > 1] for group in (*groups, kernel.inner)]
-    later = [a for group in wide for k, a in enumerate(group) if a.name in near and (k or a.size > n * near[a.name])]
-    return not later
+    return not any(
+        a.name in near and (k > 0 or a.size > n * near[a.name]) for group in wide for k, a in enumerate(group)
+    )
 
 
-def _cut(kernel: Kernel, n: int, near: Mapping[str, int]) -> Kernel:
-    """Return the kernel with its axes cut around the rows, which come first in each group of axes."""
+def _cut(kernel: Kernel, n: int, near: Mapping[str, int]) -> tuple[Kernel, dict[str, int]]:
+    """Return the kernel with its axes cut around the rows, which come first in each group of axes; and `near` of it."""
 
     def parts(a: Axis) -> tuple[Axis, Axis, Axis]:
         many = near[a.name]
@@ -138,7 +139,7 @@ def _cut(kernel: Kernel, n: int, near: Mapping[str, int]) -> Kernel:
     outer = (*sides.batch, *sides.m, *sides.n) if sides else made.outer
     if made.scatter and outer[0].name not in near and any(a.name in near for a in outer):
         raise UnsizedError(f"{kernel.label} has the batch as another axis than the first")
-    return replace(made, outer=outer)
+    return replace(made, outer=outer), dict.fromkeys(near, 1)
 
 
 def _rebuilt(kernel: Kernel, values: Replaced) -> Kernel:
@@ -155,13 +156,13 @@ def _rebuilt(kernel: Kernel, values: Replaced) -> Kernel:
     return replace(kernel, body=tuple(map(statement, kernel.body)))
 
 
-def _written(s: Store, kernel: Kernel, n: int, near: Mapping[str, int], kept: int | None) -> Rows | None:
+def _written(s: Store, kernel: Kernel, n: int, near: Mapping[str, int], kept: int | None) -> RowLayout | None:
     """Return how a store divides its slot: each row writes its own elements, or one point all that do not grow."""
     size = kernel.slots[s.slot].size
     for axis, many in near.items() if kept is not None else ():
         after = s.index.strides.get(axis, 0) * many
         if after > 0 and size % (n * after) == 0:
-            rows = Rows(size // (n * after), after, bool(kept))
+            rows = RowLayout(size // (n * after), after, bool(kept))
             if rows.before % (kept or 1) == 0 and _own(s.index, (), axis, many, n, rows):
                 return rows
     if kept is not None or any(a.name in near for a in kernel.outer) or (s.inner and near):
@@ -169,7 +170,7 @@ def _written(s: Store, kernel: Kernel, n: int, near: Mapping[str, int], kept: in
     return None
 
 
-def _own(index: Index, guards: Sequence[Guard], axis: str, many: int, n: int, rows: Rows) -> bool:
+def _own(index: Index, guards: Sequence[Guard], axis: str, many: int, n: int, rows: RowLayout) -> bool:
     """Return whether an index is among the elements of its own row wherever the guards hold.
 
     If the rows are in front, an index is valid at all of them, so what is added to `share * row` is in its share.
