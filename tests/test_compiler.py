@@ -129,7 +129,7 @@ def used(library: Path, seconds_ago: float) -> None:
 
 
 def test_the_libraries_used_longest_ago_make_room(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "DIGITS", 0)
+    monkeypatch.setattr(module, "FOLDER_DIGITS", 0)
     cc.library(SOURCE)
     (first,) = libraries()
     size = first.stat().st_size
@@ -194,7 +194,7 @@ def test_a_library_that_another_process_deletes_is_made_anew(cc: Compiler, monke
 def test_processes_that_delete_each_others_libraries_go_on(cc: Compiler):
     code = (
         "from tracegrad.runtime import c_compiler\n"
-        "c_compiler.DIGITS, c_compiler.MOST_BYTES = 0, 20_000\n"
+        "c_compiler.FOLDER_DIGITS, c_compiler.MOST_BYTES = 0, 20_000\n"
         "for k in range(12):\n"
         f"    found = c_compiler.compiler_named('').library({SOURCE!r} + f'int n{{k % 4}};')\n"
         "    assert found.answer() == 42"

@@ -64,7 +64,7 @@ LIMIT = "TRACEGRAD_CC_SECONDS"
 ANSWERS = 10.0  # seconds for `--version`, which takes milliseconds
 FORGOTTEN_AFTER = 60 * 86400  # seconds without use
 MOST_BYTES = 256 << 20  # of all libraries together: twelve thousand of the usual size
-DIGITS = 1  # of a key, which name the folder of its library
+FOLDER_DIGITS = 1  # of a key, which name the folder of its library
 
 _hung: set[Compiler] = set()  # compilers that did not end: each is waited for once
 _told: set[tuple[Compiler, str]] = set()  # warnings given so far, by compiler
@@ -214,7 +214,7 @@ def folder_of(key: str) -> Path:
         above.mkdir(mode=0o700, exist_ok=True)
         for path in above.parent.glob("*.so"):
             path.unlink(missing_ok=True)
-    folder = above / key[:DIGITS]
+    folder = above / key[:FOLDER_DIGITS]
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
@@ -240,7 +240,7 @@ def forget(folder: Path) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             elif path.suffix == ".so":
                 libraries.append((found.st_mtime_ns, found.st_size, path))
-    beyond = sum(size for _, size, _ in libraries) - MOST_BYTES // 16**DIGITS
+    beyond = sum(size for _, size, _ in libraries) - MOST_BYTES // 16**FOLDER_DIGITS
     libraries.sort(reverse=True)
     while beyond > 0:
         _, size, path = libraries.pop()

@@ -150,7 +150,7 @@ class Verdicts:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the complete lines. Only what was appended since this process last read the file takes time."""
+    """Return the complete lines. Only those are parsed that were appended since this process last read the file."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -160,6 +160,7 @@ def _read(path: Path) -> dict[str, str]:
         before, known = b"", {}
     data = data[: data.rfind(b"\n") + 1]
     parts = [line.split(" ") for line in data[len(before) :].decode("ascii", "replace").splitlines()]
-    known = known | {p[0]: p[1] for p in parts if len(p) == 2 and len(p[0]) == DIGITS and p[1] in (RIGHT, WRONG)}
+    new = {p[0]: p[1] for p in parts if len(p) == 2 and len(p[0]) == DIGITS and p[1] in (RIGHT, WRONG)}
+    known = known | new if new else known
     _last_read[path] = data, known
     return known
