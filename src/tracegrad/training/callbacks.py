@@ -184,12 +184,13 @@ class TensorBoard:
 
     @helpful
     def __init__(self, folder: str | os.PathLike[str]):
-        self.folder, self._file = Path(folder), None
+        self.folder = Path(folder)
+        self._file: EventFile | None = None
 
     def on_begin(self) -> None:
         """Start a new event file. `fit` calls this when it begins."""
         self.on_end()
-        self._file: EventFile | None = EventFile(self.folder)
+        self._file = EventFile(self.folder)
 
     def on_log(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a step or an evaluation. `fit` calls this after each.
