@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +121,51 @@ def test_wrong_arguments_of_an_op_get_a_remedy(name: str) -> None:
 def test_arguments_and_measures_of_other_libraries_get_a_remedy(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(tg.TracegradError, match=text):
         call()
+
+
+# PyTorch's keywords that say nothing more than the list of arguments
+WITHOUT_REMEDY = {"_stacklevel", "_weight", "_freeze", "antialias", "eps", "max_norm", "ns_coefficients", "p"}
+# functions of another name, or whose signature Python does not know: here -> PyTorch's, and keywords of it
+KEYWORDS: dict[str, tuple[Any, str]] = {
+    "torch.linspace": (tg.linspace, "end steps layout"),
+    "torch.arange": (tg.arange, "end layout device requires_grad"),
+    "torch.full": (tg.full, "size fill_value"),
+    "torch.pow": (tg.pow, "exponent"),
+    "torch.triu": (tg.triu, "input diagonal"),
+    "torch.transpose": (tg.transpose, "dim0 dim1"),
+    "torch.swapaxes": (tg.swapaxes, "axis0 axis1"),
+    "torch.scatter_add": (tg.scatter_add, "dim index src"),
+    "torch.sort": (tg.sort, "dim stable"),
+    "torch.stack": (tg.stack, "tensors dim"),
+    "torch.vmap": (tg.vmap, "func in_dims out_dims randomness"),
+    "CosineAnnealingLR": (tg.lr.cosine_annealing, "T_max eta_min last_epoch"),
+    "OneCycleLR": (tg.lr.one_cycle, "max_lr total_steps anneal_strategy cycle_momentum three_phase"),
+    "LinearLR": (tg.lr.linear, "start_factor end_factor total_iters"),
+    "nn.init.uniform_": (tg.init.uniform, "a b"),
+    "nn.init.kaiming_normal_": (tg.init.kaiming, "tensor a mode nonlinearity"),
+}
+
+
+def test_keywords_of_pytorch_get_a_remedy() -> None:
+    torch = pytest.importorskip("torch")
+    pairs = {name: (here, words.split()) for name, (here, words) in KEYWORDS.items()}
+    for theirs, here in ((torch.nn.functional, tg), (torch.nn, tg.nn), (torch.optim, tg.optim)):
+        own = {name.lower(): getattr(here, name) for name in dir(here) if callable(getattr(here, name))}
+        for name in dir(theirs):
+            f, mine = getattr(theirs, name), own.get(re.sub(r"[123]d$", "", name.lower()))
+            mine = own.get(name.lower(), mine)
+            if callable(f) and mine is not None and name not in ("Module", "Optimizer"):
+                code = getattr(f if inspect.isfunction(f) else f.__init__, "__code__", None)  # None: a builtin
+                pairs[name] = mine, [*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]] if code else []
+    assert len(pairs) > 70
+    silent = list[str]()
+    for name, (here, words) in pairs.items():
+        for word in {*words} - {"self", "args", "kwargs", "params"} - WITHOUT_REMEDY:
+            with pytest.raises(tg.TracegradError) as e:  # a known keyword's 0.5 can be out of range
+                here(**{word: 0.5, "another": 1})
+            if f"argument {word!r}; there" in str(e.value):
+                silent.append(f"{name}({word}=)")
+    assert not silent
 
 
 def test_short_names_of_losses_are_the_losses() -> None:

@@ -287,12 +287,9 @@ def literal(array: Any, dtype: DType | str = f32) -> Literal:
     if hasattr(array, "astype") and not isinstance(array, type):
         # an ndarray converts itself, without a list of a million numbers in between
         array = _lossless(array, dtype)
-    elif isinstance(array, (bool, int, float)):
-        array = [array]
-        t = leaves.literal(array, dtype)
-        return Literal(dtype, (), t.attrs["data"])
-    t = leaves.literal(array, dtype)
-    return Literal(dtype, t.shape, t.attrs["data"])
+    scalar = isinstance(array, (bool, int, float))
+    t = leaves.literal([array] if scalar else array, dtype)
+    return Literal(dtype, () if scalar else t.shape, t.attrs["data"])
 
 
 def _lossless(array: Any, dtype: DType) -> Any:

@@ -39,6 +39,9 @@ class Initializer:
                 check_call(f"init.{kind_of(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 
+        def __init__(self) -> None:
+            """Take no arguments. `object.__init__` takes any, because the class has a `__new__`."""
+
         def __setattr__(self, name: str, value: object) -> None:
             raise AttributeError(f"an initialiser is fixed once it is made; {name} cannot be set")
 

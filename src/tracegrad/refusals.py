@@ -173,8 +173,7 @@ def unexpected(
     """
     names = list(takes)
     told = [_elsewhere(word, value, other, theirs) or remedy(word, value, names) for word, value in given.items()]
-    each = [f"there is no argument {word!r}{hint}" for word, hint in zip(given, told)]
-    problems = "; ".join(each)
+    problems = "; ".join([f"there is no argument {word!r}{hint}" for word, hint in zip(given, told)])
     stop = "" if problems.endswith("?") else "."
     return CallError(f"{problems}{stop} The arguments are {', '.join(names) or 'none'}")
 
@@ -199,9 +198,10 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
         return f"; write {own[0]}={shown_argument(value)}"
     if own:
         return f"; write {' and '.join([f'{name}=' for name in own])}"
-    instead = found(word, "no_arguments")
-    if instead:
+    if instead := found(word, "no_arguments"):
         return f": {instead}"
+    if "batch_size" in names and hasattr(value, "shape"):
+        return f"; pass arrays of other names as one dict, {{{word!r}: ..., ...}}"
     near = get_close_matches(word, names, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -305,8 +305,10 @@ class _Called:
         """Tell of too many arguments by position."""
         if len(self.args) <= self.most or self.many:
             return ""
+        if not self.takes:
+            return f"takes no arguments, got {len(self.args)}; leave them out"
         named = "".join([f"{x}=..., " for x in self.takes[self.most :][:3]])
-        instead = f"write {self.who}({named}...)" if named else f"it takes {', '.join(self.takes) or 'none'}"
+        instead = f"write {self.who}({named}...)" if named else f"it takes {', '.join(self.takes)}"
         instead = next((told for name, told in remedies()["tuples"].items() if name in self.takes[:2]), instead)
         count = f"{self.most} argument{'s' if self.most != 1 else ''} by position"
         most = f"takes {count}" if self.most > 0 else "takes its arguments by name"

@@ -104,19 +104,12 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
     result = _read(result)
     if isinstance(result, Tensor):
         return {"output": result}, None
-    parts: dict[Any, Any] | None = None
-    if isinstance(result, dict):
-        parts = dict(cast("dict[Any, Any]", result))
-    elif isinstance(result, (tuple, list)):
-        parts = dict(enumerate(cast("tuple[Any, ...]", result)))
+    pairs: Any = enumerate(cast("tuple[Any, ...]", result)) if isinstance(result, (tuple, list)) else result
+    parts = dict[Any, Any](pairs) if isinstance(result, (tuple, list, dict)) else None
     if not parts or not all(isinstance(x, Tensor) for x in parts.values()):
-        name = getattr(forward, "__name__", "forward")
-        got = _odd(cast("object", result), parts)
-        raise CompileError(
-            located(
-                f"{name} must return a tensor, or a tuple or dict of tensors (not nested), got {got}", _defined(forward)
-            )
-        )
+        name, got = getattr(forward, "__name__", "forward"), _odd(cast("object", result), parts)
+        said = f"{name} must return a tensor, or a tuple or dict of tensors (not nested: use tg.tree_leaves), got {got}"
+        raise CompileError(located(said, _defined(forward)))
     outputs = {f"output.{k}": x for k, x in parts.items()}
     return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
 

@@ -10,9 +10,10 @@ from tracegrad.imperative.calls import is_array
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.methods import TensorMethods
 from tracegrad.ops import constants
-from tracegrad.refusals import wrapped
+from tracegrad.refusals import helpful, wrapped
 
 
+@helpful
 def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradTensor:
     """Return an eager tensor that gets a gradient from `backward`.
 
@@ -36,6 +37,7 @@ def parameter(data: Any, requires_grad: bool = True, dtype: Any = None) -> GradT
     return GradTensor(data, requires_grad, dtype)
 
 
+@helpful
 def tensor(data: Any, requires_grad: bool = False, dtype: Any = None) -> GradTensor:
     """Return an eager tensor of given values. By default it gets no gradient. As torch.tensor.
 
@@ -67,4 +69,4 @@ def _asarray(value: Any, dtype: Any = None) -> Any:
     return made
 
 
-asarray = wrapped(_asarray, constants.asarray)
+asarray = helpful(wrapped(_asarray, constants.asarray))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from tracegrad import foreign
 from tracegrad.arrays import as_array, np
 from tracegrad.dtypes import DType, Shape, TensorType, number_kind
-from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
+from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, placed
 from tracegrad.imperative import tape
 from tracegrad.imperative.values import Array, Spec, given
 from tracegrad.methods import METHODS, TensorMethods
-from tracegrad.refusals import switch
+from tracegrad.refusals import switch, unexpected
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
@@ -186,21 +186,21 @@ class GradTensor(TensorMethods):
         """
         return None if self._grad is None else wrap(self._grad, self._spec.requiring(False))
 
-    def backward(self, grad: Any = None) -> None:
-        """Add d sum(self * grad) / dx to `x.grad`, for each leaf x that this tensor was computed from.
+    def backward(self, grad: Any = None, **unknown: Any) -> None:
+        """Add d sum(self * grad) / dx to `x.grad`, for each leaf x that requires a gradient and led to this tensor.
 
-        Only leaves that require a gradient get one.
         grad:   a factor for each element, of this tensor's shape and dtype; default ones.
         Raises: TraceError if no leaf requires a gradient; ShapeError or DTypeError for a `grad` of another type.
 
-        You can call it again, also on the same tensor: gradients add up. As torch.Tensor.backward with
-        retain_graph=True.
+        You can call it again, also on the same tensor: gradients add up. As torch.Tensor.backward(retain_graph=True).
 
         >>> x = tg.parameter([3.0])
         >>> (x * x).sum().backward()
         >>> x.grad
         tensor([6.])
         """
+        if unknown:
+            raise placed(unexpected(("grad",), unknown), "backward", call_site())
         if not self._spec.requires:
             raise TraceError.here(
                 f"backward: {self.type} requires no gradient: it does not depend on a tg.parameter through an op "
