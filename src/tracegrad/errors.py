@@ -67,7 +67,7 @@ class TraceError(TracegradError, RuntimeError):
 
 
 class MissingNameError(TraceError, AttributeError):
-    """A name that a tensor does not have."""
+    """An attribute does not exist: of a tensor, a model, a training or a module. Also an AttributeError."""
 
 
 class CallError(TracegradError, TypeError):

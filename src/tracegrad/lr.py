@@ -51,6 +51,7 @@ class Linear(Schedule):
     rate = peak + (final - peak) * min(s - 1, steps) / steps at step s, which counts from 1.
 
     start: the training step that counts as s = 1; see `Schedule`.
+
     As torch.optim.lr_scheduler.LinearLR.
 
     >>> schedule = lr.linear(peak=1.0, final=0.0, steps=10)
@@ -78,6 +79,7 @@ class CosineAnnealing(Linear):
     rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2 at step s, which counts from 1.
 
     start: the training step that counts as s = 1; see `Schedule`.
+
     As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
     `lr.cosine_restarts` begins again at `peak`.
 
@@ -97,8 +99,9 @@ class CosineRestarts(CosineAnnealing):
 
     rate = final + (peak - final) * (1 + cos(pi * e / n)) / 2, at step e = 0 to n - 1 of a cosine of n steps.
 
-    growth: an integer from 1 on. The first cosine has `steps` steps, and each next one `growth` times as many.
+    growth: an integer of at least 1. The first cosine has `steps` steps, and each next one `growth` times as many.
     start:  the training step at which the first cosine begins; see `Schedule`.
+
     As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts (Loshchilov and Hutter 2017), whose T_0 is `steps`, T_mult
     `growth`, and eta_min `final`.
 
@@ -128,6 +131,7 @@ class Warmup(Schedule):
 
     after: the schedule that follows; it begins at its own step 1. A number means a constant rate.
     start: the training step that counts as s = 1; see `Schedule`.
+
     As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`.
 
     >>> schedule = lr.warmup(1.0, 10, lr.linear(peak=1.0, final=0.0, steps=100))
@@ -156,6 +160,7 @@ class Staircase(Schedule):
     rate = peak * gamma^floor((s - 1) / every) at step s, which counts from 1.
 
     start: the training step that counts as s = 1; see `Schedule`.
+
     As torch.optim.lr_scheduler.StepLR.
 
     >>> schedule = lr.staircase(1.0, every=10, gamma=0.5)
@@ -182,6 +187,7 @@ class MultiStep(Schedule):
 
     milestones: numbers of steps. From step m + 1 on, the factor of milestone m applies.
     start:      the training step that counts as step 1; see `Schedule`.
+
     As torch.optim.lr_scheduler.MultiStepLR.
 
     >>> schedule = lr.multi_step(1.0, [10, 20], gamma=0.5)
@@ -212,6 +218,7 @@ class Exponential(Schedule):
     """A rate that begins at `peak` and is multiplied by `gamma` after each step: peak * gamma^(s - 1) at step s.
 
     start: the training step that counts as s = 1; see `Schedule`.
+
     As torch.optim.lr_scheduler.ExponentialLR.
 
     >>> schedule = lr.exponential(1.0, 0.5)
@@ -240,6 +247,7 @@ class OneCycle(Schedule):
 
     anneal: "cos": both follow half cosines; "linear": both follow lines.
     start:  the training step that counts as step 1; see `Schedule`.
+
     As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018).
 
     >>> schedule = lr.one_cycle(1.0, 100)

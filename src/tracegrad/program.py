@@ -195,8 +195,8 @@ class Program:
     def order(self) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Yield (k, iterations) for each launch of a kernel, in execution order.
 
-        k: index of the dispatch in `dispatches`.  iterations: the index, from 0, in each loop around it, outermost
-           first.
+        k:          the index of the dispatch in `dispatches`.
+        iterations: the index, from 0, in each loop around it, outermost first.
         """
         return order(self.loops, range(len(self.dispatches)), self.size)
 
@@ -250,7 +250,10 @@ class Program:
 
     @staticmethod
     def from_data(data: Any, where: str = "program") -> Program:
-        """Make a program from the data of `to_data`. Raises InputError for the first fault. where: prefix of places."""
+        """Make a program from the data of `to_data`. Raises InputError for the first fault.
+
+        where: what error messages put before the place of the fault.
+        """
         program: Program = built(Program, data, where)
         check(program, where)
         return program

@@ -39,12 +39,13 @@ class Schedule(Protocol):
             return super().__new__(cls)
 
     def value(self, s: int) -> float:
-        """Return the rate at the schedule's own step `s`, from 1 on. As calling an Optax schedule."""
+        """Return the rate at the schedule's own step `s`, which counts from 1. As calling an Optax schedule."""
         ...
 
     def at(self, step: int) -> float:
-        """Return the rate at `step` of the training, from 1 on. Before `start`, it is the first value.
+        """Return the rate at a step of the training. Before `start`, it is the first value.
 
+        step: counted from 1.
         As the get_lr of PyTorch's schedulers.
         """
         return self.value(max(1, step - (self.start or 1) + 1))

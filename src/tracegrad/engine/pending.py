@@ -49,9 +49,9 @@ def _let_go(lock: Any) -> int:
 class Pending(NoArray, Generic[T]):
     """The future of a `step` or `run`: `result()` or `await` waits, and returns `Completed`, `Aborted` or `Failed`.
 
-    The properties `loss`, `losses`, `step`, `aux`, `output` and `captures` wait too, and give this part of a
-    `Completed`. For a `Failed` they raise its `error`, for an `Aborted` `tg.AbortedError`. The library warns of a
-    `Failed` that you never read.
+    The properties `loss`, `losses`, `step`, `aux`, `output` and `captures` wait too, and return that part of a
+    `Completed`. For a `Failed` they raise its `error`, and for an `Aborted` they raise `tg.AbortedError`. The library
+    warns if you never read a `Failed`.
 
     >>> pending = train.step(x=x, y=y)    # train, x, y: as in the example of tg.compile, with a batch x, y
     >>> pending.step

@@ -22,7 +22,8 @@ def manual_seed(seed: int, step: int = 0) -> None:
 
     seed:     an integer in [0, 2^32). Without this call, each run of Python draws another seed.
     step:     k, to repeat training step k (from 1) of a loss compiled with this seed. The n-th random op that follows
-              draws the numbers of the loss's n-th random op in that step. No step has the numbers of the default, 0.
+              draws the numbers of the loss's n-th random op in that step. The default, 0, draws numbers that no step
+              draws.
     Gradient: none: this takes no tensor.
     Raises:   InputError unless `seed` fits u32.
 

@@ -37,8 +37,8 @@ class Primitive:
     xla:    (x, node, *arrays) -> array: the computation in JAX, if better for XLA than `array` or the expansion; `x` is
             a `runtime.jax_graph.Xla`
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
-    jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input. Only if
-            the transpose of `vjp`, which serves otherwise, costs more
+    jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input. Needed
+            only if the default, the transpose of `vjp`, costs more
     batch:  (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0. Each input has this axis too, of size n,
             or of size 1 if the input is shared. (prims.rules has the common rules for `jvp` and `batch`; a composite
             without `batch` uses its expansion, and so does one without `vjp` for derivatives)
@@ -157,14 +157,14 @@ class Tensor(TensorMethods):
 
     @property
     def axis(self) -> int:
-        """The axis along which the node works, such as that of a concat. KeyError for nodes without an axis."""
+        """The axis along which the node works, such as that of a concat. Raises KeyError without one."""
         return self.attrs["axis"]
 
     @property
     def axes(self) -> tuple[int, ...]:
         """The axes of its input along which this node's op works, such as those that a sum goes over.
 
-        KeyError if the op has no axes.
+        Raises KeyError if the op has no axes.
         """
         return self.attrs["axes"]
 

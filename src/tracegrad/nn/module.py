@@ -162,7 +162,7 @@ def decays(name: str, parameter: Parameter, decay_filter: DecayFilter | None = N
 
     1. The argument `decay` of `Module.param` or of the layer, if it is not None.
     2. `decay_filter(name)`, if it is not None. Pass the `decay_filter` of your optimizer, if it has one.
-    3. A parameter decays unless its `init` is zeros or ones, as of biases and gains.
+    3. A parameter decays unless its `init` is zeros or ones, as for biases and gains.
 
     name, parameter: as `nn.named_parameters` gives them.
     As Optax's mask of add_decayed_weights.

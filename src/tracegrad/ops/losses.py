@@ -276,7 +276,7 @@ def pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
 
 @entered
 def mse_loss(prediction: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return the mean squared error of a prediction, or with another `reduction` the sum or the single squares.
+    """Return the squared difference between predictions and targets, by default its mean.
 
     loss = mean((prediction - target)^2)
 

@@ -221,7 +221,7 @@ def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     x:           f32 [B, C, L].
     kernel_size: k, the size of a window.
     stride:      s, the distance between windows; None means `kernel_size`.
-    padding:     p, zeros before and behind each sequence, at most k / 2. The divisor of the mean is always k.
+    padding:     p, zeros before and after each sequence, at most k / 2. The divisor of the mean is always k.
     Returns:     f32 [B, C, floor((L + 2*p - k) / s) + 1].
     Gradient:    an equal share to each element of a window.
     Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
@@ -243,7 +243,7 @@ def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     x:           f32 [B, C, L].
     kernel_size: k, the size of a window.
     stride:      s, the distance between windows; None means `kernel_size`.
-    padding:     p, elements before and behind each sequence, at most k / 2. They are never the largest.
+    padding:     p, elements before and after each sequence, at most k / 2. They are never the largest.
     Returns:     f32 [B, C, floor((L + 2*p - k) / s) + 1].
     Gradient:    to the first of the largest elements of each window.
     Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
@@ -266,7 +266,7 @@ def pixel_shuffle(x: Any, factor: int) -> Tensor:
     factor:   r, a positive integer.
     Returns:  dtype of `x`, [..., C, H r, W r].
     Gradient: `pixel_unshuffle` of the result's gradient.
-    Raises:   ShapeError if r^2 does not divide the number of channels, `x` has less than 3 axes, or r < 1.
+    Raises:   ShapeError if r^2 does not divide the number of channels, `x` has fewer than 3 axes, or r < 1.
 
     As torch.nn.functional.pixel_shuffle (Shi et al. 2016).
 
@@ -294,7 +294,7 @@ def pixel_unshuffle(x: Any, factor: int) -> Tensor:
     factor:   r, a positive integer.
     Returns:  dtype of `x`, [..., C r^2, H, W].
     Gradient: `pixel_shuffle` of the result's gradient.
-    Raises:   ShapeError if r does not divide height and width, `x` has less than 3 axes, or r < 1.
+    Raises:   ShapeError if r does not divide height and width, `x` has fewer than 3 axes, or r < 1.
 
     As torch.nn.functional.pixel_unshuffle.
 

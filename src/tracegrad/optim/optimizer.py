@@ -360,7 +360,7 @@ def muon(
 
     only:          the matrices that get Muon, not AdamW: a pattern of names such as "blocks.*", a list of patterns, or
                    a function of the name. None: all. Exclude embeddings and output layers, which do better with Adam.
-    adjust_lr:     "original": Keller Jordan's factor, in `scale_by_muon`. "match_rms_adamw": a rate of adamw suits all.
+    adjust_lr:     "original": Keller Jordan's factor, in `scale_by_muon`. "match_rms_adamw": a rate of adamw suits.
     adam_lr_scale: parameters of AdamW take steps with the rate lr * adam_lr_scale, but decay with lr.
     weight_decay:  p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.
     momentum, nesterov, eps, ns_steps, beta1, beta2, adam_eps: see `scale_by_muon`.

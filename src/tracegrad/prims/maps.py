@@ -227,7 +227,7 @@ def _document(
     numbers = "Python's booleans" if accepts == BOOL else "numbers"
     return (
         f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
-        f"{'a, b:     ' if two else 'x:        '}{', '.join(d.name for d in accepts)}"
+        f"{'a, b:     ' if two else 'x:        '}{' or '.join(', '.join(d.name for d in accepts).rsplit(', ', 1))}"
         f"{', both of one dtype' if two and len(accepts) > 1 else ''}; tensors, arrays"
         f"{' (float64 becomes f32)' if f32 in accepts else ''} or {numbers}, of any shape.\n"
         f"Returns:  {out.name if out else 'the same dtype'}, {'the broadcast' if two else 'the same'} shape.\n"

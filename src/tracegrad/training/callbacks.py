@@ -95,7 +95,7 @@ class EarlyStopping:
         self._start()
 
     def on_evaluate(self, state: FitState) -> None:
-        """Count evaluations without an improvement; at `patience`, stop `fit`. `fit` calls this after each one.
+        """Count evaluations without an improvement; at `patience`, stop `fit`. `fit` calls this after each evaluation.
 
         state: a `FitState`, as in all hooks of `fit`.
         """
@@ -193,7 +193,7 @@ class TensorBoard:
         self._file = EventFile(self.folder)
 
     def on_log(self, record: Mapping[str, Any]) -> None:
-        """Write the numbers of a step or an evaluation. `fit` calls this after each.
+        """Write the numbers of a step or an evaluation. `fit` calls this after each of them.
 
         record: the numbers by name, with "step", the training's step number.
         """

@@ -293,7 +293,7 @@ class Training(Parts):
 
         value:  such as a held-out loss.
         loss:   with several losses, the name of one, which is then required. With one loss, leave it out.
-        Raises: InputError if the schedule is not `lr.plateau`. As the step of torch.optim's ReduceLROnPlateau.
+        Raises: InputError if the schedule is not `lr.plateau`. As `step` of ReduceLROnPlateau of PyTorch.
 
         >>> train.set_lr(lr.plateau(1e-2))
         >>> train.lr_metric(0.5)
