@@ -240,6 +240,22 @@ def test_an_image_that_was_grouped_otherwise_in_memory(
     assert count == 1
 
 
+@pytest.mark.parametrize("filters", [1, 7])
+@pytest.mark.parametrize("blocks", [(2, 2), (3, 1), (4, 6)], ids=str)
+@pytest.mark.parametrize("how", [{"padding": 2}, {"stride": (1, 2), "padding": 1}], ids=str)
+def test_an_image_that_lies_in_blocks(
+    filters: int, blocks: tuple[int, int], how: dict[str, Any], sessions: tuple[CpuSession, ...]
+) -> None:
+    """The gradient of a pool leaves its blocks one after the other, so each place is a quotient and a remainder."""
+    (session, reference), (i, j) = sessions, blocks
+    x, w, _ = drawn((2, 5, 12 // i, 18 // j, i, j), (filters, 5, 3, 3))
+    image: Fn = lambda x: tg.reshape(tg.permute(x, (0, 1, 2, 4, 3, 5)), (2, 5, 12, 18))
+    fn: Fn = lambda m, x: conv(image(x), m.w, **how)
+    got, count = run(session, fn, w, {"x": x})
+    np.testing.assert_allclose(got, run(reference, fn, w, {"x": x})[0], rtol=1e-4, atol=1e-4)
+    assert count == 1
+
+
 def test_a_product_that_lies_as_a_matrix_gathers_nothing(sessions: tuple[CpuSession, ...]) -> None:
     x, w, _ = drawn((20, 30), (30, 40))
     for fn, expected in (

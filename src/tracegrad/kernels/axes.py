@@ -240,7 +240,7 @@ def substituted(v: Value, space: Space, replaced: Mapping[str, tuple[Index, int]
 
 
 class _Substituted(Replaced):
-    """Values with replaced variables. The atoms of their indices must all be variables."""
+    """Values with replaced variables, also inside of quotients."""
 
     def __init__(self, space: Space, scaled: Mapping[str, tuple[Index, int] | None]) -> None:
         super().__init__(space, {})
@@ -249,8 +249,7 @@ class _Substituted(Replaced):
     def index(self, x: Index) -> Index:
         out = self.space.number(x.const)
         for atom, c in x.terms:
-            assert isinstance(atom, Var)
-            new = self.scaled.get(atom.name, (self.space.index({atom: 1}, 0), 1))
+            new = self.scaled.get(atom.name if isinstance(atom, Var) else "", (self.atom(atom), 1))
             if new is not None:
                 out = out + new[0] * (c // new[1])
         return out

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import f32, strides_of
 from tracegrad.kernels.axes import substituted
-from tracegrad.kernels.expr import Guard, Index, Value, indices_of, walk
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, atoms_of, indices_of, variables_of, walk
 from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.tuning import JOINED, JOINED_TERMS, LANES, LYING, LYING_ROWS
 
@@ -80,13 +80,14 @@ def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
     v, batch, rows, columns = operand
     axes = [a for a in (*batch, *rows, *columns) if a.size != 1]
     indices = [i for x in walk([v]) for i in indices_of(x)]
-    if not all(i.linear for i in indices) or any(x.op == "local" for x in walk([v])):
+    atoms = [a for i in indices for a in atoms_of(i)]
+    if any(isinstance(a, Dynamic) for a in atoms) or any(x.op == "local" for x in walk([v])):
         return None
     if not all(a.fixed for a in (*rows, *columns)):
         return None
     terms = [i.strides for i in indices]
-    pairs = pairs_of(terms, rows, columns)
-    if v.op == "load" and kernel.loaded(v) is f32 and all(p.step == 1 for p in pairs):
+    pairs = pairs_of([*terms, *(a.index.strides for a in atoms if isinstance(a, Quotient))], rows, columns)
+    if v.op == "load" and kernel.loaded(v) is f32 and indices[0].linear and all(p.step == 1 for p in pairs):
         steps = terms[0]
         neighbours = any(steps.get(a.name) == 1 for a in (*rows, *columns))
         lays = {a.name: Lay(a.size, steps.get(a.name, 0)) for a in axes}
@@ -124,7 +125,7 @@ def _copied(
     """Return a copy in which each pair is two axes: the remainder by its step, and the quotient, in memory order."""
     space = next(i.space for x in walk([v]) for i in indices_of(x))
     load = next((t for x, t in zip(_indexed(v), terms) if x.op == "load"), dict[str, int]())
-    varies = {name for t in terms for name in t}
+    varies = variables_of(v)
     paired = {a.name for p in pairs for a in (p.first, p.second)}
     far = {a: load.get(a.name, 0) for a in axes if a.name in varies and a.name not in paired}
     apart: list[tuple[Axis, Axis]] = []
