@@ -219,11 +219,11 @@ def test_of_what_is_read_elsewhere() -> None:
 def test_half_of_the_work_counts() -> None:
     """Of t rows and columns (t + 1) / 2t are left."""
     plan = make_plan(optimize(attention(T, 8)[0]), NOTHING)
-    kernels = [k for _, launch in plan.dispatched() for k in launch.kernels if k.product is not None]
-    flops = {cost_of(k, [s.dtype.itemsize * 10**6 for s in k.slots]).flops for k in kernels}
-    assert flops == {2 * 2 * 8 * T * (T + 1) // 2}
-    scores = next(k for k in kernels if k.product is not None and k.product.limits == (N_M,))
-    assert cost_of(scores, [10**6] * len(scores.slots)).written == 4 * 2 * T * (T + 1) // 2
+    products = [c for _, launch in plan.dispatched() for c in launch.clusters if c.kind == "product"]
+    costs = {id(c): cost_of(c, plan.externals[id(c)], plan.storage) for c in products}
+    assert {cost.flops for cost in costs.values()} == {2 * 2 * 8 * T * (T + 1) // 2}
+    scores = next(c for c in products if c.limits == (N_M,))
+    assert costs[id(scores)].written == 4 * 2 * T * (T + 1) // 2
 
 
 @pytest.mark.parametrize("pairs", [["nm"], ["mn"], ["km"], ["mk"], ["kn", "nm"], ["nk", "mn"], ["km", "nk"]])

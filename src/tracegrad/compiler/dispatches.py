@@ -22,9 +22,9 @@ from tracegrad.compiler.places import make_plan
 from tracegrad.compiler.plan import Plan
 from tracegrad.errors import CompileError, Site
 from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor, reached
-from tracegrad.kernels.costs import Cost, cost_of
-from tracegrad.kernels.form import Kernel, sized
+from tracegrad.ir.nodes import Tensor
+from tracegrad.kernels.costs import Cost, computed_by, cost_of
+from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.group import Launch
 from tracegrad.program import Program
@@ -126,9 +126,7 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
             forms += launch.kernels
             for c, kernel in zip(launch.clusters, launch.kernels):
                 if id(kernel) not in costs:
-                    axes = (*kernel.outer, *kernel.inner) if program.capacity else ()
-                    now = sized(kernel, {a.name: at(a.size) for a in axes})
-                    costs[id(kernel)] = cost_of(now, [at(t.size) for t in plan.externals[id(c)]])
+                    costs[id(kernel)] = cost_of(c, plan.externals[id(c)], plan.storage, at)
                 cost += costs[id(kernel)]
                 sites |= sites_of(c, plan.externals[id(c)])
         workgroups, n = d.grid[0] * d.grid[1], times[number]
@@ -167,9 +165,3 @@ def run_order(program: Program) -> list[int]:
 def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:
     """Return the lines of all nodes that a cluster computes, inlined nodes included."""
     return {t.site for t in computed_by(c, externals) if t.site is not None and t.site != NOWHERE}
-
-
-def computed_by(c: Cluster, externals: Iterable[Tensor]) -> list[Tensor]:
-    """Return all nodes that a cluster computes, inlined nodes included."""
-    loaded = {t.serial for t in externals}
-    return list(reached(c.computes, lambda t: [x for x in t.inputs if x.serial not in loaded]))

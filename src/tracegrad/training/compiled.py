@@ -169,7 +169,7 @@ class CompiledTraining(Training):
         Raises:  InputError if `loss` is missing or unknown, and before the first step if calls choose sizes.
 
         >>> print(train.explain().title)
-        training: 127 nodes, 4 kernels, 4 dispatches; 131 FLOP, 244 B read, 96 B written
+        training: 127 nodes, 4 kernels, 4 dispatches; 127 FLOP, 244 B read, 96 B written
         """
         from tracegrad.introspection.explain import explained
 
