@@ -37,6 +37,7 @@ and Math.cos.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,8 +56,6 @@ from tracegrad.tuning import DRAW_CHUNK, DRAW_IN_C, DRAW_THREADS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from tracegrad.runtime.draw_compiled import Compiled
 
     F64 = NDArray[np.float64]
 
@@ -82,7 +81,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     if not HAVE_NUMPY:
         return _drawn_by_javascript(specs, seed)
     out: list[NDArray[Any]] = []
-    fills: list[Callable[[Compiled | None], None]] = []
+    fills: list[Callable[[ctypes.CDLL | None], None]] = []
     at = 0  # draws used so far
     for shape, given in specs:
         out.append(_undrawn(shape, given))
@@ -110,17 +109,15 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     return out
 
 
-def _compiled() -> Compiled | None:
+def _compiled() -> ctypes.CDLL | None:
     """Return the recipe in C, if there is a compiler. The code that calls a compiler is imported on first use."""
     from tracegrad.runtime.draw_compiled import compiled
 
-    return compiled(
-        {
-            "step": STEP, "smallest": SMALLEST, "two_pi": 2.0 * math.pi, "half": math.sqrt(0.5), "ln2_hi": LN2_HI,
-            "ln2_lo": LN2_LO, "two_over_pi": TWO_OVER_PI, "pio2_hi": PIO2_HI, "pio2_lo": PIO2_LO,
-            "log": LOG, "cos": COS, "sin": SIN,
-        }
-    )  # fmt: skip
+    return compiled({
+        "step": STEP, "smallest": SMALLEST, "two_pi": 2.0 * math.pi, "half": math.sqrt(0.5), "ln2_hi": LN2_HI,
+        "ln2_lo": LN2_LO, "two_over_pi": TWO_OVER_PI, "pio2_hi": PIO2_HI, "pio2_lo": PIO2_LO,
+        "log": LOG, "cos": COS, "sin": SIN,
+    })  # fmt: skip
 
 
 def _drawn_as(init: Initializer) -> Initializer:
@@ -152,18 +149,18 @@ def _undrawn(shape: Shape, init: Initializer) -> NDArray[Any]:
     return np.frombuffer(init.data, np.dtype(init.dtype.numpy)).reshape(shape).copy()
 
 
-def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, compiled: Compiled | None) -> None:
-    """Fill values of a parameter from draw `at` on."""
+def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: int, c: ctypes.CDLL | None) -> None:
+    """Fill values of a parameter from draw `at` on. c: the recipe in C, if there is a compiler."""
     if isinstance(init, Even):
         low, high = init.bounds(shape)
-        if compiled is not None:
-            compiled.fill_uniform(part, seed, at, low, high)
+        if c is not None:
+            c.uniform(part.ctypes.data, part.size, seed, at, low, high)
         else:
             part[:] = low + (high - low) * uniform(seed, at, len(part))
     elif isinstance(init, Gaussian):
         mean, deviation = float(init.center()), float(init.deviation(shape))
-        if compiled is not None:
-            compiled.fill_normal(part, seed, at, mean, deviation)
+        if c is not None:
+            c.normal(part.ctypes.data, part.size, seed, at, mean, deviation)
         else:
             part[:] = normal(seed, at, len(part)) * deviation + mean
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 from collections.abc import Mapping
 
-from tracegrad.arrays import Array
-from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
+from tracegrad.runtime.c_compiler import compiler
 
 FLAGS = ("-ffp-contract=off",)  # one rounding per operation
 SOURCE = """#include <math.h>
@@ -66,31 +63,15 @@ void uniform(float *out, long count, uint32_t seed, uint64_t at, double low, dou
 """
 
 
-class Compiled:
-    """Fills arrays as `draw.normal` and `draw.uniform` do. Any thread can call it: calls release Python's lock."""
+def compiled(constants: Mapping[str, float | tuple[float, ...]]) -> ctypes.CDLL | None:
+    """Return a library whose functions `normal` and `uniform` fill arrays; None without a C compiler.
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        place = (ctypes.c_void_p, ctypes.c_long, ctypes.c_uint32, ctypes.c_uint64)
-        self._normal, self._uniform = library.normal, library.uniform
-        self._normal.argtypes = self._uniform.argtypes = (*place, ctypes.c_double, ctypes.c_double)
-
-    def fill_normal(self, part: Array, seed: int, at: int, mean: float, deviation: float) -> None:
-        """Fill with normal numbers times `deviation` plus `mean`, from the draws beginning at `at`."""
-        self._normal(part.ctypes.data, part.size, seed, at, mean, deviation)
-
-    def fill_uniform(self, part: Array, seed: int, at: int, low: float, high: float) -> None:
-        """Fill with numbers from `low` to `high`, from the draws beginning at `at`."""
-        self._uniform(part.ctypes.data, part.size, seed, at, low, high)
-
-
-def compiled(constants: Mapping[str, float | tuple[float, ...]]) -> Compiled | None:
-    """Compile the recipe with the current C compiler; None without one. constants: of the recipe."""
-    return _compiled(os.environ.get(VARIABLE, ""), tuple(constants.items()))
-
-
-@functools.cache
-def _compiled(asked: str, constants: tuple[tuple[str, float | tuple[float, ...]], ...]) -> Compiled | None:
-    found = compiler_named(asked)
-    spelled = {k: ", ".join(map(repr, v)) if isinstance(v, tuple) else repr(v) for k, v in constants}
+    constants: of the recipe, by name. Calls release Python's lock.
+    """
+    found = compiler()
+    spelled = {k: ", ".join(map(repr, v)) if isinstance(v, tuple) else repr(v) for k, v in constants.items()}
     library = found and found.library(SOURCE.format(**spelled), "NumPy draws the parameters", FLAGS)
-    return Compiled(library) if library else None
+    for fill in (library.normal, library.uniform) if library else ():
+        place = (ctypes.c_void_p, ctypes.c_long, ctypes.c_uint32, ctypes.c_uint64)
+        fill.argtypes = (*place, ctypes.c_double, ctypes.c_double)
+    return library
