@@ -10,11 +10,12 @@ a lost device shows there too. A mapped range is requested only after a successf
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -167,33 +168,28 @@ class Calls:
         """
         lib, ffi = self._lib, self._ffi
         command = encoder = ffi.NULL
-        self._errors.capture("tracegrad")
         try:
-            encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
-            if commands.runs and commands.runs[0][0]:
-                run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
-                at = ctypes.c_void_p(self._address(run))
-                for calls, _ in commands.runs:
-                    for call, args in calls:
-                        call(at, *args)
-                lib.wgpuComputePassEncoderEnd(run)
-                lib.wgpuComputePassEncoderRelease(run)
-            copy = lib.wgpuCommandEncoderCopyBufferToBuffer
-            for c in commands.copies:
-                copy(encoder, c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size)
-            for w, values in commands.written(given):
-                lib.wgpuQueueWriteBuffer(self._queue, w.buffer._internal, w.at, ffi.from_buffer(values), w.size)
-            command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
-        finally:
-            error = self._errors.release("tracegrad")
-            if encoder:
-                lib.wgpuCommandEncoderRelease(encoder)
-        try:
-            if error is not None:
-                raise device_error(error[1])
+            with self.watched():
+                encoder = lib.wgpuDeviceCreateCommandEncoder(self._device, ffi.NULL)
+                if commands.runs and commands.runs[0][0]:
+                    run = lib.wgpuCommandEncoderBeginComputePass(encoder, ffi.NULL)
+                    at = ctypes.c_void_p(self._address(run))
+                    for calls, _ in commands.runs:
+                        for call, args in calls:
+                            call(at, *args)
+                    lib.wgpuComputePassEncoderEnd(run)
+                    lib.wgpuComputePassEncoderRelease(run)
+                copy = lib.wgpuCommandEncoderCopyBufferToBuffer
+                for c in commands.copies:
+                    copy(encoder, c.source._internal, c.source_offset, c.target._internal, c.target_offset, c.size)
+                for w, values in commands.written(given):
+                    lib.wgpuQueueWriteBuffer(self._queue, w.buffer._internal, w.at, ffi.from_buffer(values), w.size)
+                command = lib.wgpuCommandEncoderFinish(encoder, ffi.NULL)
             self._commands[0] = command
             return lib.wgpuQueueSubmitForIndex(self._queue, 1, self._commands)
         finally:
+            if encoder:
+                lib.wgpuCommandEncoderRelease(encoder)
             if command:
                 lib.wgpuCommandBufferRelease(command)
 
@@ -202,34 +198,41 @@ class Calls:
 
     def write(self, buffer: Any, offset: int, values: Array) -> None:
         """Queue a write of contiguous `values` at `offset` bytes; they can change as soon as this returns."""
-        self._errors.capture("tracegrad")
-        try:
+        with self.watched():
             data = self._ffi.from_buffer(values)
             self._lib.wgpuQueueWriteBuffer(self._queue, buffer._internal, offset, data, values.nbytes)
-        finally:
-            error = self._errors.release("tracegrad")
-        if error is not None:
-            raise device_error(error[1])
 
     def fetch(self, buffer: Any, size: int, mark: Any) -> Array:
         """Wait for the submission of `mark`, which was sent, and copy the first `size` bytes of a mappable buffer."""
         lib, handle = self._lib, buffer._internal
         self._map_status = 0
         self._mark[0] = mark
-        self._errors.capture("tracegrad")
-        try:
+        with self.watched():
             lib.wgpuBufferMapAsync(handle, lib.WGPUMapMode_Read, 0, size, self._map_info[0])
             lib.wgpuDevicePoll(self._device, True, self._mark)
             if self._map_status == 0:  # the mark was reached, but the map is not noticed yet
                 lib.wgpuDevicePoll(self._device, True, self._ffi.NULL)
-        finally:
-            error = self._errors.release("tracegrad")
-        if error is not None or self._map_status != lib.WGPUMapAsyncStatus_Success:
-            raise device_error(error[1] if error else f"mapping a buffer ended with status {self._map_status}")
+        self.check_mapped(self._map_status)
         view = self._ffi.buffer(lib.wgpuBufferGetConstMappedRange(handle, 0, size), size)
         result = np.frombuffer(view, np.uint8).copy()
         lib.wgpuBufferUnmap(handle)
         return result
+
+    @contextlib.contextmanager
+    def watched(self) -> Generator[None]:
+        """Raise DeviceError for an error that wgpu reports inside the block."""
+        self._errors.capture("tracegrad")
+        try:
+            yield
+        finally:
+            error = self._errors.release("tracegrad")
+        if error is not None:
+            raise device_error(error[1])
+
+    def check_mapped(self, status: int) -> None:
+        """Raise DeviceError unless the status says that a buffer was mapped."""
+        if status != self._lib.WGPUMapAsyncStatus_Success:
+            raise device_error(f"mapping a buffer ended with status {status}")
 
     def close(self) -> None:
         """End the calls: nothing is called after this."""

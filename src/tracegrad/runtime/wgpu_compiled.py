@@ -306,12 +306,8 @@ class CompiledCalls(Calls):
 
     def fetch(self, buffer: Any, size: int, mark: Any) -> Array:
         result = np.empty(size, np.uint8)
-        self._errors.capture("tracegrad")
-        try:
-            device, place = self._address(self._device), self._address(buffer._internal)
+        device, place = self._address(self._device), self._address(buffer._internal)
+        with self.watched():
             status = self._fetch(self._functions, device, place, mark.mark, result.ctypes.data, size)
-        finally:
-            error = self._errors.release("tracegrad")
-        if error is not None or status != self._lib.WGPUMapAsyncStatus_Success:
-            raise device_error(error[1] if error else f"mapping a buffer ended with status {status}")
+        self.check_mapped(status)
         return result
