@@ -37,34 +37,23 @@ class StateTensor(TensorMethods):
     def __repr__(self) -> str:
         return f"<state {self.name!r} {self.type}>"
 
-    def __len__(self) -> int:
-        return len(self.now)
-
-    def __bool__(self) -> bool:
-        return bool(self.now)
-
-    def __float__(self) -> float:
-        return float(self.now)
-
-    def __int__(self) -> int:
-        return int(self.now)
-
     def __pos__(self) -> Any:
         return self.now
-
-    def __index__(self) -> int:
-        return self.now.__index__()
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.now[index] = value
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        return self.now.__array__()
-
-    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        return self.now.__array_ufunc__(function, method, *inputs, **options)
 
     if not TYPE_CHECKING:  # all other attributes, and their errors, are those of the tensor `now`
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.now, name)
+
+
+def _of_now(name: str) -> Any:
+    """Return a special method that is that of the tensor `now`: Python looks for these on the class."""
+
+    def method(self: StateTensor, *args: Any, **options: Any) -> Any:
+        return getattr(self.now, name)(*args, **options)
+
+    return method
+
+
+for _name in ("len", "bool", "float", "int", "index", "setitem", "array", "array_ufunc"):
+    setattr(StateTensor, f"__{_name}__", _of_now(f"__{_name}__"))
