@@ -44,6 +44,26 @@ def test_a_row_a_transform_and_a_schedule_of_ones_own():
         np.testing.assert_allclose(train.download_params()["W"], [[0.25], [0.25]])
 
 
+weighted = extend.composite(
+    "test_weighted", type=lambda x, w, n: w, expand=lambda x, w, n: x * x * w * tg.cast(n, tg.f32)
+)  # fmt: skip
+
+
+def test_a_composite_without_a_vjp_is_differentiated_through_its_expansion() -> None:
+    def fn(x: Any) -> tg.Tensor:
+        x = extend.as_tensor(x)
+        return extend.bind(weighted, x, 3.0 * x, extend.as_tensor(2))  # 6 x^3: one input depends on another
+
+    assert float(tg.grad(fn)(2.0)) == 72.0
+    assert float(tg.jvp(fn, (2.0,), (1.0,))[1]) == 72.0
+    assert float(tg.grad(tg.grad(fn))(2.0)) == 72.0
+    np.testing.assert_array_equal(tg.vmap(tg.grad(fn))(np.float32([1, 2])), [18, 72])
+    with tg.compile(model=nn.Linear(1, 1, bias=False, init=tg.init.ones()), loss=lambda m: tg.sum(fn(m.W)),
+                    inputs={}, optimizer=optim.sgd(lr=0.125), seed=0, device="cpu") as train:  # fmt: skip
+        train.step().result()
+        np.testing.assert_array_equal(train.params()["W"], [[1 - 18 / 8]])
+
+
 def test_checks_of_an_op_of_ones_own():
     torch = pytest.importorskip("torch")
     testing.check_op(softsign, (3, 4), torch=torch.nn.functional.softsign)

@@ -36,13 +36,23 @@ def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor
             cts[y.serial] = cts[y.serial] + seed if y.serial in cts else seed
         for t in reversed(order):
             ct = cts.get(t.serial)
-            if ct is None or t.prim.vjp is None:
+            if ct is None:
                 continue
             here.site = t.site
-            for x, g in zip(t.inputs, t.prim.vjp(ct, t, *t.inputs, **t.attrs)):
+            for x, g in zip(t.inputs, _pulled(ct, t)):
                 if g is not None and x.serial in needed:
                     cts[x.serial] = cts[x.serial] + g if x.serial in cts else g
         return [cts.get(x.serial) for x in wrt]
+
+
+def _pulled(ct: Tensor, t: Tensor) -> Sequence[Tensor | None]:
+    """Return the cotangents of a node's inputs: by its VJP, or by those of its expansion."""
+    if t.prim.vjp is not None:
+        return t.prim.vjp(ct, t, *t.inputs, **t.attrs)
+    if t.prim.expand is None:
+        return ()
+    own = [bind(VARIABLE, x) for x in t.inputs]  # one input may depend on another
+    return arriving([t.prim.expand(*own, **t.attrs)], [ct], own)
 
 
 def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tensor]:
