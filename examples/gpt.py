@@ -25,8 +25,12 @@ class Block(tg.Module):
     def __call__(self, x: tg.Tensor, name: str = "") -> tg.Tensor:
         h = self.norm1(x)
         q, k, v = (tg.split_heads(layer(h), HEADS) for layer in (self.q, self.k, self.v))
-        odds = tg.softmax_causal(q @ tg.swapaxes(k, -1, -2) * (WIDTH // HEADS) ** -0.5)
-        x = x + self.out(tg.merge_heads((tg.capture(name, odds) if name else odds) @ v))
+        if name:
+            odds = tg.softmax_causal(q @ tg.swapaxes(k, -1, -2) * (WIDTH // HEADS) ** -0.5)
+            mixed = tg.capture(name, odds) @ v
+        else:
+            mixed = tg.attention(q, k, v, causal=True)
+        x = x + self.out(tg.merge_heads(mixed))
         return x + self.down(tg.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 

@@ -55,21 +55,32 @@ class Grouped(tg.Module):
         return self.back(tg.gelu(self.grouped(tg.gelu(self.depthwise(x)))))
 
 
-def grouped(**how: Any) -> dict[str, Any]:
+class Attending(tg.Module):
+    """Attention that JAX computes as one op, if operands are of 16 bits."""
+
+    def __init__(self) -> None:
+        self.project = nn.Linear(16, 48)
+
+    def __call__(self, x: tg.Tensor) -> tg.Tensor:
+        q, k, v = tg.split(self.project(x).reshape(*x.shape[:2], 6, 8).swapaxes(1, 2), 3, 1)
+        return tg.attention(q, k, v, causal=True) + tg.attention(q, k, v)
+
+
+def trained(model: Any, shape: tuple[int, ...], **how: Any) -> dict[str, Any]:
     """Parameters after two steps."""
-    x = np.random.default_rng(1).standard_normal((2, 16, 8, 7, 7)).astype(np.float32)
-    with tg.compile(model=Grouped(), loss=lambda m, x: tg.mean(tg.square(m(x) - 1.0)), inputs={"x": x.shape[1:]},
+    x = np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)
+    with tg.compile(model=model(), loss=lambda m, x: tg.mean(tg.square(m(x) - 1.0)), inputs={"x": shape},
                     optimizer=optim.sgd(lr=0.5), seed=3, device="jax", **how) as train:  # fmt: skip
         for batch in x:
             train.step(x=batch).result()
         return train.params()
 
 
-def grouped_on_a_mesh() -> dict[str, float]:
+def on_a_mesh(model: Any, shape: tuple[int, ...], **how: Any) -> dict[str, float]:
     """How far parameters are from those of one device, relative to the largest of each."""
-    want, mesh, found = grouped(), jax.make_mesh((2, 4), ("data", "model")), dict[str, float]()
+    want, mesh, found = trained(model, shape, **how), jax.make_mesh((2, 4), ("data", "model")), dict[str, float]()
     for layout in (None, "fsdp", {"*.W": P("model")}):
-        got = grouped(mesh=mesh, layout=layout)
+        got = trained(model, shape, mesh=mesh, layout=layout, **how)
         found[str(layout)] = max(float(np.abs(got[n] - x).max() / np.abs(x).max()) for n, x in want.items())
     return found
 
@@ -138,7 +149,8 @@ def main() -> None:
                 train.load(half)
                 resumed = [train.step(b).loss for b in data[4:]]
             found[name] = {"losses": got, "far": far, "held": sizes, "resumed": resumed, "pure": pure, "moved": moved}
-    found["grouped"] = grouped_on_a_mesh()
+    found["grouped"] = on_a_mesh(Grouped, (16, 8, 7, 7))
+    found["attending"] = on_a_mesh(Attending, (8, 128, 16), precision="bf16")
     jax_graph.GATHERED_TOGETHER = jax_graph.GATHERED_APART = 0  # as in a large model
     with compiled(**layouts()["fsdp"]) as train:
         found["apart"] = {"losses": [train.step(b).loss for b in data], "moved": traffic(train, data[0])}

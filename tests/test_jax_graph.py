@@ -179,3 +179,53 @@ def test_only_the_operands_of_products_lose_precision(precision: str) -> None:
     found = text(replace(forward(lambda m, x: tg.exp(x @ m.w)), precision=precision))
     assert re.findall(r"\b(\w+)\[256,256\] = convert_element_type", found) == 2 * [precision] * ("f32" not in precision)
     assert ("HIGHEST" in found) == (precision != "tf32")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
+def test_jax_computes_attention_in_16_bits_as_one_op(
+    monkeypatch: pytest.MonkeyPatch, leading: tuple[int, ...], causal: bool
+) -> None:
+    """As the same spelled with products, in a loss that attends to the same values in two ways."""
+    called: list[tuple[tuple[int, ...], str]] = []
+    attend = jax.nn.dot_product_attention
+
+    def spied(q: Any, *args: Any, **how: Any) -> Any:
+        called.append((q.shape, str(q.dtype)))
+        return attend(q, *args, **how)
+
+    def spelled(q: tg.Tensor, k: tg.Tensor, v: tg.Tensor, causal: bool) -> tg.Tensor:
+        scores = (q @ tg.swapaxes(k, -1, -2)) * q.shape[-1] ** -0.5
+        return (tg.softmax_causal(scores) if causal else tg.softmax(scores)) @ v
+
+    def grads(attention: Any) -> list[Any]:
+        def loss(q: tg.Tensor, k: tg.Tensor, v: tg.Tensor) -> tg.Tensor:
+            return tg.sum(tg.square(attention(q, k, v, causal=causal) + 0.5 * attention(q, k, v, causal=not causal)))
+
+        shape, sources = (*leading, 128, 8), dict[str, Any](q=0, k=0, v=0)
+        graph = tg.trace_forward(
+            model=nn.Linear(1, 1), inputs=dict.fromkeys(sources, shape),
+            forward=lambda m, q, k, v: dict(zip("qkv", tg.grad(loss, argnums=(0, 1, 2))(q, k, v))),
+        )  # fmt: skip
+        graph = for_xla(replace(graph, precision="bf16"))
+        draw = np.random.default_rng(0)
+        given = {n: draw.standard_normal(shape).astype(np.float32) for n in sources}
+        return list(jax.jit(lambda: run_graph(graph, lambda t: given[t.name]))())
+
+    want = grads(spelled)
+    assert not called
+    monkeypatch.setattr(jax.nn, "dot_product_attention", spied)
+    got = grads(tg.attention)
+    batch = (1, 1) if not leading else (leading[0], 1) if len(leading) == 1 else leading
+    assert called == 2 * [((batch[0], 128, batch[1], 8), "bfloat16")]  # once for both directions
+    for a, b in zip(got, want, strict=True):
+        assert float(abs(a - b).max()) < 0.02 * float(abs(b).max())
+
+
+@pytest.mark.parametrize(("tokens", "size"), [(127, 8), (126, 8), (128, 7), (128, 136)])
+def test_attention_that_cudnn_cannot_compute_is_expanded(tokens: int, size: int) -> None:
+    traced = tg.trace_forward(
+        model=nn.Linear(1, 1), forward=lambda m, x: tg.attention(x, x, x), inputs={"x": (2, tokens, size)}
+    )
+    graph = for_xla(replace(traced, precision="bf16"))
+    assert not any(t.prim.name == "attention" for t in toposort(graph.roots))

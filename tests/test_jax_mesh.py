@@ -55,6 +55,11 @@ def test_convolutions_in_groups_compute_what_one_device_does(found: dict[str, An
     assert max(found["grouped"].values()) < 1e-5, found["grouped"]
 
 
+def test_attention_in_16_bits_computes_what_one_device_does(found: dict[str, Any]) -> None:
+    assert len(found["attending"]) == 3
+    assert max(found["attending"].values()) < 1e-3, found["attending"]  # a value may round to its neighbour
+
+
 def test_layouts_split_parameters_and_optimizer_state(found: dict[str, Any]) -> None:
     whole = 8 * 32
     assert found["data"]["held"] == [whole, whole]

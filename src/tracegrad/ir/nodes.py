@@ -36,6 +36,7 @@ class Primitive:
             In the expression of a fold, {keepdims} is True: axes stay with size 1
     xla:    (x, node, *arrays) -> array: the computation in JAX, if better for XLA than `array` or the expansion; `x` is
             a `runtime.jax_graph.Xla`
+    xla_if: (x, node) -> whether `xla` serves this node; without the rule, always (family "composite")
     vjp:    (ct, y, *inputs, **attrs) -> one cotangent (or None) per input
     jvp:    (ts, y, *inputs, **attrs) -> the tangent of `y`; `ts` has a tangent, or None for zero, per input. Needed
             only if the default, the transpose of `vjp`, costs more
@@ -73,6 +74,7 @@ class Primitive:
     identity: float | None = None
     cost: int = 1
     xla: Callable[..., Any] | None = None
+    xla_if: Callable[..., bool] | None = None
 
     @property
     def passes(self) -> bool:

@@ -13,7 +13,7 @@ from tracegrad.hypers import POSITIVE, checked
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered, op
 from tracegrad.ops import random
-from tracegrad.ops.norm import softmax, softmax_causal
+from tracegrad.ops.norm import softmax, softmax_causal, softmax_causal_vjp, softmax_vjp
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.leaves import LITERAL, as_tensor
 from tracegrad.prims.maps import composite, float_type
@@ -145,6 +145,55 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     raise ShapeError(f"{rule}: q is {q.type}, k is {k.type}, v is {v.type}")
 
 
+# `value` is what the ops before compute, `gradient` what rules derive. JAX may compute either in another way.
+def _attend_vjp(
+    ct: Tensor, y: Tensor, value: Tensor, weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *, causal: bool
+) -> tuple[Tensor | None, ...]:
+    to_weights = ct @ v.swapaxes(-1, -2)
+    pulled = softmax_causal_vjp(to_weights, weights) if causal else softmax_vjp(to_weights, weights, axis=-1)
+    scores = pulled[0] * _scale(q)
+    found = scores @ k, scores.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ ct
+    return None, None, *[bind(ATTEND_VJP, g, ct, q, k, v, causal=causal, to=to) for to, g in enumerate(found)]
+
+
+def _scale(q: Tensor) -> float:
+    return 1.0 / math.sqrt(max(q.shape[-1], 1))
+
+
+def _as_one(x: Any, t: Tensor) -> bool:
+    """Whether JAX computes it as one op: operands of 16 bits, in sizes that cuDNN takes and that pay (bench/LOG.md)."""
+    *_, q, k, v = t.inputs
+    rows, keys, size = q.shape[-2], k.shape[-2], q.shape[-1]
+    even = rows % 2 == keys % 2 == size % 8 == 0
+    return x.dtype is not None and even and rows >= 128 and keys > 0 and 0 < size == v.shape[-1] <= 128
+
+
+def _attend_xla(x: Any, t: Tensor, value: Any, ct: Any, *qkv: Any) -> Any:
+    """One call, and one for the three gradients."""
+    causal, to = t.attrs["causal"], t.attrs.get("to")
+
+    def rows(a: Any) -> Any:  # (batch, T, heads, D), what JAX takes
+        return x.np.moveaxis(x.narrow(a.reshape((-1, *a.shape[-3:]) if a.ndim > 3 else (-1, 1, *a.shape[-2:]))), -3, -2)
+
+    def attend(*qkv: Any) -> Any:
+        return x.jax.nn.dot_product_attention(*qkv, is_causal=causal, implementation="cudnn" if x.cudnn else "xla")
+
+    result, pull = x.once(causal, qkv, lambda: x.jax.vjp(attend, *map(rows, qkv)))
+    if to is not None:
+        result = x.once(causal, (ct, *qkv), lambda: pull(rows(ct)))[to]
+    return x.np.moveaxis(result, -3, -2).astype(x.np.float32).reshape(t.shape)
+
+
+ATTEND_VJP = composite(
+    "attention_vjp", type=lambda gradient, *_, **__: gradient, expand=lambda gradient, *_, **__: gradient,
+    xla=_attend_xla, xla_if=_as_one,
+)  # fmt: skip
+ATTEND = composite(
+    "attention", type=lambda value, *_, **__: value, expand=lambda value, *_, **__: value, vjp=_attend_vjp,
+    jvp=lambda ts, y, *_, **__: ts[0], xla=_attend_xla, xla_if=_as_one,
+)  # fmt: skip
+
+
 @op
 def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dropout: float = 0.0) -> Tensor:
     """Return the scaled dot-product attention: for each query, a weighted mean of the values.
@@ -172,14 +221,17 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dr
     """
     q, k, v = as_tensor(q), as_tensor(k), as_tensor(v)
     _check_attention(q, k, v, causal)
-    scores = (q @ k.swapaxes(-1, -2)) * (1.0 / math.sqrt(max(q.shape[-1], 1)))
+    scores = (q @ k.swapaxes(-1, -2)) * _scale(q)
     seen = None if mask is None else _mask(mask, scores)
     if seen is not None:
         scores = scores + seen if seen.dtype.is_float else where(seen, scores, HIDDEN)
     weights = softmax_causal(scores) if causal else softmax(scores)
     if seen is not None and not seen.dtype.is_float:
         weights = where(seen, weights, 0.0)
-    return random.dropout(weights, dropout) @ v if dropout else weights @ v
+    if dropout:
+        weights = random.dropout(weights, dropout)
+    value = weights @ v
+    return value if dropout or seen is not None else bind(ATTEND, value, weights, q, k, v, causal=causal)
 
 
 def _mask(mask: Any, scores: Tensor) -> Tensor:

@@ -42,12 +42,12 @@ def _softmax(x: Tensor, *, axis: int) -> Tensor:
     return e / e.sum(axis, keepdims=True)
 
 
-def _softmax_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
+def softmax_vjp(ct: Tensor, y: Tensor, *_: Tensor, axis: int) -> tuple[Tensor]:
     """Return y (ct - sum(ct y)). The rule reads only y, so x and exp(x) can be freed."""
     return (y * (ct - (ct * y).sum(axis, keepdims=True)),)
 
 
-SOFTMAX = composite("softmax", type=_along, expand=_softmax, vjp=_softmax_vjp, jvp=symmetric, batch=shifted)
+SOFTMAX = composite("softmax", type=_along, expand=_softmax, vjp=softmax_vjp, jvp=symmetric, batch=shifted)
 
 
 @method
@@ -129,7 +129,7 @@ def _softmax_causal(x: Tensor) -> Tensor:
     return where(allowed, e / s, 0.0)  # `where`, because exp(-inf) is not exactly 0 on every driver
 
 
-def _softmax_causal_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
+def softmax_causal_vjp(ct: Tensor, y: Tensor, *_: Tensor) -> tuple[Tensor]:
     """Mask every value, so that the products that make `ct` and that read the result skip the hidden half."""
     allowed = _allowed(y)
     s = where(allowed, ct * y, 0.0).sum(-1, keepdims=True)
@@ -137,7 +137,7 @@ def _softmax_causal_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
 
 
 SOFTMAX_CAUSAL = composite(
-    "softmax_causal", type=_square, expand=_softmax_causal, vjp=_softmax_causal_vjp, jvp=symmetric, batch=alike
+    "softmax_causal", type=_square, expand=_softmax_causal, vjp=softmax_causal_vjp, jvp=symmetric, batch=alike
 )
 
 

@@ -142,6 +142,7 @@ def composite(
     batch: Any = None,
     indexes: Callable[..., tuple[int, int, int | None]] | None = None,
     xla: Callable[..., Any] | None = None,
+    xla_if: Callable[..., bool] | None = None,
 ) -> Primitive:
     """Register an op that is made of other ops, with a derivative of its own. `extend.bind` calls it.
 
@@ -157,6 +158,7 @@ def composite(
     indexes: for an input of indices: (*input types, **attrs) -> (its number, size of the axis, an exempt value or
              None).
     xla:     an implementation in JAX, if XLA compiles it better than `expand`.
+    xla_if:  (x, node) -> whether `xla` serves this node. Default: always.
     Returns: the `extend.Primitive`.
     Raises:  InputError if the name is taken.
 
@@ -167,7 +169,8 @@ def composite(
     >>> tg.grad(lambda x: extend.bind(cube, extend.as_tensor(x)))(2.0)
     array(12., dtype=float32)
     """
-    return register(Primitive(name, "composite", type, array, vjp, jvp, batch, expand=expand, indexes=indexes, xla=xla))
+    rules: dict[str, Any] = {"expand": expand, "indexes": indexes, "xla": xla, "xla_if": xla_if}
+    return register(Primitive(name, "composite", type, array, vjp, jvp, batch, **rules))
 
 
 def elementwise(

@@ -70,13 +70,23 @@ PRODUCTS = {
 
 
 class Xla(NamedTuple):
-    """The names that the `xla` rules of rows use."""
+    """What the `xla` rules of rows use."""
 
     jax: Any
     lax: Any
     np: Any
+    cudnn: bool  # whether it has attention: NVIDIA GPUs from Ampere on
+    dtype: Any  # what operands of products are rounded to, or None
     narrow: Callable[[Array], Array]  # rounds an operand of a product to the requested precision
     by_rows: Callable[..., Array]  # see `Layout.by_rows`
+    made: dict[tuple[Any, ...], tuple[Any, Any]]  # what several nodes share
+
+    def once(self, how: Any, arrays: Sequence[Array], make: Callable[[], Any]) -> Any:
+        """Return what `make` gives. Nodes that ask for the same of the same arrays share it."""
+        key = (how, *map(id, arrays))
+        if key not in self.made:
+            self.made[key] = (make(), arrays)  # an array that lives keeps its id
+        return self.made[key][0]
 
     @staticmethod
     def of(precision: str, layout: Layout | None) -> Xla:
@@ -86,7 +96,10 @@ class Xla(NamedTuple):
         def narrow(x: Array) -> Array:
             return x if dtype is None else x.astype(dtype)
 
-        return Xla(jax, jax.lax, jnp, narrow, layout.by_rows if layout is not None else _on_one_device)
+        device = jax.devices()[0]
+        cudnn = "cuda" in device.client.platform_version and float(device.compute_capability) >= 8
+        by_rows = layout.by_rows if layout is not None else _on_one_device
+        return Xla(jax, jax.lax, jnp, cudnn, dtype, narrow, by_rows, {})
 
 
 def _on_one_device(f: Callable[..., Array], rows: Sequence[Array], whole: Sequence[Array], summed: bool) -> Array:
@@ -95,7 +108,12 @@ def _on_one_device(f: Callable[..., Array], rows: Sequence[Array], whole: Sequen
 
 def for_xla(graph: Graph) -> Graph:
     """Expand the composites that XLA has no rule for, and join what they place side by side."""
-    return graph.with_roots(join_places(expand_composites(graph.roots, lambda t: t.prim.xla is not None)))
+    x = Xla.of(graph.precision, None)
+
+    def kept(t: Tensor) -> bool:
+        return t.prim.xla is not None and (t.prim.xla_if is None or t.prim.xla_if(x, t))
+
+    return graph.with_roots(join_places(expand_composites(graph.roots, kept)))
 
 
 def run_graph(
@@ -164,7 +182,7 @@ def _scanned(t: Tensor, inputs: Sequence[Array], x: Xla) -> list[Array]:
 
     def step(carry: list[Array], elements: list[Array]) -> tuple[list[Array], list[Array]]:
         given = {leaf.name: value for leaf, value in zip(body.leaves, (*carry, *elements, *consts))}
-        values = _run(body.roots, lambda leaf: given[leaf.name], x)
+        values = _run(body.roots, lambda leaf: given[leaf.name], x._replace(made={}))
         return [values[r.serial] for r in body.new], [values[r.serial] for r in body.each]
 
     first = [jnp.asarray(c) for c in carries]
