@@ -257,6 +257,7 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
         ("max-buffer-size", largest.bytes, f"bytes in one buffer ({name})"),
         ("max-storage-buffer-binding-size", largest.bytes, f"bytes in one binding ({name})"),
         ("max-storage-buffers-per-shader-stage", arrays, "arrays in one kernel"),
+        ("max-bindings-per-bind-group", arrays, "arrays in one kernel"),
         ("max-compute-workgroup-storage-size", memory, "bytes of workgroup memory"),
         ("max-compute-invocations-per-workgroup", LOOP_THREADS, "threads in one workgroup"),
     )
