@@ -124,3 +124,23 @@ def in_features_of_a_layer():
 def flat_targets_beside_inputs_of_any_size():
     with compiled(inputs={"x": (None, 3), "y": (None, 2)}) as train:
         return train.step(x=X, y=Y.reshape(-1)).loss
+
+
+@training("metrics", "tg.metrics.accuracy(m(x), y)")
+def metric_of_tg_metrics_itself(train):
+    train.fit(x=X, y=Y, validation=(X, Y), metrics={"r2": tg.metrics.r2_score}, progress=False)
+
+
+@training("'weights'", "one dict", "{'weights': ...")
+def array_of_another_name(train):
+    train.fit(x=X, weights=Y, progress=False)
+
+
+@program("backward", "'retain_graph'", "leave it out")
+def retaining_a_graph():
+    tg.sum(tg.parameter(X)).backward(retain_graph=True)
+
+
+@program("init.zeros", "no arguments")
+def shape_for_an_initialiser():
+    return nn.Linear(3, 2, init=tg.init.zeros(3))

@@ -109,8 +109,9 @@ class Knobs:
         unknown = [name for name in rest if name not in known[1:]]
         if unknown:
             instead = "".join([remedy(name, rest[name], known) for name in unknown])
+            instead += "" if instead.endswith("?") else ";"
             raise InputError.here(
-                f"set: {', '.join(unknown)} is not a value of this program{instead}; these can be set: "
+                f"set: {', '.join(unknown)} is not a value of this program{instead} these can be set: "
                 f"{', '.join(known)}"
             )
         new = {n: hypers.OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in rest.items()}

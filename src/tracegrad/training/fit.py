@@ -133,7 +133,8 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
         return
     if validation is None:
         raise InputError.here("fit: metrics= are measured on held-out data; pass validation= too, such as 0.1")
-    if not isinstance(metrics, Mapping) or not all(callable(f) for f in cast("Mapping[str, Any]", metrics).values()):
+    functions = [*cast("Mapping[str, Any]", metrics).values()] if isinstance(metrics, Mapping) else [None]
+    if not all(callable(f) and getattr(f, "__module__", "") != "tracegrad.metrics" for f in functions):
         raise InputError.here(
             "fit: metrics must be a dict of functions of the model and the inputs, such as "
             "{'accuracy': lambda m, x, y: tg.metrics.accuracy(m(x), y)}"
