@@ -234,13 +234,8 @@ class Replaced:
         return self.space.inside([g for g in known if isinstance(g, Guard)], value)
 
 
-def substituted(v: Value, space: Space, replaced: Mapping[str, tuple[Index, int] | None]) -> Value:
-    """Replace variables of a value: None drops a variable; (index, d) turns c * variable into (c // d) * index."""
-    return _Substituted(space, replaced).value(v)
-
-
-class _Substituted(Replaced):
-    """Values with replaced variables, also inside of quotients."""
+class Scaled(Replaced):
+    """Values with replaced variables: None drops a variable; (index, d) turns c * variable into (c // d) * index."""
 
     def __init__(self, space: Space, scaled: Mapping[str, tuple[Index, int] | None]) -> None:
         super().__init__(space, {})

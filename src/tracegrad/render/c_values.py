@@ -51,8 +51,7 @@ class CEmitter(Emitter):
     def _term(self, atom: object, loop: bool, c: int) -> str:
         """Hide an index that a boolean decides: GCC treats it as a signed offset of one bit, so 1 becomes -1."""
         text = super()._term(atom, loop, c)
-        decided = isinstance(atom, Dynamic) and any(v.dtype.name == "bool" for v in walk([atom.value]))
-        return f"hidden({text})" if decided else text
+        return f"hidden({text})" if isinstance(atom, Dynamic) and decided(atom.value) else text
 
     def compared(self, x: Index, loop: bool) -> str:
         """Compare in 32 bits: GCC 12 mixes up halves when two vectors of longs choose between floats."""
@@ -82,6 +81,16 @@ class CEmitter(Emitter):
             fixed = self.index(index - moving, loop)
             return f"({held} ? {fixed} : {-moving.lo}) + {self.index(moving, loop)}"
         return f"min(max((long)({self.index(index, loop)}), 0L), {self.sizes[slot] - 1}L)"
+
+
+def decided(root: Value) -> bool:
+    """Return whether a boolean decides an integer. In a float, GCC does not see it beside a value of another kind."""
+    found: set[Value] = set()
+    for v in walk([root]):
+        some = [a in found for a in v.args if a.op != "const"]
+        if v.dtype is bool_ or (any(some) and (all(some) or not v.dtype.is_float)):
+            found.add(v)
+    return root in found
 
 
 def moves(a: Atom, axis: str) -> bool:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tracegrad.dtypes import f32, strides_of
-from tracegrad.kernels.axes import substituted
+from tracegrad.kernels.axes import Scaled
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, atoms_of, indices_of, variables_of, walk
 from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.tuning import JOINED, JOINED_TERMS, LANES, LYING, LYING_ROWS
@@ -85,14 +85,14 @@ def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
         return None
     if not all(a.fixed for a in (*rows, *columns)):
         return None
-    terms = [i.strides for i in indices]
-    pairs = pairs_of([*terms, *(a.index.strides for a in atoms if isinstance(a, Quotient))], rows, columns)
+    divided = [a.index for a in atoms if isinstance(a, Quotient)]
+    pairs = pairs_of([i.strides for i in (*indices, *divided)], rows, columns)
     if v.op == "load" and kernel.loaded(v) is f32 and indices[0].linear and all(p.step == 1 for p in pairs):
-        steps = terms[0]
+        steps = indices[0].strides
         neighbours = any(steps.get(a.name) == 1 for a in (*rows, *columns))
         lays = {a.name: Lay(a.size, steps.get(a.name, 0)) for a in axes}
         return Gathered(v.arg[0], v.arg[1].const, lays, None) if neighbours else None
-    return _copied(v, pairs, terms, axes, batch) if pairs else None
+    return _copied(v, pairs, axes, batch) if pairs else None
 
 
 def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: Sequence[Axis]) -> list[Pair]:
@@ -119,12 +119,10 @@ def _together(terms: Sequence[Mapping[str, int]], x: str, y: str) -> tuple[int, 
     return found.pop() if len(found) == 1 else None
 
 
-def _copied(
-    v: Value, pairs: Sequence[Pair], terms: Sequence[Mapping[str, int]], axes: Sequence[Axis], batch: Sequence[Axis]
-) -> Gathered:
+def _copied(v: Value, pairs: Sequence[Pair], axes: Sequence[Axis], batch: Sequence[Axis]) -> Gathered:
     """Return a copy in which each pair is two axes: the remainder by its step, and the quotient, in memory order."""
     space = next(i.space for x in walk([v]) for i in indices_of(x))
-    load = next((t for x, t in zip(_indexed(v), terms) if x.op == "load"), dict[str, int]())
+    load = next((x.arg[1].strides for x in walk([v]) if x.op == "load"), dict[str, int]())
     varies = variables_of(v)
     paired = {a.name for p in pairs for a in (p.first, p.second)}
     far = {a: load.get(a.name, 0) for a in axes if a.name in varies and a.name not in paired}
@@ -147,13 +145,8 @@ def _copied(
         step = strides[rest.name]
         lays[p.first.name] = Lay(p.first.size, step)
         lays[p.second.name] = Lay(p.second.size, step, p.apart, p.step, strides[left.name])
-    value = space.inside([g for g in guards if isinstance(g, Guard)], substituted(v, space, replaced))
+    value = space.inside([g for g in guards if isinstance(g, Guard)], Scaled(space, replaced).value(v))
     return Gathered(-1, 0, lays, (tuple(order), value))
-
-
-def _indexed(v: Value) -> list[Value]:
-    """Return every value that has indices, once for each index."""
-    return [x for x in walk([v]) for _ in indices_of(x)]
 
 
 def blas_ready(
