@@ -171,7 +171,15 @@ def test_square_replaces_the_power_of_two() -> None:
     with tracing():
         (x,), _ = traced([1.0])
         assert (x**2).prim.name == "square"
-        assert "pow" not in names([x**3 + x**0.5 + x**-1 + x**1])
+        assert "pow" not in names([x**3 + x**0.5 + x**-0.5 + x**-1 + x**1])
+
+
+@pytest.mark.parametrize("power", [0.5, -0.5, -1])
+def test_roots_and_reciprocals_are_those_of_pytorch(power: float) -> None:
+    x = np.array([4.0, 0.3, 0.0, -0.0, INF, NAN, -1.0, 1e-45, 1e-38, 3e38])
+    (y, (slope,)), (their_y, (their_slope,)) = call(lambda x: x**power, x), oracle(lambda x: x**power, x)
+    np.testing.assert_allclose(y, their_y, rtol=1e-12)
+    np.testing.assert_allclose(slope, their_slope, rtol=1e-12)
 
 
 def test_logsumexp_subtracts_the_maximum_and_follows_pytorch_at_infinities() -> None:

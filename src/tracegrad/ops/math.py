@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tracegrad.dtypes import u32
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir.nodes import Tensor
@@ -70,7 +72,7 @@ def pow(a: Operand, b: Operand) -> Tensor:
     Raises:   DTypeError for other or differing dtypes, and for integers to a negative power; ShapeError if the shapes
               do not broadcast.
 
-    The Python numbers 2, 3, 0.5 and -1 as `b` are computed as a * a, a * a * a, sqrt(a) and 1 / a.
+    The Python numbers 2, 3, 0.5, -0.5 and -1 as `b` are computed as a * a, a * a * a, sqrt(a), rsqrt(a) and 1 / a.
     As numpy.power and torch.pow.
 
     >>> tg.pow([1.0, 2.0, 3.0], 2.0)
@@ -82,20 +84,8 @@ def pow(a: Operand, b: Operand) -> Tensor:
     x = as_tensor(a)
     if x.dtype.is_int and isinstance(b, int):
         return _integer_power(x, b)
-    if x.dtype.is_float:
-        match b:
-            case 1:
-                return x
-            case 2:
-                return rows.square(x)
-            case 3:
-                return x * rows.square(x)
-            case 0.5:
-                return rows.sqrt(x)
-            case -1:
-                return reciprocal(x)
-            case _:
-                pass
+    if x.dtype.is_float and b in POWERS:
+        return POWERS[b](x)
     return rows.pow(x, b)
 
 
@@ -300,3 +290,13 @@ def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf
     x = as_tensor(x)
     infinite = rows.where(x > 0.0, LARGEST if posinf is None else posinf, -LARGEST if neginf is None else neginf)
     return rows.where(rows.nonfinite(x), rows.where(rows.isnan(x), nan, infinite), x)
+
+
+POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    1: lambda x: x,
+    2: rows.square,
+    3: lambda x: x * rows.square(x),
+    0.5: rows.sqrt,
+    -0.5: rows.rsqrt,
+    -1: reciprocal,
+}
