@@ -303,10 +303,8 @@ def test_members_have_states_of_their_own(device: str, tmp_path: Path) -> None:
     [
         ({"seeds": [0, 1], "lr": [0.1, 0.2, 0.3]}, "seeds 2, lr 3"),
         ({"seeds": 0}, "got seeds=0"),
-        (
-            {"seeds": [0, 1], "weight_decy": [0.1, 0.2]},
-            "'weight_decy' is not a hyperparameter of optim.adam; it has lr",
-        ),
+        ({"seeds": [0, 1], "weight_decy": [0.1, 0.2]}, "'weight_decy' is not a hyper.*; did you mean weight_decay"),
+        ({"seed": [0, 1, 2], "lr": [0.1, 0.2, 0.3]}, "'seed' is not a hyperparameter of .*; write seeds="),
         ({"seeds": [0, 1], "lr": [0.1, -0.2]}, "lr must be at least 0, got -0.2"),
         ({"seeds": [0, -1]}, "seed must be an integer"),
         ({"seeds": [0, 1], "each": ["z"]}, "each names 'z'"),

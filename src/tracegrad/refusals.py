@@ -228,8 +228,7 @@ def _no_value(text: str) -> InputError:
 
 def check_values(who: str, function: Any, given: Mapping[str, Any]) -> None:
     """Check switches and paths among the arguments of a function of the package. Raises InputError."""
-    own = (function.__module__ or "").startswith("tracegrad.")
-    kinds: dict[str, Any] = function.__annotations__ if own else {}
+    kinds: dict[str, Any] = function.__annotations__ if (function.__module__ or "").startswith("tracegrad.") else {}
     try:
         for name, value in given.items():
             kind, optional, _ = str(kinds.get(name, "")).partition(" | None")

@@ -39,6 +39,7 @@ from tracegrad.prims.elementwise import nonfinite, stop_gradient, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.prims.views import broadcast_to, reshape, slice_
+from tracegrad.refusals import remedy
 from tracegrad.transforms.custom import custom_vjp
 from tracegrad.transforms.derivatives import value_and_grad
 from tracegrad.transforms.vmap import vmap
@@ -195,10 +196,9 @@ def checked_values(optimizer: Optimizer, values: Mapping[str, Sequence[Any]]) ->
     known = ["lr", *(n for n in optimizer.hyper if GROUP not in n)]
     for name in values:
         if name not in known:
-            raise InputError.here(
-                f"tg.sweep: {name!r} is not a hyperparameter of optim.{optimizer.name}; it has "
-                f"{', '.join(dict.fromkeys([*known, *optimizer.off]))}"
-            )
+            own = list(dict.fromkeys([*known, *optimizer.off]))
+            said = f"{name!r} is not a hyperparameter of optim.{optimizer.name} ({', '.join(own)})"
+            raise InputError.here(f"tg.sweep: {said}{remedy(name, values[name], ['seeds', *own])}")
     return {
         name: tuple(
             checked(name, OFF.get(name) if x is None else x, optimizer.ranges.get(name, ANY), "tg.sweep") for x in xs
