@@ -87,7 +87,7 @@ def load_on(session: Session, program: Program) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The begin and end of each dispatch of a program, in seconds, in order of execution, for each of several runs."""
+    """The start and end of each dispatch of a program, in seconds, in order of execution, for each of several runs."""
 
     clock: str  # the clock that was read
     runs: tuple[tuple[tuple[float, float], ...], ...]

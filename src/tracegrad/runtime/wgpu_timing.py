@@ -1,6 +1,6 @@
 """Time each dispatch of a loaded program.
 
-Each dispatch gets its own pass, whose begin and end the device stamps. For a device without timestamps, or with only
+Each dispatch gets its own pass, whose start and end the device stamps. For a device without timestamps, or with only
 zeros, the host waits after every dispatch instead, which adds the round trip to each.
 """
 
