@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from tracegrad.dtypes import bool_
-from tracegrad.ir.nodes import Tensor, reached, toposort, unmoved
+from tracegrad.ir.nodes import Tensor, reached, unmoved
 
 INLINED = ("map", "view", "gather")  # families that readers compute unless the value is stored
 
@@ -21,19 +21,29 @@ def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> 
     A fold such as max selects from these values, and a comparison reads both a value and the selected one; or the user
     gets the value, and can compare. `order` is topological. An unexpanded composite counts as such a fold.
     """
-    chosen: dict[int, set[int]] = {}  # serial of a value read by selecting folds -> these folds
+    chosen: dict[int, int] = {}  # serial of a value read by selecting folds -> these folds, a bit each
+    behind: dict[int, int] = {}  # serial of a node -> the selecting folds that it depends on
+    seen: dict[int, set[int]] = {}  # selecting folds -> what is inlined into the comparisons that depend on them
+    found: set[int] = set()
+    bit = 1
     for t in order:
+        folds = 0
+        for x in t.inputs:
+            folds |= behind[x.serial]
         if (t.prim.chooses and t.dtype.is_float) or t.prim.family == "composite":
+            folds |= bit
             for x in inlined(t.inputs):
                 if x.prim.family == "map" and x.dtype.is_float:
-                    chosen.setdefault(x.serial, set()).add(t.serial)
-    found = {t.serial for t in map(unmoved, delivered) if t.serial in chosen}
-    for t in order if chosen else ():
-        if t.prim.family == "map" and t.dtype is bool_ and any(x.serial in chosen for x in inlined(t.inputs)):
-            behind = {x.serial for x in toposort([t])}
-            met = {s for s, folds in chosen.items() if not folds.isdisjoint(behind)}
-            found.update(x.serial for x in inlined(t.inputs, met) if x.serial in met)
-    return found
+                    chosen[x.serial] = chosen.get(x.serial, 0) | bit
+            bit <<= 1
+        elif folds and t.prim.family == "map" and t.dtype is bool_:
+            met = {s for s, by in chosen.items() if by & folds}
+            ends = seen.setdefault(folds, set(met))
+            values = {x.serial for x in inlined(t.inputs, ends)}
+            found |= values & met
+            ends |= values
+        behind[t.serial] = folds
+    return found.union(t.serial for t in map(unmoved, delivered) if t.serial in chosen)
 
 
 def inlined(roots: Sequence[Tensor], until: Set[int] = frozenset()) -> Iterator[Tensor]:
