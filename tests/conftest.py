@@ -25,6 +25,9 @@ NO_SKIP = os.environ.get("TRACEGRAD_NO_SKIP") == "1"
 os.environ.setdefault(VARIABLE, "off")
 # What other processes found is no business of a test's.
 os.environ.setdefault(remembered.VARIABLE, "always")
+# Mesa's software adapter compiles thousands of shaders that run once or twice: without LLVM's passes this takes half of
+# the time. tools/fuzz runs them with the passes.
+os.environ.setdefault("GALLIVM_PERF", "nopt")
 
 
 @pytest.fixture(scope="module")

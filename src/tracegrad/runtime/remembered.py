@@ -31,7 +31,7 @@ FACTS = ("/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version", "/pro
 READ_BY_DRIVERS = (
     "VK_", "WGPU_", "MESA_", "LIBGL_", "GALLIUM_", "LP_", "ZINK_", "NVIDIA_", "CUDA_VISIBLE", "__GL", "__NV", "__VK",
     "DRI_", "RADV_", "AMD_", "ANV_", "INTEL_", "LD_", "DYLD_", "DISPLAY", "WAYLAND_", "XDG_RUNTIME", "XDG_CONFIG",
-    "XDG_DATA", "ENABLE_", "DISABLE_",
+    "XDG_DATA", "ENABLE_", "DISABLE_", "GALLIVM_",
 )  # fmt: skip
 MANIFESTS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES", "VK_LAYER_PATH", "VK_ADD_LAYER_PATH")
 
