@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
+from xla import quickly
 
 # Set by tools/test in CI: a missing adapter or oracle fails the tests that want it, instead of hiding them.
 NO_SKIP = os.environ.get("TRACEGRAD_NO_SKIP") == "1"
@@ -71,7 +73,7 @@ def device() -> Iterator[Any]:
 
 
 @pytest.fixture(params=["numpy", "c", "webgpu", "jax"])
-def device_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def device_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The `device` of a training, once for each runtime: NumPy kernels, C kernels, WebGPU, and JAX."""
     if request.param == "webgpu":
         request.getfixturevalue("webgpu")
@@ -80,7 +82,8 @@ def device_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         pytest.skip("no C compiler")
     if request.param == "jax":
         pytest.importorskip("jax", reason="JAX is not installed")
-    return request.param if request.param in ("webgpu", "jax") else "cpu"
+    with quickly() if request.param == "jax" else nullcontext():
+        yield request.param if request.param in ("webgpu", "jax") else "cpu"
 
 
 def refuse_skip(report: Any) -> None:
