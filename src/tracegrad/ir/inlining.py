@@ -8,6 +8,7 @@ softmax does, is not a comparison.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import reduce
 
 from tracegrad.dtypes import bool_
 from tracegrad.ir.nodes import Tensor, reached, unmoved
@@ -27,9 +28,7 @@ def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> 
     found: set[int] = set()
     bit = 1
     for t in order:
-        folds = 0
-        for x in t.inputs:
-            folds |= behind[x.serial]
+        folds = reduce(int.__or__, [behind[x.serial] for x in t.inputs], 0)
         if (t.prim.chooses and t.dtype.is_float) or t.prim.family == "composite":
             folds |= bit
             for x in inlined(t.inputs):

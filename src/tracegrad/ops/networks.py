@@ -67,9 +67,7 @@ def _ordered(x: Pairs, k: int, pad: float) -> Pairs:
 def _by_columns(x: Pairs, k: int, pad: float) -> Tensor:
     """Return the first `k` positions in order along the middle axis of [rows, n, 1], by columns."""
     rows, n = x.keys.shape[:2]
-    height = 1
-    while height * SORT_COLUMNS < n:
-        height *= 2
+    height = 1 << (-(-n // SORT_COLUMNS) - 1).bit_length()  # the next power of two
     x = _reshaped(_sized(x, height * SORT_COLUMNS, pad), (rows, height, SORT_COLUMNS))
     x = _ordered(x, k, pad)
     height, together = x.keys.shape[1], 1
@@ -77,16 +75,15 @@ def _by_columns(x: Pairs, k: int, pad: float) -> Tensor:
     while together < x.keys.shape[1]:
         columns = x.keys.shape[1]
         shape = (rows, columns // (2 * together), 2, together, height)
+        steps = _halving(together // 2)
         if together * height < k:
             x = _reshaped(_compared(_reshaped(x, shape), [(2, (2, 3, 4))]), (rows, columns, height))
-            x = _exchanged(x, _halving(together // 2), pad)
             together *= 2
         else:
             both = _reshaped(x, (rows, shape[1], 2 * together, height))
             low, high = (_cut_out(y, 2, together) for y in (both, _flipped(both, (2, 3))))
             x = _reshaped(_smaller(low, high), (rows, columns // 2, height))
-            x = _exchanged(x, _halving(together // 2), pad)
-        x = _turned(_exchanged(_turned(x), _halving(height // 2), pad))
+        x = _turned(_exchanged(_turned(_exchanged(x, steps, pad)), _halving(height // 2), pad))
     return slice_(reshape(x.at, (rows, x.at.shape[1] * height)), 1, 0, k)
 
 

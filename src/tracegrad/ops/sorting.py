@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tracegrad.dtypes import TensorType, bool_, i32, integer, normalize_axis
@@ -147,26 +148,19 @@ def _no_vjp(ct: Tensor, y: Tensor, x: Tensor, **_: Any) -> tuple[None]:
 
 def _order_array(xp: Any, x: Any, *, axis: int, k: int, descending: bool) -> Any:
     """Sort by the library's own sort. For a stable descending order, rows are reversed, sorted, and reversed again."""
-    if descending:
-        at = x.shape[axis] - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, stable=True), axis)
-    else:
-        at = xp.argsort(x, axis=axis, stable=True)
+    at = xp.argsort(xp.flip(x, axis) if descending else x, axis=axis, stable=True)
+    at = x.shape[axis] - 1 - xp.flip(at, axis) if descending else at
     return at[(*[slice(None)] * axis, slice(k))].astype(xp.int32)
 
 
 def _order_xla(x: Any, t: Tensor, keys: Any) -> Any:
-    return _order_array(x.np, keys, axis=t.axis, k=t.attrs["k"], descending=t.attrs["descending"])
+    return _order_array(x.np, keys, **t.attrs)
 
 
 # On values and in JAX, the library sorts. Programs know no sort, so they get the expansion.
 ORDER = composite(
-    "order", type=_order_type, expand=_order, array=_order_array, vjp=_no_vjp, batch=shifted,
-    xla=_order_xla,
+    "order", type=_order_type, expand=_order, array=_order_array, vjp=_no_vjp, batch=shifted, xla=_order_xla,
 )  # fmt: skip
-
-
-def _arranged(x: Tensor, at: Tensor, *, axis: int) -> Tensor:
-    return bind(GATHER, x, at, axis=axis)
 
 
 def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, at: Tensor, *, axis: int) -> tuple[Tensor, None]:
@@ -179,7 +173,7 @@ def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, at: Tensor, *, axis: int) ->
 ARRANGED = composite(
     "arranged",
     type=lambda x, at, *, axis: x,
-    expand=_arranged,
+    expand=partial(bind, GATHER),
     vjp=_arranged_vjp,
     jvp=multilinear,
     batch=shifted,
@@ -194,10 +188,8 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
     k: int = n if most is None else most
     if not 0 <= k <= n:
         raise ShapeError(f"k = {k} elements of axis {axis} of {t.type}; valid are 0 to {n}")
-    keys = cast(t, i32) if t.dtype is bool_ else t
-    at = bind(ORDER, keys, axis=axis, k=k, descending=descending)
-    kept = k == n and n > SORT_SCATTERED
-    return bind(ARRANGED if kept else GATHER, t, at, axis=axis), at
+    at = bind(ORDER, cast(t, i32) if t.dtype is bool_ else t, axis=axis, k=k, descending=descending)
+    return bind(ARRANGED if k == n > SORT_SCATTERED else GATHER, t, at, axis=axis), at
 
 
 @method
