@@ -204,7 +204,7 @@ def load_forward(
 def trace(
     *, model: Any, loss: Callable[..., Any], inputs: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> Graph:
-    """Return the graph of a loss; with an optimizer, that of a whole training step. Uses no device.
+    """Return the graph of a loss; with an optimizer, the graph of a training step. Uses no device.
 
     model, loss, inputs, optimizer: as for `compile`.
     Returns: a `Graph`, to print or to look into.

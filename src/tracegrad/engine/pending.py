@@ -227,14 +227,14 @@ class Pending(NoArray, Generic[T]):
 
     @property
     def step(self) -> int:
-        """The index of the step, from 1. For `run_steps`, that of the last step. Waits, and raises as `loss`."""
+        """The index of the step, from 1. For `run_steps`, the index of the last step. Waits, and raises as `loss`."""
         return self._of_kind("step")
 
     @property
     def aux(self) -> Mapping[str, Any]:
         """The tensors that the loss returned beside its value, as NumPy arrays by name.
 
-        For `run_steps`, those of the last step. Waits and raises as `loss`.
+        For `run_steps`, they are from the last step. Waits and raises as `loss`.
         """
         return self._of_kind("aux")
 
@@ -250,7 +250,7 @@ class Pending(NoArray, Generic[T]):
     def captures(self) -> Captures:
         """The NumPy arrays that `tg.capture(name, x)` kept in this step or run, by name.
 
-        For `run_steps`, those of the last step. Waits and raises as `loss`.
+        For `run_steps`, they are from the last step. Waits and raises as `loss`.
         """
         return self._completed().captures
 

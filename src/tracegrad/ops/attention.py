@@ -50,7 +50,7 @@ def split_heads(x: Any, n_heads: int) -> Tensor:
 
 @entered
 def merge_heads(x: Any) -> Tensor:
-    """Move the heads behind the positions, and join their features on one axis. The inverse of `split_heads`.
+    """Move the heads after the positions, and join their features on one axis. The inverse of `split_heads`.
 
     out[..., t, h * d + k] = x[..., h, t, k]
 

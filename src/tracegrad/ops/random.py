@@ -131,7 +131,7 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
     shape:     an integer or integers.
     low, high: finite Python numbers, low < high.
     Returns:   f32 of that shape; new numbers in each step or call.
-    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high.
 
@@ -166,7 +166,7 @@ def randn(shape: int | Sequence[int]) -> Tensor:
 
     shape:    an integer or integers.
     Returns:  f32 of that shape, |out| < 5.8; new numbers in each step or call.
-    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: none.
     Raises:   ShapeError for a negative size.
 
@@ -194,7 +194,7 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
     shape:     an integer or integers.
     mean, std: numbers, or f32 tensors that broadcast to `shape`.
     Returns:   f32 of that shape; new numbers in each step or call.
-    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient:  to `mean`, the result's gradient. To `std`, the result's gradient times the numbers that `randn` draws.
                Each is summed over broadcast axes (the reparameterization of Kingma & Welling 2014).
     Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`.
@@ -221,7 +221,7 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
     shape:     an integer or integers.
     low, high: integers within i32, low < high.
     Returns:   i32 of that shape; new numbers in each step or call.
-    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient:  none.
     Raises:    ShapeError for a negative size; InputError unless low < high, at most 2^31 - 1 apart.
 
@@ -248,7 +248,7 @@ def permutation(n: int) -> Tensor:
 
     n:        an integer, such as x.shape[0]. That also works for a size that is None in `inputs` of `tg.compile`.
     Returns:  i32[n]; a new order in each step or call.
-    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: none.
     Raises:   ShapeError if `n` is negative or no integer.
 
@@ -279,7 +279,7 @@ def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) ->
               not checked.
     dtype:    bool, or another type, in which True is 1 and False is 0.
     Returns:  `dtype`, of that shape; new numbers in each step or call.
-    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: none, not even to `p`.
     Raises:   InputError if a number `p` is outside [0, 1]; DTypeError if a tensor is not f32; ShapeError for a shape of
               `p` that does not broadcast, and for a negative size.
@@ -303,7 +303,7 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
 
     logits:   f32, raw scores, with the classes along `axis`. A class of -inf is never drawn.
     Returns:  i32, the shape of `logits` without `axis`: class numbers, from 0; new numbers in each step or call.
-    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: none; `gumbel_softmax` has one.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
 
@@ -333,7 +333,7 @@ def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int 
     tau:      the temperature, a positive number. The smaller it is, the nearer the result is to a one-hot vector.
     hard:     True returns the one-hot vector of the largest element of `out`, with the gradient of `out`.
     Returns:  f32, shape of `logits`; new numbers in each step or call.
-    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: to `logits`, that of the softmax, with g as a constant.
     Raises:   InputError unless tau > 0; ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.
 
@@ -380,7 +380,7 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     p:        a Python number in [0, 1]; 0 returns `x`, 1 returns zeros.
     training: False returns `x`, as for inference. There is no train or eval mode that sets it: pass False yourself.
     Returns:  f32, shape of `x`. The zeroed elements are drawn anew in each step or call.
-    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls that of `tg.manual_seed`.
+    Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: the result's gradient, with the same elements zeroed and the others scaled.
     Raises:   InputError if `p` is outside [0, 1]; DTypeError if `x` is not f32.
 

@@ -90,7 +90,7 @@ def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -
     """Return a type rule for `extend.composite`: all inputs have one shape and one dtype, which `accepts` lists.
 
     accepts: the dtypes.
-    out:     dtype of the result; None takes that of the inputs.
+    out:     dtype of the result; None takes the dtype of the inputs.
     skip:    number of leading inputs that can have any dtype, such as a condition.
     Returns: a function from the types of the inputs to the type of the result. It raises DTypeError or ShapeError for
              inputs that do not fit.
@@ -192,7 +192,7 @@ def elementwise(
     wgsl:    the op as an expression in WGSL, with {0} and {1} for the inputs. The compiler translates it to C.
     vjp:     (ct, y, *inputs) -> one gradient for each input. y is the result, ct its gradient. Default: no gradient.
     accepts: the dtypes that inputs can have, all inputs the same.
-    out:     dtype of the result; None takes that of the inputs.
+    out:     dtype of the result; None takes the dtype of the inputs.
     cost:    cost of one element: an addition is 1, a load from memory 4, an `exp` 8.
     helper:  WGSL functions that `wgsl` calls.
     spelled: whether the op is a method of tensors too.

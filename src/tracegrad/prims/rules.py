@@ -66,7 +66,7 @@ def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
 
 
 def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Rule for `batch` of a row with `axis`, `axes` or `shape`: the row with these moved behind the new axis.
+    """Rule for `batch` of a row with `axis`, `axes` or `shape`: the row with these moved after the new axis.
 
     As JAX's batchers of reductions.
     """

@@ -145,7 +145,7 @@ class Checkpoint:
 class CSVLogger:
     r"""Write a CSV file with a line for each epoch: epoch, step, loss of the last step, and metrics.
 
-    path: the file. `fit` writes it anew when it begins, and again after each epoch.
+    path: the file. `fit` replaces the file when it begins, and after each epoch.
 
     >>> log = tg.CSVLogger("log.csv")    # train, x, y below: as in the example of tg.compile
     >>> history = train.fit(x=x, y=y, epochs=2, progress=False, callbacks=[log])

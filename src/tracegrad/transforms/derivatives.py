@@ -36,7 +36,7 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
 
         g = tg.grad(lambda w: tg.sum(w * w))(w)          # 2 w, in the shape of w
 
-    fn:       a function that returns f32 of rank 0; with `has_aux`, a pair (result, aux) of it and any other tree.
+    fn:       a function that returns f32 of rank 0; with `has_aux`, a pair of that result and any tree, aux.
     argnums:  position of the argument to differentiate with respect to, counted from 0, or a tuple of positions. Such
               an argument is an f32 tensor, an array, a float, or a tree of these: a list, tuple, dict or model. A model
               is the one that a loss or forward receives, or one of `tg.instantiate`.
@@ -166,8 +166,8 @@ def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Funct
 
     fn:      a function that returns f32 of any shape, or a tree of such; with `has_aux`, a pair (result, aux).
     argnums: position, or tuple of positions, of the arguments to differentiate with respect to, as for `grad`.
-    Returns: a function of the arguments of `fn`. For one tensor and one argument it returns J, whose shape is that of
-             the result followed by that of the argument. For trees, it returns a tree like the result, in which each
+    Returns: a function of the arguments of `fn`. For one tensor and one argument it returns J. Its shape is the
+             result's followed by the argument's. For trees, it returns a tree like the result, in which each
              leaf is a tree like the argument, and for several `argnums` a tuple of such. (Jacobian, aux) with
              `has_aux`.
     Raises:  DTypeError if an argument has no f32 leaf or a result is not f32; TraceError if `argnums` are out of range.

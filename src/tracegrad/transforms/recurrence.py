@@ -24,7 +24,7 @@ def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None,
     *, reverse: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Run `fn` on each element along the first axis of `xs`, and hand a value, the carry, from run to run.
+    """Run `fn` on each element along the first axis of `xs`, and pass a value, the carry, from run to run.
 
     carry = init
     for t in range(length): carry, ys[t] = fn(carry, xs[t])
