@@ -105,11 +105,11 @@ class MissingKeyError(InputError, KeyError):
 
 
 class RangeError(InputError, IndexError):
-    """Indices that are out of range for their axis."""
+    """Indices are out of range for their axis. Also an IndexError."""
 
 
 class ConstantIndexError(ShapeError, IndexError):
-    """A constant index that is out of range for its axis."""
+    """A constant index is out of range for its axis. Also an IndexError."""
 
 
 class NonFiniteError(TracegradError, ArithmeticError):

@@ -127,7 +127,7 @@ class CosineRestarts(CosineAnnealing):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A linear rise to `peak` in `steps` steps, then another schedule: peak * s / steps at step s = 1 to `steps`.
+    """A linear rise to `peak` in `steps` steps, then another schedule: peak * s / steps at steps s = 1 to `steps`.
 
     after: the schedule that follows; it begins at its own step 1. A number means a constant rate.
     start: the training step that counts as s = 1; see `Schedule`.

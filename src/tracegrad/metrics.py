@@ -55,7 +55,7 @@ def accuracy(logits: Any, targets: Any) -> Tensor:
     """Return the share of rows whose largest score is that of the target.
 
     logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts.
-    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; what a program computes is not
+    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; computed ones are not
              checked.
     Returns: f32, rank 0. No gradient.
     Raises:  ShapeError if the shapes do not fit; DTypeError unless `logits` are f32 and `targets` i32.
@@ -75,7 +75,7 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
     """Return the share of rows whose target is among the `k` largest scores.
 
     logits:  f32, shape (..., C). Of equal scores the first ones count.
-    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; what a program computes is not
+    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; computed ones are not
              checked.
     k:       a positive integer.
     Returns: f32, rank 0. No gradient.
@@ -104,8 +104,8 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
 
     out[t, p] = the number of positions with the target t and the prediction p
 
-    predictions, targets: i32, equal shapes, classes in [0, n). Others raise errors as for `take`; what a program
-                          computes is not checked.
+    predictions, targets: i32, equal shapes, classes in [0, n). Others raise errors as for `take`; computed ones
+                          are not checked.
     n:                    the number of classes.
     Returns:              i32 [n, n]: rows are the true classes, columns the predicted ones. No gradient.
     Raises:               ShapeError if the shapes differ; DTypeError if one is not i32.

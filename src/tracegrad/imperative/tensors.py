@@ -265,7 +265,7 @@ class GradTensor(TensorMethods):
         return self
 
     def retain_grad(self) -> GradTensor:
-        """Make `backward` set `grad` of this tensor too, although ops computed it, and return the tensor.
+        """Make `backward` set `grad` of this tensor too, although an op computed it, and return the tensor.
 
         As torch.Tensor.retain_grad. Raises TraceError if the tensor requires no gradient.
         """

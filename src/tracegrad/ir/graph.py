@@ -61,7 +61,7 @@ class Graph(Value):
     def leaves(self, *roles: str) -> list[Tensor]:
         """Return the leaves (nodes without inputs) that have one of `roles`.
 
-        roles: "param" for trained parameters, "frozen" for all other ones, "input" for the inputs of a call, and
+        roles: "param" for trained parameters, "frozen" for the others, "input" for the inputs of a call, and
                "hyper" for hyperparameters. "state" is for optimizer arrays and states of the model, "patch" for values
                and masks of `tg.patch`.
 

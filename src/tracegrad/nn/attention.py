@@ -40,7 +40,7 @@ class MultiheadAttention(Module):
     position: i32[], with a cache: the position in the sequence of the first element of `x`. Earlier elements are read
               from the cache, and those of `x` written to it, so the forward needs writes=True. Position 0 begins new
               sequences. `position` + T must not exceed the cache's length. If it does, a run whose position is an
-              input is Failed; a position that the forward computes is clamped without an error, and the result wrong.
+              input is Failed; a computed position is clamped without an error, and the result is wrong.
     dropout:  the probability of dropping an attention weight. Pass 0 outside of training.
     Raises:   ShapeError for sizes that do not fit; TraceError for a cache without `causal`, and for a position without
               a cache or with `memory`.

@@ -240,7 +240,7 @@ def sgd(
     weight_decay: float = 0.0,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make gradient descent with momentum: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m.
+    """Make an SGD optimizer: g <- g + weight_decay p;  m <- momentum m + g;  p <- p - lr m.
 
     g is the gradient, p a parameter, and m starts at 0.
     nesterov:     True: p <- p - lr (g + momentum m), with the new m.

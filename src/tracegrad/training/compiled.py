@@ -74,8 +74,8 @@ class CompiledTraining(Training):
                     batch is trained if the size in `inputs` is None or a name. If that is a number, the batch is
                     dropped; in an iterable it is an error.
         epochs:     passes over the data. For more than one, the iterable must be iterable again.
-        steps:      run exactly this number of steps instead, over as many passes as needed; with `resume`, those of the
-                    interrupted run count.
+        steps:      run exactly this number of steps instead, over as many passes as needed; with `resume`, the steps of
+                    the interrupted run count too.
         shuffle:    shuffle whole arrays in each epoch, by the seed. Iterables keep their order.
         validation: a share of the whole arrays (their last examples), arrays as for `data`, or batches. The results are
                     `val_loss`, and `val_<name>` for each scalar aux of the loss. A loss that takes an argument
@@ -94,8 +94,8 @@ class CompiledTraining(Training):
                     object with `log(dict)` or `add_scalar(name, value, step)`. A line also has the scalar aux of the
                     loss.
         resume:     path of a file saved while `fit` ran or after an interrupt. `fit` loads it and continues at its
-                    epoch and batch. Pass the same arguments as before. The states of callbacks,
-                    such as the patience of `EarlyStopping`, are not restored.
+                    epoch and batch. Pass the same arguments as before. The states of callbacks, such as the
+                    patience of `EarlyStopping`, are not restored.
         schedule:   required with several losses: their turns, as ("d", "d", "g"). Each step takes the next batch, and
                     from it the inputs of its loss. Step k of the training, counted over all losses, takes
                     schedule[(k - 1) % 3] here, so a later `fit` continues the cycle.
