@@ -35,20 +35,14 @@ NOTHING = frozenset[int]()
 
 
 class Cut(NamedTuple):
-    """Serials of nodes. The loop stores the values `at` the cut; those in `new` are not stored yet.
+    """Serials of nodes. The loop stores the values `at` the cut.
 
     `products` lie between the cut and the value that moves out; those in `inner` have other readers too.
     """
 
     at: frozenset[int] = NOTHING
-    new: frozenset[int] = NOTHING
     products: frozenset[int] = NOTHING
     inner: frozenset[int] = NOTHING
-
-    @property
-    def extra(self) -> frozenset[int]:
-        """Serials of nodes that must be stored in addition, for all iterations."""
-        return self.new | self.inner
 
     @property
     def sinks(self) -> bool:
@@ -77,6 +71,10 @@ class Cuts:
         """Mark values as stored for all iterations."""
         self.stored |= {t.serial: t for t in values}
 
+    def size(self, serials: frozenset[int]) -> int:
+        """Return how many values have yet to be stored, of one iteration."""
+        return sum(self.nodes[serial].size for serial in serials - self.stored.keys())
+
     def of(self, roots: Sequence[Tensor]) -> Cut:
         """Return the cut before the inputs of `roots`."""
         found: dict[int, Cut] = {}
@@ -87,18 +85,16 @@ class Cuts:
     def _of(self, t: Tensor, behind: Cut) -> Cut:
         """Return where to cut off `t`, whose inputs are cut off at `behind`."""
         own, family = frozenset([t.serial]), t.prim.family
-        if t.serial in self.stored:
+        if t.serial in self.stored or (t.serial in self.once and family != "leaf"):
             return Cut(own)
-        if t.serial in self.once and family != "leaf":
-            return Cut(own, own)
         if t.serial not in self.bound:
             return behind
         if family == "view" and len(t.inputs) == 1:
             return behind
         if family in PRODUCTS and t.serial not in self.live:
-            return Cut(behind.at, behind.new, behind.products | own, behind.inner | behind.products)
-        less = not behind.products and t.size < sum(self.nodes[serial].size for serial in behind.new)
-        return Cut(own, own) if less or t.serial in self.live or family in (*INSIDE, "view") else behind
+            return Cut(behind.at, behind.products | own, behind.inner | behind.products)
+        less = not behind.products and t.size < self.size(behind.at)
+        return Cut(own) if less or t.serial in self.live or family in (*INSIDE, "view") else behind
 
 
 def _union(cuts: Sequence[Cut]) -> Cut:
@@ -293,7 +289,7 @@ class _Loop:
         """Compute `roots` outside of the loop, if their inputs from the loop fit into memory."""
         cut = cuts.of(roots)
         held = sum(t.size for t in (*self.xs, *cuts.stored.values()))
-        if not self.fits(sum(t.size for s, t in cuts.nodes.items() if s in cut.extra), held):
+        if not self.fits(cuts.size(cut.at | cut.inner), held):
             return False
         cuts.store([cuts.nodes[serial] for serial in sorted(cut.at)])
         return True
