@@ -129,8 +129,24 @@ def summed(m: Any, x: Any) -> Any:
     return m.b(tg.segment_sum(m.a(x).reshape(-1, D), rows, D)).square().mean() / x.shape[0]
 
 
+def contrast(m: Any, x: Any) -> Any:
+    """Two views of a batch, put together: each row should be like the other view's, and unlike all others."""
+    n = x.shape[0]
+    z = tg.concat([m.a(x[:, 0]), tg.tanh(m.a(x[:, -1]))], 0)
+    s = tg.where(tg.eye(2 * n) > 0, -1e9, z @ z.T / D)
+    return tg.cross_entropy(s, tg.concat([tg.arange(n) + n, tg.arange(n)], 0))
+
+
+def joined(m: Any, x: Any) -> Any:
+    t = x.shape[1]
+    y = tg.concat([x, m.a(x), tg.flip(x, 1), m.place[:t] + x], 1)
+    at = tg.cast(tg.arange(4 * t), tg.f32)[None, :, None] / t
+    pair = y[:, t : 3 * t] * tg.softmax(y, 1)[:, 2 * t :]
+    return m.b(tg.sin(at) * y).square().mean() + pair.sum(1).std() + tg.cast(tg.arange(3 * t), tg.f32).mean()
+
+
 LOSSES = [whole, attention, causal, by_hand, recurrent, lstm, convolution, last, shifted, flat, dropped, times_time,
-          counted, normalized, windows, looked_up, bounded, scanned, summed]  # fmt: skip
+          counted, normalized, windows, looked_up, bounded, scanned, summed, contrast, joined]  # fmt: skip
 
 
 def nothing(*_: Any) -> None:
@@ -151,8 +167,8 @@ def _steps(loss: Callable[..., Any], device: str, sizes: Any) -> tuple[list[Any]
 def on_each() -> list[tuple[Callable[..., Any], str]]:
     """All losses in C; some in NumPy, under XLA and on WebGPU, where a software adapter takes a minute for each."""
     return [
-        *((loss, "c") for loss in LOSSES), *((loss, "numpy") for loss in (causal, scanned, lstm, counted)),
-        *((loss, "webgpu") for loss in (by_hand, scanned)), *((loss, "jax") for loss in (causal, dropped)),
+        *((loss, "c") for loss in LOSSES), *((loss, "numpy") for loss in (causal, scanned, lstm, counted, joined)),
+        *((loss, "webgpu") for loss in (by_hand, scanned, contrast)), *((loss, "jax") for loss in (causal, dropped)),
     ]  # fmt: skip
 
 

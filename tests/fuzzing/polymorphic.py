@@ -196,9 +196,28 @@ def counted(d: Drawing, v: Named) -> Named:
     return Named(v.x * tg.sin(number) + v.x.shape[0] / (1 + v.x.shape[-1]), v.axes)
 
 
+def doubled(d: Drawing, v: Named) -> Named | None:
+    k = d.axis(v)
+    a = v.axes[k]
+    if {*a} & {*"+-*"}:
+        return None
+    d.size["2"] = 2
+    return d.replaced(v, tg.concat([v.x, tg.sin(v.x)], k), k, f"2*{a}")
+
+
+def half(d: Drawing, v: Named) -> Named | None:
+    k = d.axis(v)
+    two, _, a = v.axes[k].partition("*")
+    if two != "2":
+        return None
+    n, second = d.size[a], d.pick(2)
+    return d.replaced(v, v.x[(*[slice(None)] * k, slice(n * second, n * (1 + second)))], k, a)
+
+
 OPS: list[Callable[[Drawing, Named], Named | None]] = [
     unary, unary, binary, reduced, reduced, along, along, sliced, one_of, grown, moved, moved, merged, merged, split,
     split, product, product, masked, looked_up, windowed, scanned, counted,
+    doubled, half,
 ]  # fmt: skip
 
 

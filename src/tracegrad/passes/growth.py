@@ -68,6 +68,13 @@ class Axis(NamedTuple):
             return self.parts
         return (*self.length.factors, self.length.times) if self.length.times != 1 else self.length.factors
 
+    @property
+    def stacked(self) -> Axis:
+        """The axis; if any order of parts is right, that of blocks put together, whose number comes first."""
+        if self.parts is not None:
+            return self
+        return Axis(self.length, joined((self.length.times, *self.length.factors)))
+
 
 class Sizes(NamedTuple):
     """The sizes of two traces."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -70,6 +72,17 @@ class Room:
             found.append(index % n)
             index = index // n
         return [index, *reversed(found)]
+
+    def numbers(self, axes: Sequence[Axis], shape: Shape) -> Tensor:
+        """Return the number that each element of a value of these axes has at a run's sizes, in row-major order."""
+        parts = [part for axis in axes for part in axis.ordered]
+        whole = [self.sizes.of(part)[0] for part in parts]
+        found: list[Tensor] = []
+        stride: Tensor = const(1, i32)
+        for d in reversed(range(len(parts))):
+            found.append(iota(whole, d) * broadcast_to(stride, whole))
+            stride = stride * self.part(parts[d])
+        return reshape(functools.reduce(operator.add, found), shape)
 
     def roomy(self, axis: Axis) -> bool:
         """Whether some elements of an axis may not count."""

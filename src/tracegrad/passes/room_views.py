@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tracegrad.dtypes import Shape, i32
+from tracegrad.dtypes import Shape
 from tracegrad.ir.nodes import Tensor, bind, rebind
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.growth import Axis, Both, Length, Sizes, joined
 from tracegrad.passes.room import ONE, Room, Value, replaced
 from tracegrad.prims.folds import GATHER, scatter_add
-from tracegrad.prims.leaves import IOTA, const, iota
+from tracegrad.prims.leaves import IOTA
 from tracegrad.prims.views import (
     BARRIER,
     BROADCAST,
@@ -48,10 +49,8 @@ def _reshape(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
     if any(axis.counts for axis in x.axes):
         if x.tensor.ndim > 1:
             raise UnsizedError("counts along one of several axes")
-        axes = tuple([room.sizes.axis(pair) for pair in pairs])
-        if any(axis.parts is None for axis in axes):
-            raise UnsizedError("counts along an axis of several parts")
-        return Value(_counted(room, t.inputs[0], axes, t.shape), axes)
+        axes = tuple([room.sizes.axis(pair).stacked for pair in pairs])
+        return Value(counted(room, t.inputs[0], axes, t.shape), axes)
     if 0 in t.shape or 0 in u.shape:
         if t.shape != u.shape:
             raise UnsizedError("has no elements at some sizes")
@@ -88,27 +87,22 @@ def _regrouped(sizes: Sizes, axes: Sequence[Axis], pairs: Sequence[Both]) -> lis
     return found
 
 
-def _counted(room: Room, t: Tensor, axes: Sequence[Axis], shape: Shape) -> Tensor:
+def counted(room: Room, t: Tensor, axes: Sequence[Axis], shape: Shape) -> Tensor:
     """Return what is computed from the number of each element of a value of these axes. t: the same along one axis."""
     if t.prim is not IOTA:
         own = room.of[t.serial]
         if own.axes[0].counts:
-            return bind(t.prim, *[_counted(room, x, axes, shape) for x in t.inputs], **t.attrs)
+            return bind(t.prim, *[counted(room, x, axes, shape) for x in t.inputs], **t.attrs)
         if own.axes[0].parts is None:
             return reshape(own.tensor, shape)
         raise UnsizedError("counts along an axis that has parts")
-    found: Tensor | None = None
-    stride: Tensor = const(1, i32)
-    for d in reversed(range(len(shape))):
-        if axes[d] != ONE:
-            term = iota(shape, d) * broadcast_to(stride, shape)
-            found = term if found is None else found + term
-            stride = stride * room.scalar(axes[d].length)
-    assert found is not None
-    return found
+    return room.numbers(axes, shape)
 
 
 def _slice(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    blocks = _blocks(room, t, u, x)
+    if blocks:
+        return Value(bind(SLICE, x.tensor, **t.attrs), blocks)
     start, axes = _moved(room, t, u, x)
     if axes[t.axis].grows and abs(t.attrs["step"]) != 1:
         raise UnsizedError("takes elements in steps")
@@ -119,6 +113,9 @@ def _slice(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
 
 
 def _place(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    blocks = _blocks(room, t, u, x)
+    if blocks:
+        return Value(bind(PLACE, x.tensor, **t.attrs), blocks)
     start, axes = _moved(room, t, u, x)
     if x.axes[t.axis].grows and abs(t.attrs["step"]) != 1:
         raise UnsizedError("puts elements in steps")
@@ -129,9 +126,26 @@ def _place(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
     return Value(scatter_add(own, at, t.axis, t.shape[t.axis]), axes)
 
 
+def _blocks(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...] | None:
+    """Return the axes of a slice or place of whole blocks, as of [a, b] put together; None if it is another one.
+
+    Blocks are as far apart in the room as they are long there. So each element stays one that counts, or none.
+    """
+    room.same(t, u, "start", "length")
+    parts = x.axes[t.axis].parts
+    if parts is None or not x.axes[t.axis].grows or t.attrs["step"] != 1:
+        return None
+    block = parts[1:] if isinstance(parts[0], int) else parts
+    n, m = map(math.prod, zip(*map(room.sizes.of, block)))
+    pair, starts = (t.shape[t.axis], u.shape[t.axis]), (t.attrs["start"], u.attrs["start"])
+    count, start = (both[0] // max(n, 1) for both in (pair, starts))
+    if not count or (count * n, count * m) != pair or (start * n, start * m) != starts:
+        return None
+    return replaced(x.axes, t.axis, room.sizes.taken([count, *block], pair))
+
+
 def _moved(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Length, tuple[Axis, ...]]:
     """Return where a slice or place begins, and the axes of its result."""
-    room.same(t, u, "start", "length")
     room.single(x.axes[t.axis])
     new = room.sizes.axis((t.shape[t.axis], u.shape[t.axis]))
     room.single(new)

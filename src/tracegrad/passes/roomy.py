@@ -23,7 +23,7 @@ from tracegrad.methods import METHODS
 from tracegrad.passes.alike import Numbers, aligned, numbered
 from tracegrad.passes.growth import Axis, Sizes
 from tracegrad.passes.room import ONE, Room, Value, replaced
-from tracegrad.passes.room_views import VIEWS
+from tracegrad.passes.room_views import VIEWS, counted
 from tracegrad.prims.folds import GATHER
 from tracegrad.prims.leaves import CONST, HIGH, IOTA, LITERAL, LOW, iota, leaf
 from tracegrad.prims.views import RESHAPE, broadcast_to, reshape
@@ -97,11 +97,11 @@ class _Walk(Room):
 
     def value(self, t: Tensor, u: Tensor, inputs: Sequence[Value]) -> Value:
         """Return the next value."""
-        if any(axis.counts for x in inputs for axis in x.axes) and t.prim is not RESHAPE:
-            if t.prim.family != "map" or t.ndim != 1:
-                raise UnsizedError("counts along an axis that is later taken apart")
-            axes = (self.sizes.axis((t.size, u.size))._replace(counts=True),)
-            return self.alike(t, u, inputs, axes)
+        axes = [axis for x in inputs for axis in x.axes]
+        if any(axis.counts for axis in axes) and t.prim is not RESHAPE:
+            if t.prim.family == "map" and t.ndim == 1 and all(axis.parts is None for axis in axes):
+                return self.alike(t, u, inputs, (axes[0]._replace(counts=True),))
+            inputs = [self.settled(y, x) for y, x in zip(t.inputs, inputs)]
         if t.prim in VIEWS:
             return VIEWS[t.prim](self, t, u, inputs[0])
         rule = FAMILIES.get(t.prim.family)
@@ -110,6 +110,11 @@ class _Walk(Room):
         if any(axis.grows for x in inputs for axis in x.axes):
             raise UnsizedError("puts parts together")
         return self.alike(t, u, inputs, tuple([self.sizes.axis((n, n)) for n in t.shape]))
+
+    def settled(self, t: Tensor, x: Value) -> Value:
+        """Return the value of a node, whose parts have the order of blocks put together if it counts."""
+        axes = tuple([axis.stacked for axis in x.axes])
+        return Value(counted(self, t, axes, t.shape), axes) if any(a.counts for a in x.axes) else x
 
     def alike(self, t: Tensor, u: Tensor, inputs: Sequence[Value], axes: tuple[Axis, ...]) -> Value:
         """Return the value of the same node, whose attributes do not follow the sizes."""
@@ -133,9 +138,11 @@ class _Walk(Room):
         axes = tuple(map(self.sizes.axis, zip(t.shape, u.shape)))
         if t.prim is IOTA:
             self.same(t, u, "shape")
-            if axes[t.axis].parts is None:
-                axes = tuple([a._replace(counts=d == t.axis) for d, a in enumerate(axes)])
-            return Value(t, axes)
+            if axes[t.axis].parts is None and t.ndim > 1:
+                axes = replaced(axes, t.axis, axes[t.axis].stacked)
+                along = tuple([n if d == t.axis else 1 for d, n in enumerate(t.shape)])
+                return Value(broadcast_to(self.numbers(axes[t.axis : t.axis + 1], along), t.shape), axes)
+            return Value(t, replaced(axes, t.axis, axes[t.axis]._replace(counts=axes[t.axis].parts is None)))
         self.same(t, u, "type")
         grows = any(a.grows for a in axes)
         if grows and (t.prim is LITERAL or t.attrs["role"] != "input" or any(a.parts is None for a in axes)):
