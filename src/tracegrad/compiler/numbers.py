@@ -14,7 +14,8 @@ from tracegrad.kernels.form import UnsizedError
 from tracegrad.prims.leaves import CONST, leaf
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf
 
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 NAME = "size {}"  # of such an input: no hyperparameter has a space in its name
 At = tuple[str, str]  # the value of a constant at two sizes
 
