@@ -327,14 +327,22 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
     return _scaled(bind(NORMALIZE, x, axes=axes, eps=eps), g, b)
 
 
-def _logsumexp(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    top = x.max(axes, keepdims=True)
+def _shifted(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the largest x, exp(x) divided by exp of that, and the sum of these."""
+    top = bind(PEAK, x, axes=axes)
     shift = where(nonfinite(top), 0.0, top)  # for a row of -inf, or with inf: inf - inf would be NaN
-    return log(exp(x - views.broadcast_to(shift, x.shape)).sum(axes, keepdims=True)) + shift
+    e = exp(x - views.broadcast_to(shift, x.shape))
+    return shift, e, e.sum(axes, keepdims=True)
+
+
+def _logsumexp(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    shift, _, total = _shifted(x, axes)
+    return log(total) + shift
 
 
 def _logsumexp_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
-    return (views.broadcast_to(ct, x.shape) * exp(x - views.broadcast_to(y, x.shape)),)
+    _, e, total = _shifted(x, axes)  # exp(x - y) would have the rounding error of y, which is large where y is
+    return (views.broadcast_to(ct / total, x.shape) * e,)
 
 
 LOGSUMEXP = composite("logsumexp", type=reduced_float, expand=_logsumexp, vjp=_logsumexp_vjp, batch=shifted)
