@@ -185,3 +185,40 @@ def test_a_schedule_of_the_users_own_is_kept(tmp_path: Path) -> None:
         assert a.digest() == b.digest()
         with compiled(optim.sgd(lr=0.5)) as c, pytest.raises(tg.InputError, match="lr: schedule of unknown kind 'halv"):
             c.load(tmp_path / "c")
+
+
+def test_a_flipped_bit_anywhere_is_found(train: tg.CompiledTraining, tmp_path: Path) -> None:
+    """Parameters with another bit were taken: the file had no checksum."""
+    path = tmp_path / "c"
+    train.save(path)
+    good, before = path.read_bytes(), train.digest()
+    for at in range(0, len(good), 7):  # header, metadata and values
+        bad = bytearray(good)
+        bad[at] ^= 1 << at % 8
+        path.write_bytes(bad)
+        if safetensors.SUM.encode() in bad:  # without this name, nothing is compared, and all else is as it was
+            with pytest.raises(tg.InputError) as told:
+                train.load(path)
+            assert str(path) in str(told.value)
+        assert train.digest() == before
+    path.write_bytes(good)
+    train.load(path)
+
+
+def test_a_checksum_follows_what_our_writer_writes_and_refuses_what_others_changed(
+    train: tg.CompiledTraining, saved: safetensors.File, tmp_path: Path
+) -> None:
+    path, halved = tmp_path / "c", {n: x / 2 if n == "param/W" else x for n, x in saved.tensors.items()}
+    safetensors.write(path, halved, saved.metadata)
+    train.load(path)
+    assert (train.params()["W"] == halved["param/W"]).all()
+    numpy = pytest.importorskip("safetensors.numpy")
+    other_order = dict(reversed(saved.tensors.items()))
+    numpy.save_file(other_order, path, saved.metadata)
+    train.load(path)
+    numpy.save_file(halved, path, saved.metadata)
+    with pytest.raises(tg.InputError, match=r"is damaged or was changed; .* take tracegrad_crc32 out"):
+        train.load(path)
+    numpy.save_file(halved, path, {n: x for n, x in saved.metadata.items() if n != safetensors.SUM})
+    train.load(path)
+    assert (train.params()["W"] == halved["param/W"]).all()

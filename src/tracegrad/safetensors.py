@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import zlib
 from collections.abc import Mapping
 from io import BufferedReader
 from typing import Any, NamedTuple, cast
@@ -21,6 +22,7 @@ from tracegrad.files.jsontext import dumped, parse, shown
 MAX_HEADER = 100_000_000  # bytes; the reference implementation has the same limit
 MAX_RANK = 64  # NumPy's limit on axes
 DEEPEST = 3  # levels of nesting: the header, an entry, its shape
+SUM = "tracegrad_crc32"  # the entry of the metadata with the checksum of all else; files without it are read unchecked
 READS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I64": "<i8", "I32": "<i4", "U8": "u1", "BOOL": "u1"}
 WRITES = {"float32": "F32", "int32": "I32"}
 
@@ -50,28 +52,40 @@ def read(path: str | os.PathLike[str]) -> File:
     BF16 is read as float32.
 
     Returns: arrays of the file's dtype and shape; BF16 as float32, which represents every BF16 value.
-    Raises:  InputError for anything the format forbids, and for pipes and devices; FileNotFoundError and the like from
-             the system.
+    Raises:  InputError for anything the format forbids, for checkpoints that do not fit their checksum, and for pipes
+             and devices; FileNotFoundError and the like from the system.
     """
-    with open_regular(path) as f:
-        size = os.fstat(f.fileno()).st_size
-        try:
-            entries, metadata, start = _header(f, size)
-            f.seek(start)
-            found = {e.name: _array(e, f) for e in sorted(entries)}
-            return File({e.name: found[e.name] for e in entries}, metadata)
-        except InputError as e:
-            raise InputError(f"{os.fspath(path)} is not a valid safetensors file: {e}") from None
+    entries, metadata, found = _read(path, True)
+    tensors = {e.name: found[e.name] for e in entries}
+    if SUM in metadata and metadata[SUM] != checksum(tensors, metadata):
+        raise InputError(
+            f"{os.fspath(path)} is damaged or was changed; if you did that, take {SUM} out of its metadata"
+        )
+    return File(tensors, metadata)
 
 
 def read_header(path: str | os.PathLike[str]) -> tuple[list[Entry], dict[str, str]]:
     """Read names, dtypes and shapes of the tensors, and the metadata, but no values. Checks and raises as `read`."""
+    return _read(path, False)[:2]
+
+
+def _read(path: str | os.PathLike[str], values: bool) -> tuple[list[Entry], dict[str, str], dict[str, Array]]:
+    """Return the entries, the metadata, and the arrays if `values` are wanted."""
     with open_regular(path) as f:
         try:
-            entries, metadata, _ = _header(f, os.fstat(f.fileno()).st_size)
+            entries, metadata, start = _header(f, os.fstat(f.fileno()).st_size)
+            f.seek(start)
+            return entries, metadata, {e.name: _array(e, f) for e in sorted(entries)} if values else {}
         except InputError as e:
             raise InputError(f"{os.fspath(path)} is not a valid safetensors file: {e}") from None
-    return entries, metadata
+
+
+def checksum(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
+    """Return the CRC-32 of names, shapes, values and metadata but `SUM`, in an order that other writers keep, too."""
+    total = zlib.crc32(dumped(sorted((k, v) for k, v in metadata.items() if k != SUM)).encode())
+    for name, x in sorted((n, np.asarray(x)) for n, x in tensors.items()):
+        total = zlib.crc32(x.tobytes(), zlib.crc32(dumped([name, *x.shape]).encode(), total))
+    return f"{total:08x}"
 
 
 def write(
@@ -95,7 +109,7 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
     if metadata:
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in metadata.items()):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("metadata must be a dict with keys and values of type str")
-        header["__metadata__"] = dict(metadata)
+        header["__metadata__"] = {**metadata, **({SUM: checksum(tensors, metadata)} if SUM in metadata else {})}
     blobs: list[bytes] = []
     offset = 0
     for name, value in tensors.items():

@@ -6,7 +6,8 @@ Tensors:  param/<name>            a parameter
           state/<name>            a state of the model
 Metadata are JSON texts: tracegrad (version of this layout), step, seed, lr, lr_start (the step at which lr began),
 hyper, optimizer, and frozen once `train.freeze` was called. With several losses, "losses" has these entries for
-each loss by name, and optimizer arrays are opt/<loss>/<state>. Python's JSON writes floats exactly.
+each loss by name, and optimizer arrays are opt/<loss>/<state>. Python's JSON writes floats exactly. Another entry,
+tracegrad_crc32, is a checksum of all else.
 
 U32 and booleans are stored as I32: other safetensors readers support F32 and I32 best.
 """
@@ -134,7 +135,7 @@ def parts(*snapshots: Snapshot, more: Mapping[str, str] | None = None) -> list[b
     tensors: dict[str, Array] = {}
     for snapshot in snapshots:
         tensors |= tensors_of(snapshot)
-    return safetensors.parts(tensors, metadata_of_all(snapshots, more))
+    return safetensors.parts(tensors, metadata_of_all(snapshots, more) | {safetensors.SUM: ""})
 
 
 def metadata_of_all(snapshots: Sequence[Snapshot], more: Mapping[str, str] | None) -> dict[str, str]:
