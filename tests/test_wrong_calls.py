@@ -304,3 +304,45 @@ def test_the_parts_of_a_block_are_what_they_must_be() -> None:
         block(8, 2, activation="gelu")
     with pytest.raises(tg.ShapeError):
         block(8, 2, hidden=0)
+
+
+ANY: Any = tg
+SEVERAL = np.ones((2, 3), np.float32)
+# wrong values that raised errors of Python or NumPy, or took all time and memory -> the library's error
+ODD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "vjp: an array": (lambda: ANY.vjp(tg.sin, f(2), has_aux=SEVERAL), tg.InputError, "has_aux must be True or False"),
+    "text of NumPy": (lambda: ANY.parameter(f(2), np.str_("no")), tg.InputError, "requires_grad must be True or False"),
+    "parameter": (lambda: ANY.parameter(f(2), SEVERAL), tg.InputError, "requires_grad must be True or False"),
+    "scale_by_rms": (lambda: OPTIM.scale_by_rms(centered=SEVERAL), tg.InputError, "centered must be True or False"),
+    "muon": (lambda: OPTIM.scale_by_muon(adjust_lr=SEVERAL), tg.InputError, 'adjust_lr must be "original" or'),
+    "EarlyStopping": (lambda: ANY.EarlyStopping("loss", mode=SEVERAL), tg.InputError, "mode must be"),
+    "RMSNorm": (lambda: ANY.nn.RMSNorm(np.array(2.5)), tg.ShapeError, "must be an integer"),
+    "eager": (lambda: ANY.eager(2, None), tg.TraceError, "tg.eager: forward must be a function"),
+    "scan": (lambda: ANY.scan(lambda c, x: (c, x), 1.0, length=f), tg.ShapeError, "length must be an integer"),
+    "scan: floats": (
+        lambda: ANY.scan(lambda c, x: (c, x), 1.0, length=SEVERAL),
+        tg.ShapeError,
+        "length must be an integer",
+    ),
+    "col2im": (lambda: ANY.col2im(f(1, 4, 4), tg.f32, 2), tg.TracegradError, ""),
+    "arange": (lambda: ANY.arange(1e39), tg.ShapeError, "constants are too many to list"),
+    "linspace": (lambda: ANY.linspace(0, 1, 10**12), tg.ShapeError, "constants are too many to list"),
+    "nearest": (lambda: ANY.interpolate(f(1, 1, 3), 10**12), tg.ShapeError, "constants are too many to list"),
+    "cubic": (lambda: ANY.interpolate(f(1, 1, 3, 3), 10**12, mode="bicubic"), tg.ShapeError, "too many to list"),
+    "pool": (lambda: ANY.adaptive_avg_pool1d(f(1, 1, 4), 10**9), tg.ShapeError, "constants are too many to list"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ODD)
+def test_odd_values_and_huge_sizes_are_refused_at_once(name: str) -> None:
+    call, error, said = ODD[name]
+    with pytest.raises(error) as told:
+        call()
+    assert said in str(told.value), str(told.value)
+
+
+def test_a_dtype_is_no_sequence() -> None:
+    """Python asked for f32[0], f32[1] and so on, without an end."""
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(tg.f32)  # pyright: ignore

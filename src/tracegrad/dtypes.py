@@ -42,6 +42,8 @@ class DType:
     def __getitem__(self, shape: Dimension | tuple[Dimension, ...]) -> InputType:
         return InputType(self, shape if isinstance(shape, tuple) else (shape,))
 
+    __iter__ = None  # Python would ask for self[0], self[1] and so on without an end
+
     @property
     def is_float(self) -> bool:
         """True for f32, the only type that a program differentiates. As torch.dtype.is_floating_point."""
@@ -199,10 +201,7 @@ def check_integers(who: str, **values: object) -> None:
 
 def integers(values: object, what: str) -> tuple[int, ...]:
     """Return one integer or a sequence of them, as a tuple. Raises ShapeError naming `what` for anything else."""
-    n = whole(values)
-    if n is not None:
-        return (n,)
-    if isinstance(values, float):
+    if whole(values) is not None or isinstance(values, float) or getattr(values, "shape", None) == ():
         return (integer(values, what),)
     if isinstance(values, (str, dict, set)) or not hasattr(values, "__iter__"):
         raise ShapeError(f"{what} must be an integer or a tuple of integers, got {shown(values)}")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 
 from tracegrad import ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
-from tracegrad.dtypes import TensorType, as_dtype, f32, i32, show
+from tracegrad.dtypes import TensorType, as_dtype, f32, i32, show, whole
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, TraceError, call_site, located, placed
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
@@ -192,10 +192,10 @@ def scan(
 ) -> tuple[Any, Any]:
     check_function("tg.scan", fn)
     elements = tree_leaves(xs)
-    sizes = set[Any]() if length is None else {(length,)}
+    sizes = set[Any]() if length is None else set[Any]([(whole(length),)])
     if HAVE_NUMPY and not ambient.building():
         sizes |= {np.shape(x)[:1] for x in elements}
-    if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced, without iterations, or an error
+    if ambient.building() or len(sizes) != 1 or sizes & {(), (0,), (None,)}:  # traced, without iterations, or an error
         return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
     ((n,),) = sizes
     carry, ys = init, list[Any]()  # on values, a scan is a Python loop

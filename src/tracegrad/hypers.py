@@ -17,7 +17,7 @@ from tracegrad.ir.ambient import building, require
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import leaf
-from tracegrad.refusals import helpful
+from tracegrad.refusals import helpful, shown
 
 PREFIX = "hyper."  # prefix of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
@@ -91,10 +91,10 @@ def checked(name: str, value: Any, range: Range = ANY, what: str = "") -> float:
     return x
 
 
-def whole(name: str, value: Any, what: str = "") -> int:
-    """Return `value` as an int. Raises InputError unless it is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InputError.here(f"{f'{what}: ' if what else ''}{name} must be an integer of at least 1, got {value!r}")
+def whole(name: str, value: Any, what: str = "", low: int = 1) -> int:
+    """Return `value` as an int. Raises InputError unless it is an integer of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+        raise InputError.here(f"{what and what + ': '}{name} must be an integer of at least {low}, got {shown(value)}")
     return int(value)
 
 

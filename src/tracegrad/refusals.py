@@ -215,7 +215,8 @@ def nearest(name: object, names: Iterable[str]) -> str | None:
 
 def switch(name: str, value: Any) -> bool:
     """Return a setting that is on or off. Raises InputError for text, None and other numbers: "no" would be true."""
-    if (isinstance(value, int) and value in (0, 1)) or hasattr(value, "dtype"):  # NumPy's; a traced tensor refuses
+    one = getattr(value, "shape", None) == () and not isinstance(value, str)
+    if one or (isinstance(value, int) and value in (0, 1)):  # NumPy's; a traced tensor refuses
         return bool(value)
     raise _no_value(f"{name} must be True or False, got {shown(value)}")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tracegrad.errors import InputError
-from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked, kind_of
+from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked, kind_of, whole
 from tracegrad.refusals import check_call
 
 
@@ -126,9 +126,7 @@ class Plateau(Schedule):
         if self.best is not None:
             checked("best", self.best, what="lr.plateau")
         for name in ("patience", "cooldown", "bad", "cooling"):
-            n: object = getattr(self, name)
-            if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 0:
-                raise InputError.here(f"lr.plateau: {name} must be an integer of at least 0, got {n!r}")
+            whole(name, getattr(self, name), "lr.plateau", 0)
         if self.mode not in ("min", "max") or self.threshold_mode not in ("rel", "abs"):
             raise InputError.here(
                 f'lr.plateau: mode must be "min" or "max", got {self.mode!r}; '

@@ -82,7 +82,7 @@ class RoomPrograms:
                 else:
                     self._works.add(kind)
                     dropped += [self._kept.pop(key).base] if room else []
-                    dropped += self._beyond()
+                    dropped += [self._kept.popitem(last=False)[1].base] if len(self._kept) >= self.capacity else []
                     room = self._kept[key] = Room(made, RunProgram(made.built, version=self.version))
             if room is None or not room.rooms.fits(at):
                 wide = MOST_WASTE * _elements(key)
@@ -134,10 +134,6 @@ class RoomPrograms:
         at_hand = min(self._larger(fine), key=_elements, default=wanted)
         waste = MOST_WASTE if len(self._kept) >= self.capacity else 1
         return at_hand if _elements(at_hand) <= waste * _elements(wanted) else wanted
-
-    def _beyond(self) -> list[RunProgram]:
-        """Drop a program if there will be too many, and return it."""
-        return [self._kept.popitem(last=False)[1].base] if len(self._kept) >= self.capacity else []
 
     def drop(self) -> list[RunProgram]:
         """Drop all programs, and return them."""

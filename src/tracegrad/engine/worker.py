@@ -87,7 +87,7 @@ class Worker:
         if self._forked(pending):
             return
         if self._full():
-            self._drive.await_room(self._full, self._unanswered)
+            self._drive.await_room(self._full, lambda: [x.pending for x in (*self._begun(), *self._queue)])
         with self._lock:
             if self._closed is None:
                 self._wake()  # first: an interrupt between the two then queues nothing
@@ -129,10 +129,6 @@ class Worker:
     def _roomy(self) -> bool:
         """Return whether half of the queue is free: waking a thread is expensive."""
         return len(self._queue) <= self.max_in_flight // 2
-
-    def _unanswered(self) -> list[Pending[Any]]:
-        """Return the results that callers wait for, the oldest first."""
-        return [x.pending for x in (*self._begun(), *self._queue)]
 
     def call(self, fn: Callable[[Session], T], urgent: bool = False) -> T:
         """Run `fn(session)` on the worker's thread and wait for it; `urgent` work goes before everything queued.

@@ -13,7 +13,7 @@ from tracegrad.errors import InputError
 from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.nn.module import bound, named_arrays
-from tracegrad.refusals import helpful
+from tracegrad.refusals import check_function, helpful
 from tracegrad.training.compiled import CompiledTraining
 
 M = TypeVar("M")
@@ -61,6 +61,7 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     (1, 2)
     tensor([[6.]], requires_grad=True)
     """
+    check_function("tg.eager", forward, "forward", "forward, model, x=...")
     compiled = isinstance(model, (CompiledForward, CompiledTraining))
     types: Mapping[str, InputType] = model.input_types if compiled else {}
     values = {n: _value(n, x, types.get(n)) for n, x in inputs.items()}

@@ -257,11 +257,11 @@ class GradTensor(TensorMethods):
         >>> x.requires_grad
         True
         """
-        if flag and not self._spec.type.dtype.is_float:
+        if switch("requires_grad", flag) and not self._spec.type.dtype.is_float:
             raise DTypeError.here(f"only floats have gradients, this is {self.type}; make it with dtype=tg.f32")
         if self._record is not None and not flag:
             raise TraceError.here(f"{self.type} was computed from tensors that require a gradient; use detach()")
-        self._spec = self._spec.requiring(switch("requires_grad", flag))
+        self._spec = self._spec.requiring(bool(flag))
         return self
 
     def retain_grad(self) -> GradTensor:

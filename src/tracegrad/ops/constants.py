@@ -11,7 +11,7 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import Operand, TensorMethods, method, op
 from tracegrad.ops.shaping import sizes_of
 from tracegrad.prims.elementwise import cast, where
-from tracegrad.prims.leaves import as_tensor, const, fitting, iota, literal, unboxed
+from tracegrad.prims.leaves import as_tensor, const, fitting, iota, listed, literal, unboxed
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
 
 __all__ = [
@@ -313,7 +313,7 @@ def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     """
     num = count(num, "num")
     step = (stop - start) / max(num - 1, 1)
-    values = [start + step * k for k in range(num)]
+    values = [start + step * k for k in listed(num)]
     if num > 1:
         values[-1] = stop
     return literal(values, f32)

@@ -44,10 +44,6 @@ def _pool_windows(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tenso
     return bind(WINDOWS, x, kernel=kernel, stride=stride, padding=padding, dilation=(1, 1))
 
 
-def _pool_add(windows: Tensor, x: Tensor, stride: Pair, padding: Pair) -> Tensor:
-    return bind(OVERLAP_ADD, windows, size=x.shape[2:], stride=stride, padding=padding, dilation=(1, 1))
-
-
 def _inside(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     """Return True where a window element belongs to the image. Windows of an image of ones are zero in the padding."""
     ones = broadcast_to(const(1.0), (1, 1, *x.shape[2:]))
@@ -93,7 +89,7 @@ def _max_pool_vjp(ct: Tensor, y: Tensor, x: Tensor, *, kernel: Pair, stride: Pai
         rows = bind(MAX_POOL2D, x, **two[0])
         return _max_pool_vjp(_max_pool_vjp(ct, y, rows, **two[1])[0], rows, x, **two[0])
     routed = where(_first(y, x, kernel, stride, padding), reshape(ct, (*ct.shape, 1, 1)), 0.0)
-    return (_pool_add(routed, x, stride, padding),)
+    return (bind(OVERLAP_ADD, routed, size=x.shape[2:], stride=stride, padding=padding, dilation=(1, 1)),)
 
 
 MAX_POOL2D = composite("max_pool2d", type=_pool_type, expand=_max_pool, vjp=_max_pool_vjp, batch=merged)

@@ -16,7 +16,7 @@ from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
-from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, fitting, iota, literal, unboxed
+from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, fitting, iota, listed, literal, unboxed
 from tracegrad.prims.maps import broadcast, composite
 from tracegrad.prims.rules import alike
 from tracegrad.refusals import valid
@@ -165,11 +165,11 @@ def _itself(t: T, *, n: int) -> T:
     return t
 
 
+# A node of its own tells the compiler that an input has the range [0, n). It computes nothing.
 def _class_range(t: TensorType, *, n: int) -> tuple[int, int, None]:
     return 0, n, None
 
 
-# A node of its own tells the compiler that an input has the range [0, n). It computes nothing.
 CLASSES = composite("classes", type=_itself, expand=_itself, batch=alike, indexes=_class_range)
 
 
@@ -235,7 +235,7 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
         for v in (begin, begin + by * max(n - 1, 0)):
             fitting(v, i32)
         return cast_(iota((n,), 0) * by + begin, i32 if dtype is None else dtype)
-    return cast_(literal([begin + by * k for k in range(n)], f32), f32 if dtype is None else dtype)
+    return cast_(literal([begin + by * k for k in listed(n)], f32), f32 if dtype is None else dtype)
 
 
 def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:

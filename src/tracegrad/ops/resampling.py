@@ -14,7 +14,7 @@ from tracegrad.ops.images import avg_pool2d, max_pool2d
 from tracegrad.ops.indexing import take
 from tracegrad.ops.linalg import matmul
 from tracegrad.ops.windows import Ints, int_pair, windows_of
-from tracegrad.prims.leaves import as_tensor, literal
+from tracegrad.prims.leaves import as_tensor, listed, literal
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import permute, reshape
 
@@ -100,12 +100,12 @@ def _sizes(old: Sequence[int], size: Any, scale_factor: Any) -> list[tuple[int, 
 def _nearest(x: Tensor, axis: int, n: int, step: float) -> Tensor:
     """Resize by nearest neighbour. Positions are in single precision, as in PyTorch: rounding decides at whole ones."""
     step, last = nearest_f32(step), x.shape[axis] - 1
-    return take(x, literal([min(math.floor(nearest_f32(k * step)), last) for k in range(n)], i32), axis)
+    return take(x, literal([min(math.floor(nearest_f32(k * step)), last) for k in listed(n)], i32), axis)
 
 
 def _places(m: int, n: int, step: float, align_corners: bool) -> list[float]:
     """Return where in an axis of `m` elements each of the `n` new elements is."""
-    return [k * (m - 1) / max(n - 1, 1) if align_corners else (k + 0.5) * step - 0.5 for k in range(n)]
+    return [k * (m - 1) / max(n - 1, 1) if align_corners else (k + 0.5) * step - 0.5 for k in listed(n)]
 
 
 def _linear(x: Tensor, axis: int, places: Sequence[float]) -> Tensor:
@@ -146,7 +146,7 @@ def _pooled(x: Tensor, axis: int, n: int) -> Tensor:
     m = x.shape[axis]
     if n < 1 or m < 1:
         raise ShapeError(f"axis {axis} of {x.type} cannot be pooled to {n} elements")
-    windows = [(k * m // n, -(-(k + 1) * m // n)) for k in range(n)]
+    windows = [(k * m // n, -(-(k + 1) * m // n)) for k in listed(m * n)[:n]]
     inside = literal([[float(a <= j < b) for a, b in windows] for j in range(m)], f32)
     sums = matmul(x.swapaxes(axis, -1), inside) / literal([float(b - a) for a, b in windows], f32)
     return sums.swapaxes(axis, -1)

@@ -8,13 +8,13 @@ from typing import Literal
 from tracegrad.errors import InputError
 from tracegrad.hypers import RANGES, whole
 from tracegrad.ir.nodes import Tensor, bind
-from tracegrad.optim.arena import Slot
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.transform import Host, Kept, State, Transform
 from tracegrad.patterns import Selection, matcher
 from tracegrad.prims.elementwise import maximum, minimum, sign, sqrt, square, where
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.views import permute
+from tracegrad.refusals import switch
 
 FLUSHED = 2.0**-62  # a device may flush the square of a smaller number to 0
 
@@ -155,7 +155,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
         share = host.complement("alpha")
         new: dict[str, Tensor] = {"v": running_mean(state["v"], square(g), share)}
         spread = new["v"]
-        if centered:
+        if both:
             new["m"] = running_mean(state["m"], g, share)
             spread = maximum(spread - square(new["m"]), 0.0)  # rounding makes it negative where g hardly changes
         return g / (sqrt(spread) + host.hyper("eps")), new
@@ -165,8 +165,9 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
         # v is at least share g^2, unless a device flushes the product to 0
         return minimum(g / eps, (2.0 + FLUSHED / eps) / sqrt(share)), {"v": running_mean(state["v"], square(g), share)}
 
-    state: dict[str, Kept] = {"v": 0.0, "m": 0.0} if centered else {"v": 0.0}
-    return Transform.made(state, update, None if centered else bounds, alpha=alpha, eps=eps)
+    both = switch("centered", centered)
+    state: dict[str, Kept] = {"v": 0.0, "m": 0.0} if both else {"v": 0.0}
+    return Transform.made(state, update, None if both else bounds, alpha=alpha, eps=eps)
 
 
 def track_ema(decay: float) -> Transform:
@@ -243,13 +244,10 @@ def scale_by_muon(
 
     >>> optimizer = optim.custom(optim.scale_by_muon(only=lambda name: name != "embed.W"), lr=1e-3)
     """
-    if adjust_lr not in ("original", "match_rms_adamw"):
+    if str(adjust_lr) not in ("original", "match_rms_adamw"):
         raise InputError.here(f'adjust_lr must be "original" or "match_rms_adamw", got {adjust_lr!r}')
     ns_steps = whole("ns_steps", ns_steps)
     fits = matcher("*" if only is None else only, "scale_by_muon: only")
-
-    def is_matrix(slot: Slot) -> bool:
-        return len(slot.shape) == 2 and fits(slot.name)
 
     def matrix(g: Tensor, m: Tensor, host: Host) -> tuple[Tensor, Tensor]:
         share = host.complement("momentum")
@@ -262,7 +260,7 @@ def scale_by_muon(
         m_adam, v = moments(state, g, host)
         adam = adam_direction(m_adam, v, host, "adam_eps") * host.hyper("adam_lr_scale")
         directions, means = arena.views(adam), arena.views(m_adam)
-        for slot in filter(is_matrix, arena.slots):
+        for slot in [s for s in arena.slots if len(s.shape) == 2 and fits(s.name)]:
             directions[slot.name], means[slot.name] = matrix(arena.view(g, slot), arena.view(state["m"], slot), host)
         return arena.pack(directions), {"m": arena.pack(means), "v": v}
 

@@ -140,6 +140,14 @@ FORMATS = {"f": f32, "d": f32, "e": f32, "?": bool_, "I": u32}  # of the buffer 
 CODES = {"f32": "f", "i32": "i", "u32": "I", "bool": "B"}
 LOW = {"i32": -(2**31), "u32": 0}
 HIGH = {"i32": 2**31 - 1, "u32": 2**32 - 1}
+MOST_LISTED = 2**26  # take seconds and 2 GB
+
+
+def listed(n: int) -> range:
+    """Return the coordinates of constants that Python lists one by one. Raises ShapeError for too many."""
+    if n > MOST_LISTED:
+        raise ShapeError(f"{n} constants are too many to list, the limit is {MOST_LISTED}; compute them with arange(n)")
+    return range(n)
 
 
 def literal(array: Any, dtype: DType | None = None) -> Tensor:

@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,12 +105,8 @@ def manifests() -> list[Path]:
         "/etc",
         "/usr/local/etc",
     ]
-    return [path for folder in folders for path in _within(Path(folder, "vulkan"))]
-
-
-def _within(folder: Path) -> Iterator[Path]:
-    for kind in ("icd.d", "implicit_layer.d", "explicit_layer.d"):
-        yield from sorted((folder / kind).glob("*.json"))
+    kinds = [Path(folder, "vulkan", x) for folder in folders for x in ("icd.d", "implicit_layer.d", "explicit_layer.d")]
+    return [path for kind in kinds for path in sorted(kind.glob("*.json"))]
 
 
 def _library(manifest: Path) -> Path | None:

@@ -242,7 +242,8 @@ def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]]) -> l
         for k, (trial, read) in enumerate(zip(out, reads)):
             again = _less_exact(form, read, outer, strict=trial.patterns.strict)
             for n, all_written in enumerate(written):
-                _add_check(trial, form, places, _of_trial(k, all_written), partial(again, n))
+                own = [x[k] if x.ndim > 2 else x for x in all_written[1:]]  # else it does not depend on the trial
+                _add_check(trial, form, places, Written(all_written.slot, *own), partial(again, n))
         one_sided.append(exact.one_sided())
     return [trial._replace(one_sided=one_sided, undefined=_is_undefined(trial)) for trial in out]
 
@@ -251,11 +252,6 @@ def _singles(plan: Plan, odd: Sequence[Odd]) -> list[Odd]:
     """Return one number for each element that ties or `odd` name: puts run in any order. Zeros stay as they are."""
     last, zeros = {(x.array, x.at): x for x in (*plan.ties, *odd)}, plan.zeros
     return [x for x in last.values() if x.array not in zeros or not _among(np.asarray([x.at]), zeros[x.array])[0]]
-
-
-def _of_trial(k: int, written: Written) -> Written:
-    """Return what trial `k` of several writes. What does not depend on the trial has two axes."""
-    return Written(written.slot, *(x[k] if x.ndim > 2 else x for x in written[1:]))
 
 
 def _add_check(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import numbers
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from tracegrad.engine.stepper import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
-from tracegrad.hypers import AT_LEAST_0, checked
+from tracegrad.hypers import AT_LEAST_0, checked, whole
 from tracegrad.refusals import helpful, shown
 from tracegrad.training.events import EventFile
 from tracegrad.training.history import FitState
@@ -41,7 +40,7 @@ class _Best:
     def __init__(self, metric: str, min_delta: float = 0.0, mode: str = "auto"):
         if not isinstance(metric, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError.here(f"metric must be the name of a metric, such as 'val_loss', got {shown(metric)}")
-        if mode not in ("auto", "min", "max"):
+        if str(mode) not in ("auto", "min", "max"):
             raise InputError.here(f"mode must be 'auto', 'min' or 'max', got {shown(mode)}")
         self.metric, self.min_delta, self.mode, self.value = metric, min_delta, mode, math.inf
         self.sign = 1.0 if mode == "min" or (mode == "auto" and _lower_is_better(metric)) else -1.0
@@ -80,8 +79,7 @@ class EarlyStopping:
         self, metric: str = "val_loss", patience: int = 5, min_delta: float = 0.0, restore: bool = True,
         mode: str = "auto",
     ):  # fmt: skip
-        if isinstance(patience, bool) or not isinstance(patience, numbers.Integral) or patience < 0:
-            raise InputError.here(f"EarlyStopping: patience must be an integer of at least 0, got {shown(patience)}")
+        whole("patience", patience, "EarlyStopping", 0)
         checked("min_delta", min_delta, AT_LEAST_0, "EarlyStopping")
         self.metric, self.patience, self.min_delta, self.restore, self.mode = metric, patience, min_delta, restore, mode
         self._start()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import index
-from typing import Any, cast
+from typing import Any
 
-from tracegrad.dtypes import TensorType, u32
+from tracegrad.dtypes import TensorType, integer, u32
 from tracegrad.errors import DTypeError, ShapeError, TraceError, TracegradError
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor, graft
@@ -92,9 +91,7 @@ def _length(xs: Sequence[Tensor], length: int | None) -> int:
         raise ShapeError.here(f"scan: xs has a value of rank 0, {_types(xs)}, without an axis to scan")
     sizes = [x.shape[0] for x in xs]
     if length is not None:
-        sizes.append(
-            length if isinstance(cast("Any", length), int) else index(length)
-        )  # `index` would hide where a size came from
+        sizes.append(integer(length, "length"))
     if not sizes:
         raise ShapeError.here("scan: without xs, pass a length: scan(fn, init, length=10)")
     n = sizes[0]
