@@ -16,7 +16,7 @@ import pytest
 import tracegrad as tg
 from models import build_forward
 from tracegrad.kernels.form import Axis
-from tracegrad.render.c_calls import CSource, GatheredStep
+from tracegrad.render.c_calls import CSource, GatheredStep, Scratch
 from tracegrad.render.gathered import Lay, in_memory_order
 from tracegrad.runtime.c_compiler import OTHER_FLAGS, compiler_named
 from tracegrad.runtime.calls import SizedGathered, neighbours, places, runs_of
@@ -286,3 +286,22 @@ def test_places_of_axes_and_their_neighbours() -> None:
     at = np.array([0, 1, 2, 10, 11, 20])
     assert neighbours(at).tolist() == [3, 2, 1, 2, 1, 1]
     assert runs_of(neighbours(at), 2).tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize("blocks", [(2, 2), (3, 1), (4, 6)], ids=str)
+def test_axes_of_one_coordinate_are_one_in_the_copy(blocks: tuple[int, int], sessions: tuple[CpuSession, ...]) -> None:
+    """Positions that are blocks of positions, as k of a gradient by filters, do not repeat elements of the image."""
+    (session, reference), (i, j) = sessions, blocks
+    x, w, rng = drawn((2, 5, 12, 18), (7, 5, 3, 3))
+    ct = rng.standard_normal((2, 7, 12 // i, 18 // j, i, j)).astype("f")
+
+    def fn(m: Any, x: Any, ct: Any) -> Any:
+        image = tg.reshape(tg.permute(ct, (0, 1, 2, 4, 3, 5)), (2, 7, 12, 18))
+        return tg.grad(lambda w: (conv(x, w, padding=1) * image).sum())(m.w)
+
+    got, count = run(session, fn, w, {"x": x, "ct": ct})
+    np.testing.assert_allclose(got, run(reference, fn, w, {"x": x, "ct": ct})[0], rtol=1e-4, atol=1e-4)
+    built = build_forward(Filters(w), fn, {"x": x.shape, "ct": ct.shape})
+    sources: Sequence[CSource] = [k.texts["c"] for k in built.program.kernels]
+    copies = [s.b.place for source in sources for s in source.steps if isinstance(s, GatheredStep)]
+    assert count == 1 and all(isinstance(c, Scratch) and c.size <= 2 * 5 * 14 * 20 for c in copies), copies

@@ -33,22 +33,16 @@ class Lay(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two axes of a value that occur as one coordinate, first * step + second * apart."""
+    """Two or more axes of a value that occur as one coordinate: first * step, and each other axis times its number."""
 
     first: Axis
-    second: Axis
     step: int
-    apart: int
+    others: Mapping[Axis, int]
 
     @property
     def extent(self) -> int:
         """The number of values of the coordinate."""
-        return (self.first.size - 1) * self.step + (self.second.size - 1) * self.apart + 1
-
-    @property
-    def each(self) -> int:
-        """The number of values kept for each remainder by `step`."""
-        return -(-self.extent // self.step)
+        return 1 + sum((a.size - 1) * c for a, c in {self.first: self.step, **self.others}.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,10 @@ def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
 
 
 def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: Sequence[Axis]) -> list[Pair]:
-    """Return pairs of an axis of one side with one of the other; each axis is in at most one pair."""
+    """Return pairs of an axis of one side with one of the other, and what else goes with both; each axis at most once.
+
+    A coordinate without a step is the sum of any number of axes.
+    """
     found: list[Pair] = []
     taken: set[str] = set()
     for x in (*columns, *rows):
@@ -104,9 +101,14 @@ def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: 
             if {x.name, y.name} & taken or min(x.size, y.size) == 1 or x.size < y.size:
                 continue
             step = _together(terms, x.name, y.name)
-            if step is not None and Pair(x, y, *step).extent < x.size * y.size:  # else no element is shared
-                found.append(Pair(x, y, *step))
+            if step is not None and Pair(x, step[0], {y: step[1]}).extent < x.size * y.size:  # else none is shared
+                found.append(Pair(x, step[0], {y: step[1]}))
                 taken |= {x.name, y.name}
+    for i, p in enumerate(found):
+        apart = {a: _together(terms, p.first.name, a.name) for a in (*columns, *rows) if a.name not in taken}
+        more = {a: c[1] for a, c in apart.items() if c is not None and p.step == c[0] == 1}
+        found[i] = p._replace(others={**p.others, **more})
+        taken |= {a.name for a in more}
     return found
 
 
@@ -124,18 +126,18 @@ def _copied(v: Value, pairs: Sequence[Pair], axes: Sequence[Axis], batch: Sequen
     space = next(i.space for x in walk([v]) for i in indices_of(x))
     load = next((x.arg[1].strides for x in walk([v]) if x.op == "load"), dict[str, int]())
     varies = variables_of(v)
-    paired = {a.name for p in pairs for a in (p.first, p.second)}
+    paired = {a.name for p in pairs for a in (p.first, *p.others)}
     far = {a: load.get(a.name, 0) for a in axes if a.name in varies and a.name not in paired}
     apart: list[tuple[Axis, Axis]] = []
     replaced: dict[str, tuple[Index, int] | None] = {}
     guards: list[Guard | bool] = []
     for p in pairs:
-        name = f"{p.first.name}_{p.second.name}_{p.extent}"
-        left, rest = Axis(f"r{name}", min(p.step, p.extent)), Axis(f"u{name}", p.each)
+        name = f"{p.first.name}_{p.step}_{p.extent}"
+        left, rest = Axis(f"r{name}", min(p.step, p.extent)), Axis(f"u{name}", -(-p.extent // p.step))
         apart.append((left, rest))
         far |= {left: 2**40, rest: load.get(p.first.name, 0)}
         u = space.var(rest.name, rest.size) * p.step + space.var(left.name, left.size)
-        replaced |= {p.first.name: (u, p.step), p.second.name: None}
+        replaced |= {p.first.name: (u, p.step), **{a.name: None for a in p.others}}
         guards.append(space.guard(u, 0, p.extent, 1))
     inside = sorted([a for a in far if a not in batch], key=lambda a: -far[a])
     order = [*(a for a in batch if a in far), *inside]
@@ -144,7 +146,7 @@ def _copied(v: Value, pairs: Sequence[Pair], axes: Sequence[Axis], batch: Sequen
     for p, (left, rest) in zip(pairs, apart):
         step = strides[rest.name]
         lays[p.first.name] = Lay(p.first.size, step)
-        lays[p.second.name] = Lay(p.second.size, step, p.apart, p.step, strides[left.name])
+        lays |= {a.name: Lay(a.size, step, c, p.step, strides[left.name]) for a, c in p.others.items()}
     value = space.inside([g for g in guards if isinstance(g, Guard)], Scaled(space, replaced).value(v))
     return Gathered(-1, 0, lays, (tuple(order), value))
 
