@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,6 +32,13 @@ os.environ.setdefault(remembered.VARIABLE, "always")
 # Mesa's software adapter compiles thousands of shaders that run once or twice: without LLVM's passes this takes half of
 # the time. tools/fuzz runs them with the passes.
 os.environ.setdefault("GALLIVM_PERF", "nopt")
+# XLA compiles each program once in this process.
+XLA_CACHE = tempfile.mkdtemp(prefix="tracegrad-tests-")
+os.environ |= {"JAX_COMPILATION_CACHE_DIR": XLA_CACHE, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3"}
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(XLA_CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

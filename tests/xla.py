@@ -30,10 +30,14 @@ def options() -> dict[str, bool | int]:
 
 
 def devices(n: int) -> dict[str, str]:
-    """The environment of a child that has `n` devices on the processor, and compiles quickly."""
+    """The environment of a child that has `n` devices on the processor, and compiles quickly.
+
+    It has no cache, because JAX reads what another process has half written.
+    """
     flags = [f"--{name}={str(value).lower()}" for name, value in options().items()]
     flags.append(f"--xla_force_host_platform_device_count={n}")
-    return {**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"}
+    more = {"XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return {**os.environ, **more}
 
 
 @contextmanager
