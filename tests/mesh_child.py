@@ -56,7 +56,7 @@ class Grouped(tg.Module):
 
 
 class Attending(tg.Module):
-    """Attention that JAX computes as one op, if operands are of 16 bits."""
+    """Attention that JAX computes as one op, if operands are bf16."""
 
     def __init__(self) -> None:
         self.project = nn.Linear(16, 48)

@@ -55,7 +55,7 @@ def test_convolutions_in_groups_compute_what_one_device_does(found: dict[str, An
     assert max(found["grouped"].values()) < 1e-5, found["grouped"]
 
 
-def test_attention_in_16_bits_computes_what_one_device_does(found: dict[str, Any]) -> None:
+def test_attention_in_bf16_computes_what_one_device_does(found: dict[str, Any]) -> None:
     assert len(found["attending"]) == 3
     assert max(found["attending"].values()) < 1e-3, found["attending"]  # a value may round to its neighbour
 

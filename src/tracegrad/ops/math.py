@@ -73,6 +73,7 @@ def pow(a: Operand, b: Operand) -> Tensor:
               do not broadcast.
 
     The Python numbers 2, 3, 0.5, -0.5 and -1 as `b` are computed as a * a, a * a * a, sqrt(a), rsqrt(a) and 1 / a.
+    As in PyTorch, the square roots of -0 and -inf differ from the powers of NumPy there.
     As numpy.power and torch.pow.
 
     >>> tg.pow([1.0, 2.0, 3.0], 2.0)

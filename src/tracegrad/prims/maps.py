@@ -149,7 +149,7 @@ def composite(
     name:    a new name.
     type:    type rule: a function from the types of the inputs to the type of the result.
     expand:  the op itself, written with other ops: (*inputs, **attrs) -> tensor. The attributes are what `extend.bind`
-             gets by keyword.
+             gets by keyword. A tensor from outside gets no gradient: pass it as an input.
     array:   NumPy's function, if NumPy has the op. Eager calls use it, and tests compare kernels with it.
     vjp:     (ct, y, *inputs, **attrs) -> one gradient for each input, or None. y is the result, ct its gradient.
              Default: the derivative of `expand`.
