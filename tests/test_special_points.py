@@ -281,6 +281,13 @@ def test_second_derivatives_of_powers_at_an_exponent_of_zero() -> None:
     assert np.isfinite(mixed[:5]).all()
 
 
+@pytest.mark.parametrize("other", [1.0, 100.0, -np.inf, 3.4e38])
+def test_the_gradient_of_logsumexp_beside_infinity(other: float) -> None:
+    """Elements whose exp overflows got NaN, not 0."""
+    x = np.float32([np.inf, other])
+    np.testing.assert_array_equal(tracegrad.grad(tg.logsumexp)(x), np.float32([np.nan, 0]))
+
+
 def test_the_gradient_of_logsumexp_is_as_exact_for_large_elements() -> None:
     """It was exp(x - y), which has the rounding error of the result y: 0.02 near a million, as in PyTorch."""
     x = np.float32([[1e6, 1e6 + 0.5, 1e6 - 1], [-3e5, -3e5 + 1, -3e5]])

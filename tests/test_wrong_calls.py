@@ -230,7 +230,14 @@ SWITCHES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_is_true_or_false(name: str) -> None:
-    for value, shown in (("no", "'no'"), (2, "2"), (0.0, "0.0"), (optim, "<module 'tracegrad.optim'")):
+    for value, shown in (
+        ("no", "'no'"),
+        (2, "2"),
+        (np.array(2), "2"),
+        (np.float32(0.5), "0.5"),
+        (0.0, "0.0"),
+        (optim, "<module 'tracegrad.optim'"),
+    ):
         with pytest.raises(tg.InputError) as told:
             SWITCHES[name](value)
         text = str(told.value)

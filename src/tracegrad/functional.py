@@ -192,7 +192,7 @@ def scan(
 ) -> tuple[Any, Any]:
     check_function("tg.scan", fn)
     elements = tree_leaves(xs)
-    sizes = set[Any]() if length is None else set[Any]([(whole(length),)])
+    sizes = set[Any]() if length is None else set[Any]([(max(whole(length) or 0, 0),)])
     if HAVE_NUMPY and not ambient.building():
         sizes |= {np.shape(x)[:1] for x in elements}
     if ambient.building() or len(sizes) != 1 or sizes & {(), (0,), (None,)}:  # traced, without iterations, or an error

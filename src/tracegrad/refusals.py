@@ -215,8 +215,9 @@ def nearest(name: object, names: Iterable[str]) -> str | None:
 
 def switch(name: str, value: Any) -> bool:
     """Return a setting that is on or off. Raises InputError for text, None and other numbers: "no" would be true."""
-    one = getattr(value, "shape", None) == () and not isinstance(value, str)
-    if one or (isinstance(value, int) and value in (0, 1)):  # NumPy's; a traced tensor refuses
+    if getattr(value, "shape", None) == () and not isinstance(value, str):
+        value = value.item() if hasattr(value.dtype, "kind") else bool(value)  # NumPy's; a traced tensor refuses
+    if isinstance(value, int) and value in (0, 1):
         return bool(value)
     raise _no_value(f"{name} must be True or False, got {shown(value)}")
 

@@ -83,9 +83,13 @@ def _read(path: str | os.PathLike[str], values: bool) -> tuple[list[Entry], dict
 def checksum(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
     """Return the CRC-32 of names, shapes, values and metadata but `SUM`, in an order that other writers keep, too."""
     total = zlib.crc32(dumped(sorted((k, v) for k, v in metadata.items() if k != SUM)).encode())
-    for name, x in sorted((n, np.asarray(x)) for n, x in tensors.items()):
-        total = zlib.crc32(x.tobytes(), zlib.crc32(dumped([name, *x.shape]).encode(), total))
+    for name, x in sorted((str(n), np.asarray(x)) for n, x in tensors.items()):
+        total = zlib.crc32(_bytes(x), zlib.crc32(dumped([name, *x.shape]).encode(), total))
     return f"{total:08x}"
+
+
+def _bytes(x: Array) -> bytes:
+    return x.astype(x.dtype.newbyteorder("<"), order="C").tobytes()
 
 
 def write(
@@ -109,7 +113,7 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
     if metadata:
         if not all(isinstance(k, str) and isinstance(v, str) for k, v in metadata.items()):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError("metadata must be a dict with keys and values of type str")
-        header["__metadata__"] = {**metadata, **({SUM: checksum(tensors, metadata)} if SUM in metadata else {})}
+        header["__metadata__"] = dict(metadata)
     blobs: list[bytes] = []
     offset = 0
     for name, value in tensors.items():
@@ -118,7 +122,7 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
             raise DTypeError(f"{name}: {x.dtype.name} cannot be written; convert it to float32 or int32")
         if name == "__metadata__":
             raise InputError("a tensor cannot be named __metadata__")
-        blob = x.astype(x.dtype.newbyteorder("<"), order="C").tobytes()
+        blob = _bytes(x)
         header[name] = {
             "dtype": WRITES[x.dtype.name],
             "shape": list(x.shape),
@@ -127,6 +131,8 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
         offset += len(blob)
         blobs.append(blob)
     try:
+        if metadata and SUM in metadata:
+            header["__metadata__"][SUM] = checksum(tensors, metadata)
         text = dumped(header, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as e:
         raise InputError(f"names and metadata must be text that UTF-8 can hold: {e}") from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from tracegrad.dtypes import Axes, TensorType, normalize_axes, normalize_axis, show
 from tracegrad.errors import ShapeError
-from tracegrad.hypers import AT_LEAST_0, checked
+from tracegrad.hypers import AT_LEAST_0, LARGEST_F32, checked
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, entered, method
 from tracegrad.ops.reduction import count, drop, reduced_float
@@ -330,7 +330,8 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
 def _shifted(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the largest x, exp(x) divided by exp of that, and the sum of these."""
     top = bind(PEAK, x, axes=axes)
-    shift = where(nonfinite(top), 0.0, top)  # for a row of -inf, or with inf: inf - inf would be NaN
+    # for a row of -inf, or with inf: inf - inf would be NaN, and exp of other elements inf
+    shift = where(nonfinite(top), where(top > 0.0, LARGEST_F32, 0.0), top)
     e = exp(x - views.broadcast_to(shift, x.shape))
     return shift, e, e.sum(axes, keepdims=True)
 

@@ -180,7 +180,7 @@ def recipe(
                 hyper=hyper | groups.hyper,
                 decay_filter=None if decay is None else matcher(decay, f"{what}: decay_filter"),
                 name=core.__name__,
-                options={name: values[name] for name in shaping} | shaped_by,
+                options={name: _plain(values[name]) for name in shaping} | shaped_by,
                 again=cast("Any", partial(optimizer, **values, **options)),
                 off=tuple(n for n in (*optional, "clip_grad_norm") if n not in hyper),
                 groups=groups,
@@ -190,6 +190,11 @@ def recipe(
         return cast("Callable[P, Optimizer]", wrapped(optimizer, core))
 
     return make
+
+
+def _plain(x: Any) -> Any:
+    """Return a value of NumPy, such as True, as Python's."""
+    return x.item() if hasattr(x, "item") else x
 
 
 def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[str, Any]]:
