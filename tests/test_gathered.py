@@ -305,3 +305,21 @@ def test_axes_of_one_coordinate_are_one_in_the_copy(blocks: tuple[int, int], ses
     sources: Sequence[CSource] = [k.texts["c"] for k in built.program.kernels]
     copies = [s.b.place for source in sources for s in source.steps if isinstance(s, GatheredStep)]
     assert count == 1 and all(isinstance(c, Scratch) and c.size <= 2 * 5 * 14 * 20 for c in copies), copies
+
+
+def test_channels_far_apart_are_no_part_of_a_coordinate(sessions: tuple[CpuSession, ...]) -> None:
+    """A copy of all that lies between the channels would be 64 times as large."""
+    session, reference = sessions
+    x, w, rng = drawn((2, 128, 12, 18), (7, 2, 3, 3))
+    ct = rng.standard_normal((2, 7, 6, 9, 2, 2)).astype("f")
+
+    def fn(m: Any, x: Any, ct: Any) -> Any:
+        image = tg.reshape(tg.permute(ct, (0, 1, 2, 4, 3, 5)), (2, 7, 12, 18))[:, :, :10, :16]
+        return tg.grad(lambda w: (conv(tg.abs(x[:, ::64]), w) * image).sum())(m.w)
+
+    got, _ = run(session, fn, w, {"x": x, "ct": ct})
+    np.testing.assert_allclose(got, run(reference, fn, w, {"x": x, "ct": ct})[0], rtol=1e-4, atol=1e-4)
+    built = build_forward(Filters(w), fn, {"x": x.shape, "ct": ct.shape})
+    sources: Sequence[CSource] = [k.texts["c"] for k in built.program.kernels]
+    copies = [s.b.place for source in sources for s in source.steps if isinstance(s, GatheredStep)]
+    assert all(not isinstance(c, Scratch) or c.size <= 2 * 2 * 12 * 18 for c in copies), copies

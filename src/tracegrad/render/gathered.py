@@ -106,9 +106,11 @@ def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: 
                 taken |= {x.name, y.name}
     for i, p in enumerate(found):
         apart = {a: _together(terms, p.first.name, a.name) for a in (*columns, *rows) if a.name not in taken}
-        more = {a: c[1] for a, c in apart.items() if c is not None and p.step == c[0] == 1}
-        found[i] = p._replace(others={**p.others, **more})
-        taken |= {a.name for a in more}
+        for a, c in sorted([(a, c) for a, c in apart.items() if c is not None], key=lambda one: one[1][1]):
+            if p.step == c[0] == 1 and c[1] <= p.extent:  # else values in between have no reader
+                p = p._replace(others={**p.others, a: c[1]})
+                taken.add(a.name)
+        found[i] = p
     return found
 
 
