@@ -301,7 +301,8 @@ def test_a_checkpoint_survives_the_way_both_ways(tab: Tab, training: Training, t
         (tmp_path / "page").write_bytes(bytes(tab.run(code, data)))
         a, b = safetensors.read(tmp_path / "python"), safetensors.read(tmp_path / "page")
         assert_same_bits(a.tensors, b.tensors)
-        assert {k: json.loads(v) for k, v in a.metadata.items()} == {k: json.loads(v) for k, v in b.metadata.items()}
+        told = [{k: json.loads(v) for k, v in f.metadata.items() if k != safetensors.SUM} for f in (a, b)]
+        assert told[0] == told[1]  # pages write no checksum
         assert tab.run("return train.stepCount;") == 6
         got = tab.steps(inputs[6:8])
         np.testing.assert_allclose(got, [train.step(x).loss for x in inputs[6:8]], rtol=LOSS)

@@ -85,7 +85,7 @@ def checksum(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
     total = zlib.crc32(dumped(sorted((k, v) for k, v in metadata.items() if k != SUM)).encode())
     for name, x in sorted((str(n), np.asarray(x)) for n, x in tensors.items()):
         total = zlib.crc32(_bytes(x), zlib.crc32(dumped([name, *x.shape]).encode(), total))
-    return f"{total:08x}"
+    return str(total)
 
 
 def _bytes(x: Array) -> bytes:
