@@ -26,6 +26,7 @@ from tracegrad.kernels import axes, tiles
 from tracegrad.kernels.tiles import TileShape
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
+from tracegrad.render.emit import f32_literal
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.walks import gradients
 
@@ -256,3 +257,10 @@ def test_points_side_by_side_behind_a_fold(size: int, device: Any, monkeypatch: 
     few, got = (run(device, p, env)["y"] for p in (program, with_barriers(program)))
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(few, got)
+
+
+@pytest.mark.parametrize("x", [1.0, -1.0])
+def test_the_largest_number_is_written_as_no_more_than_it_is(x: float) -> None:
+    """Browsers refuse a literal above the largest f32; nine digits of it are one."""
+    largest = float(np.finfo(np.float32).max)
+    assert float(f32_literal(x * largest).strip("()f")) == x * largest

@@ -71,7 +71,8 @@ def f32_literal(x: float) -> str:
         return "bitcast<f32>(nan_bits)"
     if math.isinf(x):
         return "bitcast<f32>(inf_bits)" if x > 0 else "(-bitcast<f32>(inf_bits))"
-    return f"{x:.9g}f" if x >= 0 and math.copysign(1.0, x) > 0 else f"({x:.9g}f)"
+    text = f"{x:.9g}f" if abs(x) < 3.4e38 else f"{x:.17g}f"  # nine digits of the largest f32 are more than it
+    return text if x >= 0 and math.copysign(1.0, x) > 0 else f"({text})"
 
 
 def literal(value: bool | int | float, dtype: DType) -> str:
