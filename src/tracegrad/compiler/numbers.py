@@ -15,7 +15,6 @@ from tracegrad.prims.leaves import CONST, leaf
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf
 
 T = TypeVar("T")
-U = TypeVar("U")
 NAME = "size {}"  # of such an input: no hyperparameter has a space in its name
 At = tuple[str, str]  # the value of a constant at two sizes
 
@@ -39,8 +38,8 @@ def constants_of(graph: Graph) -> list[Tensor]:
     return found
 
 
-def paired(one: Sequence[T], other: Sequence[U]) -> list[tuple[T, U]]:
-    """Return what is at the same place in traces. Raises UnsizedError if one has more."""
+def paired(one: Sequence[T], other: Sequence[T]) -> list[tuple[T, T]]:
+    """Return what is at the same place in two traces. Raises UnsizedError if one has more."""
     if len(one) != len(other):
         raise UnsizedError(f"there are {len(one)} constants, and {len(other)} at other sizes")
     return list(zip(one, other))
@@ -100,7 +99,10 @@ def values_at(graph: Graph, pairs: Sequence[At]) -> dict[At, Any]:
     Raises: UnsizedError for a constant that is equal at the two sizes and differs at the third.
     """
     values: dict[At, Any] = {}
-    for t, at in paired(constants_of(graph), pairs):
+    constants = constants_of(graph)
+    if len(constants) != len(pairs):
+        raise UnsizedError(f"there are {len(constants)} constants, not {len(pairs)}")
+    for t, at in zip(constants, pairs):
         value = t.attrs["value"]
         if repr(values.setdefault(at, value)) != repr(value) or (at[0] == at[1] and at[0] != repr(value)):
             where = f"{t.site.short}: " if t.site else ""

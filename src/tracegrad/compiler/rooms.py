@@ -17,7 +17,7 @@ from tracegrad.compiler.followed import Followed, follow_sizes
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.numbers import At, Number, constants_of, counted, numbers_of, pairs_of, values_at
 from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, whole_of
-from tracegrad.compiler.uniform import Pair
+from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.dtypes import Shape, TensorType, i32
 from tracegrad.errors import CompileError, DTypeError, ShapeError
 from tracegrad.hypers import PREFIX
@@ -95,7 +95,7 @@ class Rooms(NamedTuple):
         if numbers is None:
             return None
         given = {PREFIX + SIZE.format(name): (i32.numpy, n) for name, n in zip(self.names, sizes)}
-        then = Then(self.sizes, sizes)
+        then = _Then(self.sizes, sizes)
         specs, results = self.shapes_at(sizes)
         types, others = (w.traced.inputs for w in self.wholes)
         inputs: dict[str, Shape] = {name: then.of(t.shape, others[name].shape) for name, t in types.items()}
@@ -132,7 +132,7 @@ class Rooms(NamedTuple):
         room = self.sizes.one if self.exact is None else replaced(self.sizes.one, self.exact, sizes[self.exact])
         growing = {name: axes for name, axes in self.results.items() if any(a.grows for a in axes)}
         cuts = {name: _cut(axes, room, sizes) for name, axes in growing.items()}
-        return Then(self.sizes, sizes).of(*self.specs), cuts
+        return _Then(self.sizes, sizes).of(*self.specs), cuts
 
     @uncollected
     @ambient.restored
@@ -141,12 +141,15 @@ class Rooms(NamedTuple):
         third = whole_of(self.source_at(sizes))
         self.wholes[0].check_form(third)
         first, second = self.wholes
-        Then(self.sizes, sizes).check((first.graph, second.graph, third.graph))
+        if self.exact is not None and len(sizes) == 1:
+            check_graphs(first.graph, third.graph, Pair(self.sizes.one[0], sizes[0]))  # one row needs no broadcasts
+        else:
+            _Then(self.sizes, sizes).check((first.graph, second.graph, third.graph))
         known = values_at(third.graph, self.constants)
         return {n.field: (n.dtype.numpy, known[n.at]) for n in self.numbers}
 
 
-class Then(Comparison):
+class _Then(Comparison):
     """What follows from two traces at other sizes."""
 
     def __init__(self, sizes: Sizes, at: Sequence[int]) -> None:
@@ -230,9 +233,9 @@ def _built(
         wholes[0].check_form(whole)
     one, other, last = wholes[0], wholes[1], wholes[-1]
     pair = Pair(at[0][exact], at[-1][exact]) if exact is not None else None
-    sizes = Sizes(*at[:2])
     if pair:  # the next traces take longer than this
-        Then(sizes, at[-1]).check((one.graph, other.graph, last.graph))
+        check_graphs(one.graph, last.graph, pair)
+    sizes = Sizes(*at[:2])
     numbers, places = numbers_of(one.graph, other.graph)
     constants = pairs_of(one.graph, other.graph)
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))

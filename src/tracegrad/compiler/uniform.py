@@ -1,4 +1,4 @@
-"""Check whether two batch sizes give one program: compare plans made at both, number by number.
+"""Check whether two batch sizes give one program: compare graphs and plans made at both, number by number.
 
 Only sizes may differ between the two; all else must be equal. The check names no op: a mean over the batch shows as a
 factor that differs, a flip as an index, a Python loop over rows as more nodes.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.plan import Plan, ScanPlan
+from tracegrad.dtypes import TensorType
+from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import Axis, Kernel, UnsizedError
 from tracegrad.kernels.group import Launch
@@ -18,7 +20,8 @@ from tracegrad.kernels.reads import base
 from tracegrad.kernels.rows import RowLayout, Turned, turned, turnings
 from tracegrad.kernels.show import body_of
 from tracegrad.kernels.tiling import choose_tiling
-from tracegrad.prims.leaves import LITERAL
+from tracegrad.passes.alike import Comparison, Numbers
+from tracegrad.prims.leaves import CONST, LITERAL
 
 
 class Pair(NamedTuple):
@@ -37,6 +40,58 @@ class Pair(NamedTuple):
         if a % self.a or a // self.a * self.b != b:
             raise UnsizedError(f"{a} at a batch of {self.a} is {b} at one of {self.b}")
         return a // self.a
+
+    def agree(self, a: Any, b: Any) -> bool:
+        """Return whether two attributes of a node are equal or grow with the batch."""
+        if isinstance(a, int) and isinstance(b, int):
+            if bool in (type(a), type(b)):
+                return a is b
+            return a == b or a * self.b == b * self.a
+        if isinstance(a, tuple) and isinstance(b, tuple):
+            xs, ys = cast("tuple[Any, ...]", a), cast("tuple[Any, ...]", b)
+            return len(xs) == len(ys) and all(map(self.agree, xs, ys))
+        return repr(a) == repr(b) if isinstance(a, float) else bool(a == b)
+
+
+def check_graphs(one: Graph, other: Graph, sizes: Pair) -> None:
+    """Raise UnsizedError, with the line, for the first node that differs in more than the size of the batch.
+
+    Constants can have different values.
+    """
+    _Growth(sizes).check((one, other))
+
+
+class _Growth(Comparison):
+    """Compares traces that differ in the size of the batch."""
+
+    def __init__(self, sizes: Pair) -> None:
+        self.sizes = sizes
+
+    def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
+        """Return whether the values are equal or grow with the batch. Numbers can follow it in other ways."""
+        if node.prim is CONST and name == "value" and node.dtype.name != "bool":
+            return True
+        return self.sizes.agree(*values)
+
+    def nodes_of(self, graph: Graph, numbers: Numbers, trace: int) -> list[Tensor]:
+        """Return the nodes that compute something at the second size, unlike a broadcast of one row to one row.
+
+        A node that only renames its input gets the input's number.
+        """
+
+        def then(t: Tensor) -> TensorType:
+            size = self.sizes[trace]
+            return t.type._replace(shape=tuple([n // size * self.sizes.b if n % size == 0 else n for n in t.shape]))
+
+        found: list[Tensor] = []
+        for t in super().nodes_of(graph, numbers, trace):
+            repeats = t.prim.repeats
+            if repeats is not None and then(t) == then(t.inputs[0]) and repeats(then(t.inputs[0]), then(t)) == 1:
+                numbers[t.serial] = numbers[t.inputs[0].serial]
+            else:
+                numbers[t.serial] = len(found)
+                found.append(t)
+        return found
 
 
 def decide_extents(one: Plan, other: Plan, sizes: Pair, outside: int) -> None:

@@ -23,12 +23,17 @@ class Comparison:
         """
         raise NotImplementedError
 
+    def nodes_of(self, graph: Graph, numbers: Numbers, trace: int) -> list[Tensor]:
+        """Return the nodes of the graph of a trace that are compared. Leaves of a body have their numbers already."""
+        return unnumbered(graph, numbers)
+
     def check(self, graphs: Sequence[Graph]) -> None:
         """Raise UnsizedError, with the line, for the first difference between traces."""
         self._check(graphs, [{} for _ in graphs])
 
     def _check(self, graphs: Sequence[Graph], numbers: Sequence[Numbers]) -> None:
-        for same in aligned(graphs, numbers):
+        nodes = [self.nodes_of(g, seen, k) for k, (g, seen) in enumerate(zip(graphs, numbers))]
+        for same in aligned(graphs, nodes, numbers):
             node = same[0]
             bodies = [name for name, value in node.attrs.items() if isinstance(value, Body)]
             for name in bodies:
@@ -47,14 +52,16 @@ class Comparison:
         self._check([graph_of(b) for b in bodies], [numbered(b) for b in bodies])
 
 
-def aligned(graphs: Sequence[Graph], numbers: Sequence[Numbers]) -> Iterator[tuple[Tensor, ...]]:
+def aligned(
+    graphs: Sequence[Graph], nodes: Sequence[Sequence[Tensor]], numbers: Sequence[Numbers]
+) -> Iterator[tuple[Tensor, ...]]:
     """Yield the nodes at the same place in all traces, and number them.
 
-    numbers: of each graph, the nodes that have a number already and are left out, such as `numbered` leaves.
+    nodes:   of each graph, those that are compared.
+    numbers: of each graph, the nodes that have a number already, such as `numbered` leaves.
     Raises:  UnsizedError, with the line, for the first node that another trace computes otherwise, and for results that
              are other nodes.
     """
-    nodes = [[t for t in g.nodes if t.serial not in seen] for g, seen in zip(graphs, numbers)]
     for count, same in enumerate(zip(*nodes)):
         for t, seen in zip(same, numbers):
             seen[t.serial] = count
@@ -65,6 +72,11 @@ def aligned(graphs: Sequence[Graph], numbers: Sequence[Numbers]) -> Iterator[tup
         raise UnsizedError("other nodes are computed at other sizes")
     if not _equal([_roots(g, seen) for g, seen in zip(graphs, numbers)]):
         raise UnsizedError("other values are results at other sizes")
+
+
+def unnumbered(graph: Graph, numbers: Numbers) -> list[Tensor]:
+    """Return the nodes of a graph that have no number yet."""
+    return [t for t in graph.nodes if t.serial not in numbers]
 
 
 def numbered(body: Body) -> Numbers:

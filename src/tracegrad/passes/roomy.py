@@ -20,7 +20,7 @@ from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor, bind, rebind
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.methods import METHODS
-from tracegrad.passes.alike import Numbers, aligned, numbered
+from tracegrad.passes.alike import Numbers, aligned, numbered, unnumbered
 from tracegrad.passes.growth import Axis, Sizes
 from tracegrad.passes.room import ONE, Room, Value, replaced
 from tracegrad.passes.room_views import VIEWS, counted
@@ -74,7 +74,8 @@ class _Walk(Room):
 
     def nodes(self, room: Graph, other: Graph, numbers: Sequence[Numbers]) -> None:
         """Take all nodes in order. numbers: as for `aligned`."""
-        for t, u in aligned((room, other), numbers):
+        graphs = room, other
+        for t, u in aligned(graphs, [unnumbered(g, seen) for g, seen in zip(graphs, numbers)], numbers):
             if t.serial not in self.of:
                 self.here.site = t.site
                 try:
