@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from tracegrad import bare
-from tracegrad.dtypes import DTYPES, Dimension, number_kind
+from tracegrad.dtypes import DTYPES, LARGEST_F32, Dimension, number_kind
 from tracegrad.errors import DeviceError, InputError, TracegradError
 from tracegrad.refusals import found
 
@@ -23,7 +23,6 @@ else:
     np = bare
 
 Array = Any
-LARGEST_F32 = float(np.finfo(np.float32).max)
 
 
 def need_numpy(device: str) -> None:

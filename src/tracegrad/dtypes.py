@@ -66,6 +66,7 @@ bool_ = DType("bool", "bool", "bool", "i32")
 f16 = DType("f16", "float16", "f32", "f16", 2)  # half-precision storage of an f32 between kernels; no tensor has it
 
 DTYPES = {d.name: d for d in (f32, i32, u32, bool_)}
+LARGEST_F32 = (2.0 - 2.0**-23) * 2.0**127
 STORED = {d.name: d for d in (f32, i32, f16)}  # element types of buffers
 
 

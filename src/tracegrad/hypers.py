@@ -11,7 +11,7 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from tracegrad.dtypes import TensorType, f32, nearest_f32
+from tracegrad.dtypes import LARGEST_F32, TensorType, f32, nearest_f32
 from tracegrad.errors import InputError, TraceError
 from tracegrad.ir.ambient import building, require
 from tracegrad.ir.nodes import Tensor
@@ -26,7 +26,6 @@ GROUP = "@"  # "weight_decay@0" replaces "weight_decay" for the first group of p
 UNIT = "norm-unit"  # a leaf: the factor for gradients before they are squared. Users cannot choose this name
 NORMAL = 2.0**10  # the usual unit: squares of gradients of length 1e-22 to 1e16 have a finite sum that is not 0
 LARGE = 2.0**-80  # a unit in which squares of every finite f32, and sums of 2^31 of them, are finite
-LARGEST_F32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 class Range(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tracegrad.dtypes import u32
+from tracegrad.dtypes import LARGEST_F32, u32
 from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import Operand, entered, method
@@ -269,9 +269,6 @@ def isinf(x: Operand) -> Tensor:
     return rows.nonfinite(x) & rows.logical_not(rows.isnan(x))
 
 
-LARGEST = (2.0 - 2.0**-23) * 2.0**127  # f32
-
-
 @method
 def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Replace NaN and infinities in `x` by numbers.
@@ -289,7 +286,9 @@ def nan_to_num(x: Operand, nan: float = 0.0, posinf: float | None = None, neginf
     tensor([1., 0., 9.])
     """
     x = as_tensor(x)
-    infinite = rows.where(x > 0.0, LARGEST if posinf is None else posinf, -LARGEST if neginf is None else neginf)
+    infinite = rows.where(
+        x > 0.0, LARGEST_F32 if posinf is None else posinf, -LARGEST_F32 if neginf is None else neginf
+    )
     return rows.where(rows.nonfinite(x), rows.where(rows.isnan(x), nan, infinite), x)
 
 

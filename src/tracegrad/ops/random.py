@@ -14,7 +14,20 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import DType, Shape, TensorType, bool_, f32, i32, integer, nearest_f32, normalize_axis, show, u32
+from tracegrad.dtypes import (
+    LARGEST_F32,
+    DType,
+    Shape,
+    TensorType,
+    bool_,
+    f32,
+    i32,
+    integer,
+    nearest_f32,
+    normalize_axis,
+    show,
+    u32,
+)
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor, bind
@@ -51,7 +64,6 @@ PCG_MULTIPLIER, PCG_INCREMENT, PCG_OUTPUT = 747796405, 2891336453, 277803737  # 
 UNIFORM_BITS = 24
 # One bit less leaves room for the added half, which excludes 0 and 1
 OPEN_BITS = 23
-HUGE = (2.0 - 2.0**-23) * 2.0**127  # the largest f32
 
 
 def _pcg(v: Tensor) -> Tensor:
@@ -142,7 +154,7 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
     tensor([-0.47678554, -0.5139569 ,  0.8914474 ])
     """
     dims = _sizes(shape, high)
-    if not -HUGE <= low < high <= HUGE or high - low > HUGE:
+    if not -LARGEST_F32 <= low < high <= LARGEST_F32 or high - low > LARGEST_F32:
         raise InputError(f"low = {low!r} must be less than high = {high!r}, both and their difference finite f32")
     u = _closed(_bits(dims, _key("uniform")))
     if (low, high) == (0.0, 1.0):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from tracegrad.dtypes import DType, nearest_f32
+from tracegrad.dtypes import LARGEST_F32, DType, nearest_f32
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
 from tracegrad.kernels.form import Axis, Fold
@@ -71,7 +71,7 @@ def f32_literal(x: float) -> str:
         return "bitcast<f32>(nan_bits)"
     if math.isinf(x):
         return "bitcast<f32>(inf_bits)" if x > 0 else "(-bitcast<f32>(inf_bits))"
-    text = f"{x:.9g}f" if abs(x) < 3.4e38 else f"{x:.17g}f"  # nine digits of the largest f32 are more than it
+    text = f"{x:.17g}f" if abs(x) == LARGEST_F32 else f"{x:.9g}f"  # nine digits of the largest are more than it
     return text if x >= 0 and math.copysign(1.0, x) > 0 else f"({text})"
 
 
