@@ -195,7 +195,7 @@ def scan(
     sizes = set[Any]() if length is None else set[Any]([(max(whole(length) or 0, 0),)])
     if HAVE_NUMPY and not ambient.building():
         sizes |= {np.shape(x)[:1] for x in elements}
-    if ambient.building() or len(sizes) != 1 or sizes & {(), (0,), (None,)}:  # traced, without iterations, or an error
+    if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced, without iterations, or an error
         return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
     ((n,),) = sizes
     carry, ys = init, list[Any]()  # on values, a scan is a Python loop

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracegrad.dtypes import Axes, TensorType, normalize_axes, normalize_axis, show
+from tracegrad.dtypes import LARGEST_F32, Axes, TensorType, normalize_axes, normalize_axis, show
 from tracegrad.errors import ShapeError
-from tracegrad.hypers import AT_LEAST_0, LARGEST_F32, checked
+from tracegrad.hypers import AT_LEAST_0, checked
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, entered, method
 from tracegrad.ops.reduction import count, drop, reduced_float
@@ -327,8 +327,8 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
     return _scaled(bind(NORMALIZE, x, axes=axes, eps=eps), g, b)
 
 
-def _shifted(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest x, exp(x) divided by exp of that, and the sum of these."""
+def _exponentials(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a shift, exp(x - shift) and its sum. The shift is the largest x, if that is finite."""
     top = bind(PEAK, x, axes=axes)
     # for a row of -inf, or with inf: inf - inf would be NaN, and exp of other elements inf
     shift = where(nonfinite(top), where(top > 0.0, LARGEST_F32, 0.0), top)
@@ -337,12 +337,12 @@ def _shifted(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _logsumexp(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    shift, _, total = _shifted(x, axes)
+    shift, _, total = _exponentials(x, axes)
     return log(total) + shift
 
 
 def _logsumexp_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) -> tuple[Tensor]:
-    _, e, total = _shifted(x, axes)  # exp(x - y) would have the rounding error of y, which is large where y is
+    _, e, total = _exponentials(x, axes)  # exp(x - y) would have the rounding error of y, which is large where y is
     return (views.broadcast_to(ct / total, x.shape) * e,)
 
 

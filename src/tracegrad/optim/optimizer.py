@@ -15,6 +15,7 @@ from tracegrad.optim import scaling
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
 from tracegrad.optim.transform import MONOTONE, NO_GROUPS, Groups, Transform, chain, check_transform
 from tracegrad.patterns import Selection, matcher
+from tracegrad.prims.leaves import unboxed
 from tracegrad.refusals import absent, check_call, unexpected, wrapped
 from tracegrad.schedule import Schedule
 
@@ -180,7 +181,7 @@ def recipe(
                 hyper=hyper | groups.hyper,
                 decay_filter=None if decay is None else matcher(decay, f"{what}: decay_filter"),
                 name=core.__name__,
-                options={name: _plain(values[name]) for name in shaping} | shaped_by,
+                options={name: unboxed(values[name]) for name in shaping} | shaped_by,
                 again=cast("Any", partial(optimizer, **values, **options)),
                 off=tuple(n for n in (*optional, "clip_grad_norm") if n not in hyper),
                 groups=groups,
@@ -190,11 +191,6 @@ def recipe(
         return cast("Callable[P, Optimizer]", wrapped(optimizer, core))
 
     return make
-
-
-def _plain(x: Any) -> Any:
-    """Return a value of NumPy, such as True, as Python's."""
-    return x.item() if hasattr(x, "item") else x
 
 
 def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[str, Any]]:
