@@ -84,12 +84,13 @@ def checksum(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
     """Return the CRC-32 of names, shapes, values and metadata but `SUM`, in an order that other writers keep, too."""
     total = zlib.crc32(dumped(sorted((k, v) for k, v in metadata.items() if k != SUM)).encode())
     for name, x in sorted((str(n), np.asarray(x)) for n, x in tensors.items()):
-        total = zlib.crc32(_bytes(x), zlib.crc32(dumped([name, *x.shape]).encode(), total))
+        total = zlib.crc32(_stored(x).reshape(-1), zlib.crc32(dumped([name, *x.shape]).encode(), total))
     return str(total)
 
 
-def _bytes(x: Array) -> bytes:
-    return x.astype(x.dtype.newbyteorder("<"), order="C").tobytes()
+def _stored(x: Array) -> Array:
+    """Return an array as files hold it. It is copied only if it lies in memory otherwise."""
+    return x.astype(x.dtype.newbyteorder("<"), order="C", copy=False)
 
 
 def write(
@@ -122,7 +123,7 @@ def parts(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
             raise DTypeError(f"{name}: {x.dtype.name} cannot be written; convert it to float32 or int32")
         if name == "__metadata__":
             raise InputError("a tensor cannot be named __metadata__")
-        blob = _bytes(x)
+        blob = _stored(x).tobytes()
         header[name] = {
             "dtype": WRITES[x.dtype.name],
             "shape": list(x.shape),
