@@ -32,8 +32,8 @@ class Lay(NamedTuple):
     other: int = 0
 
 
-class Pair(NamedTuple):
-    """Two or more axes of a value that occur as one coordinate: first * step, and each other axis times its number."""
+class Coordinate(NamedTuple):
+    """Axes of a value that always occur in one sum: first * step, and each other axis times its number."""
 
     first: Axis
     step: int
@@ -80,38 +80,47 @@ def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
     if not all(a.fixed for a in (*rows, *columns)):
         return None
     divided = [a.index for a in atoms if isinstance(a, Quotient)]
-    pairs = pairs_of([i.strides for i in (*indices, *divided)], rows, columns)
-    if v.op == "load" and kernel.loaded(v) is f32 and indices[0].linear and all(p.step == 1 for p in pairs):
+    coordinates = coordinates_of([i.strides for i in (*indices, *divided)], rows, columns)
+    if v.op == "load" and kernel.loaded(v) is f32 and indices[0].linear and all(p.step == 1 for p in coordinates):
         steps = indices[0].strides
         neighbours = any(steps.get(a.name) == 1 for a in (*rows, *columns))
         lays = {a.name: Lay(a.size, steps.get(a.name, 0)) for a in axes}
         return Gathered(v.arg[0], v.arg[1].const, lays, None) if neighbours else None
-    return _copied(v, pairs, axes, batch) if pairs else None
+    return _copied(v, coordinates, axes, batch) if coordinates else None
 
 
-def pairs_of(terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: Sequence[Axis]) -> list[Pair]:
-    """Return pairs of an axis of one side with one of the other, and what else goes with both; each axis at most once.
+def coordinates_of(
+    terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: Sequence[Axis]
+) -> list[Coordinate]:
+    """Return coordinates of an axis of one side and one of the other; each axis is in at most one.
 
-    A coordinate without a step is the sum of any number of axes.
+    A coordinate without a step may have more axes.
     """
-    found: list[Pair] = []
+    found: list[Coordinate] = []
     taken: set[str] = set()
     for x in (*columns, *rows):
         for y in rows if x in columns else columns:
             if {x.name, y.name} & taken or min(x.size, y.size) == 1 or x.size < y.size:
                 continue
-            step = _together(terms, x.name, y.name)
-            if step is not None and Pair(x, step[0], {y: step[1]}).extent < x.size * y.size:  # else none is shared
-                found.append(Pair(x, step[0], {y: step[1]}))
+            times = _together(terms, x.name, y.name)
+            one = times and Coordinate(x, times[0], {y: times[1]})
+            if one and one.extent < x.size * y.size:  # else no element is shared
+                found.append(one)
                 taken |= {x.name, y.name}
     for i, p in enumerate(found):
-        apart = {a: _together(terms, p.first.name, a.name) for a in (*columns, *rows) if a.name not in taken}
-        for a, c in sorted([(a, c) for a, c in apart.items() if c is not None], key=lambda one: one[1][1]):
-            if p.step == c[0] == 1 and c[1] <= p.extent:  # else values in between have no reader
-                p = p._replace(others={**p.others, a: c[1]})
-                taken.add(a.name)
-        found[i] = p
+        if p.step == 1:
+            found[i] = p = _widened(p, terms, [a for a in (*columns, *rows) if a.name not in taken])
+            taken |= {a.name for a in p.others}
     return found
+
+
+def _widened(p: Coordinate, terms: Sequence[Mapping[str, int]], axes: Sequence[Axis]) -> Coordinate:
+    """Return a coordinate without a step, and with those axes that always occur with it and leave no gaps."""
+    found = [(a, c) for a in axes if (c := _together(terms, p.first.name, a.name)) is not None]
+    for a, (step, apart) in sorted(found, key=lambda one: one[1]):
+        if step == 1 and apart <= p.extent:  # else values in between have no reader
+            p = p._replace(others={**p.others, a: apart})
+    return p
 
 
 def _together(terms: Sequence[Mapping[str, int]], x: str, y: str) -> tuple[int, int] | None:
@@ -123,17 +132,17 @@ def _together(terms: Sequence[Mapping[str, int]], x: str, y: str) -> tuple[int, 
     return found.pop() if len(found) == 1 else None
 
 
-def _copied(v: Value, pairs: Sequence[Pair], axes: Sequence[Axis], batch: Sequence[Axis]) -> Gathered:
-    """Return a copy in which each pair is two axes: the remainder by its step, and the quotient, in memory order."""
+def _copied(v: Value, coordinates: Sequence[Coordinate], axes: Sequence[Axis], batch: Sequence[Axis]) -> Gathered:
+    """Return a copy, in memory order: a coordinate is two axes, the remainder by its step and the quotient."""
     space = next(i.space for x in walk([v]) for i in indices_of(x))
     load = next((x.arg[1].strides for x in walk([v]) if x.op == "load"), dict[str, int]())
     varies = variables_of(v)
-    paired = {a.name for p in pairs for a in (p.first, *p.others)}
-    far = {a: load.get(a.name, 0) for a in axes if a.name in varies and a.name not in paired}
+    within = {a.name for p in coordinates for a in (p.first, *p.others)}
+    far = {a: load.get(a.name, 0) for a in axes if a.name in varies and a.name not in within}
     apart: list[tuple[Axis, Axis]] = []
     replaced: dict[str, tuple[Index, int] | None] = {}
     guards: list[Guard | bool] = []
-    for p in pairs:
+    for p in coordinates:
         name = f"{p.first.name}_{p.step}_{p.extent}"
         left, rest = Axis(f"r{name}", min(p.step, p.extent)), Axis(f"u{name}", -(-p.extent // p.step))
         apart.append((left, rest))
@@ -145,7 +154,7 @@ def _copied(v: Value, pairs: Sequence[Pair], axes: Sequence[Axis], batch: Sequen
     order = [*(a for a in batch if a in far), *inside]
     strides = dict(zip([a.name for a in order], strides_of([int(a.size) for a in order])))
     lays = {a.name: Lay(a.size, strides.get(a.name, 0)) for a in axes}
-    for p, (left, rest) in zip(pairs, apart):
+    for p, (left, rest) in zip(coordinates, apart):
         step = strides[rest.name]
         lays[p.first.name] = Lay(p.first.size, step)
         lays |= {a.name: Lay(a.size, step, c, p.step, strides[left.name]) for a, c in p.others.items()}
