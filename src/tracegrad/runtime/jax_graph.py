@@ -96,7 +96,7 @@ class Xla(NamedTuple):
         def narrow(x: Array) -> Array:
             return x if dtype is None else x.astype(dtype)
 
-        device = jax.devices()[0]
+        device = jax.devices()[0] if layout is None else layout.mesh.devices.flat[0]
         cudnn = "cuda" in device.client.platform_version and float(device.compute_capability) >= 8
         by_rows = layout.by_rows if layout is not None else _on_one_device
         return Xla(jax, jax.lax, jnp, cudnn, dtype, narrow, by_rows, {})
