@@ -49,6 +49,16 @@ def c_compiler() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def in_c_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results come from C even where C is wrong: a check would have NumPy compute them."""
+    monkeypatch.setenv("TRACEGRAD_VERIFY", "off")
+    if os.environ[VARIABLE] == "off":
+        monkeypatch.setenv(VARIABLE, "")
+    if compiler_named(os.environ[VARIABLE]) is None:
+        pytest.skip("no C compiler")
+
+
 @pytest.fixture(scope="module")
 def c_session() -> Iterator[CpuSession]:
     """A session on the CPU whose kernels are C."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,17 +10,8 @@ import pytest
 
 import tracegrad as tg
 from in_c import computed, text
-from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
 
-
-@pytest.fixture(autouse=True)
-def in_c_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results come from C even where C is wrong: a check would have NumPy compute them."""
-    monkeypatch.setenv("TRACEGRAD_VERIFY", "off")
-    if os.environ[VARIABLE] == "off":
-        monkeypatch.setenv(VARIABLE, "")
-    if compiler_named(os.environ[VARIABLE]) is None:
-        pytest.skip("no C compiler")
+pytestmark = pytest.mark.usefixtures("in_c_alone")
 
 
 def whole(x: Any) -> Any:

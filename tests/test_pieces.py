@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -11,18 +10,10 @@ import pytest
 
 import tracegrad as tg
 from in_c import computed, text
-from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
+from tracegrad.runtime.c_compiler import VARIABLE
 from tracegrad.tuning import MOST_CUT, MOST_PIECES, PIECE_GRAIN
 
-
-@pytest.fixture(autouse=True)
-def in_c_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results come from C even where C is wrong: a check would have NumPy compute them."""
-    monkeypatch.setenv("TRACEGRAD_VERIFY", "off")
-    if os.environ[VARIABLE] == "off":
-        monkeypatch.setenv(VARIABLE, "")
-    if compiler_named(os.environ[VARIABLE]) is None:
-        pytest.skip("no C compiler")
+pytestmark = pytest.mark.usefixtures("in_c_alone")
 
 
 GUARD = re.compile(r"_auto_type g\d")
