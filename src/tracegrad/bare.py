@@ -95,10 +95,12 @@ class Array:
         kind = dtype(other)
         return Array(self.flat.cast("B").cast(kind.format), self.shape, kind)
 
-    def astype(self, other: Any, order: str = "C") -> Array:
-        """Return a copy of the values in another type."""
+    def astype(self, other: Any, order: str = "C", copy: bool = True) -> Array:
+        """Return the values in another type; without `copy`, the array itself where it has that type."""
         kind = dtype(other)
-        return self.copy() if kind == self.dtype else _made(self.flat, self.shape, kind)
+        if kind != self.dtype:
+            return _made(self.flat, self.shape, kind)
+        return self.copy() if copy else self
 
     def copy(self) -> Array:
         """Return a copy."""
