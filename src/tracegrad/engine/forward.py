@@ -52,10 +52,10 @@ UNSET = (
 class CompiledForward(HasStates):
     """A model and a forward function, compiled for one device. `tg.compile_forward` and `train.attach` make it.
 
-    Each call chooses the sizes that `inputs` gives as None or a name. The first sizes get a program of their own. For
-    all further sizes, one program computes any sizes up to a capacity, and larger sizes compile a larger one. If the
-    device or the forward does not allow that, each choice of sizes gets its own program, and `explain` says why. At
-    most `max_cached_shapes` programs are kept, those used last.
+    Each call chooses the sizes that `inputs` gives as None or a name. The first call compiles a program for its own
+    sizes. The first call with other sizes compiles a second program, which serves all sizes up to a capacity. A call
+    beyond the capacity compiles a larger program. If the device or the forward does not allow that, each choice of
+    sizes gets its own program, and `explain` says why. The `max_cached_shapes` programs used last are kept.
 
     A context manager: leaving the `with` block calls `close`.
 
@@ -105,15 +105,15 @@ class CompiledForward(HasStates):
     def run(self, mapping: Given = None, /, *more: Any, patches: Given = None, **inputs: Any) -> Pending[RunResult]:
         """Queue one run of the forward, and return a `Pending`: its `output` waits for the result.
 
-        Pass inputs by keyword, in one dict, or both. They are copied, so you can change your arrays at once. `run` does
-        not raise errors of bad inputs, of compiling for new sizes and of the device: the result is `Failed`, and
-        reading `output` raises its error.
+        Pass inputs by keyword, in one dict, or both. `run` copies them, so you can change your arrays at once. `run`
+        itself does not raise if inputs do not fit, if compiling for new sizes fails, or if the device fails. The result
+        is then `Failed`, and reading `output` raises its error.
 
         patches: {"attn.0": array} or {"attn.0": (mask, array)}. In this run, `array` replaces the value at
                  `tg.patch("attn.0", x)`, or only those elements where the bool `mask` is True. Both broadcast to the
-                 shape of x, so 0.0 blanks it. The first run with patches at some sizes compiles a second program, with
-                 memory of its own; later runs with any patches use it. Runs without patches cost the same as a forward
-                 without `tg.patch`.
+                 shape of x, so 0.0 replaces all of x by zeros. At each choice of sizes, the first run with patches
+                 compiles a second program, which has memory of its own. All later runs with patches use that program.
+                 Runs without patches cost the same as without `tg.patch`.
 
         >>> infer.run(x=np.zeros((5, 2))).output.shape
         (5, 1)
@@ -155,10 +155,10 @@ class CompiledForward(HasStates):
         return pending
 
     def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
-        """Return the graph that a run with these inputs executes. Only the sizes that calls choose matter.
+        """Return the graph that a run with these inputs executes. Only the inputs' sizes matter.
 
         inputs: as for `run`.
-        Raises: InputError if a size is missing; errors of compiling, if these sizes have no program yet.
+        Raises: InputError if a size is missing; the errors of `tg.compile_forward` if these sizes have no program yet.
 
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}
@@ -172,10 +172,10 @@ class CompiledForward(HasStates):
 
     @helpful
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
-        """Return what a run consists of, to print: dispatches (launches of kernels) with their costs, and memory.
+        """Return a report of a run, to print: its dispatches (launches of kernels) with their costs, and its memory.
 
         inputs:  as for `run`; without any, the sizes used last.
-        verbose: printing shows the kernels, values and graph, too.
+        verbose: True makes the report also list the kernels, the values and the graph.
         As `CompiledTraining.explain`.
 
         >>> print(infer.explain(x=x).title)
@@ -188,11 +188,12 @@ class CompiledForward(HasStates):
 
     @helpful
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
-        """Return why a value of the forward is stored or inlined, and where, as text to print.
+        """Explain, as text to print, why a value of the forward is stored or inlined, and where.
 
         A stored value is written to memory. An inlined value is computed inside each kernel that uses it.
 
-        name_or_node: "output", a name of an input, parameter or capture, "%6" for a node as printed, or the node.
+        name_or_node: "output"; the name of an input, parameter or capture; or a node, such as "%6" in the printed
+                      graph.
         inputs:       as for `run`; without any, the sizes used last.
         As `CompiledTraining.why`.
 
@@ -240,8 +241,8 @@ class CompiledForward(HasStates):
         the parameters of the training too.
 
         path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
-        Raises:  InputError, with nothing changed, for a damaged file, or with the name of each parameter that is
-                 missing, unknown or of another type. OSError for a file that cannot be read.
+        Raises:  InputError for a damaged file, and for parameters that are missing, unknown or of another type, which
+                 the error names. Nothing has changed then. OSError for a file that cannot be read.
 
         >>> train.save("checkpoint.safetensors")
         >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)
@@ -260,9 +261,9 @@ class CompiledForward(HasStates):
 
     @property
     def cached_shapes(self) -> list[int | None | dict[str, int]]:
-        """The sizes whose programs are kept, least recently used first, such as [4, 2] after runs of 4 rows and of 2.
+        """The sizes whose programs are kept, least recently used first: [4, 2] after a run of 4 rows and a run of 2.
 
-        An entry is a dict, such as {"B": 4, "T": 16}, if calls choose several sizes, and None if they choose none.
+        If calls choose several sizes, an entry is a dict such as {"B": 4, "T": 16}. If they choose none, it is None.
         """
         return [as_read(sizes) for sizes in self._programs.sizes]
 
@@ -290,7 +291,7 @@ class CompiledForward(HasStates):
         """The calls of `tg.capture` and `tg.patch` in the forward, in order.
 
         Each has a `kind`, "capture" or "patch", its `name`, the `type` of its value, and `site`, your line of code.
-        If calls choose sizes, types are those of the sizes used last; before the first run, of size 1.
+        If calls choose sizes, the types have the sizes of the last run; before the first run, the sizes are 1.
         """
         with self.store.worker.own(self._lock):
             latest = self._programs.latest

@@ -12,7 +12,7 @@ from tracegrad.refusals import Value, absent
 
 
 class Captures(Mapping[str, Any]):
-    """The NumPy arrays that `tg.capture(name, x)` kept in one step or run: a mapping by name.
+    """The values that `tg.capture(name, x)` recorded in one step or run: a mapping from names to NumPy arrays.
 
     >>> def forward(m, x):
     ...     return tg.sum(tg.capture("hidden", m(x)))
@@ -87,7 +87,7 @@ class Loss(float, Value):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The result of finished work: of a step a `CompletedStep`, of a run of a forward a `CompletedRun`, its subclasses.
+    """The result of finished work. A step returns the subclass `CompletedStep`, a run of a forward `CompletedRun`.
 
     A `CompletedStep` has `loss`, `losses`, `aux`, `step` and `skipped`; a `CompletedRun` has `output`. Both have
     `captures`, the NumPy arrays of `tg.capture` by name, and `value`, the loss or the output.

@@ -27,11 +27,13 @@ def single_flight(fn: Callable[[Any], Any]) -> Callable[[Any], Pending[Any]]:
     """Return a function that runs one call of `fn` at a time and keeps at most one waiting: the newest.
 
     fn:       a function of one argument that returns a `Pending` or an awaitable.
-    Returns:  a function of one argument that returns a `Pending` at once. If a call is queued when a newer one comes,
-              it resolves to `Aborted`, and the newer one is queued. An error of `fn` resolves to `Failed`.
+    Returns:  a function of one argument that returns a `Pending` at once. If a newer call comes while a call is queued,
+              the queued call resolves to `Aborted`, and the newer one takes its place. If `fn` raises, the call
+              resolves to `Failed`.
 
-    A page that calls the model at every move of the mouse thus computes for the newest position only. A queued call
-    starts on the caller's event loop if it had one, else on the thread that finished the call before.
+    For example, a page that calls the model at every move of the mouse computes for the newest position only. A queued
+    call starts on the event loop of its caller. Without an event loop, it starts on the thread that finished the
+    previous call.
 
     >>> newest = tg.single_flight(lambda x: infer.run(x=x))    # infer: as in the example of tg.compile_forward
     >>> newest([[1.0, 2.0]]).result().output.shape

@@ -298,7 +298,7 @@ class HasStates(Helped):
 
     @helpful
     def upload_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name, after the steps queued so far. Names missing in `record` keep their values.
+        """Overwrite parameters by name, after the steps queued so far. Parameters missing from `record` do not change.
 
         record:  arrays by name. For a forward of `train.attach`, these are the parameters of the training.
         strict:  True requires every parameter in `record`.
@@ -322,7 +322,7 @@ class HasStates(Helped):
 
     @helpful
     def set_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
-        """Overwrite parameters by name: a short name of `upload_params`.
+        """Overwrite parameters by name: another name for `upload_params`.
 
         >>> train.set_params({"W": np.ones((2, 1)), "b": np.zeros(1)})
         """
