@@ -74,34 +74,36 @@ class CompiledTraining(Training):
                     batch is trained if the size in `inputs` is None or a name. If that is a number, the batch is
                     dropped; in an iterable it is an error.
         epochs:     passes over the data. For more than one, the iterable must be iterable again.
-        steps:      run exactly this number of steps instead, over as many passes as needed; with `resume`, the steps of
-                    the interrupted run count too.
+        steps:      the number of steps, instead of `epochs`: `fit` makes as many passes as needed. With `resume`, the
+                    steps of the interrupted run count too.
         shuffle:    shuffle whole arrays in each epoch, by the seed. Iterables keep their order.
         validation: a share of the whole arrays (their last examples), arrays as for `data`, or batches. The results are
-                    `val_loss`, and `val_<name>` for each scalar aux of the loss. A loss that takes an argument
-                    `training` gets False. States that the loss writes are restored. `lr.plateau` gets `val_loss`.
-        metrics:    {"name": function of the model and of the inputs that it names}, traced, for `val_<name>`. Functions
-                    of `tg.metrics` are computed over the whole set; any other is averaged over the examples.
+                    `val_loss`, and `val_<name>` for each scalar in the dict that the loss returns beside its value. A
+                    loss that takes an argument `training` gets False. States that the loss writes are restored. A
+                    schedule `lr.plateau` gets `val_loss`.
+        metrics:    {"name": function}, whose results are `val_<name>`. A function takes the model and some inputs by
+                    name, and is traced like the loss. Functions of `tg.metrics` are computed over the whole validation
+                    set; the results of other functions are averaged over its examples.
         evaluate:   function of the training that returns metrics by name.
         every:      run the validation and `evaluate` every `every` steps and at the end. Default: after each epoch.
         progress:   False shows no progress bar.
         on_step, on_epoch, on_evaluate: functions of a `FitState`, called before the next step begins. A hook waits for
-                    the step only if it reads a result. `state.stop()` ends the loop at once.
+                    the step only if it reads a result. `state.stop()` ends `fit` at once.
         callbacks:  objects with some of these functions as methods, such as `tg.EarlyStopping("val_loss")`; further
                     methods are `on_begin()`, `on_end()` and `on_log(record)`. A plain function is called after each
                     step.
         log:        path of a file that gets one line of JSON per step and evaluation, a function of such a dict, or an
-                    object with `log(dict)` or `add_scalar(name, value, step)`. A line also has the scalar aux of the
-                    loss.
-        resume:     path of a file saved while `fit` ran or after an interrupt. `fit` loads it and continues at its
-                    epoch and batch. Pass the same arguments as before. The states of callbacks, such as the
+                    object with `log(dict)` or `add_scalar(name, value, step)`. A line also has the scalars of the
+                    loss's dict.
+        resume:     path of a checkpoint, saved while `fit` ran or after an interrupt. `fit` loads it and continues at
+                    its epoch and batch. Pass the same arguments as before. The states of callbacks, such as the
                     patience of `EarlyStopping`, are not restored.
-        schedule:   required with several losses: their turns, as ("d", "d", "g"). Each step takes the next batch, and
-                    from it the inputs of its loss. Step k of the training, counted over all losses, takes
-                    schedule[(k - 1) % 3] here, so a later `fit` continues the cycle.
+        schedule:   required with several losses: the order in which they take turns, such as ("d", "d", "g"). Each step
+                    takes the next batch, and from it the inputs of its loss. A later `fit` continues the cycle.
         Returns:    a `History`: `loss` and `step` of each step, `metrics` of each evaluation.
         Raises:     the error of the first step that fails, AbortedError if the training is closed meanwhile, and errors
-                    of `data`, `evaluate` and hooks. Steps queued after a failed one are applied.
+                    that `data`, `evaluate` or hooks raise. Steps that were queued after a failed step are still
+                    applied.
 
         >>> history = train.fit(x=np.tile(x, (4, 1)), y=np.tile(y, (4, 1)), epochs=2, progress=False)
         >>> len(history.loss)
@@ -131,19 +133,20 @@ class CompiledTraining(Training):
     ) -> Path:
         """Write a static site that continues this training in a browser, without Python. Return the path of its page.
 
-        forwards:     forwards of `attach` by name. The page shows each with a demo that suits its inputs.
+        forwards:     forwards that `attach` returned, by name. The page shows each with a demo that suits its inputs.
         single_file:  True writes one HTML file that opens by double-click, instead of a folder.
         title:        the page's title.
-        data:         for each input, examples along a leading axis, from which the page draws its batches. Without
+        data:         for each input, an array of examples along axis 0, from which the page draws its batches. Without
                       data, the page shows the forwards and cannot train.
         labels:       names of the classes of an image forward.
         vocabulary:   the text of each token, for a forward that continues texts.
-        schedule:     with several losses, their turns in the page, such as ("d", "d", "g"). Default: each once.
+        schedule:     with several losses, the order in which the page trains them, such as ("d", "d", "g"). Default:
+                      each loss once, in turn.
         sizes:        if calls choose sizes, the largest of each, such as {"B": 64}, or one number for all. The page
-                      takes all sizes up to it, and computes in arrays of the largest. With a list, such as {"B": [8,
-                      64]}, a call computes in the smallest of these that fits; training steps on `data` use the
-                      largest. A forward none of whose sizes is in `sizes` runs at the sizes of its demo.
-        Raises:       InputError for data that do not fit, for a learning rate that is a schedule of your own, and if no
+                      takes all sizes up to the largest, and pads arrays to it. With a list, such as {"B": [8, 64]}, a
+                      call pads to the smallest entry that fits; training steps on `data` use the largest. A forward
+                      none of whose sizes is in `sizes` runs at the sizes of its demo.
+        Raises:       InputError if data do not fit, if the learning rate is a schedule of your own class, or if no
                       program can serve all sizes.
 
         >>> train.export("site", forwards={"predict": infer}).name
@@ -160,11 +163,12 @@ class CompiledTraining(Training):
 
     @helpful
     def explain(self, verbose: bool = False, *, loss: str | None = None) -> Explanation:
-        """Return what a step consists of, to print: dispatches (launches of kernels) with their costs, and memory.
+        """Return a report of a step, to print: its dispatches (launches of kernels) with their costs, and its memory.
 
-        verbose: printing shows all kernels, values and the graph, too; else one screen.
-        loss:    with several losses, the name of one, which is then required. With one loss, leave it out.
-        Returns: an `Explanation`. For each dispatch it has bytes, FLOPs and your source lines. Notebooks show it as
+        verbose: True makes the report also list all kernels, values and the graph. False: the report fits on one
+                 screen.
+        loss:    the name of a loss. Required if there are several losses; leave it out if there is one.
+        Returns: an `Explanation`. For each dispatch it gives bytes, FLOPs and your source lines. Notebooks show it as
                  HTML, and `.save(path)` writes an HTML file. Nothing runs on the device.
         Raises:  InputError if `loss` is missing or unknown, and before the first step if calls choose sizes.
 
@@ -185,10 +189,10 @@ class CompiledTraining(Training):
         name_or_node: the name of a result such as "loss", a capture, a parameter, an input or an optimizer state.
                       "grads.NAME" is a parameter's gradient. "%12" names a node as `print(train.graph)` does. A node of
                       `train.graph` itself works too.
-        loss:         with several losses, the name of one, which is then required. With one loss, leave it out.
+        loss:         the name of a loss. Required if there are several losses; leave it out if there is one.
         Returns:      text to print. `.values` has an entry for each value that the node was compiled to, with its rule,
-                      dispatches, place, lifetime and source line. An entry names the values in the same kernel. For
-                      each neighbour in another kernel, it names the rule that prevented a merge.
+                      dispatches, place, lifetime and source line. The text names the other values of the same kernel.
+                      For each neighbour in another kernel, it names the rule that prevented a merge.
         Raises:       MissingNameError for an unknown name, with the nearest one.
 
         >>> print("\n".join(str(train.why("loss")).splitlines()[:3]))
@@ -206,7 +210,7 @@ class CompiledTraining(Training):
         """Run a step `steps` times, and return the median time of each dispatch, as a table to print.
 
         inputs:   a batch as for `step`, by keyword, in one dict, or both. Without inputs, zeros are used.
-        loss:     with several losses, the name of one, which is then required. With one loss, leave it out.
+        loss:     the name of a loss. Required if there are several losses; leave it out if there is one.
         Returns:  a `Profile`: the times beside bytes, FLOPs, the device's limits and your source lines. `.save(path)`
                   writes a Chrome trace.
         Raises:   InputError for inputs that do not fit; DeviceError in Pyodide.
@@ -247,7 +251,7 @@ class CompiledTraining(Training):
                  not part of the function: set `state["hyper"]["lr"]` yourself.
         outputs: "loss", "aux.NAME", "capture.NAME" and "applied". If a value was not finite, "applied" is False and the
                  step changed nothing.
-        loss:    with several losses, the name of one, which is then required. With one loss, leave it out.
+        loss:    the name of a loss. Required if there are several losses; leave it out if there is one.
         Raises:  DeviceError on other devices; InputError if calls choose sizes and no step has run yet. The function
                  raises InputError for inputs that do not fit.
 

@@ -78,8 +78,8 @@ class Training(Parts):
         """Queue one training step, and return a `Pending`: its `loss` waits for the result.
 
         Pass inputs by keyword, in one dict, or both. With several losses, pass the name of one first:
-        `train.step("d", x=x, z=z)`. Bad inputs, a non-finite loss and device errors are not raised here. They give the
-        result `Failed` and change nothing; reading `loss` raises them.
+        `train.step("d", x=x, z=z)`. `step` does not raise for inputs that do not fit, a non-finite loss or device
+        errors. The result is then `Failed`, and nothing has changed; reading `loss` raises the error.
 
         At most 8 steps are queued, or 96 short ones (128 in a browser tab). A further `step` waits for its turn.
 
@@ -92,9 +92,10 @@ class Training(Parts):
     def run_steps(self, n: int | str, /, *batch: Any, **inputs: Any) -> Pending[StepResult]:
         """Queue `n` training steps in one call, and return a `Pending` of the last one.
 
-        n, batch: the number, at most a million, then optionally a dict of inputs. With several losses, the name of
-                  one comes first.
-        inputs:   as for `step`, for all steps; or with a leading axis of length `n`, and step k takes element k of it.
+        n, batch: the number of steps, at most a million, then optionally a dict of inputs. With several losses, pass
+                  the name of a loss before `n`.
+        inputs:   as for `step`: each step gets the same arrays. Or arrays with a new axis 0 of length `n`: step k gets
+                  element k of that axis.
         Returns:  the result of the last step, with `losses`, a float32 array of length `n`. If a step fails, the
                   result is `Failed`: earlier steps were applied, and later steps do not run.
 
@@ -150,7 +151,7 @@ class Training(Parts):
     def download_grads(self, *, loss: str | None = None) -> dict[str, Array]:
         """Return the gradients of the last step by parameter name, as NumPy arrays.
 
-        loss:   with several losses, the name of one, which is then required. With one loss, leave it out.
+        loss:   the name of a loss. Required if there are several losses; leave it out if there is one.
         Raises: InputError unless `tg.compile` got keep_grads=True.
 
         >>> r = train.step(x=x, y=y).result()
@@ -277,7 +278,7 @@ class Training(Parts):
         """Change the learning rate from the next `step` on.
 
         lr:   a number, or a schedule of `tg.lr`. A schedule without `start` begins with the next step as its step 1.
-        loss: with several losses, the name of one, which is then required. With one loss, leave it out.
+        loss: the name of a loss. Required if there are several losses; leave it out if there is one.
 
         >>> train.set_lr(lr.linear(peak=1e-2, final=0.0, steps=100))
         >>> train.lr
@@ -292,7 +293,7 @@ class Training(Parts):
         """Pass a metric to the schedule `lr.plateau`, after the steps queued so far.
 
         value:  such as a held-out loss.
-        loss:   with several losses, the name of one, which is then required. With one loss, leave it out.
+        loss:   the name of a loss. Required if there are several losses; leave it out if there is one.
         Raises: InputError if the schedule is not `lr.plateau`. As `step` of ReduceLROnPlateau of PyTorch.
 
         >>> train.set_lr(lr.plateau(1e-2))
@@ -304,13 +305,13 @@ class Training(Parts):
     def set(self, *, loss: str | None = None, **hyper: Any) -> None:
         """Change hyperparameters from the next `step` on: `weight_decay`, `beta1`, ... and those of `tg.hyper`.
 
-        loss:   with several losses, the name of one, which is then required. With one loss, leave it out.
+        loss:   the name of a loss. Required if there are several losses; leave it out if there is one.
         groups: values for some parameters, such as {"backbone.*": {"lr": 0.01}}; see `optim.Options`.
         hyper:  the new values by name. `clip_grad_norm=None` switches clipping off.
         Raises: InputError for unknown names and values out of range. Then nothing has changed.
 
-        Only two changes compile the step once more, and training then goes on: a value that a group did not have, and a
-        weight_decay, momentum or clip_grad_norm that was off.
+        Two changes compile the step once more: a value that a group did not have, and a weight_decay, momentum or
+        clip_grad_norm that was off. Training then goes on from its current state.
 
         >>> train.set(momentum=0.5)
         """
@@ -373,8 +374,10 @@ class Training(Parts):
         """Return a forward that uses this training's parameters and states. Each run sees all steps queued before it.
 
         forward, inputs: as for `tg.compile_forward`. The first run compiles the forward.
-        max_cached_shapes, precision, writes: as for `tg.compile_forward`. The precision does not follow the training's.
-        Raises: InputError for inputs that are not types, or that `forward` does not take; the first run, other errors.
+        max_cached_shapes, precision, writes: as for `tg.compile_forward`. The default precision is "f32", also if the
+                                              training has another one.
+        Raises: InputError for inputs that are not types, or that `forward` does not take. Reading the result of the
+                first run raises all other errors.
 
         >>> train.attach(forward=predict, inputs={"x": (None, 2)}).run(x=np.zeros((5, 2))).output.shape
         (5, 1)
