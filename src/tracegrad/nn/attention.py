@@ -22,13 +22,13 @@ class MultiheadAttention(Module):
     """Multi-head attention, softmax(q k^T / sqrt(d)) v with d = dim / n_heads, as torch.nn.MultiheadAttention.
 
     dim, n_heads: the size of each element (PyTorch's embed_dim), and the number of heads. `n_heads` divides `dim`.
-    kv_heads:     number of heads of keys and values, a divisor of n_heads. Each serves n_heads / kv_heads heads of
-                  queries (Ainslie et al. 2023). By default n_heads.
-    bias:         False: the four `Linear`s have no b.
+    kv_heads:     number of heads of keys and values, a divisor of n_heads, which is the default. Each serves
+                  n_heads / kv_heads heads of queries (Ainslie et al. 2023).
+    bias:         False leaves out the b of the four `Linear` layers.
     causal:       True: element t sees elements up to t only.
     cache:        (batch, length) of a cache of keys and values for generation, in the states `keys` and `values`,
                   f32[batch, kv_heads, length, d]. Needs causal=True.
-    Layers q_proj, k_proj, v_proj and out_proj are `Linear`s, W from tg.init.xavier_uniform(), b zeros.
+    The attributes q_proj, k_proj, v_proj and out_proj are `Linear` layers: W from tg.init.xavier_uniform(), b zeros.
 
     layer(x, memory=None, value=None, *, mask=None, position=None, dropout=0.0) gives f32[B, T, dim]:
     x:        f32[B, T, dim]: the queries, and without `memory` the keys and values, too.
@@ -151,8 +151,8 @@ class TransformerBlock(Module):
     activation:   f, by default tg.gelu.
     dropout:      the probability, if training=True, of dropping attention weights, results of f, and results of both
                   branches before they are added.
-    bias:         False: no layer has a b.
-    eps:          of the two `LayerNorm`s.
+    bias:         False leaves out the b of all layers.
+    eps:          the `eps` of the two `LayerNorm` layers.
 
     block(x, *, mask=None, position=None, training=False) gives f32[B, T, dim], the shape of x. `MultiheadAttention`
     describes `mask` and `position`.

@@ -109,14 +109,15 @@ class Conv1d(_Convolution):
     x: f32[B, in_ch, length]; the result is f32[B, out_ch, length'], with
        length' = floor((length + 2 padding - dilation (kernel_size - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, kernel_size], from `init`, default tg.init.kaiming().
-    b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, dilation: each an integer, or a sequence of one. The padding "same" keeps the length.
-               It needs stride 1 and an even product dilation * (kernel_size - 1). "valid" is 0.
+    b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
+    kernel_size, stride, padding, dilation: each an integer, or a sequence of one. padding="same" keeps the length.
+               It needs stride 1 and an even product dilation * (kernel_size - 1). padding="valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch, or "same" is not possible; when called, if x
+               does not fit.
 
     >>> tg.instantiate(nn.Conv1d(3, 8, 3, padding=1), seed=0)(np.zeros((2, 3, 9), np.float32)).shape
     (2, 8, 9)
@@ -131,14 +132,15 @@ class Conv2d(_Convolution):
     x: f32[B, in_ch, height, width]; the result is f32[B, out_ch, height', width']. A size n becomes
        n' = floor((n + 2 padding - dilation (kernel_size - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
-    b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, dilation: an integer, or one for height and one for width. The padding
-               "same" keeps the sizes. It needs stride 1 and an even product dilation * (kernel_size - 1). "valid" is 0.
+    b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
+    kernel_size, stride, padding, dilation: an integer, or one for height and one for width. padding="same" keeps the
+               sizes. It needs stride 1 and an even product dilation * (kernel_size - 1). padding="valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch, or "same" is not possible; when called, if x
+               does not fit.
 
     >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), seed=0)(np.zeros((2, 3, 9, 9), np.float32)).shape
     (2, 8, 9, 9)
@@ -153,14 +155,15 @@ class Conv3d(_Convolution):
     x: f32[B, in_ch, depth, height, width]; the result is f32[B, out_ch, depth', height', width']. A size n becomes
        n' = floor((n + 2 padding - dilation (kernel_size - 1) - 1) / stride) + 1.
     W: f32[out_ch, in_ch/groups, *kernel_size], from `init`, default tg.init.kaiming().
-    b: f32[out_ch], zeros. bias=False: no b.
-    kernel_size, stride, padding, dilation: an integer, or one for each of depth, height and width. The padding
-               "same" keeps the sizes. It needs stride 1 and an even product dilation * (kernel_size - 1). "valid" is 0.
+    b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
+    kernel_size, stride, padding, dilation: an integer, or one for each of depth, height and width. padding="same" keeps
+               the sizes. It needs stride 1 and an even product dilation * (kernel_size - 1). padding="valid" is 0.
     groups:    a divisor of in_ch and out_ch. Channels are split into this many groups, and an output group reads only
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide both, or "same" is not possible; when called, for another `x`.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch, or "same" is not possible; when called, if x
+               does not fit.
 
     >>> tg.instantiate(nn.Conv3d(3, 8, 3), seed=0)(np.zeros((2, 3, 5, 5, 5), np.float32)).shape
     (2, 8, 3, 3, 3)
@@ -208,12 +211,12 @@ class ConvTranspose1d(_Transpose):
        length' = (length - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
     W: f32[in_ch, out_ch/groups, kernel_size], from `init`. By default W is normal with standard deviation sqrt(2 / k).
        k is the mean number of terms in an element of the result, in_ch/groups * kernel_size / stride, but at least 1.
-    b: f32[out_ch], zeros. bias=False: no b.
+    b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
     kernel_size, stride, padding, output_padding, dilation: each an integer, or a sequence of one.
     groups:    as in `Conv1d`.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, if x does not fit.
 
     >>> tg.instantiate(nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1), seed=0)(np.zeros((2, 3, 5), np.float32)).shape
     (2, 8, 10)
@@ -230,12 +233,12 @@ class ConvTranspose2d(_Transpose):
     W: f32[in_ch, out_ch/groups, *kernel_size], from `init`. By default W is normal with standard deviation sqrt(2 / k),
        where k = in_ch/groups * (product of kernel_size) / (product of stride), but at least 1.
        This k is the mean number of terms in an element of the result.
-    b: f32[out_ch], zeros. bias=False: no b.
+    b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
     kernel_size, stride, padding, output_padding, dilation: an integer, or one for height and one for width.
     groups:    as in `Conv2d`.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, if x does not fit.
 
     >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), seed=0)(np.zeros((2, 3, 4, 4), np.float32)).shape
     (2, 8, 8, 8)
@@ -250,12 +253,12 @@ class ConvTranspose3d(_Transpose):
     x: f32[B, in_ch, depth, height, width]; the result is f32[B, out_ch, depth', height', width']. A size n becomes
        n' = (n - 1) stride - 2 padding + dilation (kernel_size - 1) + output_padding + 1.
     W: f32[in_ch, out_ch/groups, *kernel_size], from `init`, by default as for `ConvTranspose2d`.
-    b: f32[out_ch], zeros. bias=False: no b.
+    b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
     kernel_size, stride, padding, output_padding, dilation: an integer, or one for each of depth, height and width.
     groups:    as in `Conv3d`.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, for another `x`.
+    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, if x does not fit.
 
     >>> tg.instantiate(nn.ConvTranspose3d(3, 8, 2, stride=2), seed=0)(np.zeros((2, 3, 2, 2, 2), np.float32)).shape
     (2, 8, 4, 4, 4)

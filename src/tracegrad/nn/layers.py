@@ -27,7 +27,7 @@ class Linear(Module):
 
     x: f32[..., in_dim]; the result is f32[..., out_dim].
     W: f32[in_dim, out_dim], from `init`, default tg.init.kaiming().
-    b: f32[out_dim], zeros. bias=False: no b.
+    b: f32[out_dim], at first zeros. With bias=False, the layer has no b.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
     Raises:    ShapeError, when called, if the last axis of x has another size.
@@ -59,8 +59,8 @@ class LayerNorm(Module):
     """Layer normalization, (x - mean) / sqrt(var + eps) * g + b over the last axis (Ba et al. 2016).
 
     x and the result: f32[..., dim]. Each vector along the last axis has its own mean and population variance.
-    g: f32[dim], ones.
-    b: f32[dim], zeros. bias=False: no b.
+    g: f32[dim], at first ones.
+    b: f32[dim], at first zeros. With bias=False, the layer has no b.
     decay:     whether weight decay applies to g and b; None: `nn.decays` decides.
     trainable: False: no step changes g and b.
     As torch.nn.LayerNorm over the last axis.
@@ -85,7 +85,7 @@ class RMSNorm(Module):
     """Root-mean-square normalization, x / sqrt(mean(x^2) + eps) * g over the last axis.
 
     x and the result: f32[..., dim]. Each vector along the last axis has its own mean.
-    g: f32[dim], ones.
+    g: f32[dim], at first ones.
     decay:     whether weight decay applies to g; None: `nn.decays` decides.
     trainable: False: no step changes g.
     As torch.nn.RMSNorm (Zhang and Sennrich 2019), whose default `eps` is 1.2e-7.
@@ -208,17 +208,17 @@ def _switches(layer: Callable[..., Any]) -> bool:
 class BatchNorm(Module):
     """Batch normalization, (x - mean) / sqrt(var + eps) * g + b for each channel. As torch.nn.BatchNorm1d, 2d and 3d.
 
-    layer(x, training=True), for a loss, takes mean and var of the batch, and updates the states of these names:
+    layer(x, training=True), for a loss, normalizes by the mean and variance of the batch, and updates two states:
 
         mean <- (1 - momentum) mean + momentum * mean of the batch
         var  <- (1 - momentum) var + momentum * unbiased variance of the batch
 
-    layer(x), for predictions, takes mean and var from the states (Ioffe & Szegedy 2015).
+    layer(x), for predictions, normalizes by these states (Ioffe & Szegedy 2015).
 
     x and the result: f32[B, dim, ...]; axis 1 has the channels.
-    g, b:   f32[dim], ones and zeros. affine=False: neither.
-    states: mean f32[dim], zeros, and var f32[dim], ones. Two calls in one loss update them twice.
-    Raises: ShapeError if x has another number of channels, or in training only one value for each.
+    g, b:   f32[dim], at first ones and zeros. With affine=False, the layer has neither.
+    states: mean f32[dim], at first zeros, and var f32[dim], at first ones. Two calls in one loss update them twice.
+    Raises: ShapeError if x has another number of channels, or in training only one value per channel.
 
     >>> tg.instantiate(nn.BatchNorm(3), seed=0)(np.ones((2, 3), np.float32)).shape
     (2, 3)
@@ -258,7 +258,7 @@ class GroupNorm(Module):
 
     x and the result: f32[B, dim, ...]. Axis 1 has the channels. Each of the `groups` groups of dim / groups
             neighbouring channels has its own mean and variance.
-    g, b:   f32[dim], ones and zeros. affine=False: neither.
+    g, b:   f32[dim], at first ones and zeros. With affine=False, the layer has neither.
     Raises: ShapeError if `groups` does not divide `dim`, and when called if x has another number of channels.
     As torch.nn.GroupNorm (Wu & He 2018).
 
@@ -290,7 +290,7 @@ class InstanceNorm(GroupNorm):
     """Instance normalization: (x - mean) / sqrt(var + eps) * g + b, over each channel of each example.
 
     x and the result: f32[B, dim, ...]; axis 1 has the channels.
-    g, b:   f32[dim], ones and zeros, with affine=True. By default neither.
+    g, b:   f32[dim], at first ones and zeros, if affine=True. By default the layer has neither.
     Raises: ShapeError if x has another number of channels.
     As `GroupNorm` with one channel per group, and torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
 

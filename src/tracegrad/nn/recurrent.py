@@ -147,13 +147,13 @@ class RNN(Recurrent):
 
     input_dim, hidden_dim: sizes of an element x and of the state h.
     layers:        number of layers; each runs on the outputs of the previous one.
-    bidirectional: True: also run from the end, and concatenate the outputs. Then directions = 2, else 1.
-    dropout:       probability of dropping an output between layers, if training=True.
+    bidirectional: True: also run from the end to the start, and concatenate both outputs. Then directions = 2, else 1.
+    dropout:       probability of dropping an element of a layer's output, if training=True. The last layer has none.
 
     layer(x, state=None, lengths=None, training=False) gives (y, state):
     x:       f32[B, T, input_dim].
     state:   f32[layers * directions, B, hidden_dim]; None means zeros. The result has the last state of each sequence.
-    lengths: i32[B]: lengths of the sequences; None: all are T. Beyond them y is 0, and the state does not change.
+    lengths: i32[B]: lengths of the sequences; None: all are T. After a sequence's end, y is 0 and the state is kept.
     y:       f32[B, T, directions * hidden_dim]: h after each element.
 
     The weights of each layer and direction are in a cell: `cells.0`, ..., layer by layer, forward before backward. A
