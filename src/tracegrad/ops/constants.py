@@ -262,7 +262,7 @@ def diag(x: Operand, k: int = 0) -> Tensor:
 def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
     """Return the coordinates of a grid: for each vector its values along one axis, repeated along the other axes.
 
-    xs:       vectors of any dtype, of sizes a, b, c, ...
+    xs:       vectors of any dtype. Their sizes are a, b, c, ... below.
     indexing: "xy", NumPy's default: the first vector runs along axis 1, the second along axis 0; shape (b, a, c, ...).
               "ij", PyTorch's default: vector k runs along axis k; shape (a, b, c, ...).
     Returns:  a tuple with one array for each vector, all of one shape.

@@ -52,7 +52,7 @@ def _second(name: object, x: Any, kind: str) -> Any:
 
 @op
 def capture(name: str, x: Any) -> Tensor:
-    """Return `x` unchanged. The results of `run` and `step` report its value as `captures[name]`.
+    """Return `x` unchanged, and report its value as `captures[name]` in the results of `run` and `step`.
 
     name:     a string, unique among the captures of a forward or loss.
     x:        any dtype and shape.
@@ -75,7 +75,7 @@ def capture(name: str, x: Any) -> Tensor:
 
 @op
 def patch(name: str, x: Any) -> Tensor:
-    """Return `x`, or the value that a call of `run` puts in its place.
+    """Return `x`, or the value that a call of `run` passes to replace `x`.
 
     in run(..., patches={name: array}):           array, broadcast to the shape of x
     in run(..., patches={name: (mask, array)}):   where(mask, array, x)
@@ -88,7 +88,7 @@ def patch(name: str, x: Any) -> Tensor:
     array:    given to `run`; its dtype is that of `x`, and its shape broadcasts to that of `x`.
     mask:     given to `run`; bool, True where `array` replaces `x`; its shape broadcasts to that of `x`.
     Returns:  dtype and shape of `x`.
-    Gradient: the result's gradient where `x` was kept, else 0.
+    Gradient: the result's gradient where the result is `x`, else 0.
     Raises:   TraceError if another patch has the name, for an empty name, and inside `tg.scan`.
 
     As a forward hook of PyTorch that returns a value.

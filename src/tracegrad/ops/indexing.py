@@ -181,12 +181,12 @@ def classes_for(classes: Any, n: int) -> Tensor:
 
 @entered
 def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
-    """Return 1 at each index and 0 elsewhere, along a new last axis of size `n`.
+    """Encode each index as a vector of size `n` with 1 at the index and 0 elsewhere, along a new last axis.
 
     out[..., c] = 1 if indices[...] == c else 0
 
-    indices:  i32, any shape, 0 to n - 1. Others, also negative ones, raise errors as for `take`. Where `take`
-              clamps, they give zeros.
+    indices:  i32, any shape, 0 to n - 1. Other indices, also negative ones, raise errors as for `take`. Where `take`
+              clamps an index, `one_hot` gives zeros.
     n:        the number of classes.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, the shape of `indices` and then n. It takes no memory in a compiled program. No gradient.
@@ -209,7 +209,8 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 def arange(start: float, stop: float | DType | None = None, step: float = 1, dtype: DType | None = None) -> Tensor:
     """Return start, start + step, ... up to `stop`, which is not included. `arange(n)` is 0, 1, ..., n - 1.
 
-    start, stop, step: numbers; `step` may be negative. Without `stop`, `start` is the end: arange(n), arange(n, dtype).
+    start, stop, step: numbers; `step` can be negative. In arange(n) and arange(n, dtype), n is `stop`, and `start` is
+                       0.
     dtype:    None: i32 if all three are integers, else f32.
     Returns:  shape (ceil((stop - start) / step),), or (0,) if that is negative. No gradient.
     Raises:   ShapeError for arange(n) with a negative n; InputError for a step of 0 or a number that is not finite;

@@ -73,7 +73,7 @@ def pow(a: Operand, b: Operand) -> Tensor:
               do not broadcast.
 
     The Python numbers 2, 3, 0.5, -0.5 and -1 as `b` are computed as a * a, a * a * a, sqrt(a), rsqrt(a) and 1 / a.
-    As in PyTorch, the square roots of -0 and -inf differ from the powers of NumPy there.
+    As in PyTorch, sqrt(-0) is -0 and sqrt(-inf) is NaN, where NumPy's power gives 0 and inf.
     As numpy.power and torch.pow.
 
     >>> tg.pow([1.0, 2.0, 3.0], 2.0)
@@ -106,7 +106,8 @@ def remainder(a: Operand, b: Operand) -> Tensor:
     """Return a - b * floor(a / b), the remainder with the sign of `b`, element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype. a / b is not rounded first: only the result is. For b = 0 it is NaN, and `a` for integers.
+    Returns:  the same dtype. Only the result is rounded, not a / b before it. For b = 0 the result is NaN, and `a` for
+              integers.
     Gradient: 1 to `a`, -floor(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
@@ -125,7 +126,8 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     """Return a - b * trunc(a / b), the remainder with the sign of `a`, element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype, exact: a / b is not rounded first. For b = 0 the result is NaN, and `a` for integers.
+    Returns:  the same dtype, without rounding: a / b is not rounded first. For b = 0 the result is NaN, and `a` for
+              integers.
     Gradient: 1 to `a`, -trunc(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 

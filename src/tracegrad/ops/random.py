@@ -258,7 +258,7 @@ def permutation(n: int) -> Tensor:
 
     Index all arrays of a batch by one permutation, so that their rows still belong together.
 
-    n:        an integer, such as x.shape[0]. That also works for a size that is None in `inputs` of `tg.compile`.
+    n:        an integer, such as x.shape[0], also if that size is None in the `inputs` of `tg.compile`.
     Returns:  i32[n]; a new order in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: none.
@@ -309,7 +309,7 @@ def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) ->
 
 @op
 def categorical(logits: Any, axis: int = -1) -> Tensor:
-    """Draw a class along `axis`, with the probabilities softmax(logits).
+    """Draw a class number for each position, with probabilities softmax(logits) along `axis`.
 
     out = argmax(logits + g), g = -log(-log(u)) with u uniform in (0, 1), ends excluded: the Gumbel-max trick
 
@@ -343,7 +343,7 @@ def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int 
 
     logits:   f32, raw scores, with the classes along `axis`.
     tau:      the temperature, a positive number. The smaller it is, the nearer the result is to a one-hot vector.
-    hard:     True returns the one-hot vector of the largest element of `out`, with the gradient of `out`.
+    hard:     True returns the one-hot vector of the largest element of `out`; its gradient is that of `out`.
     Returns:  f32, shape of `logits`; new numbers in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: to `logits`, that of the softmax, with g as a constant.

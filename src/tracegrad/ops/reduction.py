@@ -52,7 +52,7 @@ def _float(x: Operand) -> Tensor:
 def sum(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis` (None: over all axes).
 
-    x:        f32, i32 or u32; bool counts as i32 0 and 1. Integers wrap at 32 bits. The sum of no elements is 0.
+    x:        f32, i32 or u32; bool counts as i32 0 and 1. Integers wrap at 32 bits. The sum of zero elements is 0.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     Returns:  the dtype of `x`, i32 for bool; the shape of `x` without the axes in `axis`.
@@ -291,7 +291,7 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Multiply the elements over `axis` (None: over all axes).
 
-    x:        f32, i32 or u32; bool counts as i32. Integers wrap at 32 bits. The product of no elements is 1.
+    x:        f32, i32 or u32; bool counts as i32. Integers wrap at 32 bits. The product of zero elements is 1.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     Returns:  the dtype of `x`, i32 for bool; the shape of `x` without the axes in `axis`.
@@ -309,7 +309,7 @@ def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return whether any element over `axis` (None: over all axes) is True or nonzero.
 
-    x:        any dtype. NaN counts as nonzero. Over no elements the result is False.
+    x:        any dtype. NaN counts as nonzero. For zero elements the result is False.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     Returns:  bool.
@@ -329,7 +329,7 @@ def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
 def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return whether every element over `axis` (None: over all axes) is True or nonzero.
 
-    x:        any dtype. NaN counts as nonzero. Over no elements the result is True.
+    x:        any dtype. NaN counts as nonzero. For zero elements the result is True.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     Returns:  bool.

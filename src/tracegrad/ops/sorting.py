@@ -203,7 +203,7 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
     descending: True puts the largest element first.
     Returns:    values of the dtype of `x`, and i32 indices, both of the shape of `x`. Equal elements keep their order,
                 in both directions; -0 equals 0. NaN counts as the largest, as in PyTorch and NumPy.
-    Gradient:   that of each value to the element it came from; none through the indices.
+    Gradient:   to each element, the gradient of its value in the result; none through the indices.
     Raises:     ShapeError if `axis` is out of range.
 
     As torch.sort(stable=True). np.sort(x) is tg.sort(x)[0].
@@ -244,7 +244,7 @@ def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tens
     largest:  False returns the smallest elements, the smallest first.
     Returns:  values of the dtype of `x`, and i32 indices, both of the shape of `x` with size `k` along `axis`. Equal
               elements keep their order, which torch.topk does not promise. NaN counts as the largest.
-    Gradient: that of each value to the element it came from; none through the indices.
+    Gradient: to each element, the gradient of its value in the result; none through the indices.
     Raises:   ShapeError if `k` or `axis` is out of range.
 
     As torch.topk.
