@@ -144,7 +144,7 @@ def composite(
     xla: Callable[..., Any] | None = None,
     xla_if: Callable[..., bool] | None = None,
 ) -> Primitive:
-    """Register an op that is made of other ops, with a derivative of its own. `extend.bind` calls it.
+    """Register an op that is made of other ops, with a derivative of its own. Call it by `extend.bind`.
 
     name:    a new name.
     type:    type rule: a function from the types of the inputs to the type of the result.
@@ -191,7 +191,7 @@ def elementwise(
     array:   the op in NumPy: a function (xp, *arrays) -> array, where xp has NumPy's functions; or the name of one.
     wgsl:    the op as an expression in WGSL, with {0} and {1} for the inputs. The compiler translates it to C.
     vjp:     (ct, y, *inputs) -> one gradient for each input. y is the result, ct its gradient. Default: no gradient.
-    accepts: the dtypes that inputs can have, all inputs the same.
+    accepts: the dtypes that inputs can have. All inputs of a call have one dtype.
     out:     dtype of the result; None takes the dtype of the inputs.
     cost:    cost of one element: an addition is 1, a load from memory 4, an `exp` 8.
     helper:  WGSL functions that `wgsl` calls.

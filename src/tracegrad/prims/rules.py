@@ -18,9 +18,9 @@ Tangents = Sequence[Tensor | None]
 
 # derivatives
 def symmetric(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | None:
-    """Rule for `jvp` of a row whose Jacobians are symmetric: its VJP on the tangents.
+    """The `jvp` rule of a primitive whose Jacobians are symmetric: apply its VJP to the tangents.
 
-    Every elementwise row is one, because its Jacobians are diagonal, and so are some others, such as softmax.
+    Jacobians of elementwise primitives are diagonal, so they are symmetric. Those of softmax are symmetric, too.
     As JAX's JVP rules of elementwise primitives.
     """
     assert y.prim.vjp is not None
@@ -29,7 +29,7 @@ def symmetric(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | No
 
 
 def multilinear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | None:
-    """Rule for `jvp` of a row that is linear in each input: the row with one input at a time replaced by its tangent.
+    """The `jvp` rule of a primitive that is linear in each input: put each tangent in its input's place, and add.
 
     As JAX's rule for bilinear primitives.
     """
@@ -37,7 +37,7 @@ def multilinear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | 
 
 
 def linear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Rule for `jvp` of a row that is linear in all inputs together: the row on the tangents. As JAX's deflinear."""
+    """The `jvp` rule of a primitive that is linear in all inputs together: apply it to the tangents. JAX: deflinear."""
     return bind(y.prim, *[zeros_like(x) if t is None else t for t, x in zip(ts, xs)], **attrs)
 
 
@@ -61,12 +61,12 @@ def spread(n: int, x: Tensor) -> Tensor:
 
 
 def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Rule for `batch` of a row whose meaning leading axes do not change: the row itself. As JAX's defvectorized."""
+    """The `batch` rule of a primitive that allows extra leading axes: apply it as it is. As JAX's defvectorized."""
     return bind(y.prim, *[spread(n, x) for x in xs], **attrs)
 
 
 def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """Rule for `batch` of a row with `axis`, `axes` or `shape`: the row with these moved after the new axis.
+    """The `batch` rule of a primitive with the attribute `axis`, `axes` or `shape`: shift it to skip the new axis 0.
 
     As JAX's batchers of reductions.
     """
@@ -80,7 +80,7 @@ def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
 
 
 def merged(n: int, y: Tensor, x: Tensor, *shared: Tensor, **attrs: Any) -> Tensor:
-    """Rule for `batch` of a row that treats the elements of axis 0 separately: the new axis is merged into axis 0.
+    """The `batch` rule of a primitive that treats the elements of axis 0 separately: merge the new axis into axis 0.
 
     shared: further inputs, equal for all elements, without the new axis.
     As JAX's batcher of convolutions, which merges the batch into one axis.
