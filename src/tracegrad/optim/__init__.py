@@ -1,4 +1,4 @@
-"""Optimizers, and the transforms that optimizers are chains of."""
+"""Optimizers, and the transforms from which `chain` and `custom` make optimizers."""
 
 from typing import TYPE_CHECKING
 

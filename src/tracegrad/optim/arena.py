@@ -69,7 +69,7 @@ class Arena(NamedTuple):
 
     @staticmethod
     def of(entries: Iterable[tuple[str, Shape, bool]]) -> Arena:
-        """Return the layout for parameters given as (name, shape, decay)."""
+        """Make an arena for parameters given as (name, shape, decay). Decayed ones come first."""
         ordered = sorted(entries, key=lambda e: (not e[2], _alignment(math.prod(e[1]))))
         slots: list[Slot] = []
         at = decayed = 0
@@ -81,7 +81,7 @@ class Arena(NamedTuple):
 
     @staticmethod
     def at(slots: Sequence[Slot]) -> Arena:
-        """Return the layout of adjacent parameters."""
+        """Make an arena of slots that are adjacent in the flat array, in this order."""
         return Arena(tuple(slots), sum(s.size for s in slots), sum(s.size for s in slots if s.decay))
 
     def shaped(self, shape: Callable[[Shape], Shape | None]) -> Arena:

@@ -158,7 +158,7 @@ class Host(NamedTuple):
 
     @property
     def unit(self) -> Tensor:
-        """A factor u, f32[], for norms of the gradient g: compute sqrt(sum((u g)^2)) / u. A sum of g^2 can overflow.
+        """A factor u, f32[], for norms of the gradient g: compute sqrt(sum((u g)^2)) / u, whose sum does not overflow.
 
         u is 2^10, so that small squares do not vanish. In a step whose squares would overflow, u is 2^-80.
         """
@@ -248,9 +248,10 @@ class Transform:
             the shape of its part for each parameter. `update` gets and returns exactly these arrays, flat.
     hyper:  first values of the hyperparameters that `update` reads by `host.hyper` or `host.complement`.
     ranges: ranges of hyperparameters, by name. A name without a range takes any number that is finite in f32.
-    bounds: limits of the results of `update`; None is always right. (G, P, S, host) -> (G', S'), all f32[]: where
-            |g| <= G, |p| <= P and |state| <= S for all elements, |g'| <= G' and |new state| <= S'. While G' and S' are
-            finite, the device need not look for NaN and infinity in the new values, which saves one dispatch a step.
+    bounds: an optional function (G, P, S, host) -> (G', S') of numbers f32[], which limits the results of `update`. If
+            |g| <= G, |p| <= P and |state| <= S for all elements, then |g'| <= G' and |new state| <= S' must hold. While
+            G' and S' are finite, the device does not check new values for NaN and infinity, which saves one dispatch a
+            step.
     counts: pass True if `update` reads `host.steps`, `host.steps_of` or `host.bias_correction`. These then count, for
             each parameter, the steps that updated it. After a `freeze` these counts can differ, so `steps` and
             `bias_correction` are f32[n]. With False, they count all steps, also those in which a parameter was frozen.
