@@ -213,7 +213,7 @@ class GradTensor(TensorMethods):
         """Replace `grad` by a copy of another tensor of the same shape and dtype. To remove it, call `zero_grad`.
 
         Raises TraceError if the tensor requires no gradient; ShapeError or DTypeError for another type.
-        As an assignment to torch.Tensor.grad, which copies nothing.
+        In PyTorch, assign to torch.Tensor.grad, which makes no copy.
 
         >>> x = tg.parameter([3.0])
         >>> x.set_grad(tg.tensor([1.0]))
@@ -236,7 +236,7 @@ class GradTensor(TensorMethods):
         self._grad = None
 
     def has_grad(self) -> bool:
-        """Return whether `grad` is not None. As x.grad is not None in PyTorch."""
+        """Return whether `grad` is not None."""
         return self._grad is not None
 
     def detach(self) -> GradTensor:
@@ -299,7 +299,7 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Return the slices at `indices` along `axis`, as `tg.take` and torch.index_select; not as torch.gather.
+        """Return the slices at `indices` along `axis`. As `tg.take` and torch.index_select; torch.gather differs.
 
         Negative indices count from the end. Unlike those of `tg.take`, indices can be floats with whole values.
         """
