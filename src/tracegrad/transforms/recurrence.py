@@ -31,7 +31,7 @@ def scan(
     fn:       (carry, x) -> (new carry, y), traced once for all runs. It can use any tensor around it, such as
               parameters.
     init:     the first carry: a tensor, number or array, or a tree of them: a tuple, list, dict or model.
-    xs:       a tensor, array or tree of them, all of one length along the first axis; None: `fn` gets None.
+    xs:       a tensor, array or tree of them, all of one length along the first axis. With None, `fn` gets x = None.
     length:   the number of runs; needed without `xs`.
     reverse:  True runs from the last element to the first; ys[t] still belongs to xs[t].
     Returns:  (carry, ys): the last carry, and the y of all runs, stacked along a new first axis.
