@@ -78,7 +78,7 @@ class Primitive:
 
     @property
     def passes(self) -> bool:
-        """Whether the result, element by element, is the first input."""
+        """Whether each element of the result is that of the first input, unchanged."""
         return self.wgsl == "{0}"
 
     @property
