@@ -24,7 +24,7 @@ class DeviceInfo(Value):
     description: such as "NVIDIA H200 (Vulkan)".
     software:    True for a CPU that acts as a GPU: correct, slow, never chosen by "auto".
     gpu:         True for every WebGPU adapter, and for JAX unless it computes on a CPU.
-    sizes:       how programs serve the sizes that calls choose. "exact": one program serves many sizes, and computes
+    sizes:       how programs serve sizes that calls choose. "exact": one program serves many sizes, and computes
                  each at its own size if the model allows it, else as "room". "room": one program serves many sizes,
                  each padded to a larger size, which costs time. "one": each size gets its own program.
     precisions:  valid values of `precision=`.
