@@ -68,8 +68,8 @@ def ctc_loss(
 
     log_probs:      f32 [T, N, C]: logarithms of the probabilities of C classes, for T inputs of N sequences.
     targets:        i32 [N, S]: up to S labels for each sequence, in [0, C) and other than `blank`. Labels beyond a
-                    sequence's length are not used, but must be valid classes. Others raise errors as for `take`;
-                    what a program computes is not checked.
+                    sequence's length are not used, but must be valid classes. Others raise errors as for `take`; labels
+                    that a program computes are not checked.
     input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T.
     target_lengths: i32 [N]: number of labels of each sequence, from 0 to S.
     blank:          the class that stands for no label.

@@ -21,9 +21,10 @@ Dimension = int | str | None  # of an input; each call chooses a size that is No
 class DType:
     """The type of a tensor's elements: tg.f32, tg.i32, tg.u32 or tg.bool_. As numpy.dtype.
 
-    name, itemsize: such as "f32", and the bytes of an element in memory.
-    numpy, wgsl, storage: the type's names in NumPy, in a GPU's kernels, and in a GPU's memory, which keeps u32 and bool
-                    as i32.
+    name:     such as "f32".
+    itemsize: bytes of an element in memory.
+    numpy, wgsl, storage: the type's name in NumPy, in the kernels of a GPU, and in a GPU's memory. That memory stores
+                    u32 and bool as i32.
 
     `dtype[shape]` is an `InputType`, for `inputs=`.
 

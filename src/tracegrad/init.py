@@ -36,7 +36,7 @@ class Randn(Gaussian):
         self._hold({"scale": AT_LEAST_0}, scale=scale)
 
     def deviation(self, shape: Shape) -> float:
-        """Return scale."""
+        """Return the standard deviation, `scale`."""
         return self.scale
 
 
@@ -53,11 +53,11 @@ class Normal(Gaussian):
         self._hold({"mean": ANY, "std": AT_LEAST_0}, mean=mean, std=std)
 
     def center(self) -> float:
-        """Return mean."""
+        """Return the mean of the distribution."""
         return self.mean
 
     def deviation(self, shape: Shape) -> float:
-        """Return std."""
+        """Return the standard deviation, `std`."""
         return self.std
 
 
@@ -100,7 +100,7 @@ class Kaiming(Gaussian):
         self._hold({"gain": AT_LEAST_0}, gain=gain)
 
     def deviation(self, shape: Shape) -> float:
-        """Return gain / sqrt(fan_in)."""
+        """Return the standard deviation for a parameter of `shape`: gain / sqrt(fan_in)."""
         return self.gain / math.sqrt(fans(shape)[0])
 
 
@@ -113,7 +113,7 @@ class Lecun(Gaussian):
     """
 
     def deviation(self, shape: Shape) -> float:
-        """Return 1 / sqrt(fan_in)."""
+        """Return the standard deviation for a parameter of `shape`: 1 / sqrt(fan_in)."""
         return 1.0 / math.sqrt(fans(shape)[0])
 
 
@@ -132,7 +132,7 @@ class Xavier(Gaussian):
         self._hold({"gain": AT_LEAST_0}, gain=gain)
 
     def deviation(self, shape: Shape) -> float:
-        """Return gain * sqrt(2 / (fan_in + fan_out))."""
+        """Return the standard deviation for a parameter of `shape`: gain * sqrt(2 / (fan_in + fan_out))."""
         return self.gain * math.sqrt(2.0 / sum(fans(shape)))
 
 
@@ -153,7 +153,7 @@ class Uniform(Even):
             )
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
-        """Return low and high."""
+        """Return the range of the numbers, `low` and `high`."""
         return float(self.low), float(self.high)  # NumPy scalars may have fewer bits
 
 
@@ -172,7 +172,7 @@ class KaimingUniform(Even):
         self._hold({"gain": AT_LEAST_0}, gain=gain)
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
-        """Return -c and c."""
+        """Return the range of the numbers, -c and c, for a parameter of `shape`."""
         c = self.gain * math.sqrt(3.0 / fans(shape)[0])
         return -c, c
 
@@ -191,7 +191,7 @@ class XavierUniform(Even):
         self._hold({"gain": AT_LEAST_0}, gain=gain)
 
     def bounds(self, shape: Shape) -> tuple[float, float]:
-        """Return -c and c."""
+        """Return the range of the numbers, -c and c, for a parameter of `shape`."""
         c = self.gain * math.sqrt(6.0 / sum(fans(shape)))
         return -c, c
 

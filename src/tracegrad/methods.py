@@ -203,10 +203,10 @@ def _first(*args: Any, **kwargs: Any) -> Any:
 
 
 def op(f: F) -> F:
-    """Make `f` a public op, which builds nodes in a trace and for traced operands, and runs at once elsewhere.
+    """Make `f` a public op: in a trace, or given traced tensors, it adds nodes to the graph; elsewhere it runs at once.
 
-    Errors raised in `f` get the op's name, the types of its arguments, and the user's line. As jax.jit of JAX for the
-    decorated function, but inside a trace it adds nodes.
+    Errors raised in `f` get the op's name, the types of its arguments, and the user's line. As a function decorated
+    with jax.jit.
 
     >>> @extend.op
     ... def triple(x):

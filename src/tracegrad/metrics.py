@@ -1,4 +1,4 @@
-"""Metrics of a model as functions of tensors. In a trace they run on the device, on values at once.
+"""Metrics of a model, as functions of tensors. In a traced loss they run on the device; elsewhere they run at once.
 
 Return them with the loss, as in `(loss, {"accuracy": tg.metrics.accuracy(logits, y)})`, and read `r.aux["accuracy"]`.
 The validation of `fit` joins the results of all batches (`training/validation.py`), so it gives the metric of the whole
@@ -55,8 +55,8 @@ def accuracy(logits: Any, targets: Any) -> Tensor:
     """Return the share of rows whose largest score is that of the target.
 
     logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts.
-    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; computed ones are not
-             checked.
+    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; classes that a program computes are
+             not checked.
     Returns: f32, rank 0. No gradient.
     Raises:  ShapeError if the shapes do not fit; DTypeError unless `logits` are f32 and `targets` i32.
 
@@ -75,8 +75,8 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
     """Return the share of rows whose target is among the `k` largest scores.
 
     logits:  f32, shape (..., C). Of equal scores the first ones count.
-    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; computed ones are not
-             checked.
+    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; classes that a program computes are
+             not checked.
     k:       a positive integer.
     Returns: f32, rank 0. No gradient.
     Raises:  ShapeError if the shapes do not fit or k < 1; DTypeError unless `logits` are f32 and `targets` i32.
@@ -104,8 +104,8 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
 
     out[t, p] = the number of positions with the target t and the prediction p
 
-    predictions, targets: i32, equal shapes, classes in [0, n). Others raise errors as for `take`; computed ones
-                          are not checked.
+    predictions, targets: i32, equal shapes, classes in [0, n). Others raise errors as for `take`; classes that a
+                          program computes are not checked.
     n:                    the number of classes.
     Returns:              i32 [n, n]: rows are the true classes, columns the predicted ones. No gradient.
     Raises:               ShapeError if the shapes differ; DTypeError if one is not i32.

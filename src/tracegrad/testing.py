@@ -88,7 +88,7 @@ class Case:
         return self.grad and bool(self.shapes) and math.isfinite(self.tol)
 
     def arrays(self, seed: int = 0, dtype: str = "float64") -> Arrays:
-        """Draw the inputs, by name."""
+        """Return random inputs by name."""
         rng = np.random.default_rng(seed)
         env: Arrays = {}
         for k, s in enumerate(self.shapes):
@@ -117,7 +117,7 @@ class Case:
 def check_op(
     fn: Callable[..., Tensor], *shapes: Shape, name: str | None = None, on: Sequence[str] | None = None, **row: Any
 ) -> None:
-    """Check one op in every way that tracegrad checks its own.
+    """Check one op in every way in which tracegrad checks its own ops.
 
     The checks: the type rule, gradients against finite differences in float64, gradients of gradients, forward mode
     against backward mode, and `vmap` against a loop. With `torch=`, results are compared with PyTorch. Values and
@@ -125,7 +125,7 @@ def check_op(
 
     fn:      a function of tensors, such as an op made by `tracegrad.extend.elementwise`
     shapes:  shapes of its f32 inputs
-    name:    what failures call the op; by default the function's own name
+    name:    the op's name in messages of failures; by default the function's own name
     on:      names of the devices to run on; by default the CPU, and WebGPU if there is an adapter
     row:     the other fields of `Case`, such as `low=0.1`, `ints=(((3,), 10),)` or `grad=False`
     Raises:  AssertionError that says which check failed and by how much.
@@ -147,7 +147,7 @@ def check_op(
 
 
 def check_types(case: Case) -> None:
-    """Check that the type rule predicts the shape and dtype of the array that the op computes.
+    """Check that the type rule gives the shape and dtype of the array that the op computes.
 
     As jax.eval_shape.
     """
@@ -214,7 +214,7 @@ def check_jvp(case: Case) -> None:
 
 
 def check_vmap(case: Case) -> None:
-    """Check that `vmap` computes what a loop does: with all inputs batched, and with each one alone.
+    """Check that `vmap` gives the results of a loop: with all inputs batched, and with each input batched alone.
 
     As the tests of jax.vmap.
     """
