@@ -1,4 +1,4 @@
-"""The items of a worker's queue: a run of a program, a call of a function, a batch under way."""
+"""The items of a worker's queue: runs of programs, calls of functions, and batches that were submitted."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Run(Protocol):
 
     @property
     def checked(self) -> object:
-        """Not None after `begin`: nothing can follow before `finish`, which compares the run's results."""
+        """If not None after `begin`, no other run is submitted before `finish`, which compares the results."""
         ...
 
     @property
     def of(self) -> RunProgram:
-        """The target; runs of the same target share batches."""
+        """The program to run. Runs of the same program can share a batch."""
         ...
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
@@ -33,7 +33,7 @@ class Run(Protocol):
         ...
 
     def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
-        """Take the outputs. Return False if neither the run nor those after it changed anything."""
+        """Take the outputs. Return False if the run was not applied, and so no later run of the batch."""
         ...
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Task(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """A batch: when it began, its program, its runs, and the session's batch."""
+    """A batch that was submitted: when it began, its program, its runs, and the session's handle of it."""
 
     began: float
     handle: int

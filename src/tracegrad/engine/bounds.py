@@ -1,4 +1,4 @@
-"""The host's side of the guard's bounds: set where the host writes arrays, and measured by a step's trial."""
+"""Bounds of |element| in persistent arrays, by which a device knows that new values are finite without a check."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def array_of(program: Program) -> str:
 
 
 def tell(session: Session, program: Program, bounds: Mapping[str, float]) -> None:
-    """Set the bounds: no |element| of these arrays is larger. Arrays without a bound are skipped."""
+    """Set the bounds of arrays: the largest |element| that each can have. Arrays without a bound are skipped."""
     names = bounded(program)
     for name in names:
         if name in bounds:
@@ -60,13 +60,13 @@ def written(program: Program, fields: Iterable[Field], arrays: Mapping[str, Any]
 
 
 def largest(x: Any) -> float:
-    """Return the largest |element|; infinity if one is NaN."""
+    """Return the largest |element|; infinity if any element is NaN."""
     low, high = float(x.min()), float(x.max())
     return max(high, -low) if isfinite(low) and isfinite(high) else inf
 
 
 def lift(session: Session, program: Program) -> None:
-    """Make the next step a trial: it is applied whatever the bounds are."""
+    """Make the next step a trial: the device applies it even if the bounds do not show that its values are finite."""
     if bounded(program):
         session.write(array_of(program), np.asarray([TRIAL], dtype=np.float32))
 

@@ -34,7 +34,7 @@ class CopyPool:
         return out
 
     def rows(self, x: Array, at: Array) -> Array:
-        """Return `x[at]`, the rows of these numbers, all of which exist."""
+        """Return the rows `x[at]`. All indices in `at` must be valid."""
         shape = (len(at), *x.shape[1:])
         if not HAVE_NUMPY or math.prod(shape) * x.itemsize < POOL_FROM:
             return x[at]

@@ -48,7 +48,7 @@ class ThreadDrive:
         self._thread = threading.Thread(target=self._run, name="tracegrad", daemon=True)
 
     def start(self) -> int:
-        """Begin, and return the thread's ident: waiting for work on this thread would never end."""
+        """Start the thread, and return its ident. A wait for work on that thread would never end."""
         self._thread.start()
         return cast("int", self._thread.ident)
 
@@ -61,11 +61,11 @@ class ThreadDrive:
 
     @property
     def asleep(self) -> bool:
-        """Was nothing to do, and `wake` not called since?"""
+        """True if there was nothing to do, and `wake` was not called since."""
         return self._slept != self._woken
 
     def await_room(self, full: Callable[[], bool], unanswered: Callable[[], Iterable[Pending[Any]]]) -> None:
-        """Wait while the queue is `full`. The thread itself (a done callback) would wait forever."""
+        """Wait while the queue is `full`, but not on the worker's own thread: that wait would never end."""
         while threading.get_ident() != self._thread.ident:
             gate = threading.Lock()
             gate.acquire()
@@ -76,14 +76,14 @@ class ThreadDrive:
             gate.acquire(timeout=LOOK_SECONDS)  # or until `let_in` releases it
 
     def let_in(self, roomy: Callable[[], bool]) -> None:
-        """Wake threads that wait for room, if there is some."""
+        """Wake threads that wait for room in the queue, if there is room."""
         if self._crowd:
             with self._lock:
                 while self._crowd and roomy():
                     self._crowd.popleft().release()
 
     def end(self) -> None:
-        """Wait until the turns have ended; they were told to end."""
+        """Wait until the turns have ended. The caller has already told them to end."""
         with self._lock:
             self.wake()
         if threading.get_ident() != self._thread.ident:

@@ -71,7 +71,7 @@ class ForwardPrograms:
         return at_sizes(self.now(), sizes)
 
     def of(self, sizes: Sizes) -> RunProgram:
-        """Return the program for some sizes; build it if needed, and drop others for it."""
+        """Return the program for some sizes. Build it if needed, and drop the least recently used ones."""
         program, dropped = self._current.of(sizes, self.now, lambda: self.store.worker.info)
         program.commits = bool(program.built.graph.writes)
         self.store.drop(dropped)
@@ -85,12 +85,12 @@ class ForwardPrograms:
         return program.patched
 
     def hyper(self, program: RunProgram) -> dict[str, Any]:
-        """Return the hot values of a run: the training's, else the defaults. Each run has its own random numbers."""
+        """Return a run's hyperparameters: the training's, else the defaults. Each run has its own random numbers."""
         if not program.hyper:
             return dict(program.numbers)
         knobs = self.store.knobs
         values = {**program.built.program.meta.get("hyper", {}), **knobs.values}
-        # A separate rate: only training steps decide where a schedule begins.
+        # A copy of the learning rate: only training steps set the step at which a schedule begins.
         hyper = Knobs(Rate(knobs.rate.schedule), values).upload(program.hyper, self.runs, self.store.seed)
         return {**hyper, **program.numbers}
 
@@ -103,7 +103,7 @@ class ForwardPrograms:
 
 @dataclass(slots=True, eq=False)
 class ForwardRun:
-    """One forward, in the form that the worker runs; `batches.Run` documents each method."""
+    """One run of a forward, for the worker's queue. `batches.Run` documents each method."""
 
     owner: ForwardPrograms
     of: RunProgram
@@ -114,7 +114,7 @@ class ForwardRun:
     began: float = 0.0  # on the worker's thread
 
     def computed(self) -> bool:
-        """Compute on the caller's thread. Return False if nothing was done, because the worker should do it."""
+        """Compute the run on the caller's thread, if possible. Return False if the worker must compute it."""
         program = self.of
         if program.direct is None or reference.enabled():
             return False
@@ -164,7 +164,7 @@ class ForwardRun:
         self.pending.resolve(CompletedRun(captures, output_of(outputs, self.of.built.structure)))
 
     def _look_for_direct(self, session: Session) -> None:
-        """Let short runs be computed on their caller's thread: handing them over takes longer than some of them."""
+        """Allow short runs on their caller's thread, because passing them to the worker can take longer."""
         program = self.of
         if (
             session.door is None

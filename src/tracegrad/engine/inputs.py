@@ -1,6 +1,6 @@
 """Check and cast the inputs and patches of a call against the program, and report all problems at once.
 
-The inputs of a call also choose sizes; `compiler/inputtypes.py` defines which dimensions have such sizes.
+The inputs of a call also choose sizes. `compiler/inputtypes.py` defines for which dimensions.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def check_inputs(
 
 
 def _refuse(fields: Sequence[Field], given: Mapping[str, Any], what: str, problems: list[str]) -> None:
-    """Raise InputError with the problems, unknown names included; do nothing if there are none."""
+    """Raise InputError with all problems and all unknown names; do nothing if there are none."""
     known = ", ".join(f"{f.name} {f.type}" for f in fields) or "none"
     unknown = [name for name in given if name not in {f.name for f in fields}]
     missing = [f.name for f in fields if f.name not in given]
@@ -112,7 +112,7 @@ def _refuse(fields: Sequence[Field], given: Mapping[str, Any], what: str, proble
 
 
 def _swapped(fields: Sequence[Field], given: Mapping[str, Any]) -> list[str]:
-    """Return a hint if two values have the shapes of each other's inputs."""
+    """Return a hint if two values were probably passed under each other's names: their shapes fit only there."""
     wanted = {f.name: f.shape for f in fields}
     shapes = {n: getattr(given[n], "shape", None) for n in wanted if n in given}
     pairs = [(a, b) for a in shapes for b in shapes if a < b and wanted[a] != wanted[b]]
@@ -167,7 +167,7 @@ def given_or_blank(fields: Sequence[Field], given: Mapping[str, Any], what: str)
 
 
 def _check_part(x: Array, spec: Mapping[str, Any]) -> None:
-    """Check the part of an input that is used as an index: see `input_ranges`."""
+    """Check the part of an input that the program uses as indices; see `input_ranges`."""
     box, (low, high) = spec.get("box", ()), spec["range"]
     starts = (*(0 for _ in range(x.ndim - len(box))), *(int(first) for first, _ in box))
     used = x[(..., *(slice(first, last + 1) for first, last in box))] if box else x

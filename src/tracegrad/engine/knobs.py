@@ -1,4 +1,4 @@
-"""The values that the host uploads before each step: learning rate, hyperparameters, step and seed."""
+"""The values that the host sends to the device before each step: learning rate, hyperparameters, step, seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP, RATE = f"{hypers.PREFIX}step", f"{hypers.PREFIX}lr"
 class Rate:
     """A learning rate, and the training step that is the schedule's step 1: the first step submitted under it.
 
-    untold: the schedule before the metric that `fit` told it, if that was the last one.
+    untold: if `fit` passed the last metric, the schedule before that metric.
     """
 
     __slots__ = ("begun", "schedule", "start", "untold")
@@ -31,7 +31,7 @@ class Rate:
         self.begun: tuple[int, Schedule] | None = None  # the schedule shifted to that start
 
     def at(self, step: int) -> float:
-        """Return the rate at `step`. The first call sets the start; so does an earlier step, in a replay."""
+        """Return the rate at `step`. The first call sets the start, and so does a replay of an earlier step."""
         if self.start is None or self.start > step:
             self.start = step
         if self.begun is None or self.begun[0] != self.start:
@@ -52,7 +52,7 @@ class _Arrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knobs:
-    """Every hot value except the counters, at the time of a call. Immutable, so that queued steps keep their values."""
+    """The learning rate and hyperparameters at the time of a call. Immutable, for the steps in the queue."""
 
     rate: Rate
     values: Mapping[str, float]
@@ -92,11 +92,11 @@ class Knobs:
         return Knobs(Rate(schedules.as_schedule(lr)), self.values)
 
     def wide(self) -> Knobs:
-        """Return the same knobs for a gradient whose squares overflow."""
+        """Return the same values, with the unit for a gradient whose squares would overflow."""
         return Knobs(self.rate, {**self.values, hypers.UNIT: hypers.LARGE})
 
     def changed(self, hyper: Mapping[str, Any], program: Program, off: Sequence[str]) -> tuple[Knobs, dict[str, float]]:
-        """Return the knobs after `train.set(**hyper)`, and those values in `off` that `program` lacks and is to have.
+        """Return the values after `train.set(**hyper)`, and those in `off` that now need a program with the option.
 
         Raise InputError with every unknown name. None is the clip_grad_norm that switches clipping off.
         """

@@ -1,4 +1,4 @@
-"""A Pending: what a call returns at once, and what waits for its result."""
+"""Pending, the future that `step` and `run` return at once, and the ways to wait for its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if hasattr(os, "register_at_fork"):  # so that no child finds it held by a threa
 
 
 class Demand:
-    """Tells whether the result of the latest call was requested."""
+    """A flag, shared by calls: whether a caller waits for the result of the latest call."""
 
     __slots__ = ("asked",)
 
@@ -143,7 +143,7 @@ class Pending(NoArray, Generic[T]):
             with contextlib.suppress(TimeoutError):
                 tab.wait(self, f"the result of {self._what}", timeout)
             return self._done
-        # a signal handler waits on top of what it interrupted, which may hold locks that the worker needs
+        # a signal handler can wait here, while the code that it interrupted holds locks that the worker needs
         held = [(lock, _let_go(lock)) for lock in (self._lock, _SETTLING) if lock is not None]
         try:
             return self._wait_for_worker(timeout)

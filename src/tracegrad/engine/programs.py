@@ -1,4 +1,4 @@
-"""The programs of a step or forward: one; or one for each size of calls, many of which can share a program."""
+"""The programs of a step or forward, by the sizes that calls choose. Many sizes can share a program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SizedPrograms:
     """
 
     def __init__(self, free: FreeSizes, capacity: int, own: int, own_on_gpu: int = 0, version: object = None) -> None:
-        """own: how many sizes of a name get programs of their own before others share one.
+        """own: how many sizes get programs of their own before all further sizes share one.
 
         own_on_gpu: the same on a GPU that is not a software adapter, if it is larger.
         """
@@ -107,9 +107,9 @@ class SizedPrograms:
         return program, dropped
 
     def _worth_another(self, sizes: Sizes, program: RunProgram | None) -> bool:
-        """Count a run of sizes in a larger room. Return whether there are enough for a smaller room, or for none.
+        """Count a run in arrays larger than its sizes. Return whether its runs are worth a program of smaller arrays.
 
-        The runs double from one program of their own to the next, because it can be dropped for others.
+        Each further program needs twice as many runs, because programs can be dropped for others.
         """
         if sizes not in self._runs or (program is not None and not program.room):
             return False
@@ -118,7 +118,7 @@ class SizedPrograms:
         return runs == ROOM_RUNS or (runs >= OWN_RUNS and not runs & (runs - 1))
 
     def _least_used(self) -> RunProgram:
-        """Drop the program used least recently, and return it. One of many sizes is cheap to make again, so it goes."""
+        """Drop the least recently used program, and return it. Programs for many sizes go first: they are cheap."""
         cheap = (sizes for sizes, p in self.kept.items() if p.base is not None)
         sizes = next(cheap, next(iter(self.kept)))
         gone = self.kept.pop(sizes)
@@ -156,7 +156,7 @@ class SizedPrograms:
         return program
 
     def _emptied(self, base: RunProgram) -> list[RunProgram]:
-        """Return the programs that go with a room."""
+        """Return the programs that end with the program `base` on which they run."""
         gone = [sizes for sizes, p in self.kept.items() if p.base is base]
         return [*map(self.kept.pop, gone), base]
 

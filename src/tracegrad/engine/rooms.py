@@ -1,4 +1,4 @@
-"""The programs of a step or forward that have room for several sizes of calls."""
+"""Programs with room for many sizes: their arrays are as large as a capacity, and calls use parts of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Room(NamedTuple):
     base: RunProgram
 
     def at(self, given: Sequence[int], source: ProgramSource, sizes: Sizes) -> RunProgram | None:
-        """Return the program to run at some sizes; None if there is none. given: those that vary."""
+        """Return the program to run at some sizes; None if there is none. given: the sizes that vary."""
         fitted = self.rooms.at(given)
         if fitted is None:
             return None
@@ -45,7 +45,7 @@ class RoomPrograms:
     """Programs for many sizes by their room, the least recently used first."""
 
     def __init__(self, capacity: int, own: int, own_here: int, version: object = None) -> None:
-        """own: how many sizes of a name get programs of their own; own_here: the same on this device, if it is larger.
+        """own: how many sizes get programs of their own. own_here: the same on this device, if it is larger.
 
         version: of the model, for a forward.
         """
@@ -121,7 +121,7 @@ class RoomPrograms:
         return any(max(key) > 0 for key in self._kept)
 
     def _key(self, sizes: Sizes, exact: str | None, runs: int) -> Key:
-        """Return the room to compute in: fine where there are many runs, and one at hand where many are kept."""
+        """Return the capacities for a call: close to its sizes after many runs, or those of a program that exists."""
 
         def key(steps: int) -> Key:
             return tuple([0 if name == exact else -1 if n == 1 else room_for(n, steps) for name, n in sizes])
@@ -150,7 +150,7 @@ def _elements(key: Key) -> int:
 
 
 def exact_first(varying: tuple[str, ...]) -> list[str | None]:
-    """Return which size to compute exactly, in the order of trials; None: none."""
+    """Return the size to compute without padding, for each trial in order; None: all sizes are padded."""
     return [*(varying if len(varying) > 1 else ()), None]
 
 
@@ -161,21 +161,21 @@ def room_for(n: int, steps: int) -> int:
 
 
 def exact_alone(sizes: Sizes, name: str) -> Key:
-    """Return the room that is exact for one size, with the others fixed. It computes no more than a run has."""
+    """Return the key of a program without padding, in which one size can vary and all others are fixed."""
     return tuple([0 if other == name else -n for other, n in sizes])
 
 
 def _fitting(seen: Iterable[Sizes], key: Key) -> list[Sizes]:
-    """Return those sizes that agree with the fixed ones of a room."""
+    """Return the sizes that agree with all fixed sizes of a key."""
     return [sizes for sizes in seen if all(k >= 0 or n == -k for (_, n), k in zip(sizes, key))]
 
 
 def built(
     source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], key: Key, before: Rooms | None, gpu: bool
 ) -> Rooms:
-    """Build a program for the sizes that are not fixed; the exact one grows to twice the room that it had `before`.
+    """Build a program for the sizes that are not fixed. The size without padding gets twice the capacity of `before`.
 
-    If the user's functions refuse its room, it has a smaller one, and at last that of the largest sizes so far.
+    If the user's functions raise at this capacity, smaller ones are tried, down to the largest sizes so far.
 
     gpu: as for `build_rooms`. Raises: UnsizedError if each size must have a program of its own.
     """

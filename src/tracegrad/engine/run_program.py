@@ -1,4 +1,4 @@
-"""A program in the form that the worker runs."""
+"""RunProgram: a compiled program with the state that the worker needs to run it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
 
 class RunProgram:
-    """A program in the form that the worker runs. Loaded and unloaded on the worker's thread only."""
+    """A compiled program, with what the worker needs to run it. Only the worker's thread loads and unloads it."""
 
     __slots__ = (
         "at_once", "base", "built", "commits", "direct", "fed", "handle", "hyper", "indexed", "inputs", "numbers",
@@ -77,11 +77,11 @@ class RunProgram:
         return self
 
     def given(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the graph's inputs are in a run on `arrays`."""
+        """Return the values of the graph's inputs in a run on `arrays`."""
         return arrays
 
     def take(self, built: Built) -> None:
-        """Become this program from now on."""
+        """Use the program `built` from now on."""
         self.built = built
         self.at_once = 1  # runs that are worth one batch
         self.numbers = numbers_of(built)  # inputs that follow the size
@@ -114,7 +114,7 @@ class RunProgram:
 
     @property
     def _runs_base(self) -> bool:
-        """Whether runs are those of `base` as it is: it has room for these sizes."""
+        """True if runs use the program `base` itself, which has room for these sizes."""
         return self.base is not None and not self.base.program.capacity
 
     def load(self, session: Session) -> int:

@@ -1,6 +1,6 @@
 """One model in training: its programs, its progress, and snapshots of it.
 
-A snapshot is a training at one moment, as plain data with everything a bit-exact resume needs.
+A snapshot is the state of a training at one moment, as plain data: all that a bit-exact resume needs.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Stepper:
         self.in_flight -= 1
 
     def lost(self, step: int) -> None:
-        """Record a step without a result. Another step gets its number, unless later ones are in flight with theirs."""
+        """Record a step without a result. The next step gets its number, unless later steps are in flight."""
         self.in_flight -= 1
         if not self.in_flight:
             self.submitted = self.counter
@@ -146,7 +146,7 @@ class Stepper:
     def timings(
         self, session: Session, program: RunProgram, arrays: Mapping[str, Any], knobs: Knobs, runs: int
     ) -> Timings:
-        """Time the next step without applying it: a halted device computes everything, and keeps its old values.
+        """Time the next step without applying it: a halted device computes a step, and keeps its old values.
 
         Gradients are not protected by the halt, so they are read before and written back.
         """
@@ -264,7 +264,7 @@ def stream_of(seed: int, number: int) -> int:
 
 
 def by_role(role: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays under the names of the reference's environment."""
+    """Return the arrays under the names that the reference uses, such as "param.W"."""
     return {f"{role}.{name}": x for name, x in arrays.items()}
 
 
@@ -320,7 +320,7 @@ def restore(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
 
 
 def settle(session: Session, stepper: Stepper, snapshot: Snapshot) -> None:
-    """Continue with all of a snapshot but its arrays."""
+    """Continue with a snapshot's step, seed, hyperparameters and schedule; its arrays are restored elsewhere."""
     stepper.seed, stepper.knobs = snapshot.seed, snapshot.knobs
     stepper.freeze(session, snapshot.frozen)
     stepper.restart(session, snapshot.step)

@@ -1,4 +1,4 @@
-"""Training steps on the worker's thread: numbered when submitted, counted when applied, explained when not."""
+"""Training steps on the worker's thread. A step is numbered when submitted; if not applied, the error says why."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepCall:
 
 @dataclass(slots=True, eq=False)
 class StepRun:
-    """One step in the form that the worker runs; `batches.Run` documents each method."""
+    """One training step, for the worker's queue. `batches.Run` documents each method."""
 
     call: StepCall
     index: int
@@ -97,7 +97,7 @@ class StepRun:
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """Name the op that went wrong, and let the later steps run."""
+        """Find the op at fault for the step's error, and let the later steps run."""
         call = self.call
         if self.checked is not None and self.differs:
             self._undo(session, self.checked)
@@ -127,7 +127,7 @@ class StepRun:
         self.pending.resolve(Failed(NonFiniteError(f"{head}\n{found}")))
 
     def _tried(self, session: Session) -> str | None:
-        """Try the step whatever the bounds are, then in the unit in which no square of a finite gradient overflows.
+        """Run the step again without bounds, then in a unit in which no square of a finite gradient overflows.
 
         Return None if the step was applied. Else nothing was changed; return the arrays that would not be finite, or ""
         if a gradient is not finite.
@@ -179,7 +179,7 @@ class StepRun:
         self.pending.resolve(Failed(DeviceError(f"{head}\n{found}")))
 
     def fail(self, error: BaseException) -> None:
-        """Give the number back, unless another step of a higher number is under way."""
+        """Resolve the call with the error, and give the step's number back unless later steps are under way."""
         if self.step:
             self.call.stepper.lost(self.step)
         self.pending.resolve(failure(error, self.call.what))
@@ -195,7 +195,7 @@ def _named(kind: str, outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) -> Callable[[int], dict[str, Any]]:
-    """Return a function of k: inputs of the k-th of `n` steps, split along a leading axis, or reused."""
+    """Return a function of k that gives the inputs of step k: element k of an added axis 0, or the whole array."""
     ranks = {f.name: len(f.shape) for f in fields}
 
     def at(k: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class _Parameters(ABC):
 
     @property
     def version(self) -> object:
-        """Changes with the model; programs compiled for another version are useless."""
+        """An object that changes with the model. Programs compiled for another version cannot run."""
         return self
 
     @property
