@@ -1,4 +1,4 @@
-"""Operations of a training between steps: change values, groups, frozen parameters, rate or model."""
+"""Changes of a training between steps: hyperparameters, groups, frozen parameters, learning rate, model."""
 
 from __future__ import annotations
 

@@ -228,9 +228,9 @@ class Position:
 
     key: seed of shuffling, and the steps that the training had done before the `fit`.
     size: numbers of examples and batches in the data, if known.
-    told: whether `lr.plateau` was told the metric of the last step.
+    told: whether `lr.plateau` has got the metric of the last step.
     sums: returns the means that `lr.plateau` will get: for each, the number of losses so far, and their sum.
-    earlier: the same of the checkpoint that this `fit` continues.
+    earlier: the sums in the checkpoint that this `fit` continues.
     """
 
     told = False

@@ -313,7 +313,7 @@ class _Loop:
             self._call("on_evaluate")
 
     def _tell(self) -> None:
-        """Tell each `lr.plateau` its metric: one to maximize, or the loss, held out if it is measured."""
+        """Pass each `lr.plateau` its metric: one to maximize, or the loss; `val_loss` if there is validation."""
         found = {name: x for name, x in self.metrics.items() if np.ndim(x) == 0}
         own = [f"val_{name}" for name in self.validate.metrics] if self.validate is not None else []
         high = [found[name] for name in (*own, *found) if name in found and name != "val_loss"]
@@ -333,14 +333,14 @@ class _Loop:
         self.where.earlier = {}
 
     def _sums(self, since: int, name: str) -> list[float]:
-        """Return what `Position.sums` has of a loss, of the steps from index `since` on; [] if it had none."""
+        """Return the entry of a loss in `Position.sums`, over the steps from index `since` on; [] if it had no step."""
         count, *total = self.where.earlier.get(name, [0])
         xs = self.history.values(since).get(name, [])
         # In order, unlike sum() from Python 3.12 on, so that a resumed fit has the same bits
         return [count + len(xs), reduce(add, xs, sum(total))] if xs or count else []
 
     def unheard(self) -> dict[str, list[float]]:
-        """Return `Position.sums`: what no `lr.plateau` was told, for a checkpoint that this thread saves."""
+        """Return `Position.sums` for a checkpoint that this thread saves: means that no `lr.plateau` has got yet."""
         if self.where.told or threading.current_thread() is not self.thread:
             return {}
         steppers = self.train.store.steppers.items()

@@ -1,4 +1,4 @@
-"""What a training consists of, to be read: model, graph, program, names and types of parameters and inputs."""
+"""Properties of a training to read: model, graph, program, and names and types of parameters and inputs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ log = logging.getLogger("tracegrad")
 
 
 class FedProgram(RunProgram):
-    """A step's program behind a feed: a run has the numbers of rows in place of the inputs."""
+    """A step's program that makes its batches on the device: a run gets the indices of rows instead of inputs."""
 
     __slots__ = ("_made", "_of", "arrays")
 
@@ -56,7 +56,7 @@ class FedProgram(RunProgram):
         return super().load(session)
 
     def takes(self, arrays: Mapping[str, Array]) -> bool:
-        """Return whether the feed serves these examples, too."""
+        """Return whether this program can also make batches of these examples."""
         return [x.shape for x in arrays.values()] == [x.shape for x in self.arrays.values()]
 
     def _behind_feed(self) -> Built:
@@ -133,7 +133,7 @@ class Placed:
         return pending
 
     def _of(self, step: RunProgram) -> RunProgram | None:
-        """Return the program that makes its batches of these examples; None if the step's program serves all sizes."""
+        """Return the program that makes batches of these examples; None if the step's program serves all sizes."""
         known = step.fed
         if step.base is not None or known in self._fed:
             return known
@@ -168,7 +168,7 @@ def placed(train: Training, data: Rows, steps: int, changing: bool) -> Placed | 
         fields = {f.name: f for program in programs for f in program.inputs}
         examples = Placed(train, data, [*fields.values()], changing)
         train.worker.call(examples.begin)
-    except TracegradError as e:  # what is wrong with the inputs, a step will say; what else there is, costs time only
+    except TracegradError as e:  # a step will report wrong inputs; any other problem only costs time
         log.info("the host makes the batches of fit: %s", e)
         return None
     return examples

@@ -17,9 +17,9 @@ _writing: set[threading.Thread] = set()
 
 @functools.cache
 def _wait_at_exit() -> None:
-    """Let the interpreter wait for the writes before executors refuse work, because Orbax writes with executors.
+    """At exit, wait for all writes before executors refuse new work: Orbax writes with executors.
 
-    Python joins threads only after that. Hooks are called in reverse order, so the one of executors comes first here.
+    Python joins threads only later. Exit hooks run in reverse order, so this module first imports that of executors.
     """
     from concurrent.futures import thread as _  # noqa: F401
 

@@ -133,7 +133,7 @@ def _given(metric: Callable[..., Any], inputs: Mapping[str, Any], name: str) -> 
 
 
 def share(parts: Parts) -> float:
-    """Return the share: the sum of part 0 over the sum of part 1."""
+    """Return the sum of part 0 over all batches, divided by the sum of part 1."""
     return _total(parts, 0) / _total(parts, 1)
 
 
@@ -143,13 +143,13 @@ def counts(parts: Parts) -> Array:
 
 
 def exp_mean(parts: Parts) -> float:
-    """Return the exponential of a mean: of the sum of part 0 over the sum of part 1."""
+    """Return exp(sum of part 0 / sum of part 1), with sums over all batches."""
     with np.errstate(over="ignore"):
         return float(np.exp(_total(parts, 0) / _total(parts, 1)))
 
 
 def explained(parts: Parts) -> float:
-    """Return 1 minus squared errors over squares around the mean. Batches are joined as in Chan et al. (1983)."""
+    """Return 1 - (squared errors / squared distances from the mean), joined over batches as in Chan et al. (1983)."""
     n = mean = squares = 0.0
     for _, more, its_mean, its_squares in [[float(x) for x in p] for p in parts]:
         away = its_mean - mean
