@@ -110,7 +110,7 @@ class MultiheadAttention(Module):
         return self.out_proj(merge_heads(attention(q, k, v, causal, mask, dropout)))
 
     def _for_all(self, t: Any) -> Any:
-        """Repeat keys or values for each head of the queries."""
+        """Repeat keys or values, so that each head of the queries has its own."""
         b, h, n, d = t.shape
         each = self.n_heads // h
         t = shaping.broadcast_to(shaping.reshape(t, (b, h, 1, n, d)), (b, h, each, n, d))
@@ -129,7 +129,7 @@ class MultiheadAttention(Module):
         if k.shape[0] != self.keys.shape[0] or n > length:
             raise ShapeError.here(f"MultiheadAttention: {n} elements of {k.shape[0]} sequences do not fit the cache, "
                                   f"{self.keys.type}")  # fmt: skip
-        indexing.one_hot(at, length - n + 1)  # raises for a constant or a value below 0, which `take` would accept
+        indexing.one_hot(at, length - n + 1)  # raises for negative positions, which `take` would accept
         at = indexing.take(indexing.arange(length - n + 1), at, 0)  # an index, so that the host checks its range
         place = indexing.arange(length) - at  # for each element of the cache, its index in `x`
         new = shaping.reshape((place >= 0) & (place < n), (length, 1))

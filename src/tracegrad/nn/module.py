@@ -216,7 +216,7 @@ def _declared_or_bound(model: Any) -> dict[str, Any]:
 
 
 def _is_state(x: Any) -> bool:
-    """Return whether `assign` takes it: of an instantiated model, a tensor that needs no gradient."""
+    """Return whether `x` is a state: in an instantiated model, a tensor that needs no gradient."""
     return isinstance(x, (State, StateTensor)) or not (isinstance(x, (Parameter, Tensor)) or x.requires_grad)
 
 

@@ -1,4 +1,4 @@
-"""Models made from models: several of one shape stacked into one, and copies whose arrays are states."""
+"""`nn.stack` joins several models of one shape into one, and `nn.as_states` copies a model with states as arrays."""
 
 from __future__ import annotations
 
