@@ -35,11 +35,11 @@ def pointwise(name: str, expand: Expansion, vjp: Vjp, xla: Any = None) -> Primit
 
 
 def _relu_xla(x: Any, t: Tensor, value: Any) -> Any:
-    """Keep NaN, too. XLA moves transposes of images behind a maximum, but not behind a choice."""
+    """Return relu in JAX, which keeps NaN. XLA can move transposes of images past a maximum, but not past a `where`."""
     return x.np.maximum(value, 0)
 
 
-# The condition is `x <= 0`, not `x > 0`, so that NaN stays NaN. A VJP that reads only y lets x be freed.
+# The condition is `x <= 0`, not `x > 0`, so that NaN stays NaN. The VJP reads only y, so x can be freed.
 RELU = pointwise("relu", lambda x: where(x <= 0.0, 0.0, x), lambda ct, y, x: (where(y > 0.0, ct, 0.0),), _relu_xla)
 
 
@@ -98,7 +98,7 @@ FLAT = 16.0  # for |x| above this, the weight of the tanh form is exactly 0 or 1
 def _gelu_weight(x: Tensor) -> Tensor:
     """Return (1 + tanh(v)) / 2 = 1 / (1 + exp(-2v)), v = sqrt(2/pi) (x + 0.044715 x^3).
 
-    The second form is cheaper, and does not cancel where it is small."""
+    The second form is cheaper, and has no cancellation where the result is small."""
     return logistic(x * (SQRT_EIGHT_OVER_PI + (SQRT_EIGHT_OVER_PI * GELU_CUBIC) * square(x)))
 
 

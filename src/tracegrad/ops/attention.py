@@ -145,7 +145,7 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     raise ShapeError(f"{rule}: q is {q.type}, k is {k.type}, v is {v.type}")
 
 
-# `value` is what the ops before compute, `gradient` what rules derive. JAX may compute either in another way.
+# `value` is the result computed by ops, and `gradient` its derivative by rules. JAX may compute either in another way.
 def _attend_vjp(
     ct: Tensor, y: Tensor, value: Tensor, weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *, causal: bool
 ) -> tuple[Tensor | None, ...]:
@@ -161,9 +161,10 @@ def _scale(q: Tensor) -> float:
 
 
 def _as_one(x: Any, t: Tensor) -> bool:
-    """Whether JAX computes it as one op: in sizes that cuDNN takes and that pay (bench/LOG.md), with bf16 operands.
+    """Return whether JAX should compute attention as one op: if cuDNN takes the sizes, and is faster (bench/LOG.md).
 
-    The result and the gradients are rounded to the operands' type. bf16 has the range of f32, unlike f16.
+    Operands must be bf16: the result and the gradients are rounded to their type. bf16 has the range of f32, unlike
+                           f16.
     """
     *_, q, k, v = t.inputs
     rows, keys, size = q.shape[-2], k.shape[-2], q.shape[-1]
@@ -172,7 +173,7 @@ def _as_one(x: Any, t: Tensor) -> bool:
 
 
 def _attend_xla(x: Any, t: Tensor, value: Any, ct: Any, *qkv: Any) -> Any:
-    """One call, and one for the three gradients."""
+    """Compute attention by one call of JAX, or its three gradients by another."""
     causal, to = t.attrs["causal"], t.attrs.get("to")
 
     def rows(a: Any) -> Any:  # (batch, T, heads, D), what JAX takes

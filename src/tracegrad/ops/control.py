@@ -1,4 +1,4 @@
-"""Sites in a forward where a call can read or replace a value, and writes to states."""
+"""`tg.capture` and `tg.patch`, by which calls read or replace values in a forward; and writes to states."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
 
 
 def _second(name: object, x: Any, kind: str) -> Any:
-    """Return `x`. Raises TraceError if `x` is a string, so that name and value are swapped."""
+    """Return `x`. Raises TraceError if `x` is a string: then name and value were swapped."""
     if isinstance(x, str):
         raise TraceError(f"the name must come first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
     return x

@@ -84,7 +84,7 @@ def _abreast(x: Tensor, n: int) -> Tensor:
 
 
 def _conv_batch(n: int, y: Tensor, x: Tensor, w: Tensor, *, groups: int, **how: Any) -> Tensor:
-    """Map a convolution over `n` elements in one product: with one filter, as more images; else as more groups."""
+    """Map a convolution over `n` elements: with one filter for all, as `n` times the images; else the groups."""
     if w.shape[0] == 1:
         return merged(n, y, x, reshape(w, w.shape[1:]), groups=groups, **how)
     w = reshape(w, (n * w.shape[1], *w.shape[2:]))
@@ -164,8 +164,8 @@ def _conv_weight_batch(n: int, y: Tensor, x: Tensor, ct: Tensor, *, groups: int,
     return reshape(bind(y.prim, _abreast(x, n), _abreast(ct, n), groups=n * groups, **how), (n, *y.shape))
 
 
-# XLA has its own convolution. The other two are its transposes with respect to each operand. The devices of a mesh
-# compute grouped ones from their own images: XLA divides them wrongly
+# XLA has its own convolution. The other two are its transposes with respect to each operand. On a mesh, each device
+# computes grouped convolutions of its own images, because XLA splits them wrongly
 def _convolved(x: Any, t: Tensor, image: Any, w: Any) -> Any:
     how = t.attrs
     y = x.lax.conv_general_dilated(
@@ -389,7 +389,8 @@ def _transposed(x: Tensor, w: Tensor, output_padding: Ints, how: dict[str, Any])
         raise ShapeError(f"padding {show(pads)} leaves none of the sizes {show(full)}: x is {x.type}")
     if all(e < s for e, s in zip(extra, strides)):
         return bind(CONV_TRANSPOSE[axes], x, w, size=size, **how)
-    # One more window would fit. So compute every element that the filters reach, then take the requested ones
+    # With output_padding, one more window may fit: compute all elements that filters reach, then take the requested
+    # ones
     y = bind(CONV_TRANSPOSE[axes], x, w, size=tuple(full), **{**how, "padding": (0,) * axes})
     for axis, n, p in zip(range(2, y.ndim), size, pads):
         y = place(slice_(y, axis, p, max(min(n, y.shape[axis] - p), 0)), axis, 0, n)

@@ -44,7 +44,7 @@ def _scan(x: Tensor, axis: int, reverse: bool = False, fold: Primitive = SUM) ->
 
 
 def block_of(n: int) -> int:
-    """Return the elements of a block of `n` in all: a divisor of `n` near SCAN_BLOCK, so that nothing is padded."""
+    """Return the block size for `n` elements: a divisor of `n` near SCAN_BLOCK, so that nothing is padded."""
     fitting = [d for d in range(SMALLEST_BLOCK, LARGEST_BLOCK + 1) if n % d == 0]
     return min(fitting, key=lambda d: (n // d > LARGEST_BLOCK, max(d, 2 * SCAN_BLOCK - d)), default=SCAN_BLOCK)
 
@@ -91,10 +91,10 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
 
 
 def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return, for each k, x[0] ... x[k - 1], and y[k + 1] of y[k] = d[k] + x[k] y[k + 1].
+    """Return, for each k, the product x[0] ... x[k - 1], and y[k + 1], where y[k] = d[k] + x[k] y[k + 1].
 
-    Both follow from those of pairs: y[k] = d[k] + x[k] d[k + 1] + x[k] x[k + 1] y[k + 2]. A small odd number of
-    elements would have to be padded.
+    Both are computed recursively on pairs of elements: y[k] = d[k] + x[k] d[k + 1] + x[k] x[k + 1] y[k + 2]. A small
+    odd number of elements would need padding.
     """
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     if n % 2 and n <= SCAN_WRITTEN_OUT:
@@ -116,7 +116,7 @@ def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _written_out(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return what `_around` does, each element from its neighbour."""
+    """Return the results of `_around`, each element computed from its neighbour."""
     n = x.shape[axis]
     one = (*x.shape[:axis], *x.shape[axis + 1 :])
     xs, ds = ([views.reshape(views.slice_(t, axis, k, 1), one) for k in range(n)] for t in (x, d))
@@ -130,7 +130,7 @@ def _written_out(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 def _cumprod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
     """Return, for each k, x[0] ... x[k - 1] times the sum over i >= k of ct[i] x[k + 1] ... x[i].
 
-    Nothing is divided, so zeros are right, in derivatives of every order.
+    Nothing is divided, so the result is right also for zeros, in derivatives of every order.
     """
     product, later = _around(x, ct * x, axis)
     return (product * (ct + later),)

@@ -72,7 +72,7 @@ def smooth_l1_loss(prediction: Any, target: Any, reduction: str = "mean", beta: 
 
 
 def _near(x: Tensor, t: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Return the difference where it is below a limit, else 0, and its size. The square of a large one is infinite."""
+    """Return x - t where |x - t| is below a limit, else 0, and |x - t|. Squares of large differences are infinite."""
     size = abs(x - t)
     return where(size < limit, x - t, 0.0), size
 
@@ -157,8 +157,8 @@ def triplet_margin_loss(
 
 
 def _distance(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    # Without these limits, which no useful difference reaches, a compiler that reassociates adds `eps` to `a` first,
-    # and rounding takes most of it away.
+    # The limits are above all useful differences. Without them, a compiler can reassociate and add `eps` to `a` first:
+    # rounding then removes most of `eps`.
     return norm(clip(a - b, -LIMIT, LIMIT) + eps, -1)
 
 

@@ -24,9 +24,9 @@ SHIFTS = 6
 
 
 def _mirrored(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return whether x < 0, the argument of the reflection formula, and what lies between x and an integer, times pi.
+    """Return whether x < 0, the argument of the reflection formula, and pi times the distance of x to an integer.
 
-    Elsewhere the angle is pi / 2, whose sine, cosine and their derivatives are finite.
+    For x >= 0, the last value is pi / 2, so that sine, cosine and their derivatives are finite.
     """
     below = x < 0.0
     return below, where(below, 1.0 - x, x), where(below, (x - round(x)) * math.pi, math.pi / 2)

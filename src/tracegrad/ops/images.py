@@ -45,7 +45,7 @@ def _pool_windows(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tenso
 
 
 def _inside(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Return True where a window element belongs to the image. Windows of an image of ones are zero in the padding."""
+    """Return True where a window element belongs to the image: windows of an image of ones are 0 in the padding."""
     ones = broadcast_to(const(1.0), (1, 1, *x.shape[2:]))
     return _pool_windows(ones, kernel, stride, padding) > 0.5
 
@@ -53,7 +53,7 @@ def _inside(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
 def _in_two(kernel: Pair, stride: Pair, padding: Pair) -> tuple[dict[str, Pair], dict[str, Pair]] | None:
     """Return how to pool the rows of windows, and then their columns; None if windows are too small to gain.
 
-    The first maximum in scan order is the first of its row, and its row is the first with that maximum.
+    This keeps the first maximum in scan order: it is the first one of the first row that has it.
     """
     (high, wide), down = kernel, stride[0]
     if wide * down + high >= MOST_COMPARED * high * wide:
@@ -192,7 +192,7 @@ def avg_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
 
 
 def _pooled_volumes(pool: Callable[..., Tensor], x: Tensor, how: dict[str, Sizes]) -> Tensor:
-    """Pool each image, then along the depth. The first of the first maxima is the first in scan order."""
+    """Pool each image, then along the depth. This keeps the first maximum in scan order."""
     b, c, d, h, w = check_images(x.type, 3).shape
     window_counts((d, h, w), how["kernel"], how["stride"], how["padding"], (1, 1, 1))  # an error is of the volume
     flat = pool(reshape(x, (b, c * d, h, w)), **{name: sizes[1:] for name, sizes in how.items()})

@@ -141,7 +141,7 @@ def indices_for(indices: Any, n: int, what: str | None = None) -> Tensor:
     below = 0 if what else n
     running = ambient.active()
     if running is not None and running.eager and t.serial in running.leaves:
-        # The call checks them and makes negative ones positive. An op inside the op does not widen their range
+        # In an eager call, the call checks them and makes negative ones positive, for the range of the outermost op
         running.wrapped.setdefault(t.serial, (n, below))
         return t
     values = constant_integers(t)
@@ -174,7 +174,7 @@ CLASSES = composite("classes", type=_itself, expand=_itself, batch=alike, indexe
 
 
 def classes_for(classes: Any, n: int) -> Tensor:
-    """Return numbers of `n` classes as a tensor of i32, whose range is checked as `indices_for` and hosts do."""
+    """Return class numbers below `n` as a tensor of i32. Their range is checked like that of indices."""
     t = indices_for(classes, n, "classes")
     return t if constant_integers(t) else bind(CLASSES, t, n=n)
 
@@ -240,7 +240,7 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
 
 
 def _pick(x: Tensor, indices: Tensor, axis: int) -> Tensor:
-    """Gather along `axis`, with indices broadcast over the other axes. The backward is a segment sum, not a one-hot."""
+    """Gather along `axis`, with indices broadcast over the other axes. The backward pass is a segment sum."""
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     column = views.reshape(indices, (*(1 for _ in before), indices.type.size, *(1 for _ in after)))
     picked = bind(GATHER, x, views.broadcast_to(column, (*before, indices.type.size, *after)), axis=axis)

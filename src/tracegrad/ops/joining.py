@@ -33,7 +33,7 @@ def _concat_type(*types: TensorType, axis: int) -> TensorType:
 
 
 def _concat(*xs: Tensor, axis: int) -> Tensor:
-    """Place each input among zeros, and select by position. A balanced tree keeps expressions shallow."""
+    """Pad each input with zeros to the size of the result, and select by position. A balanced tree of selections."""
     parts = [x for x in xs if x.shape[axis]] or [xs[0]]
     starts = offsets([x.shape[axis] for x in parts])
     n = starts[-1] + parts[-1].shape[axis]
@@ -63,7 +63,7 @@ CONCAT = composite(
 
 
 def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
-    """Return the operands of `concat` and `stack`. Raises ShapeError unless they come in one list."""
+    """Return the operands of `concat` or `stack` as tensors. Raises ShapeError unless they are in one list."""
     if isinstance(xs, Tensor) or getattr(axis, "shape", ()):
         raise ShapeError(f"pass the tensors in one list, as in tg.{name}([a, b], axis=0)")
     tensors = [as_tensor(x) for x in xs]

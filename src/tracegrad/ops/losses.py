@@ -1,4 +1,4 @@
-"""Losses. Losses over classes are row kernels in both passes: class numbers are compared, and no one-hot is stored."""
+"""Losses. Losses over classes compare class numbers in both passes, so no one-hot array is stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reduced(values: Tensor, reduction: str, count: Tensor | None = None, more: t
 
 
 def _warn_of(x: Tensor, before: str, text: str) -> None:
-    """Warn at the user's line if `x` is the result of the op `before`: the program would train, but badly."""
+    """Warn at the user's line if `x` is the result of the op `before`, such as softmax: training would go badly."""
     site = call_site()
     if x.prim.name == before and site is not None:
         warnings.warn_explicit(f"{text} (its argument is {x.type})", UserWarning, site.file, site.line)
@@ -72,7 +72,7 @@ def _hit(x: Tensor, targets: Tensor) -> Tensor:
 
 
 def _clamped(x: Tensor, targets: Tensor) -> Tensor:
-    """Return classes of `x`. Computed targets can be others, as can the ignored one, which a gather refuses."""
+    """Return targets clamped to the classes of `x`, for a gather: computed and ignored targets can lie outside."""
     return minimum(maximum(targets, 0), x.shape[-1] - 1)
 
 
@@ -99,7 +99,7 @@ def _wrong(x: Tensor, targets: Tensor, smoothing: float) -> Tensor:
 def _cross_entropy_vjp(
     ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None
 ) -> tuple[Tensor, None]:
-    # The cotangent is infinite where a mean counts no target: 0 replaces the product, not one of its factors
+    # The cotangent is infinite if a mean counts no target. So 0 replaces the product, not one of its factors
     g = _wrong(x, targets, smoothing) * ct.reshape((*ct.shape, 1))
     return _unless_ignored(g, targets.reshape((*targets.shape, 1)), ignore), None
 

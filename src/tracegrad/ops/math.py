@@ -139,10 +139,10 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     a, b = _comparable(a, b)
     if a.dtype == u32:
         return remainder(a, b)
-    if a.dtype.is_float:  # a GPU that takes a subnormal number for 0 does not see that it is negative
+    if a.dtype.is_float:  # a GPU that flushes subnormal numbers to 0 does not see their sign
         size = remainder(rows.abs(a), rows.abs(b))
         return rows.where(rows.abs(a) < rows.abs(b), a, rows.where(a < 0, -size, size))
-    left = remainder(a, b)  # no |a|: the smallest i32 has none
+    left = remainder(a, b)  # not by |a|, which overflows for the smallest i32
     return rows.where(rows.logical_and(left != 0, rows.not_equal(a < 0, b < 0)), left - b, left)
 
 

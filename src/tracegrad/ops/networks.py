@@ -1,10 +1,10 @@
-"""Sorting by a bitonic network, made of elementwise ops and views, so that vectors compute it.
+"""Sorting by a bitonic network, made of elementwise ops and views, which run as vector code.
 
 Elements are pairs (key, position in the input). No two pairs are equal, so the order is stable. An exchange compares
-each pair with a partner, and keeps the smaller one in front. Elements of other axes that lie side by side are exchanged
-at once. If there are few, the axis is cut into columns side by side. Columns are sorted first, then merged: exchanges
-between columns need each column as a row of memory, exchanges within columns need them side by side. So both orders of
-memory take turns.
+each pair with a partner, and puts the smaller one first. Neighbours in memory, which belong to other axes, are
+exchanged at once. If there are few, the axis is cut into columns, which become neighbours. Columns are sorted first,
+then merged. Exchanges between columns need each column contiguous in memory, and exchanges within columns need columns
+as neighbours. So the layout alternates.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def _by_columns(x: Pairs, k: int, pad: float) -> Tensor:
 
 
 def _halving(stride: int) -> list[Step]:
-    """Return the steps that sort blocks of `2 * stride` of which the halves were compared."""
+    """Return the steps that sort blocks of `2 * stride`, whose halves were compared with each other before."""
     return [Step(stride >> s, False) for s in range(stride.bit_length())]
 
 
 def _exchanged(x: Pairs, steps: Sequence[Step], pad: float) -> Pairs:
-    """Apply steps to the middle axis of [outer, n, lanes], some together. What is added sorts last and is cut again."""
+    """Apply steps to the middle axis of [outer, n, lanes], several at a time. Padding sorts last and is removed."""
     outer, n, lanes = x.keys.shape
     for at in range(0, len(steps), SORT_TOGETHER):
         some = steps[at : at + SORT_TOGETHER]
@@ -112,14 +112,14 @@ def _exchanged(x: Pairs, steps: Sequence[Step], pad: float) -> Pairs:
 
 
 def _compared(x: Pairs, steps: Sequence[tuple[int, tuple[int, ...]]]) -> Pairs:
-    """Exchange along axes of two, one after another; each element's partner has the other place on some axes.
+    """Apply several exchanges along axes of size 2. An element's partner has the other index on some of these axes.
 
-    Later steps read the results of earlier ones at other places. They are computed again there, not stored: so each
-    result needs its own place only, and one kernel takes all steps.
+    A later exchange reads results of earlier ones at other positions, and computes these again. Nothing is stored
+    between exchanges, so one kernel does all of them.
     """
 
     def found(count: int, moved: frozenset[int]) -> Pairs:
-        """Return the results of the first steps at the places that differ on some axes."""
+        """Return the results of the first `count` steps, read at the positions that differ on the axes `moved`."""
         if not count:
             return _flipped(x, sorted(moved))
         axis, partner = steps[count - 1]
@@ -134,7 +134,7 @@ def _compared(x: Pairs, steps: Sequence[tuple[int, tuple[int, ...]]]) -> Pairs:
 
 
 def _first_half(x: Pairs, run: int, pad: float) -> Pairs:
-    """Return, of each two sorted runs, the `run` smallest pairs."""
+    """Return the `run` smallest pairs of each two sorted runs of `run` pairs."""
     outer, n, lanes = x.keys.shape
     count = -(-n // (2 * run))
     blocks = _reshaped(_sized(x, count * 2 * run, pad), (outer, count, 2 * run, lanes))
@@ -153,7 +153,7 @@ def before(a: Pairs, b: Pairs) -> Tensor:
 
 
 def _sized(x: Pairs, n: int, pad: float) -> Pairs:
-    """Return the first `n` of the middle axis; beyond its end, pairs that sort last."""
+    """Return the first `n` pairs of the middle axis, padded at its end with pairs that sort last."""
     own = x.keys.shape[1]
     if n <= own:
         return _cut_out(x, 1, n)

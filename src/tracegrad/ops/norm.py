@@ -130,7 +130,7 @@ def _softmax_causal(x: Tensor) -> Tensor:
 
 
 def softmax_causal_vjp(ct: Tensor, y: Tensor, *_: Tensor) -> tuple[Tensor]:
-    """Mask every value, so that the products that make `ct` and that read the result skip the hidden half."""
+    """Return softmax's VJP with every value masked, so that the matmuls before and after it skip the hidden half."""
     allowed = _allowed(y)
     s = where(allowed, ct * y, 0.0).sum(-1, keepdims=True)
     return (where(allowed, y * (ct - s), 0.0),)
@@ -199,7 +199,7 @@ def _normalize(x: Tensor, *, axes: tuple[int, ...], eps: float) -> Tensor:
 
 
 def _normalize_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...], eps: float) -> tuple[Tensor]:
-    """Return the gradient from two independent means. Differentiating the chain would need three, one after another."""
+    """Return the gradient from two independent means. The derivative of each op would need three, one after another."""
     r = _centred(x, axes, eps)[1]
     return (r * (ct - ct.mean(axes, keepdims=True) - y * (ct * y).mean(axes, keepdims=True)),)
 
@@ -330,7 +330,7 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
 def _exponentials(x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Return a shift, exp(x - shift) and its sum. The shift is the largest x, if that is finite."""
     top = bind(PEAK, x, axes=axes)
-    # for a row of -inf, or with inf: inf - inf would be NaN, and exp of other elements inf
+    # otherwise 0, for a row of -inf or with an inf: inf - inf would be NaN
     shift = where(nonfinite(top), where(top > 0.0, LARGEST_F32, 0.0), top)
     e = exp(x - views.broadcast_to(shift, x.shape))
     return shift, e, e.sum(axes, keepdims=True)

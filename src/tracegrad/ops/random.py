@@ -74,7 +74,7 @@ def _pcg(v: Tensor) -> Tensor:
 
 
 def _key(op: str) -> Tensor:
-    """Return the key of a new random site of the trace. In `vmap` and `scan`, each element or iteration has its own."""
+    """Return the key of a new random op of the trace: in `vmap` and `scan`, one per element or iteration."""
     running = ambient.require(op)
     salt = running.next_salt()
     key = _salted(counter(f"salt{salt}") if running.eager else const(salt, u32))  # eager: an input of the call
@@ -113,7 +113,7 @@ def _open(bits: Tensor) -> Tensor:
 def rows_at_random(n: int, count: Tensor) -> Tensor:
     """Return i32[n], indices in [0, count) drawn with replacement. `count` is f32[], a whole number of at most 2^24.
 
-    The stream has salt 0, which no site of a trace has, so that drawing batches changes no other number.
+    The stream has salt 0, which no random op has, so that drawing batches changes no other random number.
     """
     # The largest draw is 1 - 2^-24, and its product with such a count never rounds up to the count
     return cast(floor(_closed(_bits((n,), _salted(const(0, u32)))) * count), i32)

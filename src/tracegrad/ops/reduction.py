@@ -176,16 +176,16 @@ def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 
 
 def _norm(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    """Return the root of the sum of squares, of a multiple of x where squares overflow or vanish."""
+    """Return the Euclidean length. If squares overflow or vanish, x is scaled first."""
     usual = sum(square(x), axes, keepdims=True)
     low, plain = usual < 1e-24, (usual >= 1e-24) & (usual < 1e37)
     scale, skipped = (views.broadcast_to(t, x.shape) for t in (where(low, 2.0**90, 2.0**-75), plain))
-    others = sum(where(skipped, 0.0, square(x * scale)), axes, keepdims=True)  # C leaves out rows of zeros
+    others = sum(where(skipped, 0.0, square(x * scale)), axes, keepdims=True)  # C skips rows of zeros
     return sqrt(where(plain, usual, others)) * where(plain, 1.0, where(low, 2.0**-90, 2.0**75))
 
 
 def _norm_array(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
-    """Return the norm without a square that overflows, because NumPy warns of one."""
+    """Return the norm in NumPy, without overflowing squares, of which NumPy would warn."""
     largest = xp.max(xp.abs(x), axis=axes, keepdims=True, initial=0.0)
     scale = xp.where(largest < 1e-12, 2.0**90, xp.where(largest < 1e15, 1.0, 2.0**-75)).astype(x.dtype)
     return xp.sqrt(xp.sum(xp.square(x * scale), axis=axes, keepdims=True)) / scale

@@ -98,13 +98,13 @@ def _sizes(old: Sequence[int], size: Any, scale_factor: Any) -> list[tuple[int, 
 
 
 def _nearest(x: Tensor, axis: int, n: int, step: float) -> Tensor:
-    """Resize by nearest neighbour. Positions are in single precision, as in PyTorch: rounding decides at whole ones."""
+    """Resize by nearest neighbour. Positions have single precision, so that they round as PyTorch's do."""
     step, last = nearest_f32(step), x.shape[axis] - 1
     return take(x, literal([min(math.floor(nearest_f32(k * step)), last) for k in listed(n)], i32), axis)
 
 
 def _places(m: int, n: int, step: float, align_corners: bool) -> list[float]:
-    """Return where in an axis of `m` elements each of the `n` new elements is."""
+    """Return the position of each of `n` new elements in an axis of `m` elements."""
     return [k * (m - 1) / max(n - 1, 1) if align_corners else (k + 0.5) * step - 0.5 for k in listed(n)]
 
 

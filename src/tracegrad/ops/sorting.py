@@ -1,8 +1,8 @@
 """Sorting, made of ops that every runtime has.
 
-A few elements are selected one after another, more of them from the columns that lead. In a row of up to `SORT_BLOCK`
-elements, the position of an element is the number of elements that come before it. Longer rows, and long axes before
-others, are sorted by a network of exchanges (`networks.py`).
+A few elements are selected one after another; for more, the search is limited to some columns of each row. In a row
+of up to `SORT_BLOCK` elements, the position of an element is the number of elements that come before it. Longer rows,
+and long axes that are not the last, are sorted by a network of exchanges (`networks.py`).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def _highest(x: Tensor) -> float:
 
 
 def _pairs(x: Tensor, axis: int, descending: bool) -> Pairs:
-    """Return keys to sort upwards, and positions that decide among equal keys. No key is NaN.
+    """Return keys to sort in ascending order, and positions, which decide between equal keys. No key is NaN.
 
-    NaN becomes infinity, behind (or before) all infinite elements by its position.
+    NaN becomes infinity, with a position after (or before) those of all infinite elements.
     """
     n = x.shape[axis]
     at = iota(x.shape, axis)
@@ -67,7 +67,7 @@ def _pairs(x: Tensor, axis: int, descending: bool) -> Pairs:
 LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
-# From the positions of pairs to their indices in a row, some of whose pairs may have been left out
+# Function from positions of pairs to their indices in a row, in which some pairs can be missing
 Index = Callable[[Tensor], Tensor]
 
 
@@ -88,7 +88,7 @@ def _front(x: Pairs, k: int, highest: float, index: Index) -> Tensor:
 
 
 def _selected(x: Pairs, k: int, highest: float) -> Tensor:
-    """Return the positions of the first `k` pairs of each row: the first one, then the first one after it."""
+    """Return the positions of the first `k` pairs of each row, found one after another."""
     shape = x.keys.shape
     found: list[Tensor] = []
     left = broadcast_to(const(True, bool_), shape)
@@ -106,9 +106,10 @@ def _leading(x: Pairs, left: Tensor, axis: int, highest: float) -> Pairs:
 
 
 def _candidates(x: Pairs, k: int, highest: float, index: Index, count: int) -> Pairs:
-    """Return fewer pairs of each row, with the first `k` among them: those of the `k` columns that lead.
+    """Return fewer pairs of each row, including the first `k`: only the pairs of `k` columns.
 
-    A row is laid out as `count` lines; a column leads if its first pair is before those of other columns.
+    A row is laid out as `count` lines. The `k` columns are those whose first pairs sort before the other columns' first
+    pairs.
     """
     *batch, n = x.keys.shape
     width = -(-n // count)
@@ -164,7 +165,7 @@ ORDER = composite(
 
 
 def _arranged_vjp(ct: Tensor, y: Tensor, x: Tensor, at: Tensor, *, axis: int) -> tuple[Tensor, None]:
-    """Apply the inverse order, the order of `at`. On a GPU, a scatter compares each element with all others."""
+    """Apply the inverse order, the argsort of `at`. On a GPU, a scatter would compare each element with all others."""
     back = bind(ORDER, at, axis=axis, k=at.shape[axis], descending=False)
     return bind(ARRANGED, ct, back, axis=axis), None
 

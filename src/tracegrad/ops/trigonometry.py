@@ -48,7 +48,7 @@ def _acos(x: Tensor) -> Tensor:
     return where(small, math.pi / 2 - p, where(x < 0.0, math.pi - 2.0 * p, 2.0 * p))
 
 
-LARGE = 20.0  # from here on, e^-x is lost in rounding beside e^x
+LARGE = 20.0  # from here on, rounding removes e^-x from e^x + e^-x
 
 
 def _sinh(x: Tensor) -> Tensor:

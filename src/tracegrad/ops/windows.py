@@ -2,7 +2,8 @@
 
 Both primitives take any number of axes after batch and channels: two for images, three for volumes.
 
-Sums of windows have no zeros between the elements: positions are grouped by their remainder, a *phase*.
+A transposed convolution with a stride would insert zeros between elements. Instead, positions are grouped into
+*phases*, by their remainder.
 out[n] = sum over o, k with n = o*stride + k*dilation of x[o] w[k]. For one n, only the taps k contribute for which
 n - k*dilation is a multiple of the stride. All positions of one phase use the same taps, and are a sum over windows at
 steps of one. Neighbouring phases that read the same windows are computed as one product.
@@ -158,7 +159,8 @@ def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tenso
 
     y = rows(())
     assert y is not None, "some tap is the first"
-    if any(s.stride > 1 for s in axes):  # else the view only moves axes of size 1, and a product would not fuse with it
+    # otherwise this view would only move axes of size 1, and keep a product from fusing
+    if any(s.stride > 1 for s in axes):
         y = permute(y, (*range(before), *itertools.chain(*[(before + n + j, before + j) for j in range(n)])))
     y = reshape(y, (*y.shape[:before], *[s.length * s.stride for s in axes]))
     for j, s in enumerate(axes):
@@ -182,7 +184,7 @@ COUNTS = {1: "one integer", 2: "one or two integers", 3: "one or three integers"
 
 
 def int_each(what: str, value: Ints, least: int, n: int) -> Sizes:
-    """Return one integer for each of `n` axes, from one for all or one each. Raises ShapeError below `least`."""
+    """Return one integer for each of `n` axes, given one for all axes or one each. Raises ShapeError below `least`."""
     for k in value if isinstance(value, tuple) else (value,):
         if str(getattr(k, "dtype", "")).startswith("f"):  # PyTorch's third argument
             raise ShapeError(
@@ -266,7 +268,7 @@ def _overlapped(x: Tensor, axes: Sequence[Steps], phases: Sequence[Phases]) -> T
 def _overlap_add(x: Tensor, *, size: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> Tensor:
     n, kernel = len(size), x.shape[2 + len(size) :]
     padded = [m + 2 * p for m, p in zip(size, padding, strict=True)]
-    if stride == kernel and set(dilation) == {1}:  # windows side by side: only a view
+    if stride == kernel and set(dilation) == {1}:  # windows do not overlap: the result is a view
         y = permute(x, (0, 1, *[d + j for j in range(n) for d in (2, 2 + n)]))
         y = reshape(y, (*x.shape[:2], *[x.shape[2 + j] * k for j, k in enumerate(kernel)]))
         for j, m in enumerate(padded):
