@@ -1,4 +1,4 @@
-"""Elementwise rows: forward, generated code and derivative side by side.
+"""Elementwise primitives: the array function, generated code and derivative of each, side by side.
 
 A VJP is `lambda ct, y, *inputs` and returns one cotangent per input. Inputs have equal shapes here: the public
 functions broadcast, so a VJP never has to undo a broadcast.
@@ -47,7 +47,7 @@ FAR, FARTHER = 2.0**16, 2.0**60
 def _atan2_vjp(ct: Tensor, t: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return x / (x^2 + y^2) and -y / (x^2 + y^2), which are 0 at the origin, as PyTorch.
 
-    Operands are scaled so that no other square vanishes, and none overflows.
+    Operands are scaled so that no square overflows, and only those of zeros vanish.
     """
     size = maximum(abs(x), abs(y))
     large = where(size > FARTHER, FARTHER**-2, where(size > FAR, FAR**-2, 1.0))
@@ -65,7 +65,7 @@ def _modulo_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Te
 
 
 def _ties(ct: Tensor, a_wins: Tensor, b_wins: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the gradient to the winner; half each at a tie, as PyTorch and JAX."""
+    """Return the gradient at the operand that was selected, and half of it at both for a tie, as PyTorch and JAX."""
     half = ct * 0.5
     return where(a_wins, ct, where(b_wins, 0.0, half)), where(b_wins, ct, where(a_wins, 0.0, half))
 
@@ -112,7 +112,7 @@ CAST = map_row(
     array="{0}.astype('{dtype.numpy}')",
     vjp=lambda ct, y, x, *, dtype: (cast(ct, x.dtype) if x.dtype.is_float and dtype.is_float else None,),
     wgsl="{dtype}({0})",
-    # XLA would make a choice of `y * mask.astype(f32)`, which gives 0 for infinity times False
+    # XLA would turn `y * mask.astype(f32)` into a selection, which gives 0 for infinity times False
     xla=lambda x, t, y: (x.np.where(y, 1.0, 0.0) if y.dtype == x.np.bool_ else y).astype(t.dtype.numpy),
 )
 
@@ -167,7 +167,7 @@ def stop_gradient(x: Any) -> Tensor:
     return bind(STOP_GRADIENT, as_tensor(x))
 
 
-# Computes its input into memory of its own, for a value that must be stored at a given place.
+# Copies its input into memory of its own, for a value that must be stored at a given place.
 COPY = map_row("copy", lambda x: x, lambda xp, x: x, lambda ct, y, x: (ct,), "{0}", cost=0)
 
 # `x` rounded to half precision: to nearest, even at ties; infinite from 65520 on. Lowering inserts it.
@@ -253,7 +253,7 @@ erf = elementwise(
 )
 atan2 = elementwise("atan2", array="arctan2", wgsl="atan2_({0}, {1})", vjp=_atan2_vjp, cost=12, helper=functions.ATAN2)
 pow = elementwise("pow", array="power", wgsl="pow_({0}, {1})", vjp=_pow_vjp, cost=12, helper=functions.POW)
-modulo = elementwise(  # of the sign of `b`
+modulo = elementwise(  # the remainder with the sign of `b`
     "modulo",
     spelled=False,
     array="remainder",

@@ -1,4 +1,4 @@
-"""Rows that compute over many elements: folds, products, gather, scatter, and packing into one array."""
+"""Primitives whose results depend on many elements: folds, products, gather, scatter, and packing into one array."""
 
 # The rules are lambdas, whose parameters cannot be annotated.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
@@ -34,7 +34,7 @@ def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, xla:
 
 
 def _hits(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return 1 where `x` equals the extremum `y` and 0 elsewhere, and the number of ones: they share the derivative."""
+    """Return 1 where `x` equals the extremum `y` and 0 elsewhere, and the number of ones, which share the gradient."""
     hit = METHODS["cast"](x == broadcast_to(y, x.shape), f32)
     return hit, hit.sum(axes, keepdims=True)
 
@@ -73,7 +73,7 @@ def _others(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 
 def _others_in_rows(x: Tensor) -> Tensor:
-    """Return the other element of each pair, times the others of the products of pairs."""
+    """Return for each element the product of all others in its row: its pair's other element times all other pairs."""
     *batch, n = x.shape
     if n < 2:
         return broadcast_to(const(1.0), x.shape)
@@ -106,7 +106,7 @@ PROD = fold("prod", array="xp.multiply.reduce({0}, {axes}, {0}.dtype, keepdims={
 
 
 def check_product(a: TensorType, b: TensorType) -> None:
-    """Raise unless the last axis of `a` and the last but one of `b` (its only one at rank 1) can be contracted."""
+    """Raise unless the last axis of `a` can be contracted with the second to last axis of `b`, or its only axis."""
     if a.dtype != f32 or b.dtype != f32:
         raise DTypeError(f"takes f32, got {a} and {b}; cast with tg.cast(x, tg.f32)")
     at = -2 if b.ndim > 1 else -1
@@ -145,7 +145,7 @@ def _gradient(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _matmul_batch(n: int, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Batch a product. A factor that is equal for all gives one product: the elements become more rows or columns."""
+    """Batch a product. If one factor is the same for all elements, one product has the rows or columns of all."""
     if a.shape[0] == b.shape[0] or y.ndim != 2:
         return bind(MATMUL, spread(n, a), spread(n, b))
     (m, k), columns = a.shape[1:], b.shape[-1]

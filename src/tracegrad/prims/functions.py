@@ -56,7 +56,7 @@ DIV = """fn div_(a: f32, b: f32) -> f32 {
   return (a * s) / (b * s);
 }"""
 
-# 2^n as two factors, because f32 holds neither 2^128 nor 2^-150
+# 2^n as two factors, because f32 can represent neither 2^128 nor 2^-150
 SCALE = """fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
   return x * bitcast<f32>(u32(half + 127) << 23u) * bitcast<f32>(u32(n - half + 127) << 23u);

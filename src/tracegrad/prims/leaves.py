@@ -1,4 +1,4 @@
-"""Rows without inputs: constants, and values given to a program from outside."""
+"""Primitives without inputs: constants, and values that a program gets from outside."""
 
 # The rules are lambdas, whose parameters cannot be annotated.
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
@@ -116,7 +116,7 @@ def const(value: bool | int | float, dtype: DType = f32) -> Tensor:
 
 
 def unviewed(t: Tensor) -> Tensor:
-    """Return the tensor behind `t`'s views, as far as they keep all elements and add none."""
+    """Return the tensor of which `t` is a view, through views that keep all elements and add none."""
     while t.prim.name in ("broadcast", "reshape", "permute"):
         t = t.inputs[0]
     return t
@@ -163,10 +163,11 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
     try:
         view = memoryview(array)
     except (TypeError, ValueError):
-        if number_kind(array) == "f" and hasattr(array, "astype"):  # ml_dtypes.bfloat16 lends no memory
+        # arrays of ml_dtypes.bfloat16 do not support the buffer protocol
+        if number_kind(array) == "f" and hasattr(array, "astype"):
             return literal(array.astype("float32"), dtype)
         raise DTypeError(no_operand(array)) from None
-    if view.format[0] in "<=" and view.c_contiguous:  # as JAX and ctypes say; memoryview cannot read it
+    if view.format[0] in "<=" and view.c_contiguous:  # a format of JAX and ctypes, which memoryview cannot read
         view = view.cast("B").cast(cast("Any", view.format[1:]), view.shape or [])
     shape = tuple(view.shape or ())
     source = FORMATS.get(view.format, i32)
@@ -207,7 +208,8 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
 def fitting(value: Any, dtype: DType) -> bool | int | float:
     """Return a Python number as a value of `dtype`. Raises: DTypeError if the number would change."""
     if dtype.is_float:
-        return value.as_float() if hasattr(value, "as_float") else float(value)  # one that follows a size still does
+        # a size that calls choose must not become a plain int
+        return value.as_float() if hasattr(value, "as_float") else float(value)
     if dtype.is_int and float(value).is_integer() and LOW[dtype.name] <= value <= HIGH[dtype.name]:
         return int(value)
     if dtype.name == "bool" and value in (0, 1):

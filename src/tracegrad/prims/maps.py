@@ -1,4 +1,4 @@
-"""How rows are made: elementwise rows, with type rule, public function and docstring; and composites of other ops."""
+"""Functions that register primitives: elementwise ones, with public function and docstring, and composites."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def broadcast(*values: Any) -> tuple[Tensor, ...]:
     shape = xs[0].shape
     if all(x.shape == shape for x in xs):
         return xs
-    if len({x.dtype for x in xs if x.dtype != bool_}) > 1:  # raised here, while the types are still the caller's
+    # raised here, where the error can show the types that the caller passed
+    if len({x.dtype for x in xs if x.dtype != bool_}) > 1:
         raise DTypeError(f"dtypes differ: {all_of(x.type for x in xs)}; cast one with tg.cast(x, dtype)")
     try:
         shape = broadcast_shapes(*(x.shape for x in xs))
@@ -112,7 +113,7 @@ def typed(accepts: tuple[DType, ...], out: DType | None = None, skip: int = 0) -
 def _refusal(
     accepts: tuple[DType, ...], alike: Sequence[TensorType], types: Sequence[TensorType]
 ) -> DTypeError | ShapeError:
-    """Return the error for the operands of a row."""
+    """Return the error for operands that an elementwise primitive does not take."""
     if any(t.dtype not in accepts for t in alike):
         takes, other = " or ".join([d.name for d in accepts]), accepts[0].name.replace("bool", "bool_")
         mask = other == "f32" and any(t.dtype == bool_ for t in alike)
@@ -126,7 +127,7 @@ def _refusal(
 
 
 def map_row(name: str, type: Any, array: Any, vjp: Any, wgsl: str, *, helper: str = "", **more: Any) -> Primitive:
-    """Register a row of the family: all rows share the forward-mode and batching rules. `more`: cost and xla."""
+    """Register a primitive of the family "map". All share the rules `jvp` and `batch`. more: `cost` and `xla`."""
     jvp = symmetric if vjp is not None else None
     return register(Primitive(name, "map", type, array, vjp, jvp, alike, wgsl, helper, **more))
 
@@ -224,7 +225,7 @@ def elementwise(
 def _document(
     name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, array: Any, *, differentiable: bool
 ) -> str:
-    """Write the docstring of a row. It names NumPy's function if `array` is one, and no expression."""
+    """Return the docstring of an elementwise op. It names NumPy's function if `array` is the name of one."""
     plain = f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
     meaning, slope, *example = EXAMPLES.get(name, [plain, "by its `vjp`" if differentiable else "none"])
     numbers = "Python's booleans" if accepts == BOOL else "numbers"

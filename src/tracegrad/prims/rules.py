@@ -1,4 +1,4 @@
-"""Rules that many rows share: tangents, `n` values at once, and indexing.
+"""Rules that many primitives share: forward mode (`jvp`), batching (`batch`), and indexing.
 
 jvp:   (ts, y, *inputs, **attrs) -> the tangent of `y`. `ts` has a tangent per input, or None where it is zero.
 batch: (n, y, *inputs, **attrs) -> `n` values of `y` along a new axis 0; each input has that axis in front, of size n or

@@ -1,4 +1,4 @@
-"""WGSL and C of sine and cosine: an argument is a number of quarter turns and a remainder."""
+"""WGSL and C of sine and cosine. The argument is reduced to a number of quarter turns and a remainder."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ _LAST_TURN = (TWO_OVER_PI >> 24 & (1 << 53) - 1) * 2.0**-200
 
 # Up to NEAR_TURNS in floats, with the same bits alone, which is how `near_turn_` computes where nothing lies beyond.
 NEAR_TURNS = 8192.0
-OF_TURNS = ("turn_", "sin_", "cos_")  # what has a form for arguments up to there: `near_` and its name
+# functions with a form for arguments up to there, whose name has the prefix `near_`
+OF_TURNS = ("turn_", "sin_", "cos_")
 FAR_TURN = f"(unsigned_of_float({{0}}) & 0x7fffffffu) > unsigned_of_float({NEAR_TURNS!r}f)"  # or NaN
 NEAR_TURN = f"""#ifndef have_near_turn_in_c
 #define have_near_turn_in_c

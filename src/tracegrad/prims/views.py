@@ -1,4 +1,4 @@
-"""Rows that only move elements: each row tells which input element an output element is.
+"""Primitives that only move elements: each tells, for an element of its result, which input element it is.
 
 `index(i, x, **attrs)` reads: "the element at `i` is the input's element at these coordinates, or 0 outside these
 guards". Nothing else in the compiler knows about padding or strides.
@@ -84,7 +84,7 @@ def _broadcast_type(x: TensorType, *, shape: Shape) -> TensorType:
 
 
 def _broadcast_repeats(x: TensorType, y: TensorType) -> int | None:
-    """Return how often elements repeat: copies along trailing axes are neighbours; any others are not."""
+    """Return how many copies of an element are adjacent: those along trailing axes. None if other copies exist."""
     factor = 1
     for n, m in zip(reversed(x.shape), reversed(y.shape)):
         if n != m:
@@ -254,8 +254,8 @@ def _rewindow(ct: Tensor, axis: int, count: int, stride: int, dilation: int) -> 
     return METHODS["where"](own, windows, 0.0).sum(ndim - 2)
 
 
-# `x`, read only when all of `after` exist. Nodes computed from it are never merged with nodes computed from `x` itself.
-# So a recomputation stays one: without a barrier the compiler would find the values in memory, and keep them.
+# `x`, available only after all of `after`. Nodes computed from it are never merged with nodes computed from `x` itself.
+# Without this barrier, the compiler would replace a recomputation by the values of the forward pass, and keep them.
 BARRIER = view(
     "barrier",
     type=lambda x, *after: x,
@@ -325,5 +325,5 @@ def window(x: Tensor, axis: int, size: int, stride: int = 1, dilation: int = 1) 
 
 
 def unwindow(x: Tensor, axis: int, length: int, stride: int = 1, dilation: int = 1) -> Tensor:
-    """Return each window element at the place it was read from; a sum over the last axis transposes window."""
+    """Move window elements to the positions they were read from. A sum over the last axis then transposes `window`."""
     return bind(UNWINDOW, x, axis=axis, length=length, stride=stride, dilation=dilation)
