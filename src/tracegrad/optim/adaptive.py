@@ -141,7 +141,8 @@ def scale_by_nadam(
 
 def _products(old: Tensor, host: Host, factor: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Return M after this step, f32[] or, if parameters count their own steps, f32[n]; and the new state."""
-    if host.missed is None:  # all numbers are equal but those of holes, which stay 1
+    # all numbers are equal, except for parameters that this loss does not train, where they stay 1
+    if host.missed is None:
         product = reshape(bind(MIN, old, axes=(0,)), ()) * factor(host.step)
         return product, broadcast_to(product, old.shape)
     layout, slots = PRODUCT.layout(host.arena), host.arena.slots
@@ -178,7 +179,7 @@ def nadam(
 
 
 LARGEST = 80.0  # exp(80) is finite in f32
-CERTAIN = 5.0  # above this length of the average, steps are rectified Adam steps
+CERTAIN = 5.0  # with an average longer than this, RAdam takes rectified Adam steps
 # x / (e^x - 1) = 1 - x / 2 + x^2 (1/12 - ...): Bernoulli's numbers; relative error 1e-9 up to x = 1
 BERNOULLI = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160)
 # 2/c + 2/log(1 - c) - 1 = c (1/6 + ...): Gregory's numbers; error 3e-6 up to c = 0.2
@@ -186,7 +187,7 @@ GREGORY = (1 / 6, 1 / 12, 19 / 360, 3 / 80, 863 / 30240)
 
 
 def average_length(step: Tensor, c: Tensor) -> Tensor:
-    """Return 2/c - 1 - 2 step beta2^step / (1 - beta2^step), c = 1 - beta2: how many steps the second moment averages.
+    """Return 2/c - 1 - 2 step beta2^step / (1 - beta2^step), c = 1 - beta2: the number of steps that v averages.
 
     A series replaces the formula where f32 would cancel: early steps have a length of about `step`, the difference of
     two numbers around 2/c.
@@ -222,7 +223,7 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
     def update(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
         m, v = moments(state, g, host)
         c = host.complement("beta2")
-        # A length above 5 implies a limit above 5. Otherwise the factor is not used, so its value does not matter
+        # If rho is above 5, so is its limit. Otherwise the factor is not used, and its value does not matter
         rho, limit = average_length(host.steps, c), maximum(2.0 / c - 1.0, CERTAIN)
         sure = maximum(rho, CERTAIN)
         rectified = sqrt((sure - 4.0) * (sure - 2.0) * limit / ((limit - 4.0) * (limit - 2.0) * sure))

@@ -3,9 +3,9 @@
 Gradients and every optimizer state have the same layout, so an update written on flat arrays is one dispatch
 for the whole model.
 
-With several losses, each optimizer works on one run of elements. Parameters that the same losses train are adjacent.
-They are ordered by the losses that train them, so each of two losses trains one contiguous run. With more losses, a run
-can include parameters of others, which masks protect.
+With several losses, each optimizer works on one contiguous run of elements. Parameters that the same losses train are
+adjacent. With two losses, each loss trains exactly its run. With more losses, a run can include parameters that its
+loss does not train, which masks protect.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Part:
 
         name:   name of the loss; "" if there is only one.
         whole:  all parameters that some loss trains: the array "params".
-        own:    the run of `whole` that this optimizer works on, from `first` on.
+        own:    the contiguous part of `whole` that this optimizer works on, from `first` on.
         holes:  parameters in this run that this loss does not train.
         shared: True if another loss trains some of these parameters, too.
         """
@@ -223,7 +223,7 @@ def _part(name: str, whole: Arena, own: Mapping[str, bool], trains: Mapping[str,
 
 
 def _place(kind: Kind) -> float:
-    """Return a key that sorts kinds by their losses: what two neighbours share lies between what each has alone."""
+    """Return a sort key for sets of losses: parameters that two losses share lie between those of each alone."""
     losses = [k for k, trained in enumerate(kind) if trained]
     return sum(losses) / len(losses)
 

@@ -4,9 +4,9 @@ A mask is an array on the device, written by the host: 1 where a step changes no
 the layout of the parameters, share one mask. A state of another layout (`PerParameter`) has its own. Programs have
 masks from the first `train.freeze` on. The update reads one more array for each mask.
 
-Optimizers with bias corrections count updates per parameter, as PyTorch does: a parameter that is thawed later starts
-or goes on with its own count. The step counter is common to all parameters, so an array on the device counts the steps
-that each element missed while it was frozen. The array begins at 0 in any program, whatever its step is.
+Optimizers with bias corrections count the updates of each parameter, as PyTorch does: freezing a parameter stops its
+count. The step counter is common to all parameters, so an array on the device counts the steps that each element missed
+while frozen. The array begins at 0, whatever the step is.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def norm(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
 def length(x: Tensor, host: Host) -> tuple[Tensor, Tensor]:
     """Return the Euclidean length of unit * x, and the unit. The length of x itself can overflow f32.
 
-    For the gradient that the guard measures, the unit of the guard fits, and both share one reduction. For any other
-    `x`, both units are tried.
+    If `x` is the gradient whose squares the guard sums, its unit fits, and both share one reduction. For any other `x`,
+    both units are tried.
     """
     if x is host.guarded:
         return norm(x, host.unit), host.unit
@@ -72,7 +72,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
         return g * unit * factor, {}
 
     def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
-        return minimum(g, 2.0 * host.hyper("clip_grad_norm")), {}  # 2, not 1: rounding
+        return minimum(g, 2.0 * host.hyper("clip_grad_norm")), {}  # twice the norm, because of rounding
 
     return Transform.made({}, update, bounds, clip_grad_norm=max_norm)
 
@@ -101,7 +101,7 @@ def normalize_gradients(only: Selection | None = None) -> Transform:
         return arena.pack(views | {name: normalized(views[name]) for name in chosen(views, selected, what)}), {}
 
     def bounds(g: Tensor, p: Tensor, state: State, host: Host) -> tuple[Tensor, State]:
-        return (as_tensor(2.0) if only is None else maximum(g, 2.0)), {}  # 2, not 1: rounding
+        return (as_tensor(2.0) if only is None else maximum(g, 2.0)), {}  # twice the norm, because of rounding
 
     return Transform({}, update, bounds=bounds)
 

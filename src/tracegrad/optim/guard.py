@@ -1,10 +1,10 @@
-"""The guard: a step is applied as a whole or not at all, and makes nothing infinite or NaN.
+"""The guard: a step is applied as a whole or not at all, and never stores an infinite or NaN value.
 
 The device keeps a bound for the parameters and for each state of the optimizer: a number that no |element| exceeds.
-Each step first computes new bounds, valid for any gradient shorter than `LONGEST` (`Transform.bounds`). If the new
-bounds are finite, every value that the step writes is finite too, and no pass has to check. Otherwise, or if the
-gradient is longer, the step is not applied. The host then repeats the step as a trial: it checks every written value,
-and restores the old values if one is not finite.
+Each step first computes new bounds, which hold for every gradient shorter than `LONGEST`; see `Transform.bounds`. If
+the new bounds are finite, every value that the step writes is finite too, and no pass has to check. Otherwise, or if
+the gradient is longer, the step is not applied. The host then repeats the step as a trial: it checks every written
+value, and restores the old values if one is not finite.
 
 Under precision="f16" the loss is scaled, so that gradients stay within the range of half precision in the backward
 pass. The step computes the gradient of scale * loss, and first divides it by the scale in f32. A step whose gradient
@@ -73,7 +73,7 @@ class LossScale(NamedTuple):
 PARAMS = "params"
 LONGEST = 2.0**65 / NORMAL  # squares of a longer gradient, in the usual unit, have no finite sum
 SLACK = 1.0 + 2.0**-20  # exceeds the rounding errors of a step
-TRIAL = -1.0  # the host writes this as the first bound: apply the step, whatever the bounds are
+TRIAL = -1.0  # the host writes this as the first bound to apply the step without regard to bounds
 
 
 def bounded_arrays(transform: Transform) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def array_name(bounded: Sequence[str]) -> str:
 
 
 class Guard(NamedTuple):
-    """The verdict of the bounds on the coming step."""
+    """The result of checking the bounds before a step."""
 
     poison: Tensor  # f32[]: infinite if the step could write a value that is not finite, else 0
     writes: dict[str, Tensor]  # the bounds after the step

@@ -167,7 +167,7 @@ def recipe(
             options: Options = values.pop("options")
             if unknown := {word: x for word, x in options.items() if word not in Options.__annotations__}:
                 raise placed(unexpected((*values, *Options.__annotations__), unknown), what, call_site())
-            as_schedule(values["lr"])  # raises for anything but a rate
+            as_schedule(values["lr"])  # raises for anything but a learning rate
             transform, shaped_by = _around(parts, options, what)
             hyper = checked_all(transform.hyper, transform.ranges, what)
             known = {"lr": 1.0} | {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}
@@ -194,7 +194,7 @@ def recipe(
 
 
 def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[str, Any]]:
-    """Return the chain normalize, clip, core, lr, average, at every k-th step; and its options that are on, as data."""
+    """Return the chain normalize, clip, core, lr, ema, inside `accumulate` if on; and the options in use, as data."""
     every = whole("accumulate", options.get("accumulate", 1), what)
     normalize = options.get("normalize_grads", False)
     clip, ema = options.get("clip_grad_norm"), options.get("ema")
@@ -203,7 +203,8 @@ def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[s
         parts.append(normalize_gradients(None if normalize is True else normalize))
     if clip is not None:
         parts.append(clip_by_global_norm(clip))
-    scaled = any("lr" in part.ranges for part in core)  # a chain of the user has `scale_by_lr`, and may go on after it
+    # a user's own chain has `scale_by_lr`, and can have transforms after it
+    scaled = any("lr" in part.ranges for part in core)
     parts += core if scaled else [*core, scaling.scale_by_lr()]
     if ema is not None:
         parts.append(scaling.track_ema(ema))

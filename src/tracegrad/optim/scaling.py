@@ -20,7 +20,7 @@ FLUSHED = 2.0**-62  # a device may flush the square of a smaller number to 0
 
 
 def running_mean(old: Tensor, new: Tensor, share: Tensor) -> Tensor:
-    """Return old (1 - share) + new share, exact for a small share."""
+    """Return old (1 - share) + new share, in a form that is accurate for a small share."""
     return old + (new - old) * share
 
 

@@ -1,6 +1,6 @@
-"""Transforms, the parts of an optimizer's chain, and the host's values for them: hyperparameters, numbers, layout.
+"""Transforms, the parts of an optimizer's chain, and `Host`, which gives them hyperparameters, counts and layout.
 
-Groups of parameters have hyperparameters of their own, which the host sets as all others. The first group's value for
+Groups of parameters have hyperparameters of their own, which the host sets like all others. The first group's value for
 `weight_decay` is the hyperparameter "weight_decay@0". A group's "lr@0" is a factor on the schedule. If a group
 overrides a name, the update rule gets an array with one value for each element. The kernel selects the value by
 position, at the cost of one comparison for each run of neighbours that share a value.
@@ -113,7 +113,7 @@ class Host(NamedTuple):
 
     arena: Arena
     updates: Tensor | None = None  # the number of this update, if it differs from the step number
-    guarded: Tensor | None = None  # the gradient whose squares the guard sums, in `unit`
+    guarded: Tensor | None = None  # the gradient of which the guard sums (unit * g)^2
     groups: Groups = NO_GROUPS
     largest: bool = False  # if groups override a value, give the largest: for `Transform.bounds`
     missed: Tensor | None = None  # f32[n]: for each element, the updates that it missed while it was frozen
@@ -139,7 +139,8 @@ class Host(NamedTuple):
     def _leaf(self, name: str) -> Tensor:
         if name not in self.own:
             return scalar(name)
-        return self.own[name] * scalar(name) if name == "lr" else self.own[name]  # a rate is a factor on the schedule
+        # a member's "lr" is a factor on the schedule
+        return self.own[name] * scalar(name) if name == "lr" else self.own[name]
 
     def _spread(self, name: str, value: Callable[[str], Tensor]) -> Tensor:
         if name not in self.groups.names:
@@ -181,7 +182,7 @@ class Host(NamedTuple):
         """
         if self.missed is None:
             return self.step
-        # The first update has the largest correction, which bounds those of all parameters
+        # The correction is largest in the first update, which bounds it for all parameters
         return as_tensor(1.0) if self.largest else maximum(self.step - self.missed, 1.0)
 
     def steps_of(self, slot: Slot) -> Tensor:
