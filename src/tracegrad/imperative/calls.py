@@ -1,6 +1,6 @@
-"""Find the plan of a call: the key holds everything the computation depends on, and a new key gets a plan."""
+"""Find the plan of a call by its key, which has everything that the computation depends on. A new key gets a plan."""
 
-# The engine's modules share the slots of GradTensor, which users have no business with.
+# The modules of imperative/ use the private slots of GradTensor. Users should not.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def bound(a: Any) -> Any:
 
 
 def operand(a: Any) -> Any:
-    """Return `part`, or NUMBER for a number: for ops that take numbers like any other value."""
+    """Return NUMBER for a number, else `part`: for ops in which a number is an operand like a tensor."""
     return NUMBER if is_number(a) else part(a)
 
 
 def is_array(a: Any) -> bool:
-    """Return whether `a` comes with each call, rather than being a part of the plan."""
+    """Return whether each call passes its own `a`; other arguments are fixed in the plan."""
     if isinstance(a, np.ndarray):
         return bool(cast("Any", a).shape)
     return isinstance(a, BUFFERS) or (hasattr(a, "__array__") and not isinstance(a, (type, np.generic)))
@@ -108,7 +108,7 @@ def is_number(a: Any) -> bool:
 
 
 def is_rowwise(op: Op) -> bool:
-    """Return whether `op` takes numbers next to floats like any other value."""
+    """Return whether, beside floats, `op` treats a number as an operand like a tensor."""
     return hasattr(op.function, "rowwise")
 
 
@@ -133,7 +133,7 @@ def missed(op: Op, key: Any, args: tuple[Any, ...]) -> Any:
 
 
 def run(op: Op, args: tuple[Any, ...]) -> Any:
-    """Return the result of a call by a key that holds the value of every number."""
+    """Return the result of a call. Its key has the value of every number."""
     key = part(args)
     known = op.plans.get(key)
     return (known or _kept(op, key, planned(op, args, numbers=False)))(*args)

@@ -5,7 +5,7 @@ compute the forward, and their VJPs, in `transforms.grad`, the backward. A repla
 no check, because equal types have passed them already.
 """
 
-# The engine's modules share the slots of GradTensor, which users have no business with.
+# The modules of imperative/ use the private slots of GradTensor. Users should not.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Plan:
         nodes = iter(self._simplified([*self.roots, *(g for gs in grads for g in gs)]))
         roots = [next(nodes) for _ in self.roots]
         grads = [[next(nodes) for _ in gs] for gs in grads]
-        # inputs count too: an empty result reads none, and its gradient can read them
+        # inputs count too: the gradient of an empty result can read inputs that the result does not
         forward = {t.serial for t in [*toposort(roots), *self.inputs]}
         saved = [_saved(gs, forward, ct) for gs, ct in zip(grads, cts)]
         writer = self._writer()
@@ -211,7 +211,7 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
 
 @ambient.restored
 def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> Plan:
-    """Return the plan of the graph that `build` makes from leaves with these types.
+    """Return the plan of the graph that `build` makes from leaves of the types `specs`.
 
     Raises DTypeError if dtypes differ, and TraceError if the result is no tensor.
     """
@@ -247,7 +247,7 @@ def shorten(roots: Sequence[Tensor]) -> list[Tensor]:
                 new[t.serial] = Tensor(fold.prim, fold.inputs, attrs, t.type, t.site)
             else:
                 limit = _limit(t)
-                # The number comes last: of equal values NumPy takes the second, so -0.0 becomes 0.0
+                # The number is the second operand: of equal values NumPy returns the second, so -0.0 becomes 0.0
                 new[t.serial] = (
                     bind(PRIMITIVES[limit[0]], inputs[2], inputs[1]) if limit else rebind(t, inputs) if inputs else t
                 )

@@ -48,7 +48,7 @@ def read_by(t: Tensor) -> Sequence[Tensor]:
 
 
 def is_fixed(t: Tensor) -> bool:
-    """Return whether a node depends on nothing, so that its value can be kept."""
+    """Return whether a node depends on no input, so that its value can be computed once."""
     return not t.inputs and t.prim.array is not None
 
 
@@ -74,7 +74,7 @@ class Writer:
                 self.lines.append(f"{name} = {text}")
 
     def tuple(self, roots: Sequence[Tensor | None]) -> str:
-        """Return values as a tuple, None for none; Python numbers only where the reader accepts them."""
+        """Return the text of a tuple of values, with None for None. Readers must accept Python numbers in it."""
         return "(" + "".join(f"{self.names[t.serial] if t is not None else None}, " for t in roots) + ")"
 
     def function(self, parameters: str, result: str) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ class Writer:
         return FUNCTION.sub(self._function, f"xp.{rule}({', '.join(operands)})")
 
     def _function(self, name: re.Match[str]) -> str:
-        """Return `xp.add.reduce` as one name, looked up now."""
+        """Return a name for a function such as `xp.add.reduce`, looked up now and not at each call."""
         own = name[0].replace(".", "_")
         self.scope[own] = attrgetter(name[1])(np)
         return own

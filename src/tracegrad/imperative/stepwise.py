@@ -1,4 +1,4 @@
-"""Run models on values: a forward runs line by line, with prints, breakpoints and gradients."""
+"""`tg.eager` and `tg.instantiate`: run models on values, line by line, with prints, breakpoints and gradients."""
 
 from __future__ import annotations
 

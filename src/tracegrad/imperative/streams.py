@@ -1,4 +1,4 @@
-"""Random numbers of ops that run at once: the compiled programs' streams, numbered in the order of calls."""
+"""Random numbers of ops that run at once: the streams of compiled programs, in the order of calls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ COUNTERS = {"seed": 0, "step": 1}  # leaves by their index in `_place`; any othe
 def manual_seed(seed: int, step: int = 0) -> None:
     """Set the seed of eager random ops, and start their random numbers again. As torch.manual_seed.
 
-    Eager ops run at once, outside of a compiled loss or forward. The seed also determines the parameters
-    that `tg.eager` draws, and those that `tg.instantiate` draws if it gets no seed.
+    Eager ops run at once, outside of a compiled loss or forward. The seed also determines the parameters that
+    `tg.eager` draws, and the ones of `tg.instantiate` without a seed.
 
     seed:     an integer in [0, 2^32). Without this call, each run of Python draws another seed.
     step:     k, to repeat training step k (from 1) of a loss compiled with this seed. The n-th random op that follows
@@ -48,13 +48,13 @@ def at(seed: int, step: int, site: int = 0) -> Generator[None]:
 
 
 def place() -> tuple[int, int, int]:
-    """Return seed, step, and the number of random ops so far. Compiled programs count a trace's sites instead."""
+    """Return seed, step, and the number of random ops so far. A compiled program counts the random ops of its trace."""
     seed, step, site = _place
     return seed, step, site
 
 
 def move(to: tuple[int, int, int]) -> None:
-    """Continue from a place."""
+    """Continue the random numbers from `to`, a result of `place`."""
     _place[:] = to
 
 

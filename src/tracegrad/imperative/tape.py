@@ -32,7 +32,7 @@ class Leaf(Protocol):
 class Record:
     """One op that was run: its pullback, the pullback's inputs, and the destinations of its cotangents.
 
-    A record refers to no tensor except leaves that get gradients, and lives as long as a tensor computed from it.
+    A record refers to no tensor except leaves that get gradients. It lives as long as a tensor that depends on it.
     """
 
     __slots__ = ("age", "pullback", "retained", "saved", "sources")
@@ -45,7 +45,7 @@ class Record:
 
 
 def backward(root: Record | Leaf, ct: Array) -> None:
-    """Add the gradients of everything behind `root`, whose cotangent is `ct`, to the leaves."""
+    """Add to each leaf behind `root` its gradient, where `ct` is the gradient of `root`."""
     if not isinstance(root, Record):
         root.accumulate(ct)
         return

@@ -1,6 +1,6 @@
 """GradTensor: a tensor with values and a gradient."""
 
-# The engine's modules share the slots of GradTensor, which users have no business with.
+# The modules of imperative/ use the private slots of GradTensor. Users should not.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _specs: dict[tuple[int, tuple[int, ...], bool, bool], Spec] = {}
 
 
 def spec_of(type: TensorType, double: bool = False, requires: bool = False) -> Spec:
-    """Return the one Spec of a type."""
+    """Return the Spec of a type: always the same object."""
     key = (id(type.dtype), type.shape, double, requires)  # each dtype is one object
     found = _specs.get(key)
     if found is None:
@@ -112,7 +112,7 @@ def nearest(x: Array) -> DType:
 
 
 def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:
-    """Do the same as `typed`; an InputError names the purpose of the data and the line."""
+    """Do the same as `typed`, for data that users pass as `what`. An InputError names `what` and the user's line."""
     try:
         return typed(data, dtype)
     except DTypeError as e:
