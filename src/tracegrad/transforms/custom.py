@@ -1,7 +1,7 @@
 """Functions with their own backward pass: custom_vjp and remat.
 
-Both are composites around the value that the function computed; only the VJP differs. Their attribute is a function on
-tensors, so the batching rule applies that function to many elements.
+Each makes a composite of the value that the function computed, with another VJP. An attribute of the composite is a
+function on tensors, which the batching rule applies to many elements.
 """
 
 # Trees can hold anything, and lambdas are mapped over them.
@@ -98,7 +98,7 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _checkpointed(y: Tensor, begin: int) -> Tensor:
     """Return `y`, marked so that the backward pass recomputes the nodes made since `begin`."""
     inside = toposort([y], begin)
-    # a leaf is an input even if `fn` was the first to use it
+    # a leaf counts as an input of `fn`, even if `fn` was the first to use it
     older = {x.serial: x for t in inside for x in t.inputs if x.serial < begin or x.prim is LEAF}
     if not y.dtype.is_float or not older or y.serial < begin:
         return y
@@ -141,7 +141,7 @@ CUSTOM_VJP = composite(
 )
 
 
-_INSIDE: ContextVar[tuple[CustomVJP, ...]] = ContextVar("custom_vjp", default=())  # those whose `fwd` runs
+_INSIDE: ContextVar[tuple[CustomVJP, ...]] = ContextVar("custom_vjp", default=())  # functions whose `fwd` is running
 
 
 class CustomVJP:

@@ -267,7 +267,7 @@ def _variables(primals: Sequence[Any], who: str) -> tuple[tuple[Any, ...], list[
     trees: list[Any] = []
     for primal in primals:
         before = len(wrt)
-        # a state alone is the value that it has now; the states of a model stay states
+        # a state passed alone becomes its current value; the states of a model stay states
         trees.append(tree_map(argument, primal.now if isinstance(primal, StateTensor) else primal))
         if len(wrt) == before:
             shown = ", ".join(str(t.type) for t in tree_leaves(trees[-1])) or "no tensor"
@@ -315,7 +315,7 @@ def _basis(x: Tensor) -> Tensor:
 
 
 def _columns(ys: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return d y / d x by one forward walk for each x, which carries all elements of x."""
+    """Return d y / d x by one forward walk for each x, with tangents for all elements of x at once."""
     table: list[list[Tensor]] = [[] for _ in ys]
     for x in wrt:
         with placeholder(x.type) as t, ambient.rewriting():
@@ -327,7 +327,7 @@ def _columns(ys: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _rows(ys: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return d y / d x by one backward walk for each y, which carries all elements of y."""
+    """Return d y / d x by one backward walk for each y, with cotangents for all elements of y at once."""
     table: list[list[Tensor]] = []
     for y in ys:
         with placeholder(y.type) as ct, ambient.rewriting():

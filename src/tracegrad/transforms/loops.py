@@ -1,8 +1,8 @@
 """The rows behind `scan`: a graph that runs repeatedly, and the values that are read from it.
 
-A SCAN holds the graph of one iteration, its *body*, whatever the number of iterations. So tracing, differentiating and
-compiling cost as much as one iteration does. A SCAN has many results, and an ITEM reads one of them: the last value of
-a carry, or the values of a node of the body in all iterations. Values that no ITEM reads are never stored.
+A SCAN holds the graph of one iteration, its *body*, for any number of iterations. So tracing, differentiating and
+compiling cost as much as for one iteration. A SCAN has many results, and an ITEM reads one of them: the last value of a
+carry, or the values of a node of the body in all iterations. Values that no ITEM reads are never stored.
 """
 
 # The rules are lambdas, whose parameters cannot be annotated.
@@ -63,11 +63,11 @@ class Body:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many carries, elements, constants and further values there are."""
+        """The numbers of carries, elements, constants and further values."""
         return len(self.carries), len(self.xs), len(self.consts), len(self.each)
 
     def split(self, values: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-        """Return those of the carries, elements and constants among the values of all leaves."""
+        """Split values of all leaves into those of the carries, of the elements and of the constants."""
         n, m = len(self.carries), len(self.carries) + len(self.xs)
         return values[:n], values[n:m], values[m:]
 
@@ -110,7 +110,7 @@ class Results:
 
 
 def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool) -> tuple[Tensor | None, ...]:
-    """Differentiate a scan by a scan in the other direction, which carries cotangents of carries and sums of consts'.
+    """Differentiate a scan by a scan in the other direction. It carries cotangents of carries, and sums for constants.
 
     The backward scan reads the saved carries and the costly values of the forward pass, and recomputes the other
     values.
@@ -164,7 +164,7 @@ def _backward(body: Body, given: set[int], each: Sequence[tuple[Tensor, Tensor]]
 
 
 def _nonzero(cts: Mapping[int, tuple[Tensor, Tensor | None]], given: set[int], xs: Iterable[Tensor]) -> list[int]:
-    """Return the carries with a cotangent in some iteration.
+    """Return the carries whose cotangent is not zero in some iteration.
 
     cts:   of each carry, the cotangent that comes from the later iteration, and the one that goes to the earlier
     given: results with a cotangent
@@ -232,9 +232,9 @@ def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, rev
 
 
 def _mapped(body: Body, n: int, one: list[int]) -> tuple[list[int], list[Tensor], list[Tensor | None]]:
-    """Map one iteration. one: leaves that are the same for all; a carry among them is not if an iteration changes it.
+    """Map one iteration over `n` elements. one: leaves with one value for all elements, also carries at first.
 
-    Returns the leaves that stay so, the leaves of the mapped body, and the `n` values of each root, or None.
+    Returns those leaves that keep one value, the leaves of the mapped body, and the `n` values of each root, or None.
     """
     while True:
         types = [t.type if k in one else TensorType(t.dtype, (n, *t.shape)) for k, t in enumerate(body.leaves)]
@@ -270,7 +270,8 @@ def _saved(roots: Sequence[Tensor], body: Body) -> list[Tensor]:
     """Return the forward values to save for `roots`: carries, and the nearest values that are not recomputed."""
     forward = {t.serial for t in toposort(body.roots)}
     at_hand = {t.serial for t in (*body.carries, *body.new)}
-    at_hand |= computed_once(toposort(roots))  # else the backward pass would compare another value with the chosen one
+    # otherwise the backward pass would compare a recomputed value with the stored extremum
+    at_hand |= computed_once(toposort(roots))
     plain = {t.serial for t in (*body.xs, *body.consts)}
 
     def kept(t: Tensor) -> bool:
@@ -369,7 +370,7 @@ def scanned(
 def _closed(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
     """Return `roots` over leaves of the body alone, and (leaf, tensor) pairs for the tensors they use from outside.
 
-    Values that depend on no iteration are computed outside, once, unless they are views or made of constants.
+    Values that are the same in all iterations are computed once, outside, unless they are views or made of constants.
     """
     inside = {t.serial for t in leaves}
     bare: set[int] = set()
@@ -385,5 +386,5 @@ def _closed(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Ten
 
 
 def beside(roots: Sequence[Tensor], own: Callable[[Tensor], bool]) -> list[Tensor]:
-    """Return the first nodes on the way from `roots` that are not an iteration's `own`."""
+    """Return the nodes that `roots` read, directly or through nodes for which `own` is true, and that are not `own`."""
     return [t for t in reached(roots, lambda t: t.inputs if own(t) else ()) if not own(t)]

@@ -27,8 +27,8 @@ def cotangents(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tens
 
 
 def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the same as `cotangents`, with None in place of zeros."""
-    order = toposort(ys, min((x.serial for x in wrt), default=0))  # nodes that depend on x are newer
+    """Do the same as `cotangents`, with None in place of zeros."""
+    order = toposort(ys, min((x.serial for x in wrt), default=0))  # nodes that depend on x have larger serials
     needed = depending(order, wrt, floats=True)  # only nodes between `wrt` and the end
     cts: dict[int, Tensor] = {}
     with ambient.rewriting() as here:
@@ -104,7 +104,7 @@ def repeated(many: Tensor | None, y: Tensor, n: int) -> Tensor:
 
 
 def replayed(ys: Sequence[Tensor], stand_ins: Mapping[Tensor, Tensor]) -> list[Tensor]:
-    """Recompute `ys` from other values of some nodes."""
+    """Recompute `ys` with some nodes replaced: `stand_ins` maps a node to its replacement."""
     new = {x.serial: value for x, value in stand_ins.items()}
     _forwards(ys, new, lambda t: rebind(t, tuple([new.get(x.serial, x) for x in t.inputs])), lambda t: False)
     return [new.get(y.serial, y) for y in ys]
@@ -120,7 +120,7 @@ def _forwards(
     if not found:
         return
     with ambient.rewriting() as here:
-        for t in toposort(ys, min(found), found):  # nodes that depend on a node are newer
+        for t in toposort(ys, min(found), found):  # nodes that depend on a node have larger serials
             if not any(x.serial in found for x in t.inputs):
                 continue
             here.site = t.site
