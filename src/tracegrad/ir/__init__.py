@@ -1,1 +1,1 @@
-"""The graph: nodes, the trace that adds them, and their meaning by the reference."""
+"""The graph: its nodes, the trace that adds them, and the reference evaluation on arrays."""

@@ -1,4 +1,4 @@
-"""The reference: run a graph by the array rules of its primitives, on NumPy or on jax.numpy."""
+"""The reference evaluation: run a graph by the array rules of its primitives, on NumPy or on jax.numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph: named outputs, captures and writes, and all nodes that they reach, which print one a line."""
+"""Graph: named outputs, captures and writes, and all nodes that they reach. It prints as one line per node."""
 
 from __future__ import annotations
 

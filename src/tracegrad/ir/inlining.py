@@ -19,8 +19,8 @@ INLINED = ("map", "view", "gather")  # families that readers compute unless the 
 def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> set[int]:
     """Return the serials of the elementwise values that all readers must load.
 
-    A fold such as max selects from these values, and a comparison reads both a value and the selected one; or the user
-    gets the value, and can compare. `order` is topological. An unexpanded composite counts as such a fold.
+    A fold such as max selects an element of these values. Then a comparison reads the values and the selected element,
+    or the user gets the values. `order` is topological. A composite that is not expanded counts as such a fold.
     """
     chosen: dict[int, int] = {}  # serial of a value read by selecting folds -> these folds, a bit each
     behind: dict[int, int] = {}  # serial of a node -> the selecting folds that it depends on

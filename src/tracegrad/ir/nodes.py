@@ -1,4 +1,4 @@
-"""The nodes of graphs: primitives, tensors, `bind`, through which every op goes, and walks over nodes.
+"""The nodes of graphs: primitives, tensors, walks over nodes, and `bind`, which adds every node.
 
 A Tensor is an immutable node: primitive, inputs, attributes, type, call site. A graph consists of the nodes that its
 outputs reach, so there is no dead code to remove, and there are no ids to remap.
@@ -164,7 +164,7 @@ class Tensor(TensorMethods):
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of its input along which this node's op works, such as those that a sum goes over.
+        """The axes of its input along which this node's op works, such as the axes of a sum.
 
         Raises KeyError if the op has no axes.
         """
@@ -322,7 +322,7 @@ def reached(roots: Iterable[Tensor], beyond: Callable[[Tensor], Iterable[Tensor]
 
 
 def depending(order: Iterable[Tensor], on: Iterable[Tensor], floats: bool = False) -> set[int]:
-    """Return the serials of the nodes `on`, and of those that depend on them. order: inputs before their readers.
+    """Return the serials of the nodes `on`, and of all nodes that depend on them. order: inputs before their readers.
 
     floats: through float nodes only.
     """
@@ -334,7 +334,7 @@ def depending(order: Iterable[Tensor], on: Iterable[Tensor], floats: bool = Fals
 
 
 def unmoved(t: Tensor) -> Tensor:
-    """Return the tensor behind views and copies."""
+    """Return the tensor of which `t` is a view or a copy; `t` itself if it is neither."""
     while t.prim.family == "view" or t.prim.passes:
         t = t.inputs[0]
     return t

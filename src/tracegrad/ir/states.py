@@ -16,7 +16,7 @@ STATE = "state/"  # prefix of the names of leaves, writes, program fields and ch
 
 
 class StateTensor(TensorMethods):
-    """A state in a trace. It reads as `now`: the last assigned tensor, at first the state's leaf."""
+    """A state in a trace. Reading it gives `now`: the tensor assigned last, at first the state's leaf."""
 
     __slots__ = ("lanes", "name", "now")
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
@@ -25,7 +25,7 @@ class StateTensor(TensorMethods):
         """Describe a state by its path in the model, `name`.
 
         now:   the value that a read gives.
-        lanes: the depth of `tg.vmap` and `tg.scan` at its creation, for a state that only its creator reads; else None.
+        lanes: for a state that only the function that made it reads, how many `tg.vmap` and `tg.scan` were open then.
         """
         self.name, self.now, self.lanes = name, now, lanes
 
@@ -47,7 +47,7 @@ class StateTensor(TensorMethods):
 
 
 def _of_now(name: str) -> Any:
-    """Return a special method that is that of the tensor `now`: Python looks for these on the class."""
+    """Return a special method that calls that of the tensor `now`. Python looks up special methods on the class."""
 
     def method(self: StateTensor, *args: Any, **options: Any) -> Any:
         return getattr(self.now, name)(*args, **options)
