@@ -63,7 +63,7 @@ def limits_of(holder: Holder, session: Session) -> Limits:
 
 
 def measure_limits(session: Session) -> Limits:
-    """Run both programs on the session's device, and unload them."""
+    """Measure the limits: run a matmul and a copy on the session's device, and unload them."""
     info = session.info
     side, copied = GPU if info.gpu and not info.software else CPU
     return Limits(

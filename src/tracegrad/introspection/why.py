@@ -117,7 +117,7 @@ def names_of(graph: Graph, program: Program) -> dict[str, Tensor]:
 
 
 class Answers:
-    """Answers about the values of a program, from a plan made again."""
+    """Explains the values of a program, from a plan that is made again for this purpose."""
 
     def __init__(self, graph: Graph, program: Program) -> None:
         self.program, self.planned = program, Planned.of(graph, program)
@@ -156,7 +156,7 @@ class Answers:
         return f"{t.name} {t.type}" if node is None else f"%{self.number[node.serial]} {t.name} {t.type}"
 
     def value(self, t: Tensor) -> Value:
-        """Return the answer for one value."""
+        """Return the explanation of one value."""
         storage, node = self.storage, self.planned.origin(t)
         stored = t.serial in storage.stored or t.prim.family in ("leaf", "pack", "item")
         rule = storage.rules.rule[t.serial]
