@@ -1,1 +1,1 @@
-"""What tracegrad writes and reads: checkpoints, parameters, exported programs and pages."""
+"""Files that tracegrad writes and reads: checkpoints, parameters, exported programs and pages."""

@@ -89,7 +89,7 @@ def open_regular(path: Path) -> Generator[BufferedReader]:
 
 @contextlib.contextmanager
 def naming(path: Path, and_so: str = "") -> Generator[None]:
-    """Make errors of the system name the target, instead of a partial file or none. and_so: the end of their text."""
+    """Put the target's path into errors of the system, which name a partial file or none. and_so: end of the text."""
     try:
         yield
     except OSError as e:

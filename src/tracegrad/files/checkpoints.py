@@ -81,7 +81,7 @@ def check_version(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> 
 
 
 class Loading:
-    """What loading does with the stepper of a loss. source: with all options of the file, which is the loss's part."""
+    """The data to load into the stepper of one loss: its part of the file, and a source with the file's options."""
 
     def __init__(self, stepper: Stepper, source: StepSource, built: Built, file: safetensors.File) -> None:
         self.stepper, self.source, self.built, self.file = stepper, source, built, file
@@ -176,7 +176,7 @@ def metadata_of(snapshot: Snapshot) -> dict[str, str]:
 def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
     """Return the SHA-256 of losses, parameters, optimizer state, step, seed, schedule and hyperparameters, in hex.
 
-    Names are sorted, and floats enter by their bits, losses as f32. The hash depends on nothing else of the process.
+    Names are sorted, and the bits of floats are hashed (losses as f32). So the hash is the same in every process.
     """
     total = hashlib.sha256()
 
@@ -202,9 +202,9 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
 
 
 def first_hyper(file: safetensors.File) -> dict[str, float]:
-    """Return the values that the optimizer of the file was made with, those of the right kind. `read` checks the rest.
+    """Return the first values of the optimizer in the file, if they are numbers. `read` checks all of them.
 
-    An option that was switched on stays in the program when it is set to off, so the values of now do not tell.
+    They show which options the program has: an option that was switched off again stays in the program.
     """
     try:
         given = _object(_object(_entry(file.metadata, "optimizer"), "optimizer").get("hyper"), "hyper")
@@ -278,7 +278,7 @@ def _arrays(
         whole = np.zeros(f.shape, DTYPES[f.dtype].numpy)
         places = split_state(program, f)
         if f.name.endswith(MISSED) and not any(name in rest for name, _ in places):
-            places = []  # written before anything was frozen: no step was missed
+            places = []  # a file from before any parameter was frozen: no parameter has missed a step
         for name, part in places:
             x = _taken(rest, name, part or f, problems)
             if part is None:

@@ -201,7 +201,7 @@ def loss_of(snapshot: Snapshot, built: Sequence[Built]) -> dict[str, Any]:
 
 
 def steps_of(stepper: Stepper, sizes: RoomsByName) -> list[Built]:
-    """Return the programs of a loss: one, or if calls choose sizes, those that serve all up to `sizes`."""
+    """Return the programs of a loss: one, or if calls choose sizes, the programs for all sizes up to `sizes`."""
     source = stepper.source
     if not source.free.axes:
         return [stepper.built]
@@ -245,12 +245,12 @@ def demo_of(found: Sequence[Built], data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checks_at(before: str, name: str, found: Sequence[Built]) -> dict[str, Recorded | None]:
-    """Return the checks of the programs of a step or forward, by the names that the page looks for."""
+    """Return the checks of the programs of a step or forward, by the names that the page uses."""
     return {f"{before}{k or ''}{name}": check_of(b.program, b.graph) for k, b in enumerate(found)}
 
 
 def check_of(program: Program, graph: Graph | None = None) -> Recorded | None:
-    """Return the check of a program's kernels; None without NumPy. graph: gives the source lines of each kernel."""
+    """Return data to check a program's kernels in a browser; None without NumPy. graph: has the user's source lines."""
     if not HAVE_NUMPY:
         return None
     from tracegrad.runtime.recorded import recorded

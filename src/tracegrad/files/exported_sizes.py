@@ -1,4 +1,4 @@
-"""The programs of a page whose calls choose sizes: one for each choice of rooms, of which 1 is always one."""
+"""The programs of a page whose calls choose sizes: one for each choice of padded sizes. Size 1 has its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Range = tuple[int, int]  # the least and the largest size that a program serves
 
 
 def rooms_of(sizes: Any, frees: Iterable[FreeSizes]) -> dict[str, list[int]]:
-    """Return the rooms of each name, from the argument of `export`. Raises InputError for wrong names and sizes."""
+    """Return the padded sizes of each name, from `sizes=` of `export`. Raises InputError for wrong names and sizes."""
     known = {name: None for free in frees for name in free.axes}
     given = cast("Mapping[str, Any]", sizes if isinstance(sizes, Mapping) else dict.fromkeys(known, sizes))
     found = {name: _rooms(n) for name, n in given.items()}
@@ -41,7 +41,7 @@ def _rooms(given: Any) -> list[int]:
 
 
 def unnamed(free: FreeSizes, rooms: RoomsByName) -> list[str]:
-    """Return the names of sizes that calls choose, of which `rooms` does not tell the largest."""
+    """Return the names of sizes that calls choose, and whose largest value is not in `rooms`."""
     return [name for name in free.axes if name not in rooms]
 
 
@@ -89,7 +89,7 @@ def _built(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str
 
 
 def _hint(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str, int]) -> str:
-    """Return what to do: all of a table is no slice of it, so one less can be another graph."""
+    """Return a remedy: a slice as long as the whole table is another graph, so one less may work."""
     less = {name: n - 1 for name, n in room.items()}
     for tried in ({**room, name: n} for name, n in less.items() if n >= ranges[name][0]):
         try:
@@ -107,7 +107,7 @@ def exact(source: ProgramSource, sizes: Sizes) -> Built:
 
 
 def told(built: Built, free: FreeSizes, room: Mapping[str, Any]) -> Built:
-    """Return a program that says which sizes it serves, and in its inputs, which axes these are."""
+    """Return the program with the sizes that it serves in its metadata, and their axes in its inputs."""
     program = built.program
     fields = [
         f if f.name.startswith(PREFIX) else replace(f, spec={**f.spec, "sizes": _names(free, f.name)})

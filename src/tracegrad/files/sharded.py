@@ -116,7 +116,7 @@ def _problems(wanted: Mapping[str, Any], types: Mapping[str, Any]) -> list[str]:
 
 
 def _not_finite(program: Program, tensors: Mapping[str, Array]) -> list[str]:
-    """Return which tensors have values that no training can go on from."""
+    """Return the names of tensors with infinite or NaN values, from which no training can continue."""
     from tracegrad.runtime.jax_memory import jnp
 
     found: list[str] = []
