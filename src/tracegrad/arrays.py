@@ -1,4 +1,4 @@
-"""`np`, which is NumPy or without it `tracegrad.bare`, as in Pyodide; and users' values as arrays."""
+"""`np`: NumPy, or `tracegrad.bare` if NumPy is missing, as in Pyodide. Also converts users' values to arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def need_numpy(device: str) -> None:
 
 
 def handed_out(x: Any) -> Any:
-    """Return `x` for the user: a NumPy array if NumPy is loaded, else a memoryview of the same shape."""
+    """Return a result in the form that users get: a NumPy array if NumPy is loaded, else a memoryview of this shape."""
     if not isinstance(x, bare.Array):
         return x
     numpy: Any = sys.modules.get("numpy")
@@ -69,7 +69,8 @@ def new_copy(x: Array) -> Array:
 def as_array(value: Any, shapes: Sequence[tuple[Dimension, ...]] = ()) -> Array:
     """Return `value` as an array. Raise InputError if it cannot be converted.
 
-    shapes: a JavaScript typed array has no shape, and takes the first of these that it fills.
+    shapes: for a JavaScript typed array, which has no shape: it gets the first of these that has its number of
+            elements.
     """
     if isinstance(value, np.ndarray):
         return cast("Array", value)
@@ -93,7 +94,7 @@ def as_array(value: Any, shapes: Sequence[tuple[Dimension, ...]] = ()) -> Array:
 
 
 def _filling(x: Array, shapes: Sequence[tuple[Dimension, ...]]) -> Array:
-    """Return flat `x` in the first of `shapes` that it fills; a name or None stands for the remaining size."""
+    """Return flat `x` in the first of `shapes` with as many elements. A name or None stands for the remaining size."""
     for shape in shapes:
         known = math.prod(n for n in shape if isinstance(n, int))
         free = sum(not isinstance(n, int) for n in shape)

@@ -184,7 +184,7 @@ class Array:
             self.flat[k : k + len(run)] = given.flat[n * len(run) : (n + 1) * len(run)]
 
     def _places(self, chosen: Sequence[int | range]) -> Iterator[int]:
-        """Yield where the elements at chosen coordinates of each axis are in `flat`."""
+        """Yield the index in `flat` of each element at the chosen coordinates, in row-major order."""
         strides = [math.prod(self.shape[d + 1 :]) for d in range(self.ndim)]
         steps = [[k * s for k in ((c,) if isinstance(c, int) else c)] for c, s in zip(chosen, strides)]
         return map(sum, itertools.product(*steps))

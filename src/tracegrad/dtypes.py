@@ -160,7 +160,8 @@ def whole(value: object) -> int | None:
     Raises the error of a traced tensor, which has no value."""
     if type(value) is int:
         return value
-    if isinstance(value, int) and hasattr(value, "note"):  # a number that follows a size still does
+    # a number that depends on a size that calls choose: `int` would make it a constant
+    if isinstance(value, int) and hasattr(value, "note"):
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return None
@@ -227,9 +228,9 @@ def normalize_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
 
 
 def ordered_axes(axis: Axes, ndim: int) -> tuple[int, ...]:
-    """Return axes in the order given, for what pairs each with a value of its own; else as `normalize_axes`.
+    """Return axes counted from the front, in the given order, for callers that have a value for each axis.
 
-    Raises ShapeError for an axis named twice.
+    Raises ShapeError for a bad axis, and for an axis named twice.
     """
     if axis is None:
         return tuple(range(ndim))
@@ -292,7 +293,7 @@ def resolve_reshape(shape: Sequence[int], size: int) -> Shape:
 
 
 def all_of(types: Iterable[TensorType]) -> str:
-    """Return the types joined by "and", for an error."""
+    """Return the types as text, joined by "and", for an error message."""
     return " and ".join(map(str, types))
 
 

@@ -104,7 +104,7 @@ def compile(
 def _step_sources(
     model: Any, loss: Any, losses: Any, inputs: Any, optimizer: Any, params: Any, precision: str, frozen: Any
 ) -> list[StepSource]:
-    """Return what the program of each loss is built from. The arguments are those of `compile`."""
+    """Return the source of each loss's program. The arguments are those of `compile`."""
     if loss is None or losses is not None:
         from tracegrad.compiler.several import step_sources
 
@@ -250,7 +250,7 @@ def devices() -> list[DeviceInfo]:
 def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
     """Return a function that begins to open `device`. It returns a function to call on the session's thread.
 
-    Raises: DeviceError, here for an unknown name, and later if the device does not open.
+    Raises: DeviceError at once for an unknown name, and in the second function if the device does not open.
     """
     wanted = wanted_device(device)
     if wanted not in DEVICES:
@@ -269,7 +269,7 @@ def wanted_device(device: str) -> str:
 
 
 def mesh_factory(device: str, mesh: Any, layout: Mapping[str, Any] | str | None) -> Callable[[], Callable[[], Session]]:
-    """Return a factory as `session_factory`, for a mesh of JAX. Raises DeviceError or InputError if it does not fit."""
+    """As `session_factory`, for a mesh of JAX. Raises DeviceError or InputError if mesh or layout do not fit."""
     if device not in ("auto", "jax"):
         raise DeviceError.here(f'mesh= is for device="jax", got device={device!r}')
     from tracegrad.runtime.jax import begin_on_mesh
@@ -290,7 +290,7 @@ def errors_at(site: Site | None) -> Generator[None]:
 
 
 def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
-    """Begin to look for the device. Returns a function that opens it, to call on the session's thread.
+    """Begin to look for the device `wanted`. Return a function that opens it; call that on the session's thread.
 
     Raises DeviceError with the line `site`."""
     first, *others = RUNTIMES if wanted == "auto" else (wanted,)

@@ -1,4 +1,4 @@
-"""Exceptions, and the lines of the user's code where they happen."""
+"""Exceptions, and the lines of the user's code to which their messages point."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Site(NamedTuple):
         return f"{os.path.basename(self.file)}:{self.line}"
 
     def describe(self) -> str:
-        """Return the location and the source line, as error messages end."""
+        """Return the file, the line number and the source line: the end of an error message."""
         source = linecache.getline(self.file, self.line).strip()
         return f"  at {self.file}:{self.line}" + (f"\n    {source}" if source else "")
 
@@ -201,9 +201,10 @@ def located(message: str, site: Site | None) -> str:
 
 
 class Shortened(contextlib.ContextDecorator):
-    """A block or function whose TracegradErrors show only the user's frames and the last one, and so do their causes.
+    """A block or function whose TracegradErrors have short tracebacks: the user's frames and the last frame.
 
-    TRACEGRAD_TRACEBACK=full keeps all frames. Errors of Python can be faults of the library, so they keep theirs.
+    Causes of these errors are shortened, too. TRACEGRAD_TRACEBACK=full keeps all frames. Python's own errors, which can
+    be faults of the library, keep all frames.
     """
 
     def __enter__(self) -> None: ...

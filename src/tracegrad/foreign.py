@@ -38,7 +38,7 @@ def missing(tensor: object, name: str, shown: str = "") -> MissingNameError:
 
 
 def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]], *tables: str) -> MissingNameError:
-    """Return the error for a name that a module does not have. known: the existing names, by their prefix.
+    """Return the error for a name that a module does not have. known: existing names, by the module's prefix.
 
     tables: remedies of the module, which take precedence over the common ones.
     """
@@ -46,7 +46,7 @@ def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]], *ta
     if name.startswith("_") or importing:  # importlib tries the attribute before it imports a submodule
         return MissingNameError(f"module {module!r} has no attribute {name!r}")
     own: dict[str, str] = {}
-    same = ""  # the class of that name, where another module has it: Embedding is not tg.embedding
+    same = ""  # the same name in another module: for `tg.Embedding`, suggest `tg.nn.Embedding`, not `tg.embedding`
     for prefix, names in known.items():
         for n in names:
             if not n.endswith("Error") or "Err" in name:  # Input is not InputError
@@ -64,7 +64,7 @@ def no_such_name(module: str, name: str, known: Mapping[str, Iterable[str]], *ta
 
 
 def _near(name: str, own: Mapping[str, str]) -> str | None:
-    """Return the remedy that names what was probably meant, or None. own: full names by plain name."""
+    """Return a remedy with the name that was probably meant, or None. own: full names by plain name."""
     plain = _plain(name)
     near = get_close_matches(plain, own, n=1, cutoff=0.8) or [n for n in own if len(plain) > 3 and n.startswith(plain)]
     if not near:
@@ -99,5 +99,6 @@ def unknown(library: str, function: Any) -> TraceError:
     public = name in sys.modules["tracegrad.ops"].__all__
     hint = found(name, "names", "tensors") or (f"write tg.{name}" if public else "write it with functions of tg.")
     message = f"{library}.{name} cannot compute with a tensor of tracegrad; {hint}"
-    inside = getattr(sys.modules.get(library), "__file__", None)  # in its layers, the user's line is the call
+    # if a layer of that library called the function, the user's line is the call of the layer
+    inside = getattr(sys.modules.get(library), "__file__", None)
     return TraceError(located(message, call_site(os.path.dirname(inside) if inside else None)))

@@ -44,7 +44,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def at_once(fn: F) -> F:
-    """Make `fn`, which builds nodes, also work on values outside a trace. Graphs and values meet only here.
+    """Make `fn`, which builds nodes, also work on values outside a trace: it is traced, and the graph is evaluated.
 
     Arrays give arrays. Eager tensors, also tensors that `fn` closes over, give eager tensors, through which
     `backward` passes. Random ops continue the stream of eager random ops.

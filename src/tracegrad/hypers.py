@@ -1,7 +1,7 @@
 """Hyperparameters: scalars that the host sets before each step, so that a change needs no compilation.
 
-`RANGES` defines the values that they take. Optimizers, `train.set`, schedules and checkpoints check against it, and
-exported pages do by the meta data of the program.
+`RANGES` defines their valid values. Optimizers, `train.set`, schedules and checkpoints check values against it. So do
+exported pages, which find the ranges in the metadata of the program.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tracegrad.refusals import helpful, shown
 PREFIX = "hyper."  # prefix of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
 RESERVED = ("seed", "step")  # counters of the trace, not hyperparameters
-GROUP = "@"  # "weight_decay@0" replaces "weight_decay" for the first group of parameters
+GROUP = "@"  # in names: "weight_decay@0" is the "weight_decay" of the first group of parameters
 UNIT = "norm-unit"  # a leaf: the factor for gradients before they are squared. Users cannot choose this name
 NORMAL = 2.0**10  # the usual unit: squares of gradients of length 1e-22 to 1e16 have a finite sum that is not 0
 LARGE = 2.0**-80  # a unit in which squares of every finite f32, and sums of 2^31 of them, are finite
 
 
 class Range(NamedTuple):
-    """Numbers x with low <= x < high, finite in f32. None leaves a side open.
+    """Finite f32 numbers x with low <= x < high. None means no bound on that side.
 
     above: `low` itself is out of range.
     """
@@ -161,5 +161,5 @@ def settable(names: Iterable[str]) -> list[str]:
 
 
 def kind_of(cls: type) -> str:
-    """Return the public name of a class of plain data: `cosine_annealing` of lr.CosineAnnealing."""
+    """Return the name of a class of plain data in its `spec()`, such as `cosine_annealing` for lr.CosineAnnealing."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")

@@ -1,4 +1,4 @@
-"""What an initialiser is: plain data that describe the first values of a parameter. `init.py` has the initialisers."""
+"""The base classes of initialisers, which describe the first values of a parameter. `init.py` has all initialisers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ NONE: Mapping[str, Range] = MappingProxyType({})
 def fans(shape: Shape) -> tuple[int, int]:
     """Return (fan_in, fan_out): the number of inputs per output of a weight, and of outputs per input.
 
-    A matrix is [in, out]. A shape with more axes is a convolution, [out, in/groups, *kernel]. A vector counts for both.
+    A matrix is [in, out]. A shape with more axes is a convolution, [out, in/groups, *kernel]. For a vector [n], both
+    numbers are n.
     """
     if len(shape) <= 1:
         n = shape[0] if shape else 1
@@ -31,7 +32,7 @@ def fans(shape: Shape) -> tuple[int, int]:
 class Initializer:
     """Base class of initialisers: frozen plain data. Two are equal if their values are."""
 
-    # No dataclass: creating one takes 500 calls, and `import tracegrad` would create all of them
+    # Not a dataclass: defining one takes 500 calls, and `import tracegrad` would define one per initialiser
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **given: Any) -> Any:

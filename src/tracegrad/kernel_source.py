@@ -1,4 +1,4 @@
-"""A kernel as text: a mapping from languages to texts. A text is generated when it is first read."""
+"""The source text of a kernel, in each language that a device reads. A text is generated when it is first read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BoundLoop:
     moves: Mapping[int, tuple[int, int]]  # slot -> the step and ring by which its offset moves
 
 
-SPELLING = [threading.RLock()]  # kernels share expressions, which generating a text changes
+SPELLING = [threading.RLock()]  # generating a text changes expressions that several kernels share
 
 
 def _forked() -> None:
@@ -105,12 +105,12 @@ class Shader:
 
     head: str
     body: str = ""
-    offsets: int = 0  # to be declared, the number of the first workgroup included
+    offsets: int = 0  # how many are declared; the last is the number of the first workgroup
     constant: bool = False  # does the body read them at constant positions?
     capacity: int = 0  # if the body reads a run's size: the largest one
 
     def numbers(self, offsets: tuple[int, ...], size: int = 0) -> tuple[int, ...]:
-        """Return what the device reads in a launch: the offsets and, where the body reads it, the run's size.
+        """Return the integers that the device reads in a launch: the offsets, and the run's size if the body reads it.
 
         Between them is the number of the first workgroup.
         """
@@ -137,22 +137,22 @@ class KernelSource:
     workgroup_memory: int  # bytes
     texts: Texts = field(repr=False, metadata={"filed": FILED, "read": Texts.filed})
     serial_grid: tuple[int, int] = (0, 0)  # workgroups of each dispatch of serial_wgsl
-    # True if compiled in this process. The CPU runs no other kernels, and a GPU checks the indices of others
+    # True if compiled in this process. The CPU runs no other kernels, and a GPU checks the indices of other kernels
     own: bool = field(default=False, repr=False, compare=False, metadata=LOCAL)
     # the kernels behind the texts, and the binding of each slot: verification computes results from these
     forms: tuple[Kernel, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     binding_of: tuple[int, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
-    # of a loop in one launch: the kernels of an iteration, in order
+    # for a loop in one launch: the kernels of an iteration, in order
     turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
-    # of each form, what a software adapter runs, if it can run some workgroups without the others
+    # what a software adapter runs for `wgsl` and `serial_wgsl`, if it can run workgroups separately
     apart: tuple[Tiling, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
-    # if the size of a run decides: the number of workgroups of wgsl and of serial_wgsl
+    # if the number of workgroups depends on the size of a run: that number for wgsl and for serial_wgsl
     reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
     serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
 
     @property
     def launches(self) -> int:
-        """The number of dispatches that one of this kernel replaces in an iteration; 1 if it is no loop."""
+        """The number of dispatches per iteration that a launch of this loop replaces; 1 if the kernel is no loop."""
         return self.turns[-1].launch + 1 if self.turns else 1
 
     @property
@@ -182,8 +182,8 @@ class KernelSource:
 class Turn:
     """A kernel of a loop that runs in one launch.
 
-    Two offsets, behind those of all kernels, say which turns to take. In iteration t, the k-th of n kernels is turn
-    t * n + k, so one kernel can run alone.
+    Two offsets, after those of all kernels, say which turns to run. In iteration t, the k-th of n kernels is turn t * n
+    + k, so a launch can run one kernel alone.
     """
 
     source: KernelSource  # with the form and the bindings of this kernel

@@ -1,7 +1,8 @@
 """Decompositions of small matrices, and systems of equations.
 
-Each is a scan over blocks of the columns or rows of a matrix. One product applies what other blocks explain. So a scan
-inside, over the columns or rows of a block, needs no others. Derivatives are formulas.
+Each is a scan over blocks of the columns or rows of a matrix. For each block, one matrix product subtracts the
+contributions of all other blocks. An inner scan, over the columns or rows of the block, then needs only that block.
+Derivatives are formulas.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def _system(a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(n: int) -> tuple[int, int]:
-    """Return the number and the size of the blocks that n rows are computed in."""
+    """Return into how many blocks n rows are split, and the number of rows of a block."""
     count = -(-n // BLOCK) if n > UNBLOCKED else 1
     return count, -(-n // count)
 
 
 def _padded(a: Tensor, n: int) -> Tensor:
-    """Return a square matrix with the identity after it, n rows in all."""
+    """Return a square matrix extended by the identity, as a block-diagonal matrix of n rows."""
     more = n - a.shape[-1]
     return pad(a, ((0, 0),) * (a.ndim - 2) + ((0, more),) * 2) + where(iota((n,), 0) >= a.shape[-1], eye(n), 0.0)
 
@@ -71,13 +72,13 @@ def _at(x: Tensor, i: Tensor, axis: int) -> Tensor:
 
 
 def _each(fn: Callable[[Any, Tensor], Any], init: Any, n: int, reverse: bool = False) -> Any:
-    """Return what `fn` makes of `init` with 0, 1, ..., n - 1; also where composites are expanded, after the trace."""
+    """Return the last carry of carry = fn(carry, i) for i = 0, ..., n - 1. Also works while composites are expanded."""
     with ambient.tracing():
         return scan(lambda found, i: (fn(found, i), None), init, iota((n,), 0), reverse=reverse)[0]
 
 
 def _filled(fn: Callable[[Tensor, Tensor], Tensor], like: Tensor, axis: int, reverse: bool = False) -> Tensor:
-    """Return an array whose slice i along `axis` is what `fn` makes of the slices before, the others being 0."""
+    """Fill an array like `like` slice by slice along `axis`: slice i is fn of the array so far, whose rest is 0."""
     here = iota((like.shape[axis], *[1] * (-axis - 1)), 0)
 
     def put(found: Tensor, i: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ def _sides(a: TensorType, b: TensorType, *, upper: bool = False) -> TensorType:
 
 # cholesky
 def _cholesky(a: Tensor) -> Tensor:
-    """Subtract from each block of rows of L^T what the blocks before it explain, in one product; factor the rest."""
+    """For each block of rows of L^T, subtract the part that earlier blocks give, in one product; factor the rest."""
     size, batch = a.shape[-1], a.shape[:-2]
     m, b = _blocks(size)
     if m == 1:
@@ -111,7 +112,7 @@ def _cholesky(a: Tensor) -> Tensor:
 
 
 def _factored(a: Tensor, first: Tensor) -> Tensor:
-    """Return the rows of L^T from `first` on, from what the rows before leave of A, one after the other."""
+    """Return the rows of L^T from `first` on, one after the other. a: A minus the part that earlier rows give."""
 
     def row(found: Tensor, j: Tensor) -> Tensor:
         factors = expand_dims(_at(found, first + j, -1), -2)
@@ -127,7 +128,7 @@ def _halved(a: Tensor) -> Tensor:
 
 
 def _cholesky_vjp(ct: Tensor, y: Tensor, a: Tensor) -> tuple[Tensor]:
-    """With S = L^-T halved(L^T ct) L^-1: return halved(S + S^T)."""
+    """Return halved(S + S^T), with S = L^-T halved(L^T ct) L^-1 and L = y."""
     up = y.swapaxes(-1, -2)
     half = bind(TRIANGULAR, up, _halved(matmul(up, tril(ct))), upper=True)
     s = bind(TRIANGULAR, up, half.swapaxes(-1, -2), upper=True)
@@ -143,7 +144,7 @@ CHOLESKY = composite("cholesky", type=float_type, expand=_cholesky, vjp=_cholesk
 
 # solve_triangular
 def _triangular(a: Tensor, b: Tensor, *, upper: bool) -> Tensor:
-    """Subtract from each block of right sides what the solved blocks explain, in one product, and solve the rest."""
+    """For each block of right sides, subtract the part that solved blocks give, in one product, and solve the rest."""
     size, k = b.shape[-2:]
     m, r = _blocks(size)
     a = triu(a) if upper else tril(a)
@@ -189,7 +190,7 @@ TRIANGULAR = composite(
 
 # solve
 def _solved(a: Tensor, b: Tensor) -> Tensor:
-    """Eliminate block by block of columns. The steps of a block are one product for all other columns."""
+    """Eliminate the columns block by block. One product applies the steps of a block to all other columns."""
     size, k = b.shape[-2:]
     m, w = _blocks(size)
     n, batch = m * w, b.shape[:-2]
@@ -207,7 +208,7 @@ def _solved(a: Tensor, b: Tensor) -> Tensor:
 def _eliminated(panel: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """Eliminate some columns with row pivots, from row `first` on.
 
-    Returns the factors of the rows of the block that the steps add to all rows, and the order of the rows before.
+    Returns the factors with which these steps add the block's rows to all rows, and the order of the rows before.
     """
     n, w = panel.shape[-2:]
     place, along = expand_dims(iota((n,), 0), 1), iota((w,), 0)
@@ -219,7 +220,7 @@ def _eliminated(panel: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         chosen = argmax(where(place >= first + j, abs(values), -1.0), -2, keepdims=True)
 
         def exchanged(v: Tensor) -> Tensor:
-            """Return `v` with the row `here` where the pivot's is."""
+            """Return `v` with row `here` and the pivot's row exchanged."""
             return where(place == chosen, expand_dims(_at(v, first + j, -2), -2), v)
 
         of_pivot, scale, number = (take_along_axis(v, chosen, -2) for v in (x, values, order))

@@ -1,4 +1,4 @@
-"""Loops over the dispatches of a program: how its offsets move in them, and in which order all run."""
+"""Loops over the dispatches of a program: how offsets change per iteration, and the order of all launches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BY_SIZE = -1  # the `Move.depth` of an offset that follows the size of a run
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A moving offset: `step * (t % ring)` elements further in iteration `t` of the loop at `depth`, outermost 0.
+    """An offset that moves: in iteration `t`, it is `step * (t % ring)` elements larger.
 
-    With the depth BY_SIZE, `t` is the size of the run.
+    depth: the loop that counts `t`, 0 for the outermost. With BY_SIZE, `t` is the size of the run instead.
     """
 
     depth: int
@@ -22,7 +22,7 @@ class Move:
     ring: int
 
     def at(self, t: int) -> int:
-        """Return how much further the offset is."""
+        """Return how many elements the offset is larger in iteration `t`."""
         return self.step * (t % self.ring)
 
 
@@ -30,8 +30,8 @@ class Move:
 class Loop:
     """The dispatches from `begin` up to `end` run `count` times.
 
-    If the size of a run decides, that is at the capacity. A smaller run does the first iterations, or the last if
-    `reverse`: a reversed loop begins at the last element, so those are the ones that reach the first elements.
+    If the number of iterations depends on the size of a run, `count` is that of a run at the capacity. A smaller run
+    does the first iterations, or with `reverse` the last ones: a reversed loop begins at the last element.
     """
 
     begin: int
@@ -65,9 +65,9 @@ def order(
 
 
 def kept(loops: Sequence[Loop], dispatches: range, size: int, first: int = 0) -> tuple[list[int], int]:
-    """Return which of the launches at the capacity a run of some size makes, and how many there are at the capacity.
+    """Return which launches of a run at the capacity a run of `size` makes, and the number of launches at the capacity.
 
-    first: how many the dispatches before these make.
+    first: the number of launches of the dispatches before these.
     """
     found: list[int] = []
     count = 0
@@ -84,7 +84,7 @@ def kept(loops: Sequence[Loop], dispatches: range, size: int, first: int = 0) ->
 
 
 def _parts(loops: Sequence[Loop], dispatches: range) -> Iterator[tuple[int, Loop | None, Sequence[Loop]]]:
-    """Yield the dispatches that are in no loop, and the outermost loops with those inside."""
+    """Yield ranges of dispatches outside of loops, and the outermost loops, each with the loops inside it."""
     k = dispatches.start
     while k < dispatches.stop:
         if loops and loops[0].begin == k:

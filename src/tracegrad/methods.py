@@ -1,8 +1,8 @@
 """Operators and methods of tensors, which call the public functions.
 
-The functions are defined in higher layers, so they register themselves: in `METHODS` by `@entered`, and also in
-`TensorMethods` by `@method`. A class that inherits from `TensorMethods` gets all of them. VJPs use these operators and
-methods, too, so one rule serves every kind of tensor.
+Modules of higher layers define these functions, and register them: `@entered` in `METHODS`, and `@method` also in
+`TensorMethods`. A class that inherits from `TensorMethods` has all methods. VJPs use these operators and methods, too,
+so one rule serves every kind of tensor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Index = Any  # an integer, a slice, None, Ellipsis, or one tensor or array of i3
 class Engine(NamedTuple):
     """Functions that run ops at once.
 
-    key:    op -> the key of a call's plan as text, an expression of the op's parameters
+    key:    op -> the text of an expression of the op's parameters, which gives the key of a call's plan
     missed: (op, key, arguments) -> the result of a call with a new key
     run:    (op, arguments) -> the result
     scope:  values of the names in `key`
@@ -51,7 +51,7 @@ TYPE = r"\b(f32|f64|i32|u32|bool)\["
 
 
 class Missing:
-    """The default of a required argument, to detect that a call leaves it out."""
+    """The type of MISSING, the default of required arguments. It shows that a call has left one out."""
 
 
 MISSING = Missing()
@@ -313,7 +313,7 @@ class TensorMethods(Spellings):
     def size(self) -> int:
         """Number of elements. As numpy.ndarray.size."""
         size = self.type.size
-        return Count(size) if type(size) is int else size  # one that follows a size still does
+        return Count(size) if type(size) is int else size  # a size that calls choose must not become a plain int
 
     def __iter__(self) -> Iterator[Self]:
         return (self[k] for k in range(len(self)))

@@ -28,7 +28,7 @@ __all__ = ["accuracy", "auc", "confusion_matrix", "perplexity", "r2_score", "top
 
 
 def _noted(metric: Tensor, joined: str, *parts: Any) -> Tensor:
-    """Record the parts of `metric` that validation joins over batches, and return `metric`."""
+    """Record the sums from which validation computes `metric` over many batches, and return `metric`."""
     trace = active()
     if trace is not None and trace.measured is not None:
         trace.measured[metric.serial] = (joined, tuple([as_tensor(x) for x in parts]))

@@ -1,8 +1,8 @@
 """The Program: everything that a runtime needs for one step, as plain data.
 
-All runtimes execute this object: WebGPU, CPU, browser and Pyodide. Memory consists of a few flat arrays, and a value is
-a field in one of them. A kernel binds each array once, and gets the places of its values as offsets, so repeated layers
-share one kernel.
+All runtimes execute this object: WebGPU, CPU, browser and Pyodide. Memory consists of a few flat arrays. A value is a
+range of one of them, a field. A kernel binds each array once, and gets the beginnings of its values as offsets. So
+repeated layers share one kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MAX_RANK = 64
 DEEPEST_LOOPS = 32
 MOST_LAUNCHES = 2**22  # launches of one run, with loops unrolled
 DRAWN = "init"  # the `Buffer.fill` of the model's states: the initialiser in each field's spec draws it
-COUNTS = "counts"  # in an output's spec: each run sets it to 0 or adds 1, so the last value tells those of all runs
+# in an output's spec: each run sets it to 0 or adds 1, so its last value gives the values of earlier runs
+COUNTS = "counts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Field:
 
 
 def with_rows(spec: Mapping[str, Any], rows: int, n: int, axis: int = 0) -> Mapping[str, Any]:
-    """Return the range of an index for an input of `n` rows along `axis`: a box with all `rows` gets all `n`."""
+    """Return the index range in `spec` for `n` rows along `axis` instead of `rows`. A box of all rows gets all `n`."""
     box, others = spec.get("box"), spec.get("others")
     if box and box[axis] == [0, rows - 1]:
         spec = {**spec, "box": [*box[:axis], [0, n - 1], *box[axis + 1 :]]}
@@ -112,11 +113,11 @@ class Dispatch:
     moves: tuple[tuple[int, Move], ...] = ()  # inside loops: (number of the offset, its move)
 
     def with_grid(self, grid: tuple[int, int]) -> Dispatch:
-        """Return the dispatch of so many workgroups. Each new size makes many: `replace` takes three times as long."""
+        """Return the dispatch with another grid. `dataclasses.replace` would take three times as long."""
         return self if grid == self.grid else Dispatch(self.kernel, self.buffers, self.offsets, grid, self.moves)
 
     def moved(self, at: tuple[int, ...], size: int) -> Dispatch:
-        """Return the dispatch in iteration `at` of the loops around it, in a run of some size."""
+        """Return the dispatch with its offsets in iteration `at` of the loops around it, in a run of `size`."""
         if not self.moves:
             return self
         offsets = list(self.offsets)

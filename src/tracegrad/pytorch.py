@@ -49,7 +49,7 @@ def _recurrent(layer: Recurrent) -> list[Row]:
 
 
 def _attention(layer: nn.MultiheadAttention) -> list[Row]:
-    """Return the rows of attention. PyTorch has no layer with grouped queries: there, the three layers are separate."""
+    """Return the rows of attention. With grouped queries, which PyTorch's layer lacks, the projections are separate."""
     if layer.kv_heads != layer.n_heads:
         return []
     parts = [f"{name}_proj" for name in "qkv"]
@@ -230,7 +230,7 @@ def _model_of(target: Any, who: str) -> Any:
 
 
 def _named(state_dict: Any) -> dict[str, Any]:
-    """Return the arrays by name, for a module its state_dict. Raises InputError for anything else."""
+    """Return the arrays by name; for a PyTorch module, its state_dict. Raises InputError for anything else."""
     if not isinstance(state_dict, Mapping) and callable(getattr(state_dict, "state_dict", None)):
         state_dict = state_dict.state_dict()
     if not isinstance(state_dict, Mapping):

@@ -1,4 +1,4 @@
-"""Errors for missing arguments, attributes, operators and numbers. Each says what to write instead."""
+"""Errors for wrong arguments, attributes, operators and numbers. Each message says what to write instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from tracegrad.errors import CallError, InputError, MissingNameError, TraceError, call_site, located, placed, shortened
 
 F = TypeVar("F", bound=Callable[..., Any])
-# attributes for other modules only
+# attributes that only tracegrad itself uses: not listed, and not suggested in errors
 INNER = ("called", "copies", "fitted", "placed", "remedies", "source", "store", "worker")
 MOST = 12  # names listed in a message
 PATH = "str | os.PathLike[str]"  # the annotation of a path
@@ -43,7 +43,7 @@ def found(name: str, *tables: str) -> Any:
 
 
 def family(name: str) -> str | None:
-    """Return the remedy of the first pattern of names that fits, or None."""
+    """Return the remedy of the first pattern in `remedies.toml` that the name matches, or None."""
     return next((remedy for pattern, remedy in remedies()["families"].items() if re.fullmatch(pattern, name)), None)
 
 
@@ -74,7 +74,8 @@ class NoNumber:
         return f"{what} is not a number or tensor: {self.instead}"
 
     def _refuse(self, *_: Any) -> Any:
-        inside = getattr(sys.modules.get("numpy"), "__file__", None)  # inside NumPy, the user's line is the call
+        # if NumPy called this, the user's line is the call of NumPy
+        inside = getattr(sys.modules.get("numpy"), "__file__", None)
         site = call_site(os.path.dirname(inside) if inside else None)
         raise CallError(located(self.refusal, site))
 
@@ -84,7 +85,7 @@ class NoNumber:
 
 
 class NoArray(NoNumber):
-    """Base class of objects that are not arrays either, although they lead to arrays."""
+    """Base class of objects that are neither numbers nor arrays: pending results, and parameters of a model."""
 
     __slots__ = ()
 
@@ -179,19 +180,19 @@ def unexpected(
 
 
 def _elsewhere(word: str, value: Any, other: str, theirs: Sequence[str]) -> str:
-    """Return a separator and where the keyword belongs, or ""."""
+    """Return text that says which call takes the keyword, after a separator, or ""."""
     name = next((x for x in (word, word.removeprefix("is_")) if x in theirs), None)
     return f"; write {name}={shown_argument(value)} {other}" if name else ""
 
 
 def shown_argument(value: Any) -> str:
-    """Return a short plain value as it is written, else dots."""
+    """Return a short plain value as Python code; for any other value, "..."."""
     plain = isinstance(value, (int, float, str)) or value is None
     return repr(value) if plain and len(repr(value)) < 20 else "..."
 
 
 def remedy(word: str, value: Any, names: Sequence[str]) -> str:
-    """Return a separator and the remedy for the unknown keyword `word`, or "". names: the existing keywords."""
+    """Return the remedy for the unknown keyword `word`, after a separator, or "". names: the existing keywords."""
     own = [name for name in (found(word, "arguments") or ()) if name in names]
     if len(own) == 1:
         value = int(value) if own[0] == "ddof" and isinstance(value, bool) else value  # unbiased=True is ddof=1
@@ -254,11 +255,11 @@ def check_call(
 ) -> None:
     """Check the arguments of a call.
 
-    bound: number of leading arguments that the caller does not write, such as self.
-    other: a function that users may take for this one, and how to say so, as for `unexpected`.
+    bound: number of leading arguments that callers do not write, such as self.
+    other: (words for messages, function): another function to which the keywords may belong; see `unexpected`.
 
-    Raises CallError for unknown keywords, arguments missing or given twice, and too many positional arguments;
-    InputError for a switch or path of the package's own functions that is none.
+    Raises CallError for unknown keywords, arguments missing or given twice, and too many positional arguments. Raises
+    InputError if an argument should be a switch or a path, and is not.
     """
     if not hasattr(function, "__code__"):
         return
@@ -275,7 +276,7 @@ def check_call(
 
 
 class _Called:
-    """The arguments of a call beside the parameters of its function. Each method returns a problem, or ""."""
+    """The arguments of a call, compared with the parameters of its function. Each method returns a problem, or ""."""
 
     def __init__(self, who: str, function: Any, args: Sequence[Any], given: Mapping[str, Any], bound: int) -> None:
         code = function.__code__
@@ -289,12 +290,12 @@ class _Called:
         self.unknown = {name: value for name, value in given.items() if name not in known}
 
     def twice(self) -> str:
-        """Tell of an argument given by position and by name."""
+        """Return the problem if an argument is given by position and by name; else ""."""
         both = [x for x in self.takes[: min(len(self.args), self.most)] if x in self.given and x not in self.unnamed]
         return f"{both[0]} is given twice, by position and by name; write {both[0]}=... only" if both else ""
 
     def missing(self) -> str:
-        """Tell of arguments that are left out."""
+        """Return the problem if required arguments are left out; else ""."""
         needed = self.takes[len(self.args) : max(0, self.most - len(self.function.__defaults__ or ()))]
         needed += tuple([x for x in self.takes[self.most :] if x not in (self.function.__kwdefaults__ or {})])
         left = [x if x in self.unnamed else f"{x}=" for x in needed if x not in self.given or x in self.unnamed]
@@ -303,7 +304,7 @@ class _Called:
         return f"missing {', '.join(left)}; it takes {', '.join([*self.takes, *[f'*{x}' for x in self.many]])}"
 
     def too_many(self) -> str:
-        """Tell of too many arguments by position."""
+        """Return the problem if there are too many positional arguments; else ""."""
         if len(self.args) <= self.most or self.many:
             return ""
         if not self.takes:
@@ -323,7 +324,7 @@ def check_function(who: str, fn: object, name: str = "fn", usage: str = "fn, ...
 
 
 def check_takes(who: str, name: str, given: Any, takes: Sequence[str]) -> None:
-    """Raise InputError unless `given` can be called with arguments that this many names describe."""
+    """Raise InputError unless `given` can be called with as many arguments as `takes` names."""
     how = f"a function of the {takes[0]}" if takes else "a function without arguments"
     if not callable(given):
         raise InputError.here(f"{who}: {name} must be {how}, got {shown(given)}; define one")
@@ -358,7 +359,7 @@ def helpful(f: F) -> F:
 
 
 def wrapped(made: Any, f: F) -> F:
-    """Return `made` with the name, docstring and signature of `f`; functools.wraps costs every import 20 calls more."""
+    """Return `made` with the name, docstring and signature of `f`. functools.wraps would slow down the import."""
     made.__name__, made.__qualname__, made.__module__ = f.__name__, f.__qualname__, f.__module__
     made.__doc__, made.__annotations__, made.__wrapped__ = f.__doc__, f.__annotations__, f
     made.__dict__.update(f.__dict__)

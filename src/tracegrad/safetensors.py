@@ -81,7 +81,7 @@ def _read(path: str | os.PathLike[str], values: bool) -> tuple[list[Entry], dict
 
 
 def checksum(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
-    """Return the CRC-32 of names, shapes, values and metadata but `SUM`, in an order that other writers keep, too."""
+    """Return the CRC-32 of names, shapes, values and metadata without `SUM`, in an order that all writers use."""
     total = zlib.crc32(dumped(sorted((k, v) for k, v in metadata.items() if k != SUM)).encode())
     for name, x in sorted((str(n), np.asarray(x)) for n, x in tensors.items()):
         total = zlib.crc32(_stored(x).reshape(-1), zlib.crc32(dumped([name, *x.shape]).encode(), total))
@@ -89,7 +89,7 @@ def checksum(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> str:
 
 
 def _stored(x: Array) -> Array:
-    """Return an array as files hold it. It is copied only if it lies in memory otherwise."""
+    """Return an array in the layout of files. It is copied only if its layout in memory is another one."""
     return x.astype(x.dtype.newbyteorder("<"), order="C", copy=False)
 
 

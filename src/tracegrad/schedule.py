@@ -1,6 +1,6 @@
-"""What a learning-rate schedule is: plain data that gives a rate for each step. `lr.py` has the schedules.
+"""The base class of learning-rate schedules, which give a rate for each step. `lr.py` has all schedules.
 
-`Plateau` is here: it alone has a state, which metrics change.
+`Plateau` is here, because only this schedule has a state, which metrics change.
 """
 
 from __future__ import annotations

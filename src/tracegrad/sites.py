@@ -1,6 +1,7 @@
-"""Lines of the user's code: the line of new nodes, and the sites of `tg.capture` and `tg.patch`.
+"""Lines of the user's code: the line that new nodes get, and the sites of `tg.capture` and `tg.patch`.
 
-This module has the only ambient state: the running trace, and the line for which the library builds nodes.
+This module has the package's only ambient (context-local) state: the running trace, and the line for which the library
+builds nodes.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def rewriting() -> Block[Here]:
 
 
 def current_site() -> Site | None:
-    """Return the line for new nodes: the user's, or that of the node being rewritten."""
+    """Return the line for new nodes: the user's line, or in a rewrite the line of the node that is rewritten."""
     state = STATE()
     return call_site() if state is None or state.here is None else state.here.site
 

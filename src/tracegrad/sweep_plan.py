@@ -45,9 +45,10 @@ from tracegrad.transforms.derivatives import value_and_grad
 from tracegrad.transforms.vmap import vmap
 
 Loss = Callable[..., "tuple[Tensor, dict[str, Tensor]]"]
-MODELS, STATES, VALUES, SOUND = "models", "states", "values", "sound"  # parts of the stacked model, and the state that
+# parts of the stacked model; "sound" is the state that
+MODELS, STATES, VALUES, SOUND = "models", "states", "values", "sound"
 # tells which members go on
-LOSSES = "losses"  # the aux with the members' losses
+LOSSES = "losses"  # key of the members' losses in `aux`
 
 
 class SweepPlan(NamedTuple):
@@ -217,7 +218,7 @@ def _sound(count: int) -> Tensor:
     return reshape(require("tg.sweep").writes[f"{STATE}{VALUES}.{SOUND}"], (count,)) > 0.0
 
 
-STEP = ""  # beside the names of states: the gradient, and the step that is made of it
+STEP = ""  # stands for the gradient, and for the update computed from it, beside the names of states
 
 
 @dataclass(frozen=True, slots=True)

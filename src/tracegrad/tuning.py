@@ -4,8 +4,8 @@ Each row is `NAME = value  # unit | meaning | measured on`. H200 and H100 are GP
 cores" an x86 machine, and llvmpipe the software GPU on two cores. "?" is an unrecorded machine, and "-" means reasoned,
 not measured.
 `python bench/refit.py` measures rows again on the current machine. Name that machine in a row that you change.
-Another value changes speed and rounding, and nothing else. Limits of WGSL, of formats and of mathematics are defined
-where they apply.
+Another value changes only speed and rounding. Limits of WGSL, of file formats and of mathematics are defined where they
+apply.
 """
 
 # --- Stored or computed again ---
