@@ -1,7 +1,7 @@
 """WebGPU adapters: list them, choose one, and explain in plain words why there is none.
 
-Drivers can crash or hang at the first call, and Mesa prints to stderr. So a child process asks first. This process only
-opens an adapter that a child has seen alive (`open_device`), now or in an earlier process (`remembered`).
+Drivers can crash or hang at the first call, and Mesa prints to stderr. So a child process lists the adapters first.
+This process only opens an adapter that a child has listed, now or for an earlier process (`remembered`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 INSTALL = 'pip install "wgpu>=0.32,<0.33"'
 PINNED = "0.32."  # the wgpu-py whose private handles wgpu_calls.py knows
-PROBE_SECONDS = 60  # a driver that takes longer never answers
+PROBE_SECONDS = 60  # a driver that takes longer is assumed to hang
 BACKENDS = ("Vulkan", "Metal", "D3D12")  # OpenGL computes too, but aborts and prints on many machines
 SOFTWARE = ("llvmpipe", "swiftshader", "lavapipe", "basic render")
 KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")  # best first
@@ -106,7 +106,7 @@ class WebGPUSupport:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """The answer of the child."""
+    """The adapters that a child process found, or why it found none."""
 
     adapters: tuple[AdapterInfo, ...] = ()
     reason: str = ""
@@ -142,7 +142,7 @@ def check_webgpu() -> WebGPUSupport:
 
 @dataclass(slots=True)
 class Search:
-    """A search under way for the adapter that `device` means: one that an earlier process saw, or a child's answer."""
+    """A search in progress for the adapter of `device`, among those an earlier process found, or that a child lists."""
 
     device: str
     rows: remembered.Rows | None = None
@@ -170,7 +170,7 @@ def search(device: str) -> Search:
 
 
 def opened(found: Search, open: Callable[[AdapterInfo], T]) -> T | None:
-    """Return what `open` makes of the adapter; None if "auto" finds no real GPU. Can be called again.
+    """Return the result of `open` for the adapter; None if "auto" finds no real GPU. Can be called again.
 
     If an adapter that an earlier process saw does not open, a child is asked again.
     Raises: DeviceError for "webgpu" on a machine without adapters, and any error of `open`.
@@ -208,7 +208,7 @@ def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
 
 
 def may_have_gpu() -> bool:
-    """Return False if there cannot be a GPU: this saves "auto" the second that asking drivers takes."""
+    """Return False if this machine cannot have a GPU. It saves "auto" a second, which listing adapters takes."""
     if importlib.util.find_spec("wgpu") is None:  # as in a tab
         return False
     return not sys.platform.startswith("linux") or any(glob.glob(node) for node in GPU_NODES)
@@ -302,7 +302,7 @@ def _has_loader() -> bool:
 
 
 def _probe_browser() -> _Answer:
-    """Return what the browser offers. If Python cannot wait for its answer, having WebGPU at all must do."""
+    """Return the browser's adapter. If Python cannot wait for it, a browser with WebGPU counts as having one."""
     if tab.can_wait():
         said = tab.wait(tab.javascript().support(), "asking for adapters")
         error = getattr(said, "error", None)
@@ -381,7 +381,7 @@ def _row(raw: Mapping[str, Any]) -> AdapterInfo:
 
 
 def _rank(a: AdapterInfo) -> tuple[bool, int, int]:
-    """Sort real before software, discrete before integrated, the platform's own interface first."""
+    """Return a sort key: GPUs before software, discrete before integrated, the platform's own interface first."""
     kind = KINDS.index(a.type) if a.type in KINDS else KINDS.index("Unknown")
     return a.software, kind, BACKENDS.index(a.backend)
 

@@ -49,14 +49,14 @@ class DeviceInfo(Value):
 
 
 def as_run(program: Program, info: DeviceInfo) -> Program:
-    """Return the form of a program that a device runs."""
+    """Return the form of a program for a device: on a GPU, loops in one launch; on a software adapter, no barriers."""
     if info.name != "webgpu":
         return program
     return program.without_barriers() if info.software else joined(program)
 
 
 def persistent(arrays: Mapping[str, Any], name: str) -> Any:
-    """Return one of a session's persistent arrays. Raise DeviceError if there is none of that name."""
+    """Return a session's persistent array by name. Raise DeviceError for an unknown name."""
     if name not in arrays:
         raise DeviceError(f"no persistent array {name!r}; there are {', '.join(arrays) or 'none'}")
     return arrays[name]
@@ -69,7 +69,7 @@ def check_open(closed: bool) -> None:
 
 
 def check_within(name: str, first: int, size: int, whole: int) -> None:
-    """Raise DeviceError unless a persistent array of `whole` elements has those from `first` on."""
+    """Raise DeviceError unless `size` elements from `first` on are within a persistent array of `whole` elements."""
     if first < 0 or first + size > whole:
         raise DeviceError(f"elements {first} to {first + size} are outside {name!r}, which has {whole}")
 
@@ -128,7 +128,7 @@ class Session(Protocol):
 
     @property
     def door(self) -> Door | None:
-        """The door for runs on other threads while the session's own sleeps; None if there can be none."""
+        """The `Door` by which other threads run programs while the session's thread sleeps; None without one."""
         ...
 
     @property
@@ -187,7 +187,7 @@ DEVICES = ("auto", *RUNTIMES)
 
 
 class Runtime(Protocol):
-    """The contents of a runtime's module."""
+    """The functions that the module of a runtime must have."""
 
     def devices(self) -> list[DeviceInfo]:
         """Return the runtime's usable devices, the best first."""

@@ -1,6 +1,6 @@
-"""The bench of a check: one program that fills memory, runs kernels one after the other and picks elements.
+"""The bench: a program that checks kernels on a device. It fills memory, runs kernels in turn, and picks elements.
 
-Filling and picking happen on the device: only patterns and some indices go there, and only some elements come back.
+Filling and picking happen on the device. So only patterns and some indices are sent, and only some elements read back.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ class Bench:
         self.places.append([begins[k] for k in range(len(begins))])
 
     def _entry(self, key: Kind, values: Array) -> int:
-        """Return where these values begin in the table."""
+        """Return the index in the table at which these values begin."""
         if key not in self.entries:
             self.entries[key] = sum(x.size for x in self.table)
             self.table.append(values.astype(np.float32 if values.dtype.kind == "f" else np.int32).view(np.int32))
         return self.entries[key]
 
     def _picked(self, elements: Sequence[Array]) -> tuple[int, int]:
-        """Return where these indices begin among all, and their number."""
+        """Return the position of these indices in the list of all, and their number."""
         added = np.concatenate([x.reshape(-1) for x in elements]).astype(np.int32)
         key = added.tobytes()  # indices poisoned before a run are mostly the ones picked afterwards
         if key not in self.picked:

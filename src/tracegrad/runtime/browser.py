@@ -1,7 +1,7 @@
 """The browser's WebGPU, for Python in its tab: Programs on the JavaScript runtime, in the thread that Python runs in.
 
-A program crosses over to JavaScript once, as JSON. The runs of a batch cross over together and are one submission of
-the device; their results come back together. Nothing here waits except `read`, and `load` where waiting is possible.
+A program is passed to JavaScript once, as JSON. The runs of a batch are passed together, as one submission to the
+device, and their results come back together. Only `read` waits, and `load` where Python can wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tracegrad.tuning import TAB_BYTES, TAB_RUNS, TAB_SECONDS
 
 
 class Batch:
-    """Runs of one program that crossed over together. Await it to wait for the outputs or the error."""
+    """Runs of one program that were passed to JavaScript together. Await it to get the outputs or the error."""
 
     __slots__ = ("answer", "error", "program", "raw", "runs")
 
@@ -80,7 +80,7 @@ class BrowserSession:
         return DeviceInfo("webgpu", f"{name} (browser)", "swiftshader" in name.lower())
 
     def load(self, program: Program, like: int | None = None) -> int:
-        """Hand the program over and return a handle. Kernels are compiled in parallel, and checked once."""
+        """Pass the program to JavaScript, and return a handle. Kernels are compiled in parallel, and checked once."""
         self._next += 1
         answer = self._tab.load(self._next, program.to_json(), check_of(program))
         if can_wait():

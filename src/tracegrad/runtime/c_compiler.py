@@ -59,14 +59,14 @@ GCC_FLAGS = ("--param=max-completely-peeled-insns=64", "--param=avoid-fma-max-bi
 CRASH = re.compile(r"internal compiler error|PLEASE submit a bug report")  # crash messages of GCC and of Clang
 OTHERWISE = {"-O3": "-O1"}
 SECONDS = 30.0  # a compiler that takes longer than this, or than LIMIT, has failed; long texts get more time
-CHARACTERS = 1000  # each as many characters of text add a second: more than ten times what compilers take
+CHARACTERS = 1000  # for each of so many characters of a text, one second is added: ten times as long as compilers take
 LIMIT = "TRACEGRAD_CC_SECONDS"
 ANSWERS = 10.0  # seconds for `--version`, which takes milliseconds
 FORGOTTEN_AFTER = 60 * 86400  # seconds without use
 MOST_BYTES = 256 << 20  # of all libraries together: twelve thousand of the usual size
 FOLDER_DIGITS = 1  # of a key, which name the folder of its library
 
-_hung: set[Compiler] = set()  # compilers that did not end: each is waited for once
+_hung: set[Compiler] = set()  # compilers that did not end in time: no second call waits for them
 _told: set[tuple[Compiler, str]] = set()  # warnings given so far, by compiler
 _kept: dict[str, ctypes.CDLL] = {}  # libraries that stay loaded, by key
 
@@ -139,7 +139,7 @@ class Compiler:
                 return ctypes.CDLL(str(path))
             except OSError:
                 if path.exists():
-                    raise  # otherwise another process deleted the file just now
+                    raise  # if there is no such file, another process has just deleted it
         with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
             path = self.compiled(source, key, Path(temporary), more, children)
             loaded = ctypes.CDLL(str(path))  # before other processes see the file, because they can delete it at once
@@ -163,7 +163,7 @@ class Compiler:
             self._run(command, source, children)
         except subprocess.TimeoutExpired:
             _hung.add(self)
-            children.stop()  # one missing library makes all others useless
+            children.stop()  # without one of its libraries, a program cannot run in C, so stop all other compilations
             raise
         out.chmod(0o700)
         return out

@@ -3,7 +3,7 @@
 Libraries found there are loaded into the process. So every folder on the way to them must be protected from other
 users, as `sshd` requires for its keys.
 
-A verdict says that a device computed a kernel correctly, for the next process. It depends on a kernel's text and on
+A verdict records for later processes whether a device computed a kernel correctly. It depends on a kernel's text and on
 everything that compiles or runs it: the processor and the compiler with its flags, or the adapter with its driver. A
 file holds the verdicts of one such state, one per line.
 """
@@ -114,7 +114,7 @@ _last_read: dict[Path, tuple[bytes, dict[str, str]]] = {}
 
 
 def key_of(*parts: str) -> str:
-    """Return a name for some texts."""
+    """Return a hash of some texts, as a file name."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:DIGITS]
 
 

@@ -32,35 +32,35 @@ AtSize = Callable[[int], tuple[Mapping[int, int], int]]
 
 
 class SizedParts(NamedTuple):
-    """How a function that reads the size itself follows it: by its number of parts."""
+    """The change with the size of a run of a call whose function reads the size: its number of parts."""
 
     parts: int  # at the capacity
     capacity: int
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
-        """Return what follows the size."""
+        """Return the arguments that change with the size, by number, and the most parts."""
         return {}, max(1, self.parts * size // self.capacity)
 
 
 class SizedProduct(NamedTuple):
-    """How a product follows the size, which decides one of its sizes."""
+    """The change with the size of a run of a product's call: one of the product's sizes depends on it."""
 
     sizes: tuple[int, ...]  # the axes of the stack, m, n and k
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
-        """Return what follows the size."""
+        """Return the arguments that change with the size, by number, and the most parts."""
         return _product_of([decided(x, size) for x in self.sizes])
 
 
 class SizedGathered(NamedTuple):
-    """How a product with gathered operands follows the size, which decides one of its sizes."""
+    """The change with the size of a run of the call of a product with gathered operands: one of its sizes."""
 
     sizes: tuple[int, ...]  # the axes of the stack, m and n
     k: int
     joined: bool  # the columns of all products are those of one
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
-        """Return what follows the size."""
+        """Return the arguments that change with the size, by number, and the most parts."""
         *batch, m, n = [decided(x, size) for x in self.sizes]
         count, side = math.prod(batch), max(PRODUCT_SIDE, m)
         if self.joined:
@@ -81,7 +81,7 @@ class Call(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """An address among arguments that follows the size of a run, in bytes."""
+    """An argument that is an address, and moves with the size of a run."""
 
     arguments: Any
     word: int
@@ -134,7 +134,7 @@ class BoundCalls:
         return tuple(itertools.pairwise(marks.tolist()))
 
     def at(self, size: int, cell: Array, kept: Sequence[int] | None = None) -> BoundCalls:
-        """Return the calls for runs of a size. They share all arguments with these, and set what follows the size.
+        """Return the calls for runs of a size. They share all arguments with these calls, and set those that change.
 
         cell: from which functions read the size.
         kept: which dispatches run at this size; all by default.
@@ -180,7 +180,7 @@ class CallList:
         self._ends.append(len(self._calls))
 
     def follow(self, call: Call, step: Step, slot: int, itemsize: int, move: Move, size: int) -> None:
-        """Let the addresses of a slot follow the size of a run. size: for which the call was made."""
+        """Make the addresses of a slot move with the size of a run. size: the size for which the call was made."""
         moved = Move(move.depth, move.step * itemsize, move.ring)
         for word, place in _pointers(step):
             if place == slot:
@@ -188,7 +188,7 @@ class CallList:
                 self._moving.append(Moving(call.arguments, word, at, moved))
 
     def call(self, name: str, parts: int, memory: Sequence[tuple[Array, int]], at: AtSize | None = None) -> Call:
-        """Return a call of the function `name` over memory that begins at these elements."""
+        """Return a call of the function `name` on memory: (array, first element) for each argument."""
         places = [array.ctypes.data + array.itemsize * offset for array, offset in memory]
         arrays = tuple([array for array, _ in memory])
         return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays, at)
@@ -273,20 +273,20 @@ class CallList:
 
 
 def offsets_in(batch: Shape, steps: Iterable[Sequence[int]]) -> Array:
-    """Return where each matrix of a stack begins, in several arrays with these steps along the axes of the stack."""
+    """Return the offset of each matrix of a stack in several arrays, given their steps along the stack's axes."""
     points = np.array(list(itertools.product(*map(range, batch))), np.int64).reshape(math.prod(batch), len(batch))
     return np.stack([points @ np.asarray(s, np.int64) for s in steps], axis=-1)
 
 
 def grows(sizes: Sequence[int]) -> bool:
-    """Return whether the size of a run decides one of some axes."""
+    """Return whether one of these sizes depends on the size of a run."""
     return any(isinstance(x, Extent) for x in sizes)
 
 
 def _product_of(sizes: Sequence[int]) -> tuple[Mapping[int, int], int]:
-    """Return the arguments of a product that its sizes decide, by number, and the most parts.
+    """Return the arguments of a product that depend on its sizes, by number, and the most parts.
 
-    In a smaller run the points of the stack are the first ones: no axis before the one that grows has a second point.
+    A smaller run uses the first points of the stack, because all axes before the one that grows have size 1.
     """
     *batch, m, n, k = sizes
     count = math.prod(batch)
@@ -318,7 +318,7 @@ def runs_of(neighbours: Array, lanes: int) -> Array:
 
 
 class Lent:
-    """One input: where it is now, and which arguments of calls point to it."""
+    """An input that is read in place: its current memory, and the arguments of calls that point to it."""
 
     def __init__(self, flat: Array, offset: int, size: int) -> None:
         """flat: the array with memory for the input. offset, size: in elements."""
@@ -352,7 +352,7 @@ def lent_inputs(program: Program, memory: Mapping[str, Array]) -> dict[str, Lent
 
 
 def _pointers(step: Step) -> list[tuple[int, Place]]:
-    """Return which arguments of a call are addresses, and of which places."""
+    """Return the arguments of a call that are addresses, by number, and the place that each points to."""
     if isinstance(step, FunctionStep):
         return list(enumerate(step.places))
     first = FIRST_OF_GATHERED if isinstance(step, GatheredStep) else FIRST_OF_PRODUCT

@@ -78,7 +78,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def begin(device: str) -> Callable[[], CpuSession]:
-    """Return what makes a session. The compiler is asked here: an interrupt ends only this thread's wait for it."""
+    """Return a function that makes a session. The compiler is found here, where an interrupt can end the wait."""
     need_numpy(device)
     return partial(CpuSession, compiler())
 
@@ -102,7 +102,7 @@ class CpuSession:
 
     @property
     def info(self) -> DeviceInfo:
-        """The CPU, and what its kernels are: NumPy if the compiler has failed."""
+        """The CPU, and whether its kernels are in C or, if the compiler has failed, in NumPy."""
         return cpu_info(self._compiler, self._failed)
 
     def load(self, program: Program, like: int | None = None) -> int:
@@ -172,7 +172,7 @@ class CpuSession:
         self._failed = self._failed or (bool(loaded.libraries) and compiled is None)
         if self._interrupted:
             raise DeviceError("this session was closed while its kernels were compiled")
-        # all or nothing: a value computed twice must have the same bits, and NumPy rounds differently
+        # all kernels in C, or none: a value computed twice must have the same bits, and NumPy rounds differently
         calls = None if loaded.wrong else compiled
         if calls is not None:
             loaded.lent = lent_inputs(program, loaded.memory)
@@ -200,7 +200,7 @@ class CpuSession:
     def _parts(self, handle: int) -> DirectParts | None:
         """Return the parts of a run on another thread; None in NumPy, where an interrupt could end a kernel midway.
 
-        None, too, if memory has the axes of an input or output in another order.
+        Also None if memory has the axes of an input or output in another order.
         """
         loaded = self._ready(handle)
         if any(f.axis for f, _ in (*loaded.inputs, *loaded.outputs)):
@@ -254,7 +254,7 @@ class CpuSession:
                 raise DeviceError("the compiler failed")
             self._add(calls, kernel, memory, Dispatch(0, (), tuple(offsets), (1, 1)))
             whole = calls.bound().whole
-            # Kernels share scratch, so an element that a kernel leaves out can hold anything: here NaN
+            # Kernels share scratch arrays, so an element that a kernel does not write can hold anything: here NaN
             return lambda: ([x.fill(0xFF) for x in self._scratch.values()], whole())
 
         try:

@@ -1,4 +1,4 @@
-"""Check C kernels on arrays of this process: `verify`, with NumPy filling memory and picking elements.
+"""Check C kernels on arrays of this process, by `verify`. NumPy fills the arrays and picks elements.
 
 The check of kernels uses ordinary numbers and allows rounding. So it misses a `minimum` that drops NaN, a square root
 of few digits, denormals that become 0, or a compiler that assumes that infinities do not exist. `Arithmetic` checks
@@ -66,7 +66,8 @@ def computes_wrongly(
 
     found = verify.faults(verify.trials_of(placed, strict=True), run, verify.FURTHER)
     verdicts.add(found)
-    wrong = [("arithmetic", how) for how in [x.fault() for x in arithmetic] if how]  # first, as the cause of the others
+    # first, because they are the cause of other faults
+    wrong = [("arithmetic", how) for how in [x.fault() for x in arithmetic] if how]
     wrong += [(keyed[key].label, how) for key, how in found.items() if how]
     if wrong:
         warn_wrong(compiler.path, wrong)
@@ -144,7 +145,8 @@ class Arithmetic:
     """The check of some rows of one compiler. The compilation runs in the background."""
 
     def __init__(self, verdicts: Verdicts, begin: Begin, rows: Mapping[str, int]) -> None:
-        flushes = not np.float32(1e-40) * np.float32(0.5)  # denormals to 0: such verdicts do not hold for others
+        # whether this process flushes denormals to 0: verdicts do not hold for processes that differ
+        flushes = not np.float32(1e-40) * np.float32(0.5)
         text = source((*rows,))
         self._verdicts, self._rows, self.key = verdicts, rows, key_of("arithmetic", text, str(flushes))
         self._library = begin(text) if verdicts.known(self.key) is None else None

@@ -1,4 +1,4 @@
-"""Lend a session's memory while its thread sleeps: another thread can do one run of a program, in one C call.
+"""While a session's thread sleeps, let another thread run a program in the session's memory, as one C call.
 
 Python handles signals between its instructions, never inside a C call. So Ctrl-C comes before or after a run.
 """
@@ -32,7 +32,7 @@ PLACE = "Pl"  # the memory of an input or output: address, bytes
 
 
 class Door:
-    """Tells who can use a session's memory: the session's thread, or any thread for the length of one run.
+    """A lock on a session's memory: either the session's thread uses it, or any thread for one run.
 
     engine: render.c_engine's library.
     """

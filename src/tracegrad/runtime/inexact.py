@@ -1,4 +1,4 @@
-"""Compute how far a device's results can be from the reference, and which elements rounding decides completely.
+"""Compute how much a device's results can differ from the reference, and which elements rounding alone determines.
 
 `wrong`: the reference runs twice, in f32 and in f64. Their difference shows the effect of rounding on these very
 numbers. The device rounds as often, in another order, so its error is of the same size. The allowance is MARGIN times
@@ -32,14 +32,14 @@ EPS = 2.0**-23  # of f32
 TRIES = 4  # simulated devices
 MOVED = 2.0  # roundings by which a device can be off
 OWN = 4.0  # the largest error of these devices is allowed this many times
-NOTHING = 0.125  # of the largest element: a larger allowance proves nothing
+NOTHING = 0.125  # of the largest element: with a larger allowance, a check shows nothing
 CANCELLED = 16.0  # roundings of the largest intermediate value
-UNSURE = "unsure"  # rounding alone can change these numbers to almost anything: other trials can tell more
+UNSURE = "unsure"  # rounding alone can change these numbers to almost anything: other trials must decide
 _ODD = 2654435761  # spreads the bits of operands, because a device gives equal results for equal operands
 
 
 def wrong(x: Array, single: Array, exact: Array, more: Any = 0.0) -> Array:
-    """Return which elements of `x` rounding cannot explain. more: an additional allowance, for all or for each."""
+    """Return which elements of `x` differ by more than rounding. more: an additional allowance, for all or for each."""
     if x.dtype.kind != "f":
         return (x != single) & (single == exact)
     with np.errstate(all="ignore"):
@@ -122,7 +122,7 @@ class Decided(NamedTuple):
 
 
 def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -> Decided:
-    """Return what these devices have in common. An element is undecided if one device is off by far more than usual.
+    """Return the elements on which all simulated devices agree. An element is undecided if one is off by far more.
 
     more: an additional allowance for all elements.
     """
@@ -173,7 +173,8 @@ class Check(NamedTuple):
             got = got.astype(np.float32)
         exact, counts = self.storable(), self.exact.counts
         lost = np.isfinite(got) & ~np.isfinite(exact) & counts & (self.strict and exact.dtype.kind == "f")
-        if not (wrong(got, self.exact.values, exact, self.more(0.0)) & counts | lost).any():  # saves the work below
+        # then the work below is not needed
+        if not (wrong(got, self.exact.values, exact, self.more(0.0)) & counts | lost).any():
             return ""
         again = self.again()
         if lost.any():
@@ -190,7 +191,7 @@ class Check(NamedTuple):
         return f"element {where} is {got[at]}, not {want}; {bad.sum()} of {bad.size} are wrong"
 
     def decided(self, again: Again) -> Decided:
-        """Return what every correct device must compute."""
+        """Return the elements whose value every correct device computes, and their tolerance."""
         return decided(self.storable(), again.single, again.others(), CANCELLED * EPS * again.scale)
 
     def more(self, scale: float) -> Array:

@@ -1,6 +1,6 @@
-"""Run a program as calls of JAX: scalars travel in one array, batches as NumPy arrays; short steps share a call.
+"""Run a program as calls of JAX: scalars are sent in one array, batches as NumPy arrays; short steps share a call.
 
-How much work a step is, estimated from the traced function, decides how to call it.
+The number of operations of a step, estimated from the traced function, determines how the step is called.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Words:
         return words.copy()  # JAX can read it later
 
     def taken(self, words: Array) -> dict[str, Array]:
-        """Return the values, under `jax.jit`."""
+        """Return the values that the words hold, by name, under `jax.jit`."""
         found: dict[str, Array] = {}
         for k, v in enumerate(self.values):
             x = words[k] != 0 if v.dtype == "bool" else jax.lax.bitcast_convert_type(words[k], v.numpy)
@@ -88,7 +88,7 @@ class Words:
         return jnp.stack(bits) if bits else jnp.zeros(0, jnp.uint32)
 
     def told(self, words: Array) -> dict[str, Array]:
-        """Return the values of words that were read back."""
+        """Return the values that words hold, by name, after they were read back to the host."""
         found: dict[str, Array] = {}
         for k, v in enumerate(self.values):
             one = words[k : k + 1]
@@ -123,13 +123,13 @@ class Loop:
         self._spent = 0.0
 
     def ready(self) -> Callable[..., Any] | None:
-        """Return the loop if runs need not wait for it."""
+        """Return the loop if it is compiled; else None."""
         if self._at_once:
             return self._function
         return self._compiled.result() if self._compiled is not None and self._compiled.done() else None
 
     def spend(self, seconds: float, compiling: float, given: Callable[[], Sequence[Any]]) -> None:
-        """Count what runs took one by one. compiling: what the first compilation took. given: the loop's arguments."""
+        """Add the seconds that single runs took. compiling: seconds of the first compilation. given: arguments."""
         self._spent += seconds
         if self._compiled is None and self._spent > WORTH * compiling:
             shapes = jax.tree.map(_shaped, given())
@@ -216,7 +216,7 @@ class Calls:
         return Begun(words, large, n)
 
     def close(self) -> None:
-        """Wait for what is compiled beside the runs."""
+        """Wait for compilations in the background."""
         for loop in self._loops:
             loop.close()
 
@@ -347,7 +347,7 @@ def runs_of(jaxpr: Any, platform: str) -> int:
 
 
 def flops(jaxpr: Any, never: set[str]) -> float:
-    """Return roughly how many arithmetic operations it does; infinite if it uses one of the primitives `never`."""
+    """Return roughly the number of arithmetic operations of a function; infinite if it uses a primitive of `never`."""
     total = 0.0
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name

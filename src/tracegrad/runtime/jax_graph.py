@@ -70,7 +70,7 @@ PRODUCTS = {
 
 
 class Xla(NamedTuple):
-    """What the `xla` rules of rows use."""
+    """The argument `x` of `xla` rules: JAX's modules and settings."""
 
     jax: Any
     lax: Any
@@ -82,7 +82,7 @@ class Xla(NamedTuple):
     made: dict[tuple[Any, ...], tuple[Any, Any]]  # what several nodes share
 
     def once(self, how: Any, arrays: Sequence[Array], make: Callable[[], Any]) -> Any:
-        """Return what `make` gives. Nodes that ask for the same of the same arrays share it."""
+        """Return the result of `make`. Calls with an equal `how` and the same arrays share one result."""
         key = (how, *map(id, arrays))
         if key not in self.made:
             self.made[key] = (make(), arrays)  # an array that lives keeps its id
@@ -107,7 +107,7 @@ def _on_one_device(f: Callable[..., Array], rows: Sequence[Array], whole: Sequen
 
 
 def for_xla(graph: Graph) -> Graph:
-    """Expand the composites that XLA has no rule for, and join what they place side by side."""
+    """Expand composites without an `xla` rule, and join values that are placed side by side."""
     x = Xla.of(graph.precision, None)
 
     def kept(t: Tensor) -> bool:
@@ -193,12 +193,12 @@ def _scanned(t: Tensor, inputs: Sequence[Array], x: Xla) -> list[Array]:
 
 
 def read_stored(writes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the writes. A value chosen under a condition reads other values as they are chosen under it.
+    """Return the writes, rewritten so that a selected value reads other values after their selection.
 
     m = where(c, m', m0), p = where(c, p0 - m', p0)  ->  p = where(c, p0 - m, p0)
 
-    m differs from m' only where p drops both. XLA would compute m' again in the loop of p, and copy m0 for it first,
-    because m overwrites m0.
+    m differs from m' only where p uses neither. Without this, XLA would compute m' again in the loop of p, and copy m0
+    first, because m overwrites m0.
     """
     groups: dict[int, list[Tensor]] = defaultdict(list)
     for t in writes.values():
@@ -234,8 +234,9 @@ def _condition(t: Tensor) -> Tensor:
 
 
 def _reading(chosen: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Return the choices, all under one condition, by serial, each reading the others."""
-    first = toposort([x for t in chosen for x in (t.inputs[0], t.inputs[2])])  # these keep reading what is not chosen
+    """Return the selections under one condition, by serial, in the form in which each reads the others' results."""
+    # these keep reading the values before selection
+    first = toposort([x for t in chosen for x in (t.inputs[0], t.inputs[2])])
     done = {t.serial: t for t in first}
     by_value = {t.inputs[1].serial: t for t in chosen}
     made: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Persistent arrays on JAX's devices: each buffer of a program is split into one piece for each value in it."""
+"""Persistent arrays on JAX's devices. Each buffer of a program is split into one array for each value in it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def parts_of(program: Program) -> dict[str, tuple[Part, ...]]:
 
 
 def follows(b: Buffer, run: Sequence[Part]) -> bool:
-    """Return whether this array of gradients or of the optimizer has an element for each of the parameters in `run`."""
+    """Return whether an array of gradients or optimizer state has one element for each element of `run`."""
     kept = b.role == "grad" or (b.role == "state" and b.fill != DRAWN)
     return bool(run) and kept and b.dtype == "f32" and b.size == sum(p.size for p in run)
 

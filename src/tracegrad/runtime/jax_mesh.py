@@ -23,7 +23,7 @@ class Layout:
     """
 
     def __init__(self, mesh: Any, layout: Mapping[str, Any] | str | None) -> None:
-        """Raise InputError for any other layout, and for what is no mesh."""
+        """Raise InputError for any other layout, and if `mesh` is not a mesh of JAX."""
         if not isinstance(mesh, jax.sharding.Mesh):
             raise InputError(f"mesh must be a mesh of JAX, as from jax.make_mesh((8,), ('data',)), got {mesh!r}")
         if layout not in (None, FSDP) and not isinstance(layout, Mapping):
@@ -130,7 +130,7 @@ class Layout:
         return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(DATA))
 
     def by_rows(self, f: Callable[..., Any], rows: Sequence[Any], whole: Sequence[Any], summed: bool) -> Any:
-        """Return f(*rows, *whole), for ops that XLA divides wrongly.
+        """Return f(*rows, *whole), for ops that XLA splits wrongly over devices.
 
         Each device computes the part of the result that belongs to its part of axis 0 of `rows`.
         summed: the result is instead the sum over these parts.

@@ -1,6 +1,6 @@
-"""A session on JAX: each program's graph is one function under `jax.jit`, which donates the old state to the new.
+"""A session on JAX. A program's graph is one function under `jax.jit`, which reuses the memory of the old state.
 
-A program is also given away as a pure function of JAX's arrays, for use in other JAX code.
+`to_jax` returns a program as a pure function of JAX's arrays, for use in other JAX code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evaluate a kernel's form at some of its points: choose the points, and compute what a device must write there.
+"""Evaluate a kernel at some of its points: choose the points, and compute the values that a device must write there.
 
 The numbers that a check fills arrays with follow from seed and index. NumPy and `js/verify.js` make the same bits, so
 an exported page need not contain them.
@@ -26,13 +26,14 @@ Read = Callable[[int, Array], Array]  # returns elements of a slot, at these ind
 
 WORK = 2**13  # most points of a kernel to compute, including those of folded rows
 MOST = 96  # points, however short the rows
-EDGE = 8  # the first and last points: vectors, tails and threads' shares end there
+EDGE = 8  # the first and last points, where vectors, tails and the work of threads end
 CANDIDATES = 512  # candidates among which points on both sides of every guard are searched
 OF_EACH_SIDE = 3
 OF_EACH_END = 6  # points at the end of each axis
 OTHERS = 6  # workgroups beside those at ends and guards, where few are to run
-AROUND = 8  # how far from the first points the others in their workgroups lie
-FEW = 256  # up to so many values, a comparison can have one outcome by chance; of more, it always has, as x < 1e30
+AROUND = 8  # the distance of further points in the same workgroup from the first point
+# with at most so many values, a comparison can have one outcome by chance; with more, it is one like x < 1e30
+FEW = 256
 
 
 class Written(NamedTuple):
@@ -124,7 +125,7 @@ def _at_least(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def unread(slot: int, at: Array) -> Array:
-    """Stand for memory where coordinates alone decide."""
+    """Return dummy contents of memory, for values that depend on coordinates only."""
     raise AssertionError("coordinates alone decide here")
 
 
@@ -158,7 +159,7 @@ class Points:
         return max([float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in found], default=0.0)
 
     def one_sided(self) -> bool:
-        """Return whether a choice among few values falls the same way for all of them.
+        """Return whether a selection has the same outcome for all of a few values.
 
         A choice is a comparison, or a value of two operands that is always the first or always the second of them.
         """
@@ -198,7 +199,7 @@ class Points:
         return combination(prim).reduce(values, axis=-1, keepdims=True).astype(values.dtype)
 
     def counted(self, p: Product) -> Array:
-        """Return which points of the rows are summed. Results without readers are not."""
+        """Return which points of the rows are summed. Values of results that nothing reads are left out."""
         sides = {"m": self.flat(p.m), "n": self.flat(p.n), "k": self.row}
         out = np.ones((1, 1), bool)
         for limit in p.limits:
@@ -374,7 +375,7 @@ class Patterns:
         if not self.strict:
             return values
         steps = cast("Array", np.round(values * STEPS))
-        equal = np.abs(steps[1:]) == np.abs(steps[:-1])  # else loads of the wrong one of them are not found
+        equal = np.abs(steps[1:]) == np.abs(steps[:-1])  # otherwise a load of the wrong neighbour would go unnoticed
         steps[1:] += np.sign(steps[1:]) * equal
         return steps / STEPS
 

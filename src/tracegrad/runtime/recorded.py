@@ -1,4 +1,4 @@
-"""Record the check of a program's kernels for a runtime that cannot evaluate their forms: js/verify.js.
+"""Record data to check a program's kernels in a browser, where js/verify.js cannot compute expected results.
 
 The record is the bench that `wgpu_verify` runs natively, with the expected results. Both sides make the patterns.
 """
@@ -110,7 +110,8 @@ def _bits(size: int, checks: Sequence[list[Any]], first: Sequence[Expected], tho
     """Return the bits that one try expects on the bench, where `first` has the places of the checks."""
     bits = np.full(size, ANY, np.int32)
     for (*_, begin, n), f, e in zip(checks, first, those):
-        if np.array_equal(e.at, f.at):  # else the place depends on values read, and nothing is known of it
+        # otherwise the place depends on values that the kernel reads, and cannot be known in advance
+        if np.array_equal(e.at, f.at):
             bits[begin : begin + n] = e.bits
     return bits
 
@@ -122,9 +123,9 @@ def _examples(program: Program, d: Dispatch) -> list[int]:
 
 
 def some_groups(plan: Plan) -> list[list[int]]:
-    """The workgroups that compute the points of a trial, on a software adapter: first ones, and how many follow each.
+    """Return the workgroups to run in a trial on a software adapter, as (first, count); [] means all of them.
 
-    Running all of them again takes as long as a step there. [] if that is what must be done.
+    Running all workgroups would take as long as a step.
     """
     begin, needed = 0, set[int]()
     for form, tiling, at in zip(plan.kernel.forms, plan.kernel.apart, plan.outer):
@@ -175,7 +176,7 @@ def _draws(drawing: Sequence[tuple[KernelSource, Layout]], seed: int) -> bool:
 
 
 def _expected(c: Check) -> Expected:
-    """Return what is known in advance, for at most MOST elements."""
+    """Return the expected results of a check, for at most MOST elements."""
     exact, allowed = c.storable(), (0.0, 0.0)
     known = c.decided(c.again())
     counts = c.exact.counts & known.which

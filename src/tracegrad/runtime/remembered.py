@@ -1,4 +1,4 @@
-"""Remember adapters and wgpu's C types between processes, so that most need not ask a child or parse C.
+"""Remember adapters and wgpu's C types between processes, so that most processes need no child and parse no C.
 
 The rows of adapters are kept in the user's cache directory, with everything that could change them, and are valid only
 while all of it is the same. Reading the rows deletes them; they are written again after a device opened. So if a driver
@@ -77,7 +77,7 @@ def _path() -> Path | None:
 
 
 def circumstances() -> list[Any]:
-    """Return everything that decides which adapters wgpu finds here, as plain data."""
+    """Return everything that determines the adapters that wgpu finds here, as plain data."""
     package = _origin("wgpu").parent
     files = [package / "_version.py", *sorted((package / "resources").glob("*wgpu_native*")), Path("/etc/ld.so.cache")]
     named = [os.environ[n].split(os.pathsep) for n in (*MANIFESTS, "WGPU_LIB_PATH") if os.environ.get(n)]
@@ -142,7 +142,7 @@ def types() -> str:
     path = types_file()
     with contextlib.suppress(OSError):
         if text := path.read_text(encoding="utf-8"):
-            os.utime(path)  # files that nobody used for long are deleted
+            os.utime(path)  # files that are unused for long are deleted
             return text
     with contextlib.suppress(Exception):  # cffi's, of any kind: wgpu-py then parses for itself
         header, key = _header()

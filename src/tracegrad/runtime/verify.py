@@ -1,4 +1,4 @@
-"""Check kernels on memory of their own, before any of their results are returned.
+"""Check kernels on separate memory before a program returns any of their results.
 
 A kernel runs once, on memory that `trials` fills. Some of the elements that it wrote are compared with its form,
 computed in f64 by `points`. This reveals a load from a wrong place, a wrong side of a choice, a wrong operand, or an
@@ -18,8 +18,8 @@ from tracegrad.runtime.inexact import UNSURE
 from tracegrad.runtime.points import FEW, Patterns, forget
 from tracegrad.runtime.trials import SEED, Layout, Odd, Trial, at_points, places_of, plan_of, trials_with
 
-FURTHER = tuple(range(9, 21))  # seeds for kernels whose choices all fell on one side
-OFTEN = 4  # this many of them are always tried
+FURTHER = tuple(range(9, 21))  # seeds for kernels whose selections all had the same outcome
+OFTEN = 4  # so many of these seeds are always tried
 AGAIN = 8  # seed of a second trial with other numbers, because a tie that rounding decides is not a defect
 ODD = 6  # trials with infinite elements, at most
 POINTS_ODD = 4  # points of a form that trials with infinite elements compare
@@ -36,7 +36,7 @@ def enabled() -> bool:
 
 
 def _at_choices(trial: Trial) -> Trial:
-    """Return a trial whose further ones only evaluate forms with a choice that falls one way."""
+    """Return a trial for further seeds, reduced to forms with a selection that had only one outcome so far."""
     outer = [x if one else x[:0] for x, one in zip(trial.plan.outer, trial.one_sided)]
     return trial._replace(plan=at_points(trial.plan, outer))
 
@@ -89,7 +89,7 @@ def _others(trials: Trials, *seeds: int, shares: bool = False) -> list[Trials]:
 def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, str]:
     """Describe what each kernel computes wrongly; "" for a correct kernel.
 
-    What is always tried is prepared before the first run, because a run waits for compilers.
+    Trials that always run are prepared before the first run, because a run waits for compilers.
 
     trials:  the first trial of each kernel; kernels that fail get another.
     run:     runs trials, and returns the elements of each of their checks.

@@ -37,7 +37,7 @@ HALF = "shader-f16"  # the feature that lets shaders use arrays in half precisio
 
 
 class Shared:
-    """What the programs of a session share: the device, the way to call it, and persistent arrays.
+    """Objects that all programs of a session share: the device, the way to call it, and persistent arrays.
 
     Also layouts and pipelines, by content, while a loaded program uses them.
     """
@@ -213,7 +213,7 @@ class Loaded:
         known = dict.fromkeys(n for n in numbers if n)
         if not known:
             return None, {}
-        span = 16 * (max(map(len, known)) // 4 + 1)  # or the first workgroup's number, 0, behind the offsets
+        span = 16 * (max(map(len, known)) // 4 + 1)  # or + 1, for the first workgroup's number, 0, after the offsets
         stride = ALIGN * -(-span // ALIGN)
         table = np.zeros((len(known), stride // 4), np.int32)
         for row, own in zip(table, known):

@@ -42,7 +42,7 @@ class Array:
     stride: int = 0  # bytes from one run's part to the next; 0: all runs share the array
 
     def part(self, run: int) -> dict[str, Any]:
-        """Return what the `run`-th run of a batch binds."""
+        """Return the part of the array to bind in the `run`-th run of a batch."""
         if not self.stride:
             return {"buffer": self.buffer}
         return {"buffer": self.buffer, "offset": run * self.stride, "size": whole(4 * max(self.size, 1))}
@@ -53,7 +53,7 @@ def depth_of(program: Program) -> int:
     ring = [b for b in program.buffers if b.role in ("input", "output")]
     elsewhere = any(program.buffers[f.buffer].role != "output" and not f.spec.get(COUNTS) for f in program.outputs)
     if elsewhere:
-        return 1  # such outputs would need a copy between the runs
+        return 1  # such outputs would need a copy after each run
     given = sum(stride_of(f.size) for f in program.inputs) + sum(stride_of(b.size) for b in ring if b.role == "output")
     memory = sum(stride_of(b.size) for b in ring)
     return max(1, min(RUNS_AT_ONCE, RING_BYTES // max(1, min(given, memory)), RING_MEMORY // max(1, memory)))

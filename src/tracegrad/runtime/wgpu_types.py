@@ -18,7 +18,7 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-LOCK = threading.Lock()  # without it two threads would each take the other's class for cffi's
+LOCK = threading.Lock()  # without it, two threads could each mistake the other's class for cffi's
 NAME = "wgpu.h"
 
 
@@ -47,7 +47,7 @@ def known(tables: str) -> Generator[None]:
 
 
 def _with(tables: dict[str, Any]) -> type[Any]:
-    """Return a class like cffi's that knows the types in advance."""
+    """Return a subclass of cffi's class that has the types of the tables from the start."""
     base: Any = importlib.import_module("_cffi_backend").FFI
 
     def begin(ffi: Any) -> None:
