@@ -1,1 +1,1 @@
-"""Renderers: kernel forms to source, one file a language."""
+"""Renderers, which write kernel forms as source text: WGSL, C and NumPy."""

@@ -110,7 +110,7 @@ class Function:
         conditions = self.with_near_forms()
         if not conditions:
             return self.loops()
-        self.form = "near_"  # also in the check: a call with such an argument was already found then
+        self.form = "near_"  # also in the check itself, where an argument out of range has already been noticed
         check = self.checks(conditions)
         near = self.loops_again()
         self.form = CALLED_FORM if len(conditions) > INLINED_CALLS else ""
@@ -123,7 +123,7 @@ class Function:
         return self.loops()
 
     def with_near_forms(self) -> list[tuple[str, tuple[Value, ...]]]:
-        """Return where short forms of functions fail, and their arguments; none if an argument depends on a fold."""
+        """Return conditions under which short forms of functions fail, and the arguments; none if one needs a fold."""
         kernel, folds = self.kernel, self.kernel.folds
         if kernel.uniform or (folds and column_wise(kernel)) or any(f.product or f.scatter for f in folds):
             return []
@@ -134,7 +134,7 @@ class Function:
         return found if known else []
 
     def checks(self, conditions: Sequence[tuple[str, tuple[Value, ...]]]) -> list[Statement]:
-        """Return loops that set `far` if a short form does not compute some arguments of this part."""
+        """Return loops that set `far` if an argument in this part is outside the range of a short form."""
         self.emit = self.expressions()
         found = iter(self.emit.values([v for _, args in conditions for v in args], loop=False))  # with shared parts
         tests = [f"far |= {condition.format(*[next(found) for _ in args])};" for condition, args in conditions]
@@ -150,7 +150,7 @@ class Function:
         return self.columns() if column_wise(self.kernel) else self.split(self.outer, self.row())
 
     def by_rows(self) -> bool:
-        """Return whether this part folds or writes points of a row; else the inner axes are k of a product before."""
+        """Return whether this part folds or writes points of a row. Else the inner axes are k of an earlier product."""
         return not self.kernel.pointwise
 
     def read(self) -> list[str]:
@@ -184,7 +184,7 @@ class Function:
     def stores(
         self, emit: Emitter, stores: Sequence[Store], loop: bool, place: Callable[[Store], str] | None = None
     ) -> list[str]:
-        """Return values, then writes to `place`, by default the store's element: loads in place precede stores."""
+        """Return lines that compute all values, then lines that store them, so that loads come before stores."""
         values = emit.values([s.value for s in stores], loop)
         named = [emit.let(f"s{k}", v) for k, v in enumerate(values)]
         writes = [
@@ -207,7 +207,7 @@ class Function:
         return [*lines, *self.stores(self.emit, [s for s in self.kernel.stores if not s.inner], loop=False)]
 
     def ends_in_vector(self, last: Axis, stores: Sequence[Store]) -> bool:
-        """Return whether these stores along a row compute functions, and one vector can have its last elements."""
+        """Return whether stores along a row compute functions, and one vector can compute the row's last elements."""
         roots = [s.value for s in stores]
         long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(roots))
         if not long or not all(s.index.linear for s in stores):
@@ -215,7 +215,7 @@ class Function:
         return in_one_vector(last, LANES, roots, [s.size for s in self.kernel.slots])
 
     def in_vectors(self, axes: Sequence[Axis], stores: Sequence[Store], written: Sequence[str]) -> list[Statement]:
-        """Return the loops of stores along a row, whose last elements one vector has before they are stored."""
+        """Return the loops of stores along a row, whose last elements are computed in one vector."""
         *others, last = axes
         whole, rest = int(last.size) // LANES * LANES, int(last.size) % LANES
         at, count = f"const long {last.name} = {whole} + l;", len(stores)
@@ -237,7 +237,7 @@ class Function:
         return lines
 
     def where_needed(self, folds: Sequence[Fold], body: Sequence[Statement]) -> list[Statement]:
-        """Return the folds of a row, left out where a condition of the row says that they fold nothing."""
+        """Return the folds of a row, under a condition if the row has one without which nothing is folded."""
         one = needed(folds, self.inner)
         if one is None:
             return list(body)
@@ -248,14 +248,14 @@ class Function:
         return [*self.emit.flush(), *kept, test, *[self.emit.let(f.local, f"k{f.local}") for f in folds]]
 
     def lanes_of(self) -> int:
-        """Return the number of partial results, 0 for rows that are too short for several."""
+        """Return the number of partial results; 0 for rows that are too short for several."""
         if self.kernel.length < LANES:
             return 0
         last = int(self.inner[-1].size)
         return next((n for n in (LANES, FEW_LANES) if last >= n), 0)
 
     def partial(self, f: Fold, value: str) -> list[Partial]:
-        """Return the partial results of a fold. NaN are counted apart, so that no combination waits for a choice."""
+        """Return the partial results of a fold. NaNs are counted separately, so that max and min need no selection."""
         both = self.emit.combine(f, "{0}", "{1}")
         mine = Partial(f.local, C_TYPE[f.value.dtype.name], self.emit.identity(f), both, value)
         if not of_numbers(both):
@@ -323,7 +323,8 @@ class Function:
         halves: list[Statement] = []
         if apart:
             halves.append(at_once(rest, [p.step(f"t{p.name}[l]", f"r{p.name}[l]") for p in parts]))
-        while lanes > 1:  # each half by its own constant number: a loop with a variable one compiles and runs slowly
+        # a separate loop for each constant count: a loop with a variable count compiles and runs slowly
+        while lanes > 1:
             lanes //= 2
             halves.append(at_once(lanes, [p.step(f"t{p.name}[l]", f"t{p.name}[l + {lanes}]") for p in parts]))
         return [*start, *self.nest(others, loop), *halves, *[self.result(f, "[0]") for f in folds]]
@@ -356,7 +357,7 @@ class Function:
         return self.blocks(others, last, width, body)
 
     def width(self, last: Axis, others: Sequence[Axis]) -> int:
-        """Return the columns of a block: many are contiguous in memory, but some blocks are left for threads."""
+        """Return the number of columns of a block: many, for contiguous memory, but few enough to busy all threads."""
         size, results = int(last.size), len(self.kernel.folds)
         width = COLUMNS // max(results, 1)
         if not others:

@@ -76,7 +76,7 @@ class FunctionStep(NamedTuple):
 
     @property
     def sized(self) -> bool:
-        """True if the size of a run decides how far the function goes."""
+        """True if the loops of the function depend on the size of a run."""
         return isinstance(self.places[-1], RunSize)
 
 
@@ -90,7 +90,7 @@ class ProductStep(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """An operand whose elements are at sums of one offset for each axis, counted from an element of a place."""
+    """An operand whose elements are at sums of offsets, one per axis, relative to an element of a place."""
 
     place: Place
     first: int
@@ -215,7 +215,8 @@ class _Writer:
         """Add a step of BLAS; return the slot of the result, and the index of a point there."""
         inner = self.kernel.inner
         left, right = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
-        a, b = self.as_it_lies(left), self.as_it_lies(right)  # views where strides allow them, else packed copies
+        # views if their strides suit BLAS, otherwise packed copies
+        a, b = self.as_it_lies(left), self.as_it_lies(right)
         small = self.small(p, a, b) if a and b and not p.limits else None
         if small is not None:
             out = self.target(f.local)
@@ -235,7 +236,7 @@ class _Writer:
         return self.view(out, 0, sizes, strides_of([int(n) for n in sizes]))
 
     def gathered(self, f: Fold, p: Product, b: Spread) -> tuple[int, Index]:
-        """Add a step of a product whose right operand is spread, with its axes in an order in which neighbours meet.
+        """Add a step of a product whose right operand is spread, with axes ordered so that neighbours in memory adjoin.
 
         k in another order needs a packed left operand; columns in another order, a turned result.
         """
@@ -244,7 +245,7 @@ class _Writer:
         if n is not None and points(self.kernel.inner) < points(p.m):
             n = None  # turning the result would cost more than it saves
         if n is not None or points(p.m) > many:
-            k = None  # so would packing the left operand
+            k = None  # packing the left operand would cost more than it saves
         if k is not None:
             b = b._replace(rows=tuple([b.rows[self.kernel.inner.index(a)] for a in k]))
         a = self.rows_of(p, k)
@@ -274,7 +275,7 @@ class _Writer:
         return small and fills(p) and neighbours_of(b.columns) >= STACKED_RUN and n <= STACKED_COLUMNS * k
 
     def small(self, p: Product, a: View, b: View) -> tuple[Spread, Spread] | None:
-        """Return the operands of many small products as spread ones: a call of tiles costs more than each."""
+        """Return the operands of many small products as spread operands, because a call per product would cost more."""
         sides = [points(x) for x in (p.m, p.n, self.kernel.inner)]
         if any(isinstance(x, Extent) or x > STACKED_SIDE for x in sides) or not fills(p) or min(b.steps[-2:]) < 0:
             return None
@@ -282,7 +283,7 @@ class _Writer:
         return (spread_of(a), spread) if reach([*spread.rows, *spread.columns]) <= 2 * math.prod(sides[1:]) else None
 
     def spanned(self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int) -> tuple[int, Index]:
-        """Add a step that computes whole vectors: its columns, and what lies between them, which nothing reads."""
+        """Add a step that computes whole vectors: the columns, and the elements between them, which nothing reads."""
         sizes = [*(int(x.size) for x in p.batch), int(points(p.m)), width]
         slot = self.allocate(math.prod(sizes))
         out = self.view(slot, 0, sizes, strides_of(sizes))
@@ -336,7 +337,7 @@ class _Writer:
         return View(self.place(slot), first, tuple(sizes), tuple(steps))
 
     def as_it_lies(self, operand: Operand) -> View | None:
-        """Return a view, if strides allow it."""
+        """Return the operand as a view in place, if its strides suit BLAS; else None."""
         v, batch, *matrix_axes = operand
         if v.op != "load" or self.kernel.loaded(v) is not f32 or not v.arg[1].linear:
             return None
@@ -378,6 +379,6 @@ def spread_of(v: View) -> Spread:
 
 
 def fills(p: Product) -> bool:
-    """Return whether products of a stack fill the lanes of vectors that have an element of each."""
+    """Return whether a stack has enough products to fill vectors that hold one element of each."""
     stack = math.prod(int(a.size) for a in p.batch)
     return STACKED_FILL * (-(-stack // LANES) * LANES) <= stack

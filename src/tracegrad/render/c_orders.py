@@ -31,7 +31,7 @@ from tracegrad.tuning import LANES, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 
 
 def divisor(f: Function) -> int | None:
-    """Return d if all that indices of a pointwise kernel divide has i // d and i % d of its last axis alone.
+    """Return d if all quotients and remainders in a pointwise kernel depend on i // d and i % d of its last axis i.
 
     None if blocks of d points are of no use. (i + 64) // 32 and i // 1024 have i // 32; (i + 1) // 32 has not.
     """
@@ -75,7 +75,7 @@ Running = tuple[Axis, bool, tuple[Value, ...]]
 
 
 class OrderedFunction(Function):
-    """Writes one kernel, with loops in these orders where they suit it."""
+    """Writes one kernel, with its loops in one of these orders if that is faster."""
 
     most = MOST_CUT
 
@@ -85,7 +85,7 @@ class OrderedFunction(Function):
         return next(orders, None) or super().loops()
 
     def apart(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]], most: int) -> list[Statement]:
-        """Return the loops of a part of this kernel, which can have so many pieces."""
+        """Return the loops of a part of this kernel, which can be split into at most `most` pieces."""
         part = OrderedFunction(kernel, loaded)
         part.helpers, part.form, part.most = self.helpers, self.form, most
         part.emit = part.expressions()
@@ -95,7 +95,7 @@ class OrderedFunction(Function):
 
 
 def running(kernel: Kernel) -> Running | None:
-    """Return how the kernel's folds run, if all of them run the same way and nothing else needs the row.
+    """Return the direction in which the kernel's folds run, if all run alike and nothing else needs the row.
 
     Each point then folds its predecessor's elements and one more.
     """
@@ -243,7 +243,7 @@ def scatter_loops(f: Function, fold: Fold, out: int) -> list[Statement]:
     if not before:
         zero = Loop("e", f.kernel.rows, [f"p{out}[e] = {nothing};"])
         return [zero, *f.nest([*f.inner, *after], lines)]
-    first, size = before[0], stride[before[0].name]  # each of its points has results of its own
+    first, size = before[0], stride[before[0].name]  # each point has its own results
     zero = Loop("e", f"({first.name} + 1) * {size}", [f"p{out}[e] = {nothing};"], f"{first.name} * {size}")
     return f.split([first], [zero, *f.nest([*before[1:], *f.inner, *after], lines)])
 

@@ -18,7 +18,7 @@ from tracegrad.tuning import LANES, LONGEST_PAIRED, PAIRED, PAIRED_ROWS, PAIRED_
 
 
 def paired(f: Function) -> list[Value] | None:
-    """Return the loads that a kernel of pairs of rows turns; None if that is of no use."""
+    """Return the loads to transpose in a kernel over pairs of rows; None if that is not faster."""
     kernel, inner, last = f.kernel, f.inner, f.last
     if len(inner) != 1 or not inner[0].fixed or f.loaded or kernel.uniform or len(f.outer) < 2:
         return None
@@ -36,7 +36,7 @@ def paired(f: Function) -> list[Value] | None:
 
 
 def paired_loops(f: Function) -> list[Statement] | None:
-    """Return the loops of a kernel of pairs of rows; None if it is none."""
+    """Return the loops of a kernel over pairs of rows; None for any other kernel."""
     turned = paired(f)
     return None if turned is None else _Pairs(f, turned).loops()
 
@@ -69,7 +69,7 @@ class _Pairs:
         at = f"const long {self.last.name} = min(ib + l, {int(self.last.size) - 1}L);"
         turn = Loop("l", width, [at, Loop(inner.name, inner.size, [*emit.flush(), *filled])])
         arrays: list[str] = []
-        for k, v in enumerate(self.turned):  # by a restricted pointer: else sums go to memory at each step
+        for k, v in enumerate(self.turned):  # through a restricted pointer: otherwise sums are stored at each step
             t = C_TYPE[f.kernel.loaded(v).name]
             arrays += [f"{t} u{k}[{width * int(inner.size)}] {ALIGNED};", f"const {t} *restrict q{k} = u{k};"]
         return [*arrays, turn, Loop("rb", end, self.folds(end), first, len(self.rows))]
@@ -111,7 +111,7 @@ class _Pairs:
         return [f"int any{len(done)} = 0;", *tests, when(f"any{len(done)}", [loop])]
 
     def row(self, r: int, lines: Sequence[Statement]) -> Block:
-        """Return lines for row `rb + r`, or for the last one: its sums may be there twice."""
+        """Return lines for row `rb + r`, or the last row if there are fewer, whose sums can then be computed twice."""
         return Block("", [f"const long {self.across.name} = min(rb + {r}, (long){self.across.size} - 1);", *lines])
 
     def column(self, r: int, done: Sequence[Fold], lines: Sequence[str], end: str = "") -> Loop:

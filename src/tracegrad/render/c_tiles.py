@@ -28,7 +28,7 @@ Turned = tuple[Axis, dict[Value, int]]
 
 
 def turned(f: Function) -> Turned | None:
-    """Return the loads of a pointwise kernel that are worth turning."""
+    """Return the loads of a pointwise kernel that are worth transposing."""
     last = f.last.name
     if not _long(f.last) or any(_stride(s.index, last) != 1 for s in f.kernel.stores):
         return None
@@ -138,9 +138,9 @@ def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[
 
 
 def _unlike_vectors(read: Sequence[Group], whole: Sequence[Group], calls: bool) -> bool:
-    """Return whether compilers would make no vectors of these groups: GCC loads steps of powers of two alone.
+    """Return whether compilers would not vectorize these groups: GCC vectorizes only steps that are powers of two.
 
-    Of plain arithmetic they do make vectors, if short ones: only long rows of results are worth more then.
+    They vectorize plain arithmetic, but with short vectors. Transposing then pays for long rows only.
     """
     if calls:
         return bool(whole) or any(g.step & (g.step - 1) for g in read)

@@ -1,4 +1,4 @@
-"""Values in C: expressions whose loads are always safe to do, so that no choice needs a branch; vectors of columns."""
+"""Expressions in C. All loads are safe at any time, so selections need no branches, and loops become vector code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CEmitter(Emitter):
         return f"const __auto_type {name} = {value};"
 
     def named(self, v: Value) -> bool:
-        return v.op == "load" or super().named(v)  # a load on only one side of a choice would be a branch
+        return v.op == "load" or super().named(v)  # a load on only one side of a selection would become a branch
 
     def _text(self, v: Value, loop: bool) -> str:
         coordinate = v.op == "index" and v not in self.loaded
@@ -49,7 +49,7 @@ class CEmitter(Emitter):
         super().need(helpers_in_form(helper, self.form))
 
     def _term(self, atom: object, loop: bool, c: int) -> str:
-        """Hide an index that a boolean decides: GCC treats it as a signed offset of one bit, so 1 becomes -1."""
+        """Hide an index that depends on a boolean: GCC treats it as a signed offset of one bit, so 1 becomes -1."""
         text = super()._term(atom, loop, c)
         return f"hidden({text})" if isinstance(atom, Dynamic) and decided(atom.value) else text
 
@@ -84,7 +84,7 @@ class CEmitter(Emitter):
 
 
 def decided(root: Value) -> bool:
-    """Return whether a boolean decides an integer. In a float, GCC does not see it beside a value of another kind."""
+    """Return whether an integer depends on a boolean. Behind a float, GCC does not recognise the boolean."""
     found: set[Value] = set()
     for v in walk([root]):
         some = [a in found for a in v.args if a.op != "const"]
@@ -101,7 +101,7 @@ def moves(a: Atom, axis: str) -> bool:
 
 
 def reorders(v: Value, axis: str) -> bool:
-    """Return whether a value can read memory in another order than its coordinate's, as a choice by it can."""
+    """Return whether a value, used as an index, can read memory out of order, such as a selection of indices."""
     moving = [(a, c) for x in indices_of(v) for a, c in x.terms if moves(a, axis)]
     return any(v.op != "load" or c < 0 or not isinstance(a, Var) for a, c in moving)
 
@@ -112,7 +112,7 @@ def rounded(width: int | str) -> str:
 
 
 def in_one_vector(last: Axis, lanes: int, roots: Sequence[Value], sizes: Sequence[int]) -> bool:
-    """Return whether the elements of a row behind whole vectors are computed in one vector, with others of no meaning.
+    """Return whether the last elements of a row, after whole vectors, are computed in one vector with padding.
 
     Compilers use a vector for each power of two that is in their number, and compute the last one alone.
     """
@@ -121,10 +121,10 @@ def in_one_vector(last: Axis, lanes: int, roots: Sequence[Value], sizes: Sequenc
 
 
 def overruns(last: Axis, reads: Sequence[tuple[int, Index]], sizes: Sequence[int], vector: int = VECTOR) -> bool:
-    """Return whether folds can go on beyond the last column or element, so that compilers make whole vectors of them.
+    """Return whether folds can run beyond the last column or element, so that loops consist of whole vectors.
 
-    Such folds read elements of no meaning, within the margin around every array, and no result of them is stored. One
-    column more than whole vectors takes less time on its own.
+    Such folds read meaningless elements, within the margin around every array, and their results are not stored. A
+    single column after whole vectors is faster on its own.
     """
     if not last.fixed or last.size % vector < 2:
         return False
@@ -147,7 +147,7 @@ def column_wise(kernel: Kernel) -> bool:
 
 def _along_columns(loads: Sequence[Mapping[str, int]], column: Axis, row: Axis) -> bool:
     """Return whether vectors of columns suit the strides of loads better than vectors of a row."""
-    if loads and not any(column.name in x for x in loads):  # as in running sums: what is loaded serves all columns
+    if loads and not any(column.name in x for x in loads):  # as in running sums: the same loads serve all columns
         return True
     both = [x for x in loads if column.name in x and row.name in x]  # other loads are small, and repeat
     if both and row.size < SHORT_WINDOW and all(x[column.name] <= NEAR for x in both):  # short rows of windows
@@ -158,7 +158,7 @@ def _along_columns(loads: Sequence[Mapping[str, int]], column: Axis, row: Axis) 
 
 
 class Partial(NamedTuple):
-    """A partial result of a fold: its name and type, what it starts with, two of them combined, and one element."""
+    """A partial result of a fold: name, type, first value, the combination of two such results, and an element."""
 
     name: str
     type: str
@@ -172,7 +172,7 @@ class Partial(NamedTuple):
 
 
 def needed(folds: Sequence[Fold], inner: Sequence[Axis]) -> tuple[Value, bool] | None:
-    """Return a condition of a row and its outcome, without which folds fold nothing; None if there is none."""
+    """Return a condition of a row, and the outcome that folds need to fold anything; None without such a condition."""
     found = {_condition(f, [a.name for a in inner]) for f in folds}
     return found.pop() if len(found) == 1 else None
 

@@ -1,6 +1,6 @@
-"""Find how the operands of a product lie in memory.
+"""Find the memory layout of the operands of a product.
 
-BLAS reads some without a copy. Of others, elements are at sums of one offset for each k and one for each column.
+BLAS reads some operands without a copy. Elements of others are at the sum of an offset for k and one for the column.
 
 Windows of an image read an element at i * stride + k * dilation. The image and the zeros around it are written once (or
 are in memory already), not once for every window. The rule looks at indices only: two axes that always occur together,
@@ -211,7 +211,7 @@ def reach(lays: Sequence[Lay]) -> int:
 
 
 def span(lays: Sequence[Lay]) -> int | None:
-    """Return how far columns reach in memory, in reading order; None if they are read as fast by runs of neighbours."""
+    """Return how many elements columns span in memory; None if reading them by runs of neighbours is as fast."""
     axes = [(x.size, x.by * x.step) for x in lays if x.size > 1]
     nested = all(step >= n * below for (_, step), (n, below) in pairwise([*axes, (1, 1)]))
     if not nested or any(x.of > 1 for x in lays):
@@ -224,17 +224,17 @@ def span(lays: Sequence[Lay]) -> int | None:
 
 
 def lies(m: int, n: int, vectors: int) -> bool:
-    """Return whether a product reads its columns where they lie, by so many vectors, instead of packing them."""
+    """Return whether a product reads its columns in place, with so many vectors, instead of packing them."""
     return n > LANES and m * (1 - n / (LANES * vectors)) <= LYING_ROWS  # tiles read two vectors at a time
 
 
 def joins(n: int, k: int) -> bool:
-    """Return whether products with one left operand are worth being one, so that fewer lanes of vectors are empty."""
+    """Return whether to join products with the same left operand into one, so that fewer vector lanes are empty."""
     return n < JOINED and n % LANES > 0 and k >= JOINED_TERMS
 
 
 def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:
-    """Return axes by falling step, so that neighbours in memory follow each other; None if they do, or never can."""
+    """Return axes sorted by descending step, so that neighbours in memory adjoin; None if this changes nothing."""
     steps = {a.name: lay.step if lay.of == 1 else math.inf for a, lay in zip(axes, lays) if a.size > 1}
     last = next((steps[a.name] for a in reversed(axes) if a.size > 1), 1)
     if last == 1 or 1 not in steps.values():

@@ -13,8 +13,8 @@ class Language(NamedTuple):
     """One language. Its module is imported when a kernel is first spelled: most processes need one of several."""
 
     module: str  # in this folder
-    function: str  # gives what a runtime reads
-    gpu: bool = False  # whether grids follow a run's size; else all loops do
+    function: str  # returns the text that a runtime reads
+    gpu: bool = False  # True if grids depend on the size of a run; otherwise loops do
 
     def spell(self, launch: BoundLaunch) -> Any:
         """Return the launch in this language."""

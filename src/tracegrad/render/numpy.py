@@ -141,7 +141,8 @@ class _Writer:
 
     def strided(self, v: Value, name: str) -> tuple[str, str, dict[str, int]] | None:
         """Return array, offset, and stride along each axis of a value in memory or in scratch."""
-        as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32  # else half precision was converted into scratch
+        # otherwise half precision was converted into scratch memory
+        as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32
         if as_it_lies and v.arg[1].linear:
             array, offset = self.arrays.memory(v.arg[0])
             return array, f"{offset} + {v.arg[1].const}", v.arg[1].strides
@@ -183,7 +184,7 @@ class _Writer:
         return out
 
     def store(self, s: Store) -> tuple[str, str] | None:
-        """Compute straight into memory if that is safe; else return what to copy at the end."""
+        """Compute directly into memory if that is safe; otherwise return (target, value) to copy at the end."""
         if not s.index.linear:
             return self.scattered(s), self.kept(s.value)
         target, slot = self.arrays.view(s.slot, s.index), self.kernel.slots[s.slot]

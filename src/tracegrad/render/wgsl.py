@@ -377,7 +377,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point that is computed beside others.
+    """A point that a thread computes side by side with others.
 
     name:   the suffix of all names of the point.
     own:    the axes and folds of the point; the lines in `before` define them.

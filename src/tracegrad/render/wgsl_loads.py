@@ -136,7 +136,7 @@ class Loads:
         self.stepped = bool(self.inner) and (len(self.inner) == 1 or divides(shape.k_step, self.inner[-1].size))
 
     def operand(self, side: Side) -> Operand:
-        """Return how an operand comes into workgroup memory. Lines independent of the step come before the loop."""
+        """Return the lines that load an operand into workgroup memory. Those independent of the step come first."""
         out = Operand([], [], [])
         blocks = not side.along_rows and len(side.along_k) > 0
         loads = self.shape.k_step * side.extent // (16 if blocks else 4)
@@ -222,7 +222,7 @@ class Loads:
         load: list[str],
         turn: int = 0,
     ) -> str:
-        """Return one element of an operand; if it is only loaded, no lines precede it. turn: its k in a block."""
+        """Return one element of an operand; a plain load needs no lines before it. turn: its k in a block."""
         if side.value in loaded:
             return loaded[side.value]
         emit = self.emitter(side.axes, copy, loaded, turn)
@@ -255,7 +255,7 @@ class Loads:
         return [Block("", lines)]
 
     def place(self, side: Side, u: int, vectors: int) -> tuple[str, str]:
-        """Return for which vector of a line and which k the thread's load number `u` of an operand is.
+        """Return the vector of a line and the k that load number `u` of a thread reads.
 
         Neighbouring threads read neighbouring memory: in runs along k if the operand is contiguous along k.
         """

@@ -65,7 +65,7 @@ def _writers(launch: BoundLoop, elements: list[str]) -> list[Writer]:
 
 
 def _prepared(writer: Writer) -> tuple[list[str], list[Statement]]:
-    """Return the registers of a kernel, and what fills them and workgroup memory before the first turn."""
+    """Return the registers of a kernel, and the statements that fill them and workgroup memory in advance."""
     registers: list[str] = []
     lines: list[Statement] = []
     for slot, copy in writer.of.copies.items():

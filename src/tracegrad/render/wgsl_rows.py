@@ -213,16 +213,16 @@ class BlockFold:
         self.edge = shape.lanes * shape.chunk != int(kernel.length)
 
     def registers(self) -> list[str]:
-        """Return the declarations of what a thread keeps."""
+        """Return the declarations of the values that a thread keeps in registers."""
         names = [self.register(v, c, r) for v in self.kept for c in range(self.terms) for r in range(self.rounds)]
         return [f"var<private> {name}: f32;" for name in names]
 
     def register(self, v: Value, turn: int, number: int) -> str:
-        """Return the name of what a thread keeps of `v`, of one turn in one round."""
+        """Return the name of the register in which a thread keeps `v`, for one turn in one round."""
         return f"{self.name}_{self.kept.index(v)}_{turn}_{number}"
 
     def reading(self) -> list[Statement]:
-        """Return the statements that read what a thread keeps."""
+        """Return the statements that load the values that a thread keeps."""
         lines: list[Statement] = [*self.threads_of_rows()]
         for c in range(self.terms):
             for number in range(self.rounds):
@@ -263,7 +263,7 @@ class BlockFold:
         return (number + 1) * self.across > self.shape.rows
 
     def gathering(self) -> list[Statement]:
-        """Return the loop that reads what is the same for all rows into workgroup memory."""
+        """Return the loop that reads values common to all rows into workgroup memory."""
         if not self.gathered:
             return []
         emit = Emitter(self.load, ())

@@ -39,7 +39,7 @@ class Scattering:
         self.edge = not (divides(tall, self.rows) and divides(across, self.columns))
 
     def before_stores(self) -> list[Statement]:
-        """Return everything up to the results, which are in workgroup memory then."""
+        """Return all statements before the results, which are then in workgroup memory."""
         mark, before_marks = self.mark()
         few, _ = self.added(SCATTER_FEW)
         many, before_sums = self.added(SCATTER_READS)
@@ -120,7 +120,7 @@ class Scattering:
         return [*decode(copy, copied(inner, copy)), *emit.inner, *named], before
 
     def into(self, target: str) -> str:
-        """Return which of the workgroup's rows a target is."""
+        """Return the index, among the workgroup's rows, of the row that a target names."""
         return f"(clamp({target}, 0, {plus(self.rows, -1)}) - first_row)"
 
     def next_bits(self) -> list[Block]:

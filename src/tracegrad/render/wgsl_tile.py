@@ -28,7 +28,7 @@ class Span:
     k: int
 
     def unread(self) -> list[str]:
-        """Return code that leaves if no result is read. Either all threads of a workgroup leave or none."""
+        """Return code that ends the kernel if no result is read. All threads of a workgroup leave, or none."""
         apart = [x for x in self.limits if x.of_results]
         return [f"if (first_{x.low} >= first_{x.high} + {self.size(x.high)}) {{ return; }}" for x in apart]
 
@@ -165,7 +165,7 @@ class Tile:
         return self.exchange(results) if self.shape.slices > 1 else self.by_rows(results)
 
     def by_rows(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
-        """Let every thread finish the rows it has summed: the first is stored and the others move up.
+        """Return a loop in which each thread stores the rows that it summed: the first is stored, the others move up.
 
         Registers cannot be indexed.
         """
