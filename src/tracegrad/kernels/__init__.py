@@ -1,1 +1,1 @@
-"""Turn graphs into kernels: index expressions, lowering, fusing, schedules."""
+"""Turn graphs into kernels: storage decisions, fusing, lowering to index expressions, launches and tilings."""

@@ -55,7 +55,7 @@ def all_indices(kernel: Kernel) -> list[Index]:
 
 
 def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
-    """Split axes whose variable, plus any number, is divided by a divisor of its size; None if there are none."""
+    """Split axes whose variable, or a sum with it, is divided by a divisor of the axis's size; None without any."""
     sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
     cuts: dict[str, int] = {}
     for q in quotients_of(all_indices(kernel)):
@@ -151,7 +151,7 @@ def short_axes(kernel: Kernel, rows: int = 0) -> list[Axis]:
 
 
 def _folds(f: Fold, copies: Sequence[Replaced], space: Space, kernel: Kernel) -> list[Statement]:
-    """Return a fold over the remaining axes for each copy, then the statement that combines the copies."""
+    """Return a fold over the axes that are not unrolled for each copy, and the statement that combines the copies."""
     values = [c.value(f.value) for c in copies]
     out: list[Statement] = []
     if kernel.length > len(copies):
@@ -171,7 +171,7 @@ def _folds(f: Fold, copies: Sequence[Replaced], space: Space, kernel: Kernel) ->
 class Replaced:
     """Rebuilds the values of a kernel with an index in place of some variables, such as a point of unrolled axes.
 
-    at: returns where in a slot the element of an index is, if not at the index.
+    at: if given, maps (slot, index) to the index at which the element is stored.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ Loaded = Mapping[str, tuple[int, Index]]  # locals that an earlier kernel stored
 
 
 class Decided(Replaced):
-    """Values with an index in place of some variables; where its bounds decide a comparison, only what it chooses."""
+    """Values with an index in place of some variables. A selection whose condition is then known becomes its result."""
 
     def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
         if v.op == "map" and v.arg[0] == CHOICE:
@@ -52,13 +52,13 @@ def _ends_of(v: Value) -> tuple[int, int] | None:
 def with_axes(
     kernel: Kernel, loaded: Loaded, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space
 ) -> tuple[Kernel, Loaded]:
-    """Return a pointwise kernel over other axes, which computes its points at each of these places; and its locals."""
+    """Return a pointwise kernel over other axes, which computes the points at each of `places`; and its locals."""
     copies = [Decided(space, at) for at in places]
     types = {v.arg: v.dtype for v in walk([s.value for s in kernel.stores]) if v.op == "local"}
     others: dict[str, tuple[int, Index]] = {}
     for k, copy in enumerate(copies):
         for name, (slot, index) in loaded.items():
-            own = f"{name}_{k}" if len(copies) > 1 else name  # each place reads an element of its own
+            own = f"{name}_{k}" if len(copies) > 1 else name  # each place reads its own element
             others[own] = slot, copy.index(index)
             if name in types:
                 copy.locals[name] = space.value("local", types[name], own)
@@ -77,7 +77,7 @@ def piece_of(
 
 
 def in_pieces(kernel: Kernel) -> list[Kernel]:
-    """Return a kernel as one for each piece of the axis along which its points choose among the most values."""
+    """Split a kernel into one per piece of an axis: the axis along which its points select among the most values."""
     stretches = [stretches_of(kernel, a) for a in kernel.outer] if kernel.pointwise else []
     most = max(stretches, key=len, default=())
     if len(most) < 2:
@@ -88,7 +88,7 @@ def in_pieces(kernel: Kernel) -> list[Kernel]:
 
 
 def stretches_of(kernel: Kernel, axis: Axis) -> set[tuple[int, ...]]:
-    """Return the stretches of an axis of a pointwise kernel in which its guards hold. Open axes have none."""
+    """Return the ranges of an axis in which guards of a pointwise kernel hold; none if the axis grows with a run."""
     if not axis.fixed:
         return set()
     guards = guards_of(walk([s.value for s in kernel.stores]))
@@ -101,7 +101,7 @@ def starts_of(stretches: Iterable[tuple[int, ...]], axis: Axis) -> list[int]:
 
 
 def _ends(g: Guard, axis: str) -> tuple[int, ...]:
-    """Return where a guard begins and ceases to hold along an axis, or nothing if other axes decide it, too."""
+    """Return where a guard begins and ceases to hold along an axis; empty if the guard depends on other axes, too."""
     ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
     if not isinstance(atom, Var) or atom.name != axis or c < 1:
         return ()

@@ -1,4 +1,4 @@
-"""Cut the kernels of a loop into blocks that never meet, so that a GPU runs all iterations in one launch.
+"""Cut the kernels of a loop into independent blocks, so that a GPU runs all iterations in one launch.
 
 A loop over a batch of sequences computes each sequence by itself. A workgroup then runs every iteration of one block of
 sequences, and no workgroup waits for another. The proof is by memory. In every value that the loop writes, element `e`
@@ -23,7 +23,7 @@ BLOCK = "block"  # the variable that holds a block's number
 
 
 class Span(NamedTuple):
-    """The memory of one slot in all iterations: its place in the first one, and how it moves."""
+    """The memory of one slot in all iterations: its place in the first iteration, and its moves."""
 
     array: int
     dtype: str  # of the array
@@ -55,11 +55,11 @@ class Span(NamedTuple):
         return self.offset + far + self.size
 
     def follows(self, other: Span, later: int, iterations: range) -> bool:
-        """Return whether it is, `later` iterations later, where `other` is."""
+        """Return whether this memory, `later` iterations later, is that of `other`."""
         return self.outer == other.outer and all(self.at(t + later) == other.at(t) for t in iterations)
 
     def meets(self, other: Span) -> bool:
-        """Return whether one of the two writes what the other touches."""
+        """Return whether one slot writes memory that the other reads or writes."""
         apart = self.array != other.array or self.end <= other.begin or other.end <= self.begin
         return not apart and (self.written or other.written)
 
@@ -74,7 +74,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]]) -> Blocks | None:
-    """Return the kernels of a loop in blocks, or None if blocks would meet or be too large.
+    """Return the kernels of a loop in blocks, or None if blocks are not independent or would be too large.
 
     spans: of each kernel, the memory of its slots.
     """
@@ -96,7 +96,7 @@ def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]]) -> Blo
 
 
 def _simple(kernel: Kernel) -> bool:
-    """Return whether a kernel can be cut: each point stands for itself."""
+    """Return whether a kernel can be cut into blocks: its points are independent of each other."""
     limits = kernel.product.limits if kernel.product else ()
     return not limits and not kernel.uniform and kernel.scatter is None
 
@@ -152,14 +152,14 @@ def restricted(kernel: Kernel, axis: Axis, count: int) -> Kernel:
 
 
 def body_of(kernel: Kernel, values: Replaced) -> tuple[Statement, ...]:
-    """Return the statements of a kernel, rebuilt; of its products only the terms are left."""
+    """Return the statements of a kernel, rebuilt. Products become plain folds of their terms."""
     return tuple(
         [values.store(s) if isinstance(s, Store) else Fold(s.local, s.prim, values.value(s.value)) for s in kernel.body]
     )
 
 
 def steps_of(kernel: Kernel) -> dict[int, int]:
-    """Return by slot how far the elements of one block are from those of the next."""
+    """Return, by slot, the distance in elements from one block to the next."""
     return {slot: index.strides.get(BLOCK, 0) for slot, index, _ in accesses(kernel)}
 
 
@@ -168,7 +168,7 @@ def _division(
 ) -> list[tuple[Span, tuple[int, int]]] | None:
     """Return how a restricted kernel divides the memory that the loop writes; None if it leaves its block.
 
-    A division is the step, and where in the pattern of `step * count` elements a value begins.
+    A division is (step, offset of the value within the pattern of `step * count` elements).
     """
     steps: dict[int, int] = {}
     for slot, index, guards in accesses(kernel):
@@ -212,7 +212,7 @@ def _stays(index: Index, guards: Sequence[Guard], step: int, count: int) -> bool
 
 
 def bounded(index: Index, guards: Sequence[Guard]) -> Index:
-    """Return an index in which what is guarded has the bounds of its guard."""
+    """Return an index in which guarded parts have the bounds of their guards."""
     for k, g in enumerate(guards):
         first, c = g.index.terms[0]
         times = dict(index.terms).get(first, 0) // c
@@ -267,22 +267,22 @@ def _variables(load: Value) -> set[str]:
     return names_of(atom for atom, _ in load.arg[1].terms)
 
 
-# What a loop hands on, from one kernel to the next and from one iteration to the next, stays in workgroup memory. A
-# barrier for storage waits until every processor could see what was written, which takes longer than most kernels of a
-# loop. If a block reads everything that its loop writes from workgroup memory, barriers for that memory are enough.
-# Everything is still written to storage as well, for readers after the loop.
+# Values that a loop passes from kernel to kernel, and to the next iteration, stay in workgroup memory. A barrier for
+# storage waits until all processors can see written values, which takes longer than most kernels of a loop. If a block
+# reads everything that its loop writes from workgroup memory, barriers for that memory are enough. Everything is still
+# written to storage as well, for readers after the loop.
 ARRAYS = {"f32": "wf", "i32": "wi"}  # workgroup arrays by the type of their elements
-LOOKED_AT = 3  # iterations in which places are compared: they move by a fixed step, or there and back
+LOOKED_AT = 3  # iterations in which places are compared: places move by a fixed step, or alternate between two
 
 
 class Copy(NamedTuple):
-    """Where a slot's part of a block is in workgroup memory. Of a value for the next iteration there are two copies."""
+    """The place of a slot's block in workgroup memory. A value for the next iteration has two copies, in turns."""
 
     array: str
     begin: int
     size: int
     copies: int
-    later: int = 1  # 0: as the iteration before left it
+    later: int = 1  # 0: the copy that the previous iteration wrote
 
     def at(self, t: str) -> str:
         """Return where it begins in iteration `t`, as code."""
@@ -291,7 +291,7 @@ class Copy(NamedTuple):
 
 
 class Mirrors(NamedTuple):
-    """Of each kernel, the slots that are in workgroup memory, too; and the elements of each array."""
+    """For each kernel, the slots that workgroup memory mirrors; and the number of elements of each array there."""
 
     of: tuple[Mapping[int, Copy], ...]
     sizes: Mapping[str, int]
@@ -301,7 +301,7 @@ Written = tuple[int, int]  # the number of a kernel and of its slot
 
 
 def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> tuple[Blocks, Mirrors | None]:
-    """Return the blocks with loads from workgroup memory, and what is there; or as they are, if not all can be.
+    """Return the blocks with loads from workgroup memory, and its contents; unchanged blocks if not all values fit.
 
     length: the number of iterations.
     """
@@ -331,7 +331,7 @@ def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -
 
 
 def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> dict[Written, Written] | None:
-    """Return who writes what each slot reads of the memory that the loop writes; None if that is not plain."""
+    """Return, for each slot that reads memory of the loop, the kernel and slot that wrote it; None if unclear."""
     everything = [(k, slot, s) for k, own in enumerate(spans) for slot, s in enumerate(own)]
     written = [(k, slot, s) for k, slot, s in everything if s.written]
     if any(a.meets(b) for n, (*_, a) in enumerate(written) for *_, b in written[:n]):
@@ -355,7 +355,7 @@ def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> di
 
 
 def _element(own: Set[int], slot: int, index: Index) -> Index:
-    """Return where an element of a slot is, counted from the begin of the block in `own` slots."""
+    """Return the index of an element in a slot, relative to the block if the slot is in `own`."""
     return local(index) if slot in own else index
 
 

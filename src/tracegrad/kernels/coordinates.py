@@ -11,7 +11,7 @@ from tracegrad.kernels.expr import Atom, Index, Space
 def unravel(flat: Index, shape: Sequence[int], guarded: bool = False) -> tuple[Index, ...]:
     """Return the row-major coordinates of a flat index.
 
-    guarded: whatever its bounds, the index is in range wherever it counts, so the first coordinate has no remainder.
+    guarded: guards keep the index in range, even if its bounds do not, so the first coordinate needs no remainder.
     """
     out: list[Index] = []
     stride = math.prod(shape)
@@ -40,7 +40,7 @@ def regroup(
     """Convert coordinates in `shape` to coordinates in `target`, matching groups of axes with equal products.
 
     One flat index over all axes would need div and mod over the whole size, and no bound could simplify its loads.
-    guarded: the coordinates are in range wherever they count, whatever their bounds.
+    guarded: guards keep the coordinates in range, even if their bounds do not.
     """
     src = [(i, n) for i, n in zip(coordinates, shape) if n != 1]
     out: list[Index] = []

@@ -14,7 +14,7 @@ from typing import Any, Union
 
 from tracegrad.dtypes import DType, i32
 
-MOST_WHOLE = 2**30  # the end of an index that a rule may make larger than it is: kernels count in 32 bits
+MOST_WHOLE = 2**30  # an index whose bound exceeds this is not scaled by any rule: kernels count in 32 bits
 
 
 class Var:
@@ -332,7 +332,7 @@ def guards_of(values: Iterable[Value]) -> list[Guard]:
 
 
 def names_of(atoms: Iterable[Atom], loaded: bool = True) -> set[str]:
-    """Return the names of the variables that atoms depend on. loaded: also through values read from memory."""
+    """Return the variables that atoms depend on. loaded: also through values read from memory."""
     names: set[str] = set()
     for atom in atoms:
         if isinstance(atom, Var):

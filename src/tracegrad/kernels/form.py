@@ -1,4 +1,4 @@
-"""The kernel form: what a kernel computes and over which points, independent of any language.
+"""The kernel form: the computation of a kernel and its points, independent of any language.
 
 A kernel covers `outer` points; each may fold over the `inner` points of its own row. Its body is a list of
 statements in order. A value is at the inner level (one per point of the row) if it depends on an inner variable, else
@@ -21,7 +21,7 @@ SIZE = "extent_n"  # the name of a run's size in generated code
 
 
 class UnsizedError(TracegradError):
-    """Raised where code needs a fixed size instead of an extent: the program is then compiled for each size."""
+    """Raised if one program cannot serve all sizes. A program is then compiled for each size."""
 
 
 class Extent(int):
@@ -84,7 +84,7 @@ def divides(step: int, n: int) -> bool:
 
 
 def plus(n: int, added: int) -> int | str:
-    """Return `n + added`, as code if the size of a run decides `n`."""
+    """Return `n + added`, as code if `n` depends on the size of a run."""
     return f"({n} {'-' if added < 0 else '+'} {abs(added)})" if isinstance(n, Extent) else n + added
 
 
@@ -95,7 +95,7 @@ def decided(n: int, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A loop variable and its size, which is an Extent if the size of a run decides it."""
+    """A loop variable and its size, which is an Extent if it depends on the size of a run."""
 
     name: str
     size: int
@@ -133,7 +133,7 @@ class Limit:
 
     @property
     def of_results(self) -> bool:
-        """True if the limit concerns results, rather than the terms that they sum."""
+        """True if the limit excludes results; False if it excludes terms of their sums."""
         return "k" not in (self.low, self.high)
 
     def left(self, sizes: Mapping[str, int]) -> int:
@@ -179,7 +179,8 @@ class Fold:
     prim: Primitive
     value: Value
     product: Product | None = None
-    scatter: Scatter | None = None  # if one target serves all n, with a product besides: the one-hot, and the update
+    # if one target serves all n, also as a product: of the one-hot matrix and the updates
+    scatter: Scatter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,7 @@ class Kernel:
     @property
     def work(self) -> int:
         """The number of points computed in all."""
-        rows, length = int(self.rows), int(self.length)  # at the capacity, if the size of a run decides
+        rows, length = int(self.rows), int(self.length)  # at the capacity, if they depend on the size of a run
         return rows + length if self.uniform else rows * length
 
     @property
@@ -243,7 +244,7 @@ class Kernel:
 
     @property
     def pointwise(self) -> bool:
-        """Whether it only stores once for each outer point, and folds nothing."""
+        """True if the kernel stores once for each outer point, and folds nothing."""
         return all(isinstance(s, Store) and not s.inner for s in self.body)
 
     def loaded(self, v: Value) -> DType:
@@ -275,12 +276,12 @@ def fold_batches(kernel: Kernel) -> list[list[Fold]]:
 
 
 def on_device(kernel: Kernel) -> Kernel:
-    """Return a sized kernel for a device. Grids follow the size there, so only loops need to read it."""
+    """Return a sized kernel for a GPU. There, grids depend on the size, so only loops need to read it."""
     return kernel if kernel.uniform else sized(kernel, {a.name: int(a.size) for a in kernel.outer})
 
 
 def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
-    """Return the kernel with other extents of some axes, for instance axes whose size a run decides."""
+    """Return the kernel with other extents of some axes, such as extents that depend on the size of a run."""
     return with_axes(kernel, lambda given: tuple([Axis(a.name, extents.get(a.name, a.size)) for a in given]))
 
 
@@ -301,7 +302,7 @@ def with_axes(kernel: Kernel, axes: Callable[[Sequence[Axis]], tuple[Axis, ...]]
 
 
 def flat_index(kernel: Kernel, axes: Sequence[Axis]) -> Index:
-    """Return the row-major position of a point among those of some axes."""
+    """Return the row-major flat index of a point along some axes."""
     space = kernel.stores[0].index.space
     out = space.number(0)
     sizes = [int(a.size) for a in axes]  # places are laid out for the capacity

@@ -41,7 +41,7 @@ class Cluster:
     ancestors: int = 0  # bit set of all nodes that the cluster depends on, through whole clusters
     outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that other clusters or the program's caller read
     scalars: list[Tensor] = field(default_factory=list[Tensor])  # nodes of another kernel, recomputed here
-    runs: bool = True  # False where every reader recomputes the nodes
+    runs: bool = True  # False if every reader recomputes the nodes
     depth: int = 0  # of inlined ops, at most
     limits: tuple[Limit, ...] = ()  # of a product
 
@@ -68,7 +68,7 @@ def _columns(c: Cluster) -> object:
 
 
 def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | str:
-    """Return kind, rows and length of the merged cluster, or the rule by which the two do not fit."""
+    """Return kind, rows and length of the merged cluster, or the rule that forbids merging the two."""
     kinds = {a.kind, b.kind}
     if kinds == {"points"}:
         return ("points", a.rows, 1) if a.rows == b.rows else OTHER_POINTS
@@ -228,7 +228,7 @@ class Schedule:
         return len(self.arrays(c, c.nodes)) > MAX_BUFFERS
 
     def _depth(self, c: Cluster) -> int:
-        """Return how deep ops are inlined into each other."""
+        """Return the depth to which ops of a cluster are inlined into each other."""
         depth: dict[int, int] = {}
         deepest = 0
         for t in c.computes:

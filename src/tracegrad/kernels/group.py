@@ -33,7 +33,7 @@ class Launch:
         return sum([t.workgroups for t in self.tilings])
 
     def takes(self, other: Launch) -> bool:
-        """Return whether the members of `other` fit in. Large kernels share a launch with their equals only."""
+        """Return whether the members of `other` can join. Large kernels share a launch only with equal kernels."""
         kernels = [*self.kernels, *other.kernels]
         large = [k for k in kernels if k.work >= ALONE]
         return (
@@ -54,7 +54,7 @@ class Launch:
         self.arrays |= other.arrays
 
     def sort(self, number: Mapping[int, int]) -> None:
-        """Sort long members first, so that short ones fill the gaps; equal members, which share a function, adjoin.
+        """Sort members by length, the longest first, so that short ones fill gaps; equal members become neighbours.
 
         number: id of a kernel -> the number of its function.
         """

@@ -32,7 +32,7 @@ LARGEST = 2**31 - 2**16
 
 
 def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Return what the cluster reads from memory, in order of first use, and a key equal for clusters of equal form."""
+    """Return the values that the cluster reads from memory, in order of first use, and a key of the cluster's form."""
     stored, halves = storage.stored, storage.halves
     ids: dict[int, int] = {}
     externals: list[Tensor] = []
@@ -72,7 +72,7 @@ def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[An
 
 
 def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int, str]) -> dict[int, int]:
-    """For each member that overwrites a region the kernel also reads, return the slot that reads it."""
+    """Return, for each member that overwrites a region that the kernel also reads, the slot that reads it."""
     read = {region_of(t): k for k, t in enumerate(externals) if t.prim.family == "leaf"}
     return {t.serial: read[writes[t.serial]] for t in c.outs if writes.get(t.serial) in read}
 
@@ -228,12 +228,12 @@ class _Lowering:
         return Fold(name, t.prim, value, product, Scatter(target, out[axis], update, batch, rows, columns))
 
     def map_value(self, name: str, *args: Value) -> Value:
-        """Return a value of a primitive that lowering itself needs."""
+        """Return a value of an elementwise primitive, by its name."""
         dtype = {"where": args[-1].dtype, "equal": bool_}.get(name, args[0].dtype)
         return self.space.value("map", dtype, (name, ()), args)
 
     def stored(self, t: Tensor) -> DType:
-        """Return the type that memory holds the elements of `t` in."""
+        """Return the type in which memory holds the elements of `t`."""
         return f16 if t.serial in self.halves else t.dtype
 
     def store(self, t: Tensor) -> Store:

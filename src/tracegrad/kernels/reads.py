@@ -14,7 +14,7 @@ from tracegrad.ir.nodes import Tensor, reached
 from tracegrad.ir.states import STATE
 from tracegrad.prims.leaves import LITERAL
 
-IN_MEMORY = ("pack", "item")  # they are in memory without a kernel of their own: other kernels write them, part by part
+IN_MEMORY = ("pack", "item")  # values in memory without their own kernel: other kernels write their parts
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ def _stored_behind(ts: Iterable[Tensor], stored: Container[int]) -> set[int]:
 
 
 def _first(t: Tensor) -> list[int | None]:
-    """Return q at the inputs of a stored node."""
+    """Return q for each input of a stored node."""
     if t.prim.family == "fold":
         return [1 if trailing(t) else None]
     if t.prim.family in ("product", "scatter", "scan"):
@@ -75,7 +75,7 @@ def _first(t: Tensor) -> list[int | None]:
 
 
 def _through(t: Tensor, q: int | None) -> list[int | None]:
-    """Return q at the operands of an inlined node read with `q`."""
+    """Return q for each operand of an inlined node that is read with `q`."""
     if q is None or t.prim.family == "map":
         return [q] * len(t.operands)
     if t.prim.family == "gather":

@@ -1,8 +1,8 @@
-"""Turn the kernels of a batch so that its rows come first, and prove that each row computes from its own memory.
+"""Reorder kernels of a batch so that its rows come first, and prove that each row is computed from its own memory.
 
-In memory, element `e` of a value that grows with the batch belongs to row `e // after % n`. A kernel's point belongs to
-a row by one of its axes, which is cut where the row is not its outermost part. Each row reads and writes elements of
-its own only, or of rows that every batch has.
+In memory, element `e` of a value that grows with the batch belongs to row `e // after % n`. One axis of a kernel gives
+the row of a point. The axis is split if the row is not its outermost part. Each row reads and writes only its own
+elements, or rows that every batch has.
 
 An example: if calls choose T, the rows of x[B, T, 2] are those of one t, `RowLayout(before=B, after=2)`.
 """
@@ -22,9 +22,9 @@ from tracegrad.kernels.form import Axis, Extent, Fold, Kernel, Statement, Store,
 
 
 class RowLayout(NamedTuple):
-    """How a value of `before` * n * `after` elements holds the rows of a batch of n.
+    """The layout of a batch of n rows in a value of `before` * n * `after` elements.
 
-    Memory has the rows in front, unless they are kept between the others because a loop moves along these.
+    Memory has the rows first, unless a loop moves along the axes before the rows: then their order is kept.
     """
 
     before: int
@@ -38,7 +38,7 @@ Held = Sequence[RowLayout | None]  # by slot; None: the value does not grow
 class Turned(NamedTuple):
     """A kernel whose rows come first."""
 
-    sized: Kernel  # its extents follow the size of a run
+    sized: Kernel  # its extents depend on the size of a run
     kernel: Kernel
     plain: Kernel  # the same with rows in front in all memory, which is equal at all sizes
     held: Held
@@ -47,11 +47,12 @@ class Turned(NamedTuple):
 def turnings(
     kernel: Kernel, grown: Mapping[str, int], held: Held, kept: Sequence[int | None], outside: int
 ) -> Iterator[dict[str, int]]:
-    """Yield for each axis that grows how many of its neighbours can be of one row, the likeliest first.
+    """Yield candidates, the likeliest first: for each axis that grows, how many neighbouring points share a row.
 
     grown: axis -> its points for each row. kept: as for `turned`.
     """
-    firsts = [1 if any(held) else outside, 1, *filter(None, kept)]  # what reads nothing that grows is as inputs are
+    # a kernel that reads nothing that grows has the layout of inputs
+    firsts = [1 if any(held) else outside, 1, *filter(None, kept)]
     found = {axis: dict.fromkeys([per // k for k in firsts if per % k == 0]) for axis, per in grown.items()}
     for slot, index, _ in accesses(kernel):
         rows = held[slot]
@@ -65,8 +66,8 @@ def turned(kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Se
     """Return the kernel with the rows in front.
 
     near: axis -> how many neighbours are of one row.
-    kept: of each slot, a divisor of what comes before its rows, which must stay where they are; 0: they need not. None:
-          it does not grow.
+    kept: for each slot, a divisor of the number of elements before its rows, if rows must stay in place; 0 if they need
+          not. None if the slot does not grow.
     Raises: UnsizedError without a proof.
     """
     if _behind(held, near) or not _comes_first(kernel, n, near):
@@ -78,7 +79,7 @@ def turned(kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Se
     for slot, index, guards in accesses(kernel):
         rows = made[slot]
         own = not rows or any(_own(index, guards, axis, many, n, rows) for axis, many in near.items())
-        if rows and not own and (rows.before > 1 or index.hi >= rows.after):  # each batch has its first row
+        if rows and not own and (rows.before > 1 or index.hi >= rows.after):  # row 0 exists in each batch
             raise UnsizedError(f"{kernel.label} reads other rows of the batch than its own")
     plain = _in_front(kernel, n, near, made)
     moved = [None if rows and rows.kept else rows for rows in made]
@@ -88,20 +89,20 @@ def turned(kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Se
 
 
 def _behind(held: Held, near: Mapping[str, int]) -> bool:
-    """Return whether rows are behind something in memory, and several neighbours of an axis are of one row."""
+    """Return whether rows come after other axes in memory, and several neighbours of an axis belong to one row."""
     return any(rows and rows.before > 1 for rows in held) and any(many > 1 for many in near.values())
 
 
 def _divided(
     kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Sequence[int | None]
 ) -> list[RowLayout | None]:
-    """Return how all slots hold the rows."""
+    """Return the layout of rows in all slots."""
     written = {s.slot: _written(s, kernel, n, near, kept[s.slot]) for s in kernel.stores}
     return [written.get(slot, rows) for slot, rows in enumerate(held)]
 
 
 def _comes_first(kernel: Kernel, n: int, near: Mapping[str, int]) -> bool:
-    """Return whether rows are in front already; single ones of a product can be behind the axes of a stack."""
+    """Return whether rows come first already. Single rows of a product can come after the axes of a stack."""
     p = kernel.product if kernel.scatter is None and set(near.values()) == {1} else None
     groups = [kernel.outer] if p is None or any(a.name in near for a in p.n) else [p.batch, p.m]
     wide = [[a for a in group if a.size > 1] for group in (*groups, kernel.inner)]
@@ -157,7 +158,7 @@ def _rebuilt(kernel: Kernel, values: Replaced) -> Kernel:
 
 
 def _written(s: Store, kernel: Kernel, n: int, near: Mapping[str, int], kept: int | None) -> RowLayout | None:
-    """Return how a store divides its slot: each row writes its own elements, or one point all that do not grow."""
+    """Return the layout of rows in the slot of a store: each row writes its own elements; None if it does not grow."""
     size = kernel.slots[s.slot].size
     for axis, many in near.items() if kept is not None else ():
         after = s.index.strides.get(axis, 0) * many
@@ -173,7 +174,7 @@ def _written(s: Store, kernel: Kernel, n: int, near: Mapping[str, int], kept: in
 def _own(index: Index, guards: Sequence[Guard], axis: str, many: int, n: int, rows: RowLayout) -> bool:
     """Return whether an index is among the elements of its own row wherever the guards hold.
 
-    If the rows are in front, an index is valid at all of them, so what is added to `share * row` is in its share.
+    If the rows come first, an index is valid for all rows, so the part added to `share * row` is within one share.
     """
     rest = [a for a, _ in index.terms if not (isinstance(a, Var) and a.name == axis)]
     # A value read from memory is clamped to a fixed range, so an index by it counts as the same at every point
@@ -184,7 +185,7 @@ def _own(index: Index, guards: Sequence[Guard], axis: str, many: int, n: int, ro
 
 
 def _in_front(kernel: Kernel, n: int, near: Mapping[str, int], held: Held) -> Kernel:
-    """Return the kernel with the rows in front in memory."""
+    """Return the kernel with the rows first in memory."""
     if not any(rows and rows.before > 1 for rows in held):
         return kernel
 

@@ -1,4 +1,4 @@
-"""Decide which values of a graph are in memory and why, and what reads them; `Storage` hands the decision on.
+"""Decide which values of a graph are stored in memory, and why. `Storage` has the result for later stages.
 
 Folds, products and scatters are stored, and so is everything the program must deliver. An elementwise value is stored
 in three cases: recomputing it costs more than writing and loading it; it must be computed once (`choices`); or its
@@ -89,7 +89,7 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
         family = t.prim.family
         if family not in INLINED:
             return OF_FAMILY[family]
-        if family == "view" and repeats(t) == 1:  # it shares its input's memory
+        if family == "view" and repeats(t) == 1:  # the view shares its input's memory
             return MOVES
         if t.serial in delivered:
             return delivered[t.serial]
@@ -99,7 +99,7 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
             return DEEP
         if family == "view":
             return MOVES
-        spread = sources[t.serial] * SPREAD <= t.size  # what it is computed from stays in the nearest memory
+        spread = sources[t.serial] * SPREAD <= t.size  # its much smaller inputs stay in the nearest cache
         shared = work[t.serial] if spread else cost[t.serial]
         return MADE if t.serial in made else worth_storing(t, cost[t.serial], shared, readers[t.serial]) or CHEAP
 
@@ -140,7 +140,7 @@ def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
 def worth_storing(t: Tensor, cost: int, shared: int, readers: Sequence[Tensor]) -> str:
     """Return the rule that stores `t`, or "" if computing it for each reader costs less than memory accesses.
 
-    shared: what it costs to compute an element for one more reader of the same points.
+    shared: the cost of computing an element for one more reader of the same points.
     """
     if any(r.prim.family == "product" for r in readers) and cost > PRODUCT_READS:
         return OPERAND
@@ -209,7 +209,7 @@ class Storage:
 
     @cached_property
     def before(self) -> dict[int, list[int]]:
-        """The nodes that must run before each stored node: what it reads or waits for, and what reads its old value."""
+        """The nodes to run before each stored node: those it reads or waits for, and the readers of its old value."""
         before = {
             s: [p for r in (*reads.stored, *sorted(reads.waits)) for p in self.packed(r)]
             for s, reads in self.reads.items()
@@ -327,7 +327,7 @@ def half_nodes(order: Sequence[Tensor], rules: Rules, roots: set[int]) -> set[in
 
 
 def added_to(delivered: set[int], order: Sequence[Tensor]) -> set[int]:
-    """Return the delivered values, and all that is added to them element by element."""
+    """Return the delivered values, and all values that are added to them element by element."""
     found = set(delivered)
     for t in reversed(order):
         if t.serial in found and t.prim.family in ("map", "view"):

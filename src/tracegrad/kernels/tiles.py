@@ -1,4 +1,4 @@
-"""Shapes of the tiles that products are computed in, and how long a product takes with each."""
+"""Shapes of the tiles of matrix products, and estimates of a product's time with each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TileShape:
         return self.k_step // self.slices
 
     def turns(self, k: int) -> int:
-        """Return over how many k each slice sums, if the number is small and equal for all slices; else 0."""
+        """Return the number of k that each slice sums, if it is small and equal for all slices; else 0."""
         if isinstance(k, Extent):
             return 0
         each = min(k, self.k_slice)
@@ -57,7 +57,7 @@ class TileShape:
 
     def square(self, kernel: Kernel) -> int:
         """Return the side of the square of results that a thread computes without barriers."""
-        rows, length = int(kernel.rows), int(kernel.length)  # at the capacity, if the size of a run decides
+        rows, length = int(kernel.rows), int(kernel.length)  # at the capacity, if they depend on the size of a run
         return tuning.SMALL_SQUARE if rows * length <= tuning.SMALL_PRODUCT or self.turns(length) else tuning.SQUARE
 
     def summed(self, kernel: Kernel) -> tuple[Axis, ...]:
@@ -65,7 +65,8 @@ class TileShape:
 
         The last axis is one that whole steps cover, if there is one: during a step no other axis changes.
         """
-        covered = [a for a in kernel.inner if a.fixed and a.size % self.k_step == 0]  # a batch stays in front
+        # an axis that grows with a batch stays first
+        covered = [a for a in kernel.inner if a.fixed and a.size % self.k_step == 0]
         if not covered or kernel.inner[-1] in covered:
             return kernel.inner
         last = max(covered, key=lambda a: a.size)
@@ -120,7 +121,7 @@ TILES = {
     TileShape(16, 64, 4, 4, 32): (0.38, 0.51, 0.55),
     TileShape(16, 16, 4, 4, 64): (0.17, 0.21, 0.26, 0.27),
 }
-IN_ORDER = next(tile for tile in TILES if tile.slices == 1)  # it sums over k from the first to the last
+IN_ORDER = next(tile for tile in TILES if tile.slices == 1)  # a tile that sums over k from the first to the last
 SMALLEST = min(TILES, key=lambda tile: tile.rows * tile.columns)
 
 
@@ -141,7 +142,7 @@ def tile_time(tile: TileShape, batch: int, m: int, n: int, k: int, limits: Seque
 
 
 def _left(tile: TileShape, m: int, n: int, k: int, limits: Sequence[Limit]) -> tuple[int, int]:
-    """Return how many tiles of one product are left under the limits, and over how many k they sum on average."""
+    """Return how many tiles of one product the limits leave, and the average number of k that they sum."""
     alike = not {Limit("k", "n"), Limit("n", "k")} & set(limits)  # do neighbouring tiles sum over the same k?
     tiles = total = 0
     for i in range(0, m, tile.rows):

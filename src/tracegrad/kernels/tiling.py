@@ -1,4 +1,4 @@
-"""Spread the points of a kernel over threads. Sizes alone decide, so every device sums in the same order."""
+"""Distribute the points of a kernel over threads. This depends on sizes only, so all devices sum in the same order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ScatterShape(NamedTuple):
 
     @property
     def some(self) -> int:
-        """Words for each set that tell which of those are not 0."""
+        """Words for each set with one bit per word of bits: 1 if that word is not 0."""
         return -(-self.line // BITS)
 
     @property
@@ -58,7 +58,7 @@ class ScatterShape(NamedTuple):
 
 
 class BlockShape(NamedTuple):
-    """How a workgroup folds all rows of a block of a loop: `lanes` threads a row, each `chunk` points in turn."""
+    """The way a workgroup folds the rows of a loop's block: `lanes` threads a row, each `chunk` points at a time."""
 
     rows: int
     lanes: int
@@ -73,7 +73,7 @@ class BlockShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How points are spread over threads, by `kind`:
+    """The distribution of points over threads, by `kind`:
 
     points    one thread for each point
     rows      `lanes` threads for each row
@@ -104,7 +104,7 @@ def grid_of(workgroups: int) -> tuple[int, int]:
 
 
 class Reach(NamedTuple):
-    """The number of workgroups that the first rows of a kernel take.
+    """A formula for the number of workgroups that compute the first rows of a kernel.
 
     A run of size n has `per * n` rows. `unit` rows make a line of `times` parts; `threads` parts make a workgroup.
     """
@@ -137,7 +137,7 @@ def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
 
 
 def _reach_of_product(kernel: Kernel, tiling: Tiling, extent: Extent) -> Reach | None:
-    """Return the reach of rectangles of results, which are in order batch by batch, in each row by row."""
+    """Return the reach of rectangles of results, which are ordered by batch, then by row."""
     p = kernel.product or kernel.scatter
     assert p is not None
     if tiling.kind == "tile" and tiling.tile and any(not x.of_results for x in tiling.tile.limits(kernel)):
@@ -189,7 +189,8 @@ def choose_tiling(kernel: Kernel) -> Tiling:
 def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
     """Return the tiling of a scatter. With many results a thread has several, so fewer threads look for updates."""
     m, n = int(points(s.m)), int(points(s.n))
-    across, deep, together = 2, 1, tuning.SCATTER_TOGETHER  # fewer across, and the bits would not fit workgroup memory
+    # with fewer threads across, the bits would not fit into workgroup memory
+    across, deep, together = 2, 1, tuning.SCATTER_TOGETHER
     while across < min(n, tuning.SCATTER_ACROSS):
         across *= 2
     sets, stacks = tuning.WORKGROUP // across, int(points(s.batch)) * -(-n // across)
@@ -254,7 +255,7 @@ def _serial(kernel: Kernel, tiling: Tiling) -> Tiling:
 
 
 def _side_by_side(kernel: Kernel) -> int:
-    """Return how many points a thread computes: with few bytes for each, starting workgroups would dominate."""
+    """Return how many points a thread computes: several if a point has few bytes, to start fewer workgroups."""
     if kernel.rows < tuning.MANY_POINTS:
         return 1
     stores = kernel.stores

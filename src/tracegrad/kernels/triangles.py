@@ -1,4 +1,4 @@
-"""Find the triangles that masks hide: halves of a tensor that are exact zeros, or that are never read.
+"""Find the triangles that masks hide: halves of a tensor whose elements are exactly 0, or are never read.
 
 The *half* (row, column) of a tensor is the set of elements whose coordinate along axis `column` is larger than that
 along `row`. Causal attention hides the half of the last two axes. A comparison of two coordinates gives the half where
@@ -44,7 +44,7 @@ class Triangles:
             self._read(order, frozenset(roots))
 
     def left_out(self, t: Tensor, outs: Iterable[Tensor]) -> tuple[Limit, ...]:
-        """Return what the product `t`, whose kernel stores `outs`, can skip."""
+        """Return the limits under which the product `t`, whose kernel stores `outs`, can skip points."""
         a, b = t.inputs
         found: list[Limit] = []
         unread = [self.unread.get(x.serial, NONE) if x.shape == t.shape else NONE for x in (t, *outs)]
@@ -69,13 +69,13 @@ class Triangles:
         return half in self.zero.get(t.serial, NONE) or constant(t) == 0.0
 
     def _move(self, t: Tensor) -> None:
-        """Carry halves through a view, for axes that stay axes."""
+        """Find the halves of a view's result, for axes that the view keeps."""
         x = t.inputs[0]
         if x.serial not in self._along and not self._known(x):
             return
         axes, whole = axes_through(t)
         self._set(self.zero, t, moved(self.zero.get(x.serial, NONE), axes))
-        if whole:  # else zeros surround the input
+        if whole:  # otherwise zeros surround the input
             self._set(self.true, t, moved(self.true.get(x.serial, NONE), axes))
             if self._along.get(x.serial) in axes:
                 self._along[t.serial] = axes[self._along[x.serial]]
