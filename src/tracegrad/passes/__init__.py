@@ -1,1 +1,1 @@
-"""Rewrite graphs: each pass is a verb and one rule."""
+"""Passes, which rewrite graphs. Each has one rule."""

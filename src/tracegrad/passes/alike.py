@@ -1,4 +1,4 @@
-"""Compare traces at several sizes node by node: all must compute the same, except for what may follow the sizes."""
+"""Compare traces at several sizes, node by node. They must be equal, except for values that may depend on sizes."""
 
 from __future__ import annotations
 

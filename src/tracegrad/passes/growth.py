@@ -1,7 +1,7 @@
-"""How lengths and axes follow several sizes that calls choose, found from two traces.
+"""How lengths and axes depend on several sizes that calls choose, found from two traces.
 
 An axis consists of parts, of which some grow. A reshape of f32[B,T,8] to f32[B*T,8] makes an axis of the parts B and T.
-Where memory has room for a larger T, elements of this axis count if their coordinate along T is small enough.
+If memory has room for a larger T, an element of this axis is valid if its coordinate along T is below the run's T.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from tracegrad.kernels.form import UnsizedError
 
 Both = tuple[int, int]  # a number in two traces
 MOST_FACTORS = 3  # sizes in one length
-MOST_MORE = 3  # a factor of a length is a size and at most this: a longer shift is found where it is made
+# a factor of a length is a size plus at most this number; larger shifts are handled by the op that makes them
+MOST_MORE = 3
 
 
 class AmbiguousError(UnsizedError):
-    """Two traces do not tell how a length follows the sizes; traces at other sizes do."""
+    """A length can depend on the sizes in several ways that fit two traces. Traces at other sizes can decide."""
 
 
 class Grown(NamedTuple):
@@ -53,12 +54,12 @@ class Axis(NamedTuple):
     """How an axis grows."""
 
     length: Length
-    parts: Parts | None  # None: any order of its factors is right, because elements are equal along the axis
-    counts: bool = False  # the elements are their own coordinate, and the order of factors is not known yet
+    parts: Parts | None  # None: any order of factors is right, because all elements along the axis are equal
+    counts: bool = False  # each element is its own coordinate, and the order of factors is not known yet
 
     @property
     def grows(self) -> bool:
-        """Whether the axis follows a size."""
+        """True if the length of the axis depends on a size."""
         return bool(self.length.factors)
 
     @property
@@ -87,9 +88,9 @@ class Sizes(NamedTuple):
         return (part, part) if isinstance(part, int) else (part.at(self.one), part.at(self.other))
 
     def length(self, pair: Both) -> Length:
-        """Return how a length follows the sizes.
+        """Return the formula of a length in terms of the sizes.
 
-        Raises UnsizedError if it does in no way that is known here, and AmbiguousError if it does in several.
+        Raises UnsizedError if none of the known formulas fits, and AmbiguousError if several do.
         """
         a, b = pair
         if a == b:
@@ -144,7 +145,7 @@ def joined(parts: Sequence[Part]) -> Parts:
 
 @lru_cache(1 << 10)
 def _lengths(sizes: Sizes, pair: Both) -> frozenset[Length]:
-    """Return the ways in which a length follows the sizes: the plainest ones."""
+    """Return the simplest formulas of the sizes that fit a length in both traces."""
     a, b = pair
     found = {Length(1, (Grown(k, a - n),)) for k, (n, m) in enumerate(zip(sizes.one, sizes.other)) if a - b == n - m}
     for factors in _products(len(sizes.one)):
@@ -156,7 +157,7 @@ def _lengths(sizes: Sizes, pair: Both) -> frozenset[Length]:
 
 @cache
 def _products(sizes: int) -> list[tuple[Grown, ...]]:
-    """Return products of sizes, each plus a number, the plainest first."""
+    """Return products of factors (a size plus a number), the simplest first."""
     found: list[tuple[Grown, ...]] = []
     for count in range(1, MOST_FACTORS + 1):
         most = MOST_MORE if count < MOST_FACTORS else 0

@@ -36,7 +36,7 @@ def _origin(t: Tensor, outside: Mapping[int, Tensor]) -> tuple[Tensor | None, Bo
         x = outside[t.serial] if t.serial in outside else t.inputs[0]
         if t.prim.family == "view":
             box = _read(t, x, box)
-        else:  # of all iterations: a scan's body has an element of axis 0, or the whole value
+        else:  # for all iterations: the body of a scan reads one element of axis 0, or the whole value
             box = [*_whole(x)[: x.ndim - t.ndim], *box]
         t = x
     is_input = t.prim.name == "leaf" and t.attrs["role"] == "input" and t.dtype.name == "i32"

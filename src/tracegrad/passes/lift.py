@@ -1,4 +1,4 @@
-"""Lift work out of scans: what needs no order of iterations is computed for all iterations at once.
+"""Lift work out of scans: values that do not depend on earlier iterations are computed for all iterations at once.
 
 before the loop:  values that no iteration changes, transposed weights included; products and folds of elements alone,
                   such as x_t @ W
@@ -83,7 +83,7 @@ class Cuts:
         return _union([found[t.serial] for t in roots])
 
     def _of(self, t: Tensor, behind: Cut) -> Cut:
-        """Return where to cut off `t`, whose inputs are cut off at `behind`."""
+        """Return the cut for `t`, given the cut `behind` for its inputs."""
         own, family = frozenset([t.serial]), t.prim.family
         if t.serial in self.stored or (t.serial in self.once and family != "leaf"):
             return Cut(own)
@@ -299,7 +299,7 @@ LINEAR = ("neg", "add", "sub")
 
 
 class Outside(NamedTuple):
-    """What is known of a loop's body outside of the loop.
+    """The values of a loop's body that are available outside of the loop.
 
     stacked: the values of a node in all iterations, along a new axis 0
     around:  the value of a node that no iteration changes

@@ -1,4 +1,4 @@
-"""Give every value that the program delivers memory of its own, at its final place."""
+"""Give every result of the program its own memory, at its final place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place_results(graph: Graph) -> Graph:
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "pack":
             return rebind(t, [own(x) for x in inputs])
-        if t.prim.family == "scan":  # a scan overwrites the first values of its carries, so each needs a copy
+        if t.prim.family == "scan":  # a scan overwrites the initial values of its carries, so each needs a copy
             carries = len(t.attrs["body"].carries)
             return rebind(t, [*map(copy_of, inputs[:carries]), *map(in_memory, inputs[carries:])])
         return None

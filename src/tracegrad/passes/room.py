@@ -1,4 +1,4 @@
-"""A graph in the shapes of larger sizes while it is made: what its elements and sizes are; see `passes/roomy.py`."""
+"""Helpers of `passes/roomy.py`: masks, coordinates and lengths in a graph whose arrays are larger than a run's."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Value(NamedTuple):
 
 
 class Room:
-    """The values of a graph that is made, and the sizes of a run, which are inputs."""
+    """The values of the new graph, and the sizes of a run, which are inputs of the graph."""
 
     def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], exact: int | None) -> None:
-        """exact: the number of a size of which memory has no more elements than count."""
+        """exact: the index of a size for which memory has no padding."""
         self.sizes, self.lengths, self.exact = sizes, lengths, exact
         self.of: dict[int, Value] = {}  # by serial of a node at the room
 
@@ -74,7 +74,7 @@ class Room:
         return [index, *reversed(found)]
 
     def numbers(self, axes: Sequence[Axis], shape: Shape) -> Tensor:
-        """Return the number that each element of a value of these axes has at a run's sizes, in row-major order."""
+        """Return, for each element, its row-major index in the shape of the run's sizes."""
         parts = [part for axis in axes for part in axis.ordered]
         whole = [self.sizes.of(part)[0] for part in parts]
         found: list[Tensor] = []
@@ -85,11 +85,11 @@ class Room:
         return reshape(functools.reduce(operator.add, found), shape)
 
     def roomy(self, axis: Axis) -> bool:
-        """Whether some elements of an axis may not count."""
+        """True if an axis can have padding elements."""
         return any(f.size != self.exact for f in axis.length.factors)
 
     def counting(self, axis: Axis) -> Tensor | None:
-        """Return along an axis of the room whether an element counts; None if all do."""
+        """Return a mask along an axis, True at elements that are not padding; None if there is no padding."""
         if not self.roomy(axis):
             return None
         shape = [self.sizes.of(part)[0] for part in axis.ordered]
@@ -102,9 +102,9 @@ class Room:
         return reshape(found, (axis.length.at(self.sizes.one),))
 
     def masked(self, x: Value, axes: Sequence[int], otherwise: float | int) -> Tensor:
-        """Return a value with the elements along some axes that do not count replaced.
+        """Return a value with its padding along some axes replaced by `otherwise`.
 
-        Beneath a transpose, so that memory has the order that it has without a mask.
+        The mask goes under a transpose, so that the order in memory stays the same.
         """
         made = x.tensor
         if made.prim is PERMUTE:
@@ -123,7 +123,7 @@ class Room:
         return made
 
     def placed(self, index: Tensor, axis: Axis) -> Tensor:
-        """Return where the elements at indices are in the room."""
+        """Convert indices at a run's sizes to indices in the padded axis."""
         if not self.roomy(axis):
             return index
         high = self.scalar(axis.length) - 1
@@ -141,9 +141,10 @@ class Room:
             raise UnsizedError("moves along an axis of several parts")
 
     def places(self, start: Length, step: int, axis: int, shape: Shape, n: int) -> Tensor:
-        """Return indices start + step * k for the coordinates k along an axis of `shape`, where all n are valid."""
+        """Return indices start + step * k, for the coordinates k along an axis of `shape`, limited to [0, n)."""
         at = iota((shape[axis],), 0) * step + self.scalar(start)
-        at = METHODS["minimum"](METHODS["maximum"](at, 0), n - 1)  # those beyond the size can be anywhere
+        # indices of padding elements only have to be in range
+        at = METHODS["minimum"](METHODS["maximum"](at, 0), n - 1)
         return broadcast_to(reshape(at, [m if d == axis else 1 for d, m in enumerate(shape)]), shape)
 
 

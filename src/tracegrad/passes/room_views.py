@@ -1,4 +1,4 @@
-"""How views are computed in a room: which axes a result has, and what must be masked; see `passes/roomy.py`."""
+"""Views in `passes/roomy.py`: the axes of their results, and the elements to mask."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _regrouped(sizes: Sizes, axes: Sequence[Axis], pairs: Sequence[Both]) -> lis
 
 
 def counted(room: Room, t: Tensor, axes: Sequence[Axis], shape: Shape) -> Tensor:
-    """Return what is computed from the number of each element of a value of these axes. t: the same along one axis."""
+    """Return the value that `t` computes from each element's coordinate, for axes with padding."""
     if t.prim is not IOTA:
         own = room.of[t.serial]
         if own.axes[0].counts:
@@ -127,9 +127,9 @@ def _place(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
 
 
 def _blocks(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...] | None:
-    """Return the axes of a slice or place of whole blocks, as of [a, b] put together; None if it is another one.
+    """Return the axes of a slice or place of whole blocks, such as a or b of concat([a, b]); None for any other.
 
-    Blocks are as far apart in the room as they are long there. So each element stays one that counts, or none.
+    Padded blocks are adjacent, so valid elements stay valid, and padding stays padding.
     """
     room.same(t, u, "start", "length")
     parts = x.axes[t.axis].parts
@@ -145,7 +145,7 @@ def _blocks(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...] | No
 
 
 def _moved(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Length, tuple[Axis, ...]]:
-    """Return where a slice or place begins, and the axes of its result."""
+    """Return the start of a slice or place, and the axes of its result."""
     room.single(x.axes[t.axis])
     new = room.sizes.axis((t.shape[t.axis], u.shape[t.axis]))
     room.single(new)

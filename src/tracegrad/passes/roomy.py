@@ -1,10 +1,10 @@
 """Compute a graph in the shapes of larger sizes, its *room*, so that one program serves all sizes up to these.
 
-Every value has the shape that it has at the room. Elements beyond a run's sizes hold anything. Where a node would read
-them for an element that counts, they are masked: a sum, for instance, reads 0 instead. `passes/growth.py` tells where
-they are.
+Every value has its shape at the room. Elements beyond a run's sizes are padding, and can hold anything. If a node would
+read padding to compute a valid element, the padding is masked: a sum, for instance, reads 0 instead. `passes/growth.py`
+finds the padding.
 
-The graph at the room is compared with that at other sizes, node by node. So each length, and each place in an
+The graph at the room is compared with the graph at other sizes, node by node. So each length, and each position in an
 attribute, is known as a number or as a size plus a number. All else is refused.
 """
 
@@ -33,7 +33,7 @@ SIZE = "size of {}"  # of the input that holds a size: no hyperparameter has a s
 
 
 class Roomy(NamedTuple):
-    """A graph in a room, and how results grow."""
+    """A graph with room, and how its results depend on sizes."""
 
     graph: Graph
     results: Mapping[str, tuple[Axis, ...]]
@@ -48,12 +48,12 @@ class Looped(NamedTuple):
 
 @ambient.restored
 def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact: int | None) -> Roomy:
-    """Return the graph at the room, so that it is right for smaller sizes, which are further inputs.
+    """Return the graph at the room, made correct for smaller sizes, which are further inputs.
 
     other:  the same at other sizes.
     names:  of the sizes.
-    exact:  the number of a size for which nothing is masked: the program has no elements beyond it.
-    Raises: UnsizedError with the line of a node that cannot be computed so.
+    exact:  the index of a size without padding, for which nothing is masked.
+    Raises: UnsizedError with the line of a node that cannot be computed with padding.
     """
     with ambient.rewriting() as here:
         lengths = [leaf("hyper", SIZE.format(name), TensorType(i32, ())) for name in names]
@@ -84,7 +84,7 @@ class _Walk(Room):
                     raise UnsizedError(f"{t.prim.name}{f', {t.site.short}' if t.site else ''}: {e}") from None
 
     def checked(self, t: Tensor, u: Tensor) -> Value:
-        """Return the next value, whose axes follow from the sizes as those of both traces do."""
+        """Return the next value, after a check that its axes fit the types of both traces."""
         differ = UnsizedError(f"{t.type} is {u.type} at other sizes")
         if t.dtype is not u.dtype or t.ndim != u.ndim:
             raise differ
@@ -113,12 +113,12 @@ class _Walk(Room):
         return self.alike(t, u, inputs, tuple([self.sizes.axis((n, n)) for n in t.shape]))
 
     def settled(self, t: Tensor, x: Value) -> Value:
-        """Return the value of a node, whose parts have the order of blocks put together if it counts."""
+        """Return the value of a node; if it is a coordinate, with its parts in the order of joined blocks."""
         axes = tuple([axis.stacked for axis in x.axes])
         return Value(counted(self, t, axes, t.shape), axes) if any(a.counts for a in x.axes) else x
 
     def alike(self, t: Tensor, u: Tensor, inputs: Sequence[Value], axes: tuple[Axis, ...]) -> Value:
-        """Return the value of the same node, whose attributes do not follow the sizes."""
+        """Return the value of a node whose attributes do not depend on the sizes."""
         self.same(t, u)
         return Value(rebind(t, [x.tensor for x in inputs]), axes)
 
@@ -127,7 +127,7 @@ class _Walk(Room):
         return self.alike(t, u, inputs, self.agreed([x.axes for x in inputs if x.tensor.ndim == t.ndim]))
 
     def fold(self, t: Tensor, u: Tensor, x: Value) -> Value:
-        """Return a fold, whose input is masked by the fold's identity where elements do not count."""
+        """Return a fold. Padding in its input is masked by the fold's identity."""
         axes = tuple([ONE if d in t.axes else a for d, a in enumerate(x.axes)])
         return self.alike(t, u, [x._replace(tensor=self.masked(x, t.axes, _identity(t)))], axes)
 
@@ -151,7 +151,7 @@ class _Walk(Room):
         return Value(t, axes)
 
     def product(self, t: Tensor, u: Tensor, a: Value, b: Value) -> Value:
-        """Return a matrix product: what is summed counts on both sides, because 0 times infinity is not 0."""
+        """Return a matrix product. Padding of the summed axis is masked in both operands: 0 times inf is not 0."""
         self.same(t, u)
         k, last = t.ndim - 1, t.ndim - 2
         batch = self.agreed([a.axes[:last], b.axes[:last]])
@@ -246,7 +246,7 @@ FAMILIES: Mapping[str, Callable[..., Value]] = {
 
 
 def _identity(t: Tensor) -> float | int:
-    """Return what changes no result of a fold."""
+    """Return the identity of a fold, such as 0 for a sum."""
     value = t.prim.identity or 0.0
     if t.dtype.is_float:
         return value

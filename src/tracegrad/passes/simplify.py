@@ -1,4 +1,4 @@
-"""The pass that computes equal nodes once, folds constants, drops what has no elements, and knows cheap identities."""
+"""The pass that merges equal nodes, folds constants, removes empty values, and applies cheap identities."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
         return None
     if family == "pack":
         return pack(some)
-    if family in ("fold", "product", "scatter", "view"):  # a view shows 0 where its input has no element
+    if family in ("fold", "product", "scatter", "view"):  # a view of an empty input, such as a pad, is all zeros
         return broadcast_to(const(t.prim.identity or 0, t.dtype), t.shape)
     return None
 
@@ -114,11 +114,11 @@ def _ratio(x: Tensor) -> Tensor:
     return where(logical_or(nonfinite(x), x == 0.0), math.nan, 1.0)
 
 
-OfConstant = Callable[[Tensor, float], Tensor | None]  # None: the constant is none of those that drivers fold
+OfConstant = Callable[[Tensor, float], Tensor | None]  # None: drivers do not fold this constant
 
 
 def _signed(x: Tensor, size: float) -> Tensor:
-    """size, with the sign of x changed to that of the product. x is a number other than 0."""
+    """size, with the sign of the product. x is a number other than 0."""
     return where(x < 0.0, -size, size)
 
 

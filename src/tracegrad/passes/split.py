@@ -26,7 +26,7 @@ def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def split_fixed(open_size: int) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """Return `split_long` for a batch of `open_size` that calls choose; what does not grow with it is split as usual.
+    """Return `split_long` for a batch of `open_size` that calls choose. Values that do not grow are split as usual.
 
     A sum over the batch and other axes becomes two: over the other axes for each example, then over the batch. A
     product is split like this only if its results are few, because they are written and read once for each example.
@@ -186,7 +186,7 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
 
 
 def _scattered_parts(size: int, rows: int, k: int) -> int:
-    """Return the parts that a large scatter is split in, so that few results of many updates each busy a device."""
+    """Return the number of parts of a large scatter, so that few results with many updates each keep a device busy."""
     most = min(k // (rows * tuning.EACH_SCATTERED), k // tuning.SHORTEST_SCATTER)
     s = min(tuning.PROCESSORS * tuning.WORKGROUP // size, most)
     return nearest_divisor(k, s) if s > 1 else 1
