@@ -1,4 +1,4 @@
-"""Assemble a Program from a plan: the sources of each distinct launch, and everything numbered, as plain data."""
+"""Assemble a Program from a plan: the sources of distinct launches, and all references as indices, in plain data."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def constant_data(plan: Plan, array: str) -> str:
 
 
 def _words(t: Tensor) -> bytes:
-    """Return a literal's bytes as memory holds them: a boolean takes four."""
+    """Return a literal's bytes in the layout of memory, where a boolean takes four."""
     data: bytes = t.attrs["data"]
     return b"".join(bytes((b, 0, 0, 0)) for b in data) if t.dtype.name == "bool" else data
 
@@ -131,10 +131,10 @@ class Rendered:
 
 
 def bound_arrays(wanted: Sequence[tuple[str, int]], written: Set[str]) -> tuple[list[str], list[int]]:
-    """Return the arrays to bind for slots, each of which needs a value in an array, and the binding of each slot.
+    """Return the arrays that a launch binds, and the binding of each slot. wanted: (array, size) for each slot.
 
-    If temporaries take several arrays, each value in a read-only array other than the first gets a binding of its own.
-    So launches of repeated layers share a kernel, whichever arrays hold their values.
+    If temporaries take several arrays, each value in a read-only array other than the first has its own binding. So
+    launches of repeated layers share a kernel, although different arrays hold their values.
     """
     arrays: dict[object, str] = {}
     of_slot = [(a, value if is_one_of_several(a) and a not in written else -1) for a, value in wanted]

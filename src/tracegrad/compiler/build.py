@@ -40,7 +40,7 @@ PRECISIONS = ("f32", "f16", "bf16", "tf32")
 
 
 def uncollected(fn: Callable[P, R]) -> Callable[P, R]:
-    """Return `fn` with Python's garbage collector off: it would scan the growing graph again and again for nothing."""
+    """Return `fn` with Python's garbage collector off, which would scan the growing graph again and again."""
 
     @functools.wraps(fn)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -56,15 +56,16 @@ def uncollected(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 class Built(NamedTuple):
-    """A compiled graph: the program, the graph it came from, and how to put its outputs together again."""
+    """A compiled graph: the program, the graph it came from, and the structure of a forward's result."""
 
     program: Program
     graph: Graph
     structure: Any = None  # of a forward: None for one tensor, a tuple of names, or a dict of names
     warnings: tuple[str, ...] = ()
     sites: tuple[SiteInfo, ...] = ()
-    numbers: Mapping[str, Any] = {}  # of a program at a size: inputs that follow the size, as dtype and value
-    serves: str = ""  # of a program at a size: which sizes it serves
+    # for a program at one size: inputs whose values depend on the size, as dtype and value
+    numbers: Mapping[str, Any] = {}
+    serves: str = ""  # for a program at one size: the sizes that it serves, in words
 
 
 class TracedProgram(NamedTuple):
@@ -127,7 +128,7 @@ class StepSource(NamedTuple):
         raise next((e for e in errors if isinstance(e, TracegradError)), errors[0])
 
     def main(self) -> Built:
-        """Return the step; if calls choose sizes, the program of what all steps share."""
+        """Return the step; if calls choose sizes, the program that holds the arrays of all steps."""
         step = self.traced()
         return step.arrays() if self.free.axes else step.compiled()
 
@@ -148,7 +149,7 @@ class StepSource(NamedTuple):
             raise InputError.here(
                 f"optimizer must come from tracegrad.optim, such as optim.adam(lr=1e-3); got {shown(optimizer)}{hint}"
             )
-        if self.part is not None and self.part.shared:  # other losses' steps change the bounded states
+        if self.part is not None and self.part.shared:  # steps of other losses change the arrays that have bounds
             optimizer = replace(optimizer, transform=replace(optimizer.transform, bounds=None))
         with traced(self.model, self.loss, self.inputs, "loss", frozen=self.frozen) as t:
             y, aux = checked_loss(t.result, self.loss)
@@ -228,7 +229,7 @@ def arrays_of(model: Any) -> Program:
 
 
 def traced_first(source: ProgramSource) -> TracedProgram:
-    """Return `source.traced()`. Warn where the user's function draws numbers that are not of tracegrad."""
+    """Return `source.traced()`. Warn if the user's function draws random numbers of Python, NumPy or PyTorch."""
     fn = source.forward if isinstance(source, ForwardSource) else source.loss
     return noticed(source.traced, fn, source.model)
 
@@ -248,7 +249,7 @@ def trace_loss(model: Any, loss: Callable[..., Any], inputs: Mapping[str, InputS
 
 
 def unannounced(forward: Callable[..., Any], writes: Mapping[str, Tensor]) -> TraceError:
-    """Return the error of a forward that writes states without `writes=True`."""
+    """Return the error for a forward that writes states without `writes=True`."""
     name, value = next(iter(writes.items()))
     who = getattr(forward, "__name__", "the forward")
     return TraceError(

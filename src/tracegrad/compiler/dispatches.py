@@ -1,8 +1,9 @@
 """Report what each dispatch of a Program does and costs, and the user's lines it came from.
 
-A Program is the same wherever it is compiled, so it contains no lines. Planning is deterministic: planning the graph
-again gives the launches of the Program, in its order. Passes copy the site of a node to the nodes that replace it. So a
-copy of the graph in which every node has its own site object tells what became of each node.
+A Program is the same wherever it is compiled, so it contains no source lines. Planning is deterministic: planning the
+graph again gives the launches of the Program, in its order. Passes copy the site of a node to the nodes that replace
+it. So planning a copy of the graph, in which every node has its own site object, shows which nodes each launch
+computes.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
 
 
 def at_size(program: Program, n: int) -> int:
-    """Return `n` at the size of the program: a multiple of the capacity, which is a prime, scales with the size."""
+    """Return `n` at the size of the program: multiples of the capacity, which is a prime, scale with the size."""
     return n // program.capacity * program.size if program.capacity and n % program.capacity == 0 else n
 
 

@@ -47,7 +47,7 @@ _Line = tuple[str, int, dict[Any, Any]]  # file, line, and the registry of warni
 
 
 def noticed(traced: Callable[[], T], fn: Callable[..., Any], model: Any) -> T:
-    """Return `traced()`, a trace of `fn`. Warn at the user's line where it draws numbers that are not of tracegrad."""
+    """Return `traced()`, a trace of `fn`. Warn at the user's line if it draws random numbers of another library."""
     before = [(g, g.state()) for g in _generators(fn, model)]
     known = {g.name for g, _ in before}
     found = traced()
@@ -141,7 +141,7 @@ def _of_numpy(name: str, bits: Any) -> _Generator:
 
 def _named(fn: Callable[..., Any], model: Any) -> Iterator[tuple[str, Any]]:
     """Yield names and values that `fn` can read: of its module, its closure, the model and its class's module."""
-    plain: Any = inspect.unwrap(getattr(fn, "func", fn))  # of functools.partial
+    plain: Any = inspect.unwrap(getattr(fn, "func", fn))  # the function inside a functools.partial
     plain = getattr(plain, "__func__", plain)
     yield from list(getattr(plain, "__globals__", {}).items())
     yield from list(getattr(sys.modules.get(type(model).__module__), "__dict__", {}).items())

@@ -27,7 +27,7 @@ from tracegrad.prims.leaves import leaf
 from tracegrad.program import PERSISTENT, Buffer, Field, Program
 
 PREFIX = "data."  # of the arrays of examples
-COUNT = "data.count"  # the hot value that counts the examples; not an identifier, so no user's name clashes
+COUNT = "data.count"  # the input with the number of examples; not an identifier, so no user's name clashes
 ROWS = "data.rows"  # the input of the rows that a batch has
 MOST = 2**24  # examples: a draw has 24 random bits
 

@@ -1,7 +1,7 @@
-"""How the numbers of a program follow from its sizes, as one trace tells.
+"""How the constants of a program depend on its sizes, found by one trace.
 
-One trace tells what a program for many sizes needs to know of each size: that a trace at it has the same nodes, and
-the constants of this trace. The trace gets numbers that record what becomes of them (`symbols.py`).
+A program for many sizes must know, for each size, that a trace at this size has the same nodes, and which constants
+the trace has. One trace shows both: its sizes are objects that record all computations on them (`symbols.py`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tracegrad.prims.leaves import CONST
 from tracegrad.transforms.loops import Body, graph_of
 
 PLAIN = (*NUMBERS, str, bytes, type(None), DType)
-NOT_SEEN = {"tracegrad", *sys.stdlib_module_names}  # modules whose own instructions tell nothing
+NOT_SEEN = {"tracegrad", *sys.stdlib_module_names}  # modules whose own instructions are not compared
 Ran = list[tuple[Any, int]]  # the instructions of Python that ran: code and place
 
 
 class Followed(NamedTuple):
-    """How all that differs between traces follows from the sizes."""
+    """For each value that differs between traces: how it is computed from the sizes."""
 
     record: Record
-    fixed: Sequence[int]  # numbers of the record that are the same at all sizes of the program
-    growing: Sequence[tuple[int, Length]]  # numbers that follow sizes, and how
+    fixed: Sequence[int]  # indices of recorded numbers that are the same at all sizes of the program
+    growing: Sequence[tuple[int, Length]]  # indices of recorded numbers that depend on sizes, and their formulas
     numbers: Sequence[tuple[Number, Sequence[int]]]  # with the constants that are this number at the two sizes
 
     def at(self, sizes: Sequence[int]) -> Mapping[str, Any] | None:
@@ -43,7 +43,7 @@ class Followed(NamedTuple):
         return {number.field: (number.dtype.numpy, values[ks[0]]) for number, ks in self.numbers}
 
     def agrees(self, values: Sequence[Any], sizes: Sequence[int]) -> bool:
-        """Whether the values at some sizes are what the program takes them for."""
+        """Return whether the recorded values at some sizes equal the values that the program uses there."""
         then = self.record.values
         return not (
             any(repr(values[k]) != repr(then[k]) for k in self.fixed)
@@ -56,10 +56,10 @@ GraphAt = Callable[[Sequence[Any]], Graph]
 
 
 def recorded(graph_at: GraphAt, sizes: Sequence[int]) -> tuple[Record, Graph] | None:
-    """Trace on numbers that record what becomes of them; None if the trace does not tell all.
+    """Trace on numbers that record all computations on them; None if the record is incomplete.
 
-    Then a size became a plain number, or Python ran other instructions than on plain sizes: only a type that is
-    compared by `is` tells them apart.
+    It is incomplete if a size became a plain number, or if Python ran other instructions than on plain sizes, as after
+    `type(n) is int`.
     """
     record, on_plain = Record(sizes), lambda: graph_at(sizes)
     graphs: list[Graph] = []
@@ -75,7 +75,7 @@ def recorded(graph_at: GraphAt, sizes: Sequence[int]) -> tuple[Record, Graph] | 
 
 
 def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], constants: int) -> Followed | None:
-    """Return how all follows from the sizes; None if a trace does not tell.
+    """Return how values depend on the sizes; None if a trace does not show it.
 
     numbers:   of the graphs at the two sizes.
     constants: how many constants of each graph are one of the numbers.
@@ -86,7 +86,7 @@ def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], con
     record, graph = found
     given: dict[At, list[int]] = {n.at: [] for n in numbers}
     later = record.computed(sizes.other)
-    # Such a trace can decide otherwise, because a size equals another one there, and be the same graph nevertheless
+    # A trace in which two sizes are equal can take another branch, and still give the same graph
     if later is None or not (record.holds(later) or _is(graph, later, graph_at(sizes.other))):
         return None
     sized = set(_numbers_in(graph))
@@ -111,7 +111,7 @@ def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], con
 
 
 def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
-    """Trace, and return what ran outside of tracegrad, too."""
+    """Trace, and also return the instructions that ran outside of tracegrad."""
     ran: Ran = []
 
     def each(frame: FrameType, event: str, _: Any) -> Any:
@@ -135,13 +135,13 @@ def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
 
 
 class ButNumbers(Comparison):
-    """Compares two traces in all but their numbers, and collects these: those at the same place are a pair."""
+    """Compares two traces except for their numbers, and collects numbers at the same place as pairs."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[Any, Any]] = []
 
     def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
-        """Return whether the values are equal but for their numbers. One of an unknown kind is not."""
+        """Return whether the values are equal except for their numbers. Values of unknown types count as different."""
         return self._same(*values)
 
     def _same(self, x: Any, y: Any) -> bool:
@@ -163,7 +163,7 @@ def _value(x: Any, values: Sequence[Any]) -> str:
 
 
 def _is(graph: Graph, values: Sequence[Any], plain: Graph) -> bool:
-    """Return whether a graph is that of a trace on plain sizes, where its record has these values."""
+    """Return whether a graph, with these values of its record, equals the graph of a trace on plain sizes."""
     numbers = ButNumbers()
     try:
         numbers.check((graph, plain))

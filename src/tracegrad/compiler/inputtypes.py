@@ -1,7 +1,7 @@
 """Read the types in `inputs=`, and find which inputs are indices, whose ranges the host checks at each batch.
 
-Each call chooses the sizes that are None or a name. A step is traced at stand-ins before a call has chosen any. Errors
-print the name of a size, not the number.
+Each call chooses the sizes that are None or a name. Before the first call, a step is traced with stand-in sizes. Errors
+print the name of such a size, not its number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Terms = Mapping[tuple[str, ...], int]  # factors, sorted -> how often their prod
 
 
 class StandIn(int):
-    """A number in place of a size that calls choose. It computes as an int, and prints as the user named the size.
+    """A number that stands for a size that calls choose. It computes like an int, and prints as the size's name.
 
     terms: the sum of products of names that it stands for, such as 2*B*T-1
     """
@@ -41,7 +41,7 @@ class StandIn(int):
         return made.removeprefix("+")
 
     def note(self) -> None:
-        """Ignore that code decides by the size: each call is traced again, at its own."""
+        """Do nothing when code branches on the size: each call is traced again, at its own sizes."""
 
     def __repr__(self) -> str:
         return self.text
@@ -63,15 +63,15 @@ def stand_in(value: int, terms: Terms) -> int:
 
 
 def tried(names: Mapping[str, Dimension]) -> Iterator[tuple[tuple[str, int], ...]]:
-    """Yield sizes to trace with, by name. Different names get different numbers, so that none passes for another.
+    """Yield sizes to trace with, by name. Different names get different numbers, so that errors can tell them apart.
 
-    names: each name, and what the user wrote; a None promises nothing, so all of these get one number.
+    names: each name, and what the user wrote. All that were written as None get the same number.
 
-    The last name gets the least number: the first is mostly the batch, of which models ask least.
+    The last name gets the smallest number: the first is mostly the batch, on which models put few conditions.
     """
     told = [name for name, written in names.items() if written is not None]
     for least in TRIED:
-        least = max(least, min(2, len(told)))  # rows of 1 are broadcast, which would hide the name
+        least = max(least, min(2, len(told)))  # a size of 1 would be broadcast, which would hide the name
         numbers = {name: least * max(2, 2 * k + 1) // 2 for k, name in enumerate(reversed(told))}
         yield tuple([(n, stand_in(numbers.get(n, least), {(str(written),): 1})) for n, written in names.items()])
 
@@ -109,7 +109,7 @@ def _quotient(a: Terms, b: Terms) -> Terms | None:
 
 
 def _named(a: int, sign: str, b: int) -> Terms:
-    """Return a result that is no sum of products, under a name of its own."""
+    """Return a result that is not a sum of products of sizes, such as a quotient, as a new name."""
     return {(f"{_enclosed(str(a))}{sign}{_enclosed(str(b))}",): 1}
 
 
@@ -133,7 +133,8 @@ def _computed(name: str, terms: Callable[[int, int], Terms], back: bool) -> Call
     def compute(self: StandIn, other: Any) -> Any:
         value = of_int(self, other)
         operands: Sequence[Any] = (other, self) if back else (self, other)
-        return stand_in(value, terms(*operands)) if isinstance(value, int) else value  # the rest: not of integers
+        # other results, such as floats, stay plain
+        return stand_in(value, terms(*operands)) if isinstance(value, int) else value
 
     return compute
 
@@ -294,7 +295,7 @@ def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
 
 
 def _joined(old: Spec, new: Spec) -> bool:
-    """Extend `old` to what `new` says, too, if one entry can say both: of the same part, or of parts side by side."""
+    """Extend the entry `old` by `new`, if both are about the same part of the input, or about adjacent parts."""
     if old.get("exempt") != new.get("exempt"):
         return False
     if old["box"] == new["box"]:

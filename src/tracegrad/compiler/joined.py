@@ -1,4 +1,4 @@
-"""Run a loop of a Program in one launch, where blocks of its batch never meet. On GPUs launches cost most."""
+"""Run all iterations of a loop in one launch, if blocks of its batch are independent. On GPUs, launches cost most."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracegrad.tuning import MOST_LOOP_TURNS
 
 
 def joined(program: Program) -> Program:
-    """Return the program with one dispatch in place of each innermost loop whose blocks never meet."""
+    """Return the program with one dispatch in place of each innermost loop whose blocks are independent."""
     for number in reversed(range(len(program.loops))):
         loop = program.loops[number]
         inside = program.dispatches[loop.begin : loop.end]
@@ -61,7 +61,7 @@ class _Member(NamedTuple):
 
 
 def _members(program: Program, loop: Loop) -> list[_Member]:
-    """Return the kernels of an iteration in order. Those of one dispatch do not need each other."""
+    """Return the kernels of an iteration in order. Kernels of one dispatch are independent of each other."""
     found: list[_Member] = []
     for launch, d in enumerate(program.dispatches[loop.begin : loop.end]):
         source, first = program.kernels[d.kernel], 0

@@ -1,4 +1,4 @@
-"""Lay out everything that outlives a kernel, the array of each value and its offset, and what outlives a step."""
+"""Lay out memory: the array and offset of each value between kernels, and the arrays that outlive a step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Place:
     moves: tuple[Move, ...] = ()
 
     def at(self, elements: int, *moves: Move) -> Place:
-        """Return the place `elements` further on."""
+        """Return the place that begins `elements` later, with further moves."""
         return Place(self.array, self.offset + elements, (*self.moves, *moves))
 
 
@@ -100,7 +100,7 @@ class Beside(NamedTuple):
 
     read:    key -> the values that some launch reads while it writes the key's value, or the other way round.
     written: key -> the values that some launch writes together with the key's value.
-    crowded: keys of launches that bind so much else that these values should share one array.
+    crowded: for each launch that binds many other arrays: the keys of values that should share one array.
     room:    the keys of each launch, and how many arrays they can take beside all else that the launch binds.
     """
 
@@ -280,7 +280,7 @@ def persistent_of(
 
 
 def _state(part: Part, transform: Transform, precision: str, masks: Collection[freezing.Mask]) -> list[Buffer]:
-    """Return the arrays of an optimizer's state, and those by which a step decides what it changes."""
+    """Return the arrays of an optimizer's state, and the masks, bounds and flags that a step needs."""
     at, sizes = part.at, transform.sizes(part.own)
     buffers = [Buffer(at + n, "f32", sizes[n], "state", fill) for n, fill in transform.fills.items()]
     if precision == "f16":

@@ -1,4 +1,4 @@
-"""Numbers of a graph that follow the sizes, such as the divisor of a mean: constants that become inputs."""
+"""Constants of a graph that depend on the sizes, such as the divisor of a mean: they become inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ At = tuple[str, str]  # the value of a constant at two sizes
 
 
 class Number(NamedTuple):
-    """An input that follows the size."""
+    """An input whose value depends on the size: a constant in each trace."""
 
     field: str
     dtype: DType
@@ -39,7 +39,7 @@ def constants_of(graph: Graph) -> list[Tensor]:
 
 
 def paired(one: Sequence[T], other: Sequence[T]) -> list[tuple[T, T]]:
-    """Return what is at the same place in two traces. Raises UnsizedError if one has more."""
+    """Pair the elements at the same place in two traces. Raises UnsizedError if one has more."""
     if len(one) != len(other):
         raise UnsizedError(f"there are {len(one)} constants, and {len(other)} at other sizes")
     return list(zip(one, other))
@@ -52,7 +52,7 @@ def pairs_of(one: Graph, other: Graph) -> list[At]:
 
 
 def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[dict[int, int]]]:
-    """Return the numbers that follow the size; and in both graphs, by serial, the number of each such constant."""
+    """Return the inputs that depend on the size; and for both graphs, serial of a constant -> its input's index."""
     found: dict[tuple[DType, At], int] = {}
     place: list[dict[int, int]] = [{}, {}]
     for (x, y), at in zip(paired(constants_of(one), constants_of(other)), pairs_of(one, other), strict=True):

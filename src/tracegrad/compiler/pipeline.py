@@ -116,7 +116,7 @@ def _all_rounded(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _with_halves(roots: Sequence[Tensor], halves: Set[int]) -> list[Tensor]:
-    serials = iter(toposort(roots))  # a rewrite visits the nodes in this order, and renumbers them
+    serials = iter(toposort(roots))  # a rewrite visits the nodes in this order, and gives them new serials
     return rewrite(roots, lambda t, _: bind(HALF, t) if next(serials).serial in halves else None)
 
 

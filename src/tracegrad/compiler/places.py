@@ -1,4 +1,4 @@
-"""Plan what runs and where each value is: launches, and places for leaves, results and temporaries."""
+"""Plan the launches of a program, and the places of leaves, results and temporaries."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def make_plan(
 ) -> Plan:
     """Return the plan of an optimized graph. `declared` inputs get a place even if nothing reads them.
 
-    open_size: as for `optimize`. No kernels share a launch then, because each follows the size in its own way.
+    open_size: as for `optimize`. Kernels then do not share launches, because the size changes each of them differently.
     """
     plan = plan_launches(storage, {}, open_size)
-    for name, type_ in (declared or {}).items():  # first, because a feed writes only these, not the hyperparameters
+    # first, because a feed writes only the declared inputs, and they must be adjacent
+    for name, type_ in (declared or {}).items():
         plan.inputs.add("input", name, type_)
     place_leaves(plan, persistent)
     place_outputs(plan, storage.graph, persistent)
@@ -125,7 +126,8 @@ class Lifetimes:
             for t in plan.externals[id(c)]:
                 self.last[t.serial] = max(self.last.get(t.serial, 0), self.launch_of[id(c)])
         self.packs = [t for t in s.order if t.prim.family == "pack" and t.serial not in plan.places]
-        self.inside = {x for t in self.packs for x in s.packed(t.serial)} | elsewhere  # these are part of others
+        # nodes whose memory is part of another node's
+        self.inside = {x for t in self.packs for x in s.packed(t.serial)} | elsewhere
 
     def written(self, serial: int) -> int:
         """Return the launch that computes a value."""
@@ -153,7 +155,7 @@ class Lifetimes:
             self.add(block.key, block.storage, block.size, written, [0, *ends])
 
     def add_all(self) -> None:
-        """Add blocks of scans, packs, and what clusters store."""
+        """Add the lifetimes of blocks of scans, of packs, and of values that clusters store."""
         for cluster, scan in self.plan.scans.items():
             self.add_blocks(cluster, scan)
         for t in self.packs:
@@ -217,6 +219,6 @@ def place_bodies(plan: Plan, depth: int, constants: Filling) -> None:
                 plan.places[base(block.starts).serial] = scan.start(k)
         for t in plan.items_of(scan):
             plan.places[t.serial] = scan.result(t.attrs["index"])
-    for scan in plan.scans.values():  # after all results, because another scan can iterate over them
+    for scan in plan.scans.values():  # after all results have places, because another scan can iterate over them
         scan.settle(plan, depth, constants)
         place_bodies(scan.plan, depth + 1, constants)

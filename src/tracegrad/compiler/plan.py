@@ -87,11 +87,12 @@ class ScanPlan:
     scan: Tensor
     leaves: tuple[Tensor, ...]  # leaves of the body, in the order of the scan's inputs
     rings: tuple[int, ...]  # how many places each carry has
-    same: dict[int, tuple[int, bool]]  # item -> the carry whose values it holds, and whether they are the new ones
+    same: dict[int, tuple[int, bool]]  # item -> the carry whose values it holds, and whether these are the new values
     roots: dict[int, Tensor]  # item or carry without a place yet -> the node that computes it
     plan: Plan
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
-    per: int = 0  # iterations for each unit of a run's size, if the size decides; `length` is that at the capacity
+    # iterations for each unit of a run's size, if they depend on it; `length` is their number at the capacity
+    per: int = 0
 
     @property
     def body(self) -> Body:
@@ -137,12 +138,12 @@ class ScanPlan:
         return self.blocks[item].place if item >= n else self.end(item)
 
     def start(self, carry: int) -> Place:
-        """Return the place of a carry before the first iteration. It follows the size of a run in a reversed loop."""
+        """Return the place of a carry before the first iteration. If reversed, it depends on the size of a run."""
         # iterations end with that of the capacity, so an odd number less begins at the other of two places
         return self.edge(carry, 0, self.reverse, self.length % 2)
 
     def end(self, carry: int) -> Place:
-        """Return the place of a carry after the last iteration. It follows the size of a run unless reversed."""
+        """Return the place of a carry after the last iteration. It depends on the size of a run, unless reversed."""
         return self.edge(carry, self.length, not self.reverse, 0)
 
     def edge(self, carry: int, iteration: int, follows: bool, odd: int) -> Place:
@@ -249,7 +250,7 @@ def in_place(body: Body, carry: int) -> bool:
         return False
     others = [t for k, t in enumerate(body.roots) if k != carry]
     if any(t is leaf for t in reached(others, lambda t: () if t is new else t.inputs)):
-        return False  # something besides the new value needs the old one
+        return False  # another node needs the old value
     stored = {t.serial for t in toposort([new]) if t.prim.family in COMPUTED}
     reads: dict[int, Any] = reads_of(new, stored).leaves
     return leaf.serial not in reads or (leaf.size == new.size and reads[leaf.serial][1] == {1})

@@ -1,7 +1,8 @@
-"""What follows from sizes, as plain data, for a runtime that cannot trace: a page computes it at the sizes of a call.
+"""How inputs and results of a program depend on sizes, as plain data for pages, which cannot trace Python.
 
-Elsewhere a trace at each new size shows whether a program with room serves it. Here all sizes are shown beforehand:
-those that decide in the model as the room does need no trace, and one trace serves all others that decide as it does.
+In Python, a trace at each new size shows whether a program with room serves this size. For a page, this is shown for
+all sizes in advance. Sizes at which the model takes the same branches as at the room need no trace. For all other
+sizes, one trace serves all sizes with its branches.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tracegrad.passes.roomy import SIZE
 @uncollected
 @ambient.restored
 def portable(rooms: Rooms, least: Sequence[int]) -> dict[str, Any]:
-    """Return how inputs and results of a program with room follow the sizes, from the `least` to its room.
+    """Return how inputs and results of a program with room depend on sizes, from the `least` to its room.
 
     The least size is 2 or more, because one row can be broadcast.
 
     {"at": k} is the k-th of these numbers: first the sizes in the order of "names", then a result of each instruction.
-    Raises: UnsizedError if the program does not serve all sizes, or if only Python can tell.
+    Raises: UnsizedError if the program does not serve all sizes, or if this cannot be shown in advance.
     """
     followed = rooms.followed
     if followed is None:
@@ -75,8 +76,8 @@ class _Plain:
 def _refused(
     followed: Followed, graph_at: GraphAt, room: Sequence[int], sizes: Iterable[Sequence[int]]
 ) -> Sequence[int] | None:
-    """Return the first sizes at which a trace is not what follows from the room; None if there are none."""
-    left: list[Sequence[int]] = []  # where the model decides otherwise
+    """Return the first sizes whose trace differs from the one derived from the room; None if there are none."""
+    left: list[Sequence[int]] = []  # sizes at which the model takes other branches
     for n in sizes:
         values = followed.record.computed(n)
         if values is None or not followed.agrees(values, n):

@@ -1,8 +1,8 @@
-"""Compile one program for all sizes up to the largest ones, which calls choose.
+"""Compile one program for all sizes that calls choose, up to a capacity for each: its *room*.
 
-A program of `compiler/sized.py` computes no more than a run needs. But only one size can vary there, along one axis of
-each value. The others, and one that is the length of several axes, as in the scores of attention, have room: the
-program computes in the shapes of the largest sizes.
+A program of `compiler/sized.py` computes exactly the elements of a run. But only one size can vary there, along one
+axis of each value. All other sizes have room: the program computes in the shapes of the largest sizes. So does a size
+that is the length of several axes, as in the scores of attention.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tracegrad.prims.leaves import CONST
 from tracegrad.program import Field
 
 SourceAt = Callable[[Sequence[int]], ProgramSource]  # the source of a step or forward, at some sizes
-# How far each size of the second trace is from the room. If these traces do not tell how a length follows, the next do
+# Distances of the sizes in the second trace from the room. If two traces are ambiguous, the next distances are tried
 APART = (5, 7, 11, 13, 17, 19), (7, 13, 5, 19, 11, 17), (11, 5, 17, 7, 19, 13)
 NEAR = (2, 3, 5, 7, 11, 13)  # for small rooms, since a second trace at larger sizes could be refused
-LEAST_ABOVE = 23  # the least prime above two that are no less than `LEAST`
+LEAST_ABOVE = 23  # the third prime from `LEAST` on
 
 
 class Cut(NamedTuple):
-    """Where a result of a run is in the value of the room."""
+    """The part of a value in the shapes of the room that is the result of a run."""
 
     room: Shape  # the parts of all axes
     counts: Shape  # how many of each part count
@@ -57,7 +57,7 @@ class Fitted(NamedTuple):
 
 
 class Rooms(NamedTuple):
-    """A program for all sizes up to its room."""
+    """A program for all sizes up to a capacity for each, its room."""
 
     built: Built  # at the room
     sizes: Sizes  # of both traces; the first are the room
@@ -67,7 +67,7 @@ class Rooms(NamedTuple):
     names: Sequence[str]
     constants: Sequence[At]  # of both traces
     numbers: Sequence[Number]
-    followed: Followed | None  # how all follows from the sizes, if one trace tells
+    followed: Followed | None  # how values depend on the sizes, if one trace shows it
     shown: dict[tuple[int, ...], Mapping[str, Any] | None]  # sizes -> their numbers, or None if their trace differed
     specs: tuple[Mapping[str, Any], Mapping[str, Any]]
     exact: int | None  # the number of a size that runs compute exactly
@@ -115,7 +115,7 @@ class Rooms(NamedTuple):
         return Fitted(built, {f.name: f for f in fields}, larger, results)
 
     def _shown(self, sizes: tuple[int, ...]) -> Mapping[str, Any] | None:
-        """Return what a trace at some sizes tells of their numbers; None if it differs."""
+        """Return the constants of a trace at some sizes; None if the trace differs."""
         if sizes not in self.shown:
             try:
                 self.shown[sizes] = self._traced(sizes)
@@ -128,7 +128,7 @@ class Rooms(NamedTuple):
         return whole_of(self.source_at(sizes)).graph
 
     def shapes_at(self, sizes: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Cut]]:
-        """Return the specs of inputs, and where results are, at some sizes."""
+        """Return the specs of inputs, and the parts that are results, at some sizes."""
         room = self.sizes.one if self.exact is None else replaced(self.sizes.one, self.exact, sizes[self.exact])
         growing = {name: axes for name, axes in self.results.items() if any(a.grows for a in axes)}
         cuts = {name: _cut(axes, room, sizes) for name, axes in growing.items()}
@@ -137,12 +137,13 @@ class Rooms(NamedTuple):
     @uncollected
     @ambient.restored
     def _traced(self, sizes: Sequence[int]) -> Mapping[str, Any]:
-        """Return the numbers that a trace at some sizes tells. Raises UnsizedError if the trace differs."""
+        """Return the constants of a trace at some sizes. Raises UnsizedError if the trace differs."""
         third = whole_of(self.source_at(sizes))
         self.wholes[0].check_form(third)
         first, second = self.wholes
         if self.exact is not None and len(sizes) == 1:
-            check_graphs(first.graph, third.graph, Pair(self.sizes.one[0], sizes[0]))  # one row needs no broadcasts
+            # also refuses size 1 where it would be broadcast
+            check_graphs(first.graph, third.graph, Pair(self.sizes.one[0], sizes[0]))
         else:
             _Then(self.sizes, sizes).check((first.graph, second.graph, third.graph))
         known = values_at(third.graph, self.constants)
@@ -150,14 +151,14 @@ class Rooms(NamedTuple):
 
 
 class _Then(Comparison):
-    """What follows from two traces at other sizes."""
+    """Derives from two traces the values that a trace at other sizes must have."""
 
     def __init__(self, sizes: Sizes, at: Sequence[int]) -> None:
         self.sizes, self.then = sizes, at
         self.known: dict[tuple[int, int], int] = {}
 
     def of(self, one: Any, other: Any) -> Any:
-        """Return what a value is, of which each number follows the sizes. Raises UnsizedError if it does not."""
+        """Return a value at the other sizes, each number by its formula. Raises UnsizedError if a number has none."""
         if type(one) is int and type(other) is int:
             if one == other:
                 return one
@@ -182,7 +183,7 @@ class _Then(Comparison):
         return a
 
     def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
-        """Return whether a third trace has what follows from two. Numbers are compared elsewhere."""
+        """Return whether a third trace has the value that two traces predict. Constants are compared elsewhere."""
         one, other, third = values
         return (node.prim is CONST and name == "value") or self.of(one, other) == third
 
@@ -192,11 +193,11 @@ def _listed(names: Sequence[str], sizes: Sequence[int]) -> str:
 
 
 def _cut(axes: Sequence[Axis], room: Sequence[int], sizes: Sequence[int]) -> Cut:
-    """Return where a value of these axes is in the room."""
+    """Return the part of a value of the room that counts at some sizes."""
     whole: list[int] = []
     counts: list[int] = []
     for a in axes:
-        if a.parts is None:  # elements are equal, so the first ones do
+        if a.parts is None:  # all elements are equal, so the first ones are right
             whole.append(a.length.at(room))
             counts.append(a.length.at(sizes))
             continue
@@ -244,7 +245,7 @@ def _built(
     if names != [exact_name]:
         roomy = [in_room(given[0], given[1], sizes, names, exact)]
         if pair:
-            values_at(last.graph, constants)  # raises if a constant is not as in the others
+            values_at(last.graph, constants)  # raises if a constant differs from those of the other traces
             alike = zip(constants_of(one.graph), constants_of(last.graph))
             third = counted(last.graph, {t.serial: places[0][x.serial] for x, t in alike if x.serial in places[0]})
             roomy.append(in_room(third, given[1], Sizes(at[-1], at[1]), names, exact))
@@ -266,7 +267,8 @@ def _traces(
     """Trace at the room and at other sizes; if one size is exact, at last at the room with another number of it."""
     far = [n - d for k, (n, d) in enumerate(zip(room, apart)) if k != exact]
     up = min(far, default=0) < 2
-    other = [n + d if up else n - d for n, d in zip(room, apart)]  # all in one direction, so that products differ
+    # all sizes move in one direction, so that their products differ, too
+    other = [n + d if up else n - d for n, d in zip(room, apart)]
     if exact is None:
         at = [tuple(room), tuple(other)]
         return at, [whole_of(source_at(n)) for n in at]

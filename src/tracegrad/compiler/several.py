@@ -103,7 +103,7 @@ def _check_names(what: str, losses: Mapping[str, Any], given: Mapping[str, Any],
 
 
 def named_by(fn: Callable[..., Any], types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `types` that a function of the model names. Errors in its other arguments are for its caller."""
+    """Return the entries of `types` that a function's parameters name. The caller checks all other parameters."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):

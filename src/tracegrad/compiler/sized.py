@@ -1,6 +1,6 @@
 """Compile one program for every batch size up to a capacity, if plans at two sizes prove that it serves all sizes.
 
-`compiler/rooms.py` asks for it, and knows the program at each size.
+`compiler/rooms.py` uses this module, and makes the program for each size.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], siz
     Raises: UnsizedError without a proof that one program serves all sizes.
     """
     try:
-        specs = [input_ranges(t.graph) for t in traced]  # an expanded loss tells no range of its labels
+        # found before losses are expanded, which hides the range of labels
+        specs = [input_ranges(t.graph) for t in traced]
         led = [_led(g, n) for g, n in zip(graphs, sizes)]
         program = _program(traced, led, specs, sizes, gpu)
     except (CompileError, ShapeError) as e:
@@ -69,7 +70,7 @@ def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], siz
 
 
 class Led(NamedTuple):
-    """A graph whose inputs and results have the size in front, and which axis it is of them; 0 is left out."""
+    """A graph whose inputs and results have the axis of the size first, and the axis it was; axis 0 is left out."""
 
     graph: Graph
     inputs: Mapping[str, int]
@@ -79,7 +80,7 @@ class Led(NamedTuple):
 
 @ambient.restored
 def _led(graph: Graph, n: int) -> Led:
-    """Return the graph with the axis of size `n` of inputs and results in front. Views undo it for readers."""
+    """Return the graph with the axis of size `n` of inputs and results first; views move it back inside."""
     results = graph.results
     inputs = {t.attrs["name"]: t.shape.index(n) for t in graph.leaves("input") if n in t.shape[1:]}
     outputs = {name: t.shape.index(n) for name, t in results.items() if n in t.shape[1:]}
@@ -105,7 +106,7 @@ def whole_of(source: ProgramSource) -> Whole:
     try:
         traced = source.traced()
         return Whole(traced, expanded(traced.graph))
-    except Exception as e:  # errors of the user's code, too: no call has this size
+    except Exception as e:  # also errors of the user's code: no call has this size
         raise UnsizedError(f"a size is refused: {str(e).partition(chr(10))[0]}") from e
 
 
@@ -133,7 +134,7 @@ def _program(
 
 
 def _narrow(specs: Specs, types: Mapping[str, TensorType], axes: Mapping[str, int]) -> Any:
-    """Return the ranges of indices as of one row: `Program.at` adds that all of the axis of the size is used."""
+    """Return the ranges of indices for a single row. `Program.at` extends them along the axis of the size."""
 
     def narrow(name: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
         axis, shape = axes.get(name, 0), types[name].shape

@@ -78,7 +78,7 @@ def trained(part: Part) -> list[str]:
 
 
 def _packed(found: Mapping[str, Tensor], part: Part, scaling: LossScale | None) -> Tensor:
-    """All gradients as one array; zeros in the places of parameters that have none."""
+    """Return all gradients as one array, with zeros for parameters that have none."""
     zeros = {slot.name: broadcast_to(as_tensor(0.0), slot.shape) for slot in part.own.slots if slot.name in part.holes}
     return part.own.pack({**zeros, **{n: g * (1.0 / scaling.scale) if scaling else g for n, g in found.items()}})
 
@@ -86,7 +86,7 @@ def _packed(found: Mapping[str, Tensor], part: Part, scaling: LossScale | None) 
 def _updated(
     g: Tensor, part: Part, optimizer: Optimizer, host: Host, free: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Guard | None, Tensor]:
-    """Return what the optimizer changes, before and after the step; the guard, and `halted`."""
+    """Return the arrays that the optimizer changes, before and after the step; the guard; and `halted`."""
     arena, at = part.own, part.at
     sizes = optimizer.transform.sizes(arena)
     state = {name: leaf("state", at + name, TensorType(f32, (size,))) for name, size in sizes.items()}
@@ -102,7 +102,7 @@ def _updated(
 def _unless(
     bad: Tensor, before: Mapping[str, Tensor], new: Mapping[str, Tensor], free: Mapping[str, Tensor], at: str
 ) -> dict[str, Tensor]:
-    """What is written: the new values, or those before where the step is bad or a parameter is frozen."""
+    """Return the values to write: the new ones, or the old ones if the step is bad or a parameter is frozen."""
     keep = {x.size: broadcast_to(~bad, (x.size,)) for x in before.values()}
     kept = {n: keep[x.size] & free[freezing.mask_of(n, free)] if free else keep[x.size] for n, x in before.items()}
     return {n if n == PARAMS else at + n: where(kept[n], x, before[n]) for n, x in new.items()}

@@ -1,8 +1,8 @@
-"""Numbers that record what a trace computes from the sizes of its inputs, and what it decides by them.
+"""Symbols: numbers that stand for sizes, and record all computations and comparisons of a trace on them.
 
-They record each comparison, as a condition on the size. They record each conversion to a plain number, after which
-nothing more is known: Python's own functions can read it unnoticed. They are no ints, because functions in C, such as
-`math.gcd`, take the value of an int without a call. Only their `__class__` says int, so that `isinstance` holds.
+A comparison is recorded as a condition on the size. A conversion to a plain number is recorded, too: after it, the
+record is incomplete. Symbols are not ints, because functions in C, such as `math.gcd`, read the value of an int
+without a call. Only their `__class__` is int, so that `isinstance` holds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Reference(int):
 
 
 class Record:
-    """What a trace computed from sizes, and what it decided by them."""
+    """The computations of a trace on sizes, and the conditions on which it branched."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.instructions: list[Instruction] = []
         self.values: list[Any] = [*sizes]  # of the sizes and of each instruction, in this trace
         self.count = len(sizes)
-        self.conditions: dict[int, Any] = {}  # instruction -> its value, which decided something
-        self.escaped = False  # was a number made a plain one?
+        self.conditions: dict[int, Any] = {}  # instruction -> its value, on which the trace branched
+        self.escaped = False  # was a symbol converted to a plain number?
         self._known: dict[Any, int] = {}
 
     def sizes(self) -> list[Any]:
@@ -42,7 +42,7 @@ class Record:
         return [Symbol(self, k) for k in range(self.count)]
 
     def number(self, compute: Callable[..., Any], *operands: Any) -> int:
-        """Return the number of an instruction, of which there is one of each kind."""
+        """Return the index of an instruction. Equal instructions share one index."""
         arguments = tuple([Reference(x.index) if type(x) is Symbol else x for x in operands])
         key = (compute, repr([(type(x).__name__, x) for x in arguments]))
         found = self._known.get(key)
@@ -65,17 +65,17 @@ class Record:
         return values
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether a trace at other sizes would decide as this one. values: at these."""
+        """Return whether a trace at other sizes takes the same branches. values: the record's values there."""
         return all(values[k] == known for k, known in self.conditions.items())
 
     def at(self, sizes: Sequence[int]) -> list[Any] | None:
-        """Return all values at other sizes; None if a trace at them would decide otherwise."""
+        """Return all values at other sizes; None if a trace there would take other branches."""
         values = self.computed(sizes)
         return values if values is not None and self.holds(values) else None
 
 
 class Symbol:
-    """One number of a record."""
+    """A number that records all computations on it."""
 
     __slots__ = ("index", "record")
     record: Record
@@ -95,7 +95,7 @@ class Symbol:
         return type(value)
 
     def note(self) -> None:
-        """Record that the number becomes a plain one."""
+        """Record that the symbol is converted to a plain number."""
         self.record.escaped = True
 
     def decided(self) -> Any:
@@ -156,8 +156,8 @@ for _name in ("neg", "pos", "abs"):
     setattr(Symbol, f"__{_name}__", _computed(getattr(operator, _name), False))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Symbol, f"__{_name}__", _compared(getattr(operator, _name)))
-# A set or dict would look for equal numbers only among those of equal hash, so a hash tells more than a comparison
+# Sets and dicts compare only numbers of equal hash, so a hash counts as a conversion to a plain number
 ESCAPES = """hash int float index str repr format divmod rdivmod and rand or ror xor rxor lshift rlshift rshift rrshift
-             invert round ceil floor trunc reduce_ex"""  # a copy would record elsewhere
+             invert round ceil floor trunc reduce_ex"""  # a copy would have another record
 for _name in ESCAPES.split():
     setattr(Symbol, f"__{_name}__", _escaping(f"__{_name}__"))

@@ -45,7 +45,7 @@ def sites_of(t: Traced) -> tuple[SiteInfo, ...]:
 
 
 def _check_kept(m: Any, states: Iterable[str]) -> None:
-    """Raise TraceError if the function replaced a state instead of assigning it, which no step would keep."""
+    """Raise TraceError if the function replaced a state instead of calling `assign`: no step would store it."""
     kept = {x.name for x in named_states(m).values() if isinstance(x, StateTensor)}
     for name in states:
         if name not in kept:

@@ -25,7 +25,7 @@ from tracegrad.prims.leaves import CONST, LITERAL
 
 
 class Pair(NamedTuple):
-    """Two batch sizes. The first is a prime, so that a multiple of it is no coincidence."""
+    """Two batch sizes. The first is a prime, so that multiples of it depend on the batch."""
 
     a: int
     b: int
@@ -68,7 +68,7 @@ class _Growth(Comparison):
         self.sizes = sizes
 
     def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
-        """Return whether the values are equal or grow with the batch. Numbers can follow it in other ways."""
+        """Return whether the values are equal or proportional to the batch. Constants are compared elsewhere."""
         if node.prim is CONST and name == "value" and node.dtype.name != "bool":
             return True
         return self.sizes.agree(*values)
@@ -97,8 +97,8 @@ class _Growth(Comparison):
 def decide_extents(one: Plan, other: Plan, sizes: Pair, outside: int) -> None:
     """Give each launch of `one`, planned for the capacity, kernels in which the size of a run sets one extent.
 
-    Elements that belong to the batch are then right whatever the other elements hold: a kernel reads no others for
-    them. Raises: UnsizedError where the plans do not prove this.
+    A kernel then computes elements of the batch from elements of the batch only. Raises: UnsizedError if the plans do
+    not prove this.
     """
     decision = _Decision(sizes, one, outside)
     decision.plans(one, other)
@@ -120,7 +120,7 @@ class _Decision:
         self.count = 0
 
     def of(self, t: Tensor) -> RowLayout | None:
-        """Return how memory holds a value of the first plan; None if it does not grow."""
+        """Return the layout of rows in a value of the first plan; None if it does not grow."""
         return self.rows.get(self.names[0].get(base(t).serial))
 
     def plans(self, one: Plan, other: Plan) -> None:
@@ -143,7 +143,7 @@ class _Decision:
             raise UnsizedError("parts that grow with the batch are put together")
 
     def launches(self, x: Launch, y: Launch, read: Sequence[Any]) -> None:
-        """Decide the extents of a kernel. read: the names of what it reads."""
+        """Set the extents of a kernel that grow. read: the names of the values that it reads."""
         a, b, outs = x.kernels[0], y.kernels[0], x.clusters[0].outs
         grows = [self.sizes.per(s.size, t.size) for s, t in zip(a.slots, b.slots)]
         held = [self.rows.get(name, RowLayout(1, per)) if per else None for name, per in zip(read, grows)]
@@ -159,12 +159,12 @@ class _Decision:
         self.rows |= {(self.count, k): rows for k, rows in enumerate(made.held[len(read) :]) if rows}
 
     def scans(self, one: Plan, other: Plan, x: ScanPlan, y: ScanPlan, read: Sequence[Any]) -> None:
-        """Compare two loops. The places in them follow from what is compared here. read: names of the inputs."""
+        """Compare two loops. What is compared here also determines all places in them. read: names of the inputs."""
         per = self.sizes.per(x.length, y.length)
         rings = [[0 if ring == scan.length + 1 else ring for ring in scan.rings] for scan in (x, y)]
         same = (rings[0], x.same, list(x.roots), x.reverse, per) == (
             rings[1], y.same, list(y.roots), y.reverse, x.per)  # fmt: skip
-        own, carries = len(x.leaves) - len(x.body.consts), len(x.rings)  # the others are read whole in each iteration
+        own, carries = len(x.leaves) - len(x.body.consts), len(x.rings)  # constants are read whole in each iteration
         if not same or len(x.leaves) != len(y.leaves):
             raise UnsizedError(f"a loop is planned otherwise at a batch of {self.sizes.b}")
         grown = [*zip(x.leaves[:own], y.leaves[:own]), *((t, y.roots[k]) for k, t in x.roots.items())]
@@ -196,7 +196,7 @@ class _Decision:
                 self.rows["item", at, k] = held or RowLayout(1, each.size * per, True)
 
     def touched(self, plan: Plan, launch: Launch, seen: dict[int, Any]) -> list[Any]:
-        """Return what a launch reads and computes, by names that are equal in two plans. seen: serial -> name."""
+        """Return the values that a launch reads and computes, by names common to both plans. seen: serial -> name."""
         (c,) = launch.clusters
         for k, t in enumerate(c.outs):
             seen[t.serial] = (self.count, k)
@@ -211,7 +211,7 @@ class _Decision:
 
 
 def _kept(plan: Plan) -> dict[int, int]:
-    """Return the values whose rows loops keep where they are: serial -> a divisor of what comes before the rows."""
+    """Return the values in which loops need elements before the rows: serial -> a divisor of their number."""
     found: dict[int, int] = {}
     for scan in plan.scans.values():
         inside, carries = _kept(scan.plan), len(scan.rings)
