@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from tracegrad.dtypes import f16, f32
-from tracegrad.ir.graph import Graph
-from tracegrad.ir.inlining import INLINED, computed_once
+from tracegrad.ir.graph import INLINED, Graph, computed_once
 from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of, repeats
 from tracegrad.tuning import PRODUCT_READS, SPREAD, WIDER_READS

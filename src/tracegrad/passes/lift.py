@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tracegrad.ir import ambient
-from tracegrad.ir.inlining import computed_once
+from tracegrad.ir.graph import computed_once
 from tracegrad.ir.nodes import Tensor, bind, depending, graft, rewrite, toposort
 from tracegrad.passes.scans import any_scan, everywhere, in_bodies, items_read, only_asked
 from tracegrad.passes.simplify import simplify

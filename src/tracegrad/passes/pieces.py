@@ -2,6 +2,8 @@
 
 The optimizer's rules work on one flat array, so that kernels are few. XLA fuses the rules for separate parameters as
 well, reads a parameter without a copy, and can shard each parameter over several devices as its shape allows.
+
+Parts that lie side by side are joined: a sum of arrays placed among zeros is a concatenation.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from typing import NamedTuple
 from tracegrad.dtypes import Shape, TensorType
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, rewrite
+from tracegrad.passes.scans import everywhere
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import IOTA, LEAF, const, iota, leaf
-from tracegrad.prims.views import BROADCAST, SLICE, broadcast_to, reshape, slice_
+from tracegrad.prims.views import BROADCAST, PLACE, SLICE, broadcast_to, reshape, slice_
 
 
 class Piece(NamedTuple):
@@ -137,3 +140,51 @@ def _coordinates(t: Tensor, piece: Piece) -> Tensor:
 
 
 MADE: Mapping[str, Callable[[Tensor, Piece], Tensor | None]] = {BROADCAST.name: _of_one, IOTA.name: _coordinates}
+
+
+class Placed(NamedTuple):
+    """Arrays that do not overlap along an axis of a larger one, by where they begin."""
+
+    axis: int
+    length: int
+    parts: dict[int, Tensor]
+
+    def beside(self, other: Placed) -> Placed | None:
+        """Return both together, or None if they overlap."""
+        both = Placed(self.axis, self.length, dict(sorted({**self.parts, **other.parts}.items())))
+        apart = len(both.parts) == len(self.parts) + len(other.parts) and self[:2] == other[:2]
+        begins = [*both.parts, self.length]
+        return both if apart and all(a + n <= b for a, n, b in zip(begins, both.sizes, begins[1:])) else None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each part along the axis."""
+        return [x.shape[self.axis] for x in self.parts.values()]
+
+
+def join_places(roots: Sequence[Tensor]) -> list[Tensor]:
+    """Concatenate arrays that are placed among zeros and added, if they fill the whole axis.
+
+    place(a, at 0) + place(b, behind a)  ->  concat(a, b)
+
+    The gradient of an array that is read in slices is such a sum. XLA would compute each part for all elements.
+    """
+    return everywhere(roots, _joined)
+
+
+def _joined(roots: Sequence[Tensor]) -> list[Tensor]:
+    known: dict[int, Placed] = {}  # by the serial of a sum, also of an incomplete one
+
+    def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        if t.prim is PLACE and t.attrs["step"] == 1 and inputs[0].size:
+            known[t.serial] = Placed(t.attrs["axis"], t.attrs["length"], {t.attrs["start"]: inputs[0]})
+        elif t.prim.name == "add" and all(x.serial in known for x in inputs):
+            one, other = (known[x.serial] for x in inputs)
+            both = one.beside(other)
+            if both is not None and sum(both.sizes) == both.length:
+                return bind(PRIMITIVES["concat"], *both.parts.values(), axis=both.axis)
+            if both is not None:
+                known[t.serial] = both
+        return None
+
+    return rewrite(roots, rule)

@@ -18,8 +18,8 @@ from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, flat_index, points
 from tracegrad.render.c_orders import OrderedFunction, scatter_loops
-from tracegrad.render.c_pairs import paired
 from tracegrad.render.c_product import limit_bits
+from tracegrad.render.c_tiles import paired
 from tracegrad.render.emit import Statement
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, in_memory_order, neighbours_of, reach, span
 from tracegrad.tuning import (

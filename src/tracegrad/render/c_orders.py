@@ -9,7 +9,7 @@
 - Pieces, where guards change along an axis; see c_pieces.py.
 - Rows that end in one vector, where functions are computed. Of a row of 22 compilers compute 6 elements one by one. So
   one vector computes them, with elements of no meaning behind the row, which are not stored.
-- Pairs of rows, as in distances; see c_pairs.py.
+- Pairs of rows, as in distances; see c_tiles.py.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from tracegrad.kernels.expr import Index, Space, Value, Var, atoms_of, indices_o
 from tracegrad.kernels.form import Axis, Fold, Kernel, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
-from tracegrad.render.c_pairs import paired_loops
 from tracegrad.render.c_pieces import cut, loops_by_pieces, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
-from tracegrad.render.c_tiles import short_loops, turned_loops
+from tracegrad.render.c_tiles import paired_loops, short_loops, turned_loops
 from tracegrad.render.emit import Block, Loop, Statement, when
 from tracegrad.tuning import LANES, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 

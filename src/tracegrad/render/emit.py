@@ -108,18 +108,12 @@ class Emitter:
     """
 
     def __init__(
-        self,
-        load: Callable[[int, str], str],
-        inner_axes: Iterable[str],
-        copied: Iterable[str] = (),
-        copy: str = "",
-        step: tuple[str, str] = ("", ""),
-        loaded: Mapping[Value, str] | None = None,
+        self, load: Callable[[int, str], str], inner_axes: Iterable[str] = (), copied: Iterable[str] = ()
     ) -> None:
         self.load = load
-        self.inner_axes = frozenset(inner_axes)
-        self.copied, self.copy, self.step = frozenset(copied), copy, step
-        self.loaded = loaded or {}
+        self.inner_axes, self.copied = frozenset(inner_axes), frozenset(copied)
+        self.copy, self.step = "", ("", "")
+        self.loaded: Mapping[Value, str] = {}
         self.outer: list[str] = []  # statements outside loops, in order
         self.inner: list[str] = []  # statements of the loop being written
         self.helpers: dict[str, None] = {}
@@ -130,6 +124,19 @@ class Emitter:
         self._held: dict[str, dict[Value, str]] | None = None  # copy -> names of values inside of loops
         self._uses: dict[Value, int] = {}
         self._count = 0
+
+    def beside(
+        self,
+        inner_axes: Iterable[str] = (),
+        copied: Iterable[str] = (),
+        copy: str = "",
+        step: tuple[str, str] = ("", ""),
+        loaded: Mapping[Value, str] | None = None,
+    ) -> Emitter:
+        """Return an emitter of the same kernel, which has written nothing yet and collects the same helpers."""
+        made = Emitter(self.load, inner_axes, copied)
+        made.copy, made.step, made.loaded, made.helpers = copy, step, loaded or {}, self.helpers
+        return made
 
     def spelled(self, notation: str) -> str:
         """Translate a piece of WGSL to the language of the emitter."""

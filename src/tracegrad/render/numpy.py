@@ -18,8 +18,7 @@ from tracegrad.kernels.axis_pieces import in_pieces
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Product, Scatter, Store, operands_of, points
 from tracegrad.render.gathered import blas_ready
-from tracegrad.render.numpy_arrays import Arrays
-from tracegrad.render.numpy_values import Values, text_of
+from tracegrad.render.numpy_values import Arrays, Values, text_of
 
 
 def render_numpy(launch: BoundLaunch) -> str:

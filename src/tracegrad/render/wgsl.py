@@ -17,8 +17,7 @@ from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decod
 from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
 from tracegrad.render.wgsl_rows import BlockFold, Rows
 from tracegrad.render.wgsl_scatter import Scattering
-from tracegrad.render.wgsl_square import Square
-from tracegrad.render.wgsl_tile import Result, Tile
+from tracegrad.render.wgsl_tile import Result, Square, Tile
 
 
 def render_serial_wgsl(launch: BoundLaunch) -> Shader:
@@ -256,20 +255,18 @@ class Writer:
         writes: list[Statement] = []
         size = 4 if axis else 1
         for four in (copies[k : k + size] for k in range(0, len(copies), size)):
-            base = Emitter(self.load, (), four[0].own, four[0].name)
+            base = self.emit.beside((), four[0].own, four[0].name)
             loads = vector_loads([s.value for s in stores], axis, self.by_vectors)
             names = {v: base.vector(v, self.vector, loop=False) for v in loads}
             emits = [
-                Emitter(self.load, (), c.own, c.name, loaded={v: f"{names[v]}.{XYZW[j]}" for v in loads})
+                self.emit.beside((), c.own, c.name, loaded={v: f"{names[v]}.{XYZW[j]}" for v in loads})
                 for j, c in enumerate(four)
             ]
             named = [self.named(emit, stores, loop=False) for emit in emits]
             written = [line for s in stores for line in self.writes(s, base, emits)]
             lines += [line for c in four for line in c.before]
             lines += base.outer
-            for emit, values in zip(emits, named):
-                self.emit.helpers.update(emit.helpers)
-                lines += [*emit.outer, *values]
+            lines += [line for emit, values in zip(emits, named) for line in (*emit.outer, *values)]
             inside = four[0].inside
             writes += [when(inside, written)] if inside else written
         return [*lines, *writes]
@@ -321,21 +318,21 @@ class Writer:
 
     # a tile of a product a workgroup
     def tile(self) -> list[Statement]:
-        access = Access(self.load, self.vector, self.by_vectors)
+        access = Access(self.emit, self.vector, self.by_vectors)
         stored = any(self.vectors[s.slot] for s in self.kernel.stores)
         assert self.tiling.tile is not None and self.kernel.product is not None
-        tile = Tile(self.kernel, self.tiling.tile, access, self.emit.helpers, stored)
+        tile = Tile(self.kernel, self.tiling.tile, access, stored)
         axis = None if tile.right.apart else self.kernel.product.n[-1]
         return [*tile.before_stores(), *tile.stores(lambda results: self.results(results, axis))]
 
     # a square of a product a thread
     def square(self) -> list[Statement]:
-        square = Square(self.kernel, self.tiling, self.load, self.emit.helpers)
+        square = Square(self.kernel, self.tiling, self.emit)
         return [*square.before_stores(), *square.stores(self.results)]
 
     # a rectangle of a scatter a workgroup
     def scatter(self) -> list[Statement]:
-        scatter = Scattering(self.kernel, self.tiling, self.load, self.emit.helpers)
+        scatter = Scattering(self.kernel, self.tiling, self.emit)
         return [*scatter.before_stores(), *scatter.stores(self.results)]
 
     # all rows of a block a workgroup
@@ -352,9 +349,8 @@ class Writer:
         """Return a writer of the kernel's fold."""
         assert self.tiling.block is not None
         return BlockFold(
-            self.kernel, self.tiling.block, self.tiling.threads, self.load, self.emit.helpers,
-            self.of.fixed, self.of.room, self.name,
-        )  # fmt: skip
+            self.kernel, self.tiling.block, self.tiling.threads, self.emit, self.of.fixed, self.of.room, self.name
+        )
 
     def results(self, results: Sequence[Result], axis: Axis | None = None) -> list[Statement]:
         """Return the stores of some results of a product or scatter; along `axis` every four are neighbours."""

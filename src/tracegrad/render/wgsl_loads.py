@@ -88,9 +88,9 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Code for a slot's memory at an index: an element, or its vector; `vectors` tells whether the slot has vectors."""
+    """How a kernel reads memory: an emitter, code for a vector at an index, and whether a slot has vectors."""
 
-    element: Callable[[int, str], str]
+    emit: Emitter
     vector: Callable[[int, str], str]
     vectors: Callable[[int], bool]
 
@@ -126,10 +126,10 @@ class Side:
 
 
 class Loads:
-    """Writes the loads of one tile kernel. `helpers` collects the functions used."""
+    """Writes the loads of one tile kernel."""
 
-    def __init__(self, kernel: Kernel, shape: TileShape, access: Access, helpers: dict[str, None]) -> None:
-        self.shape, self.access, self.helpers = shape, access, helpers
+    def __init__(self, kernel: Kernel, shape: TileShape, access: Access) -> None:
+        self.shape, self.access = shape, access
         self.k = points(kernel.inner)
         self.inner = shape.summed(kernel)
         # A step goes along the last axis only. If this axis is all of k, a step can go beyond its end.
@@ -227,7 +227,6 @@ class Loads:
             return loaded[side.value]
         emit = self.emitter(side.axes, copy, loaded, turn)
         (value,) = emit.values([side.value], loop=True)
-        self.helpers.update(emit.helpers)
         out.before += [*before, *emit.outer]
         if turn and not self.stepped:
             last = self.inner[-1].name
@@ -242,7 +241,7 @@ class Loads:
         inner = [a.name for a in self.inner]
         own = [a.name for a in axes] + (inner[-1:] if self.stepped or turn else [])
         step = (inner[-1], "ks") if self.stepped else ("", "")
-        return Emitter(self.access.element, inner, own, copy, step, loaded)
+        return self.access.emit.beside(inner, own, copy, step, loaded)
 
     def loaded(self, registers: Sequence[str], k: str, load: Sequence[str]) -> list[Statement]:
         """Return the lines of a load, with all axes of k if they come from the flat index; zeros beyond its end."""

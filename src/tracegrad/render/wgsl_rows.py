@@ -198,11 +198,9 @@ class BlockFold:
     """Writes one kernel. fixed: slots that no iteration changes. room: registers of a thread. name: of the function."""
 
     def __init__(
-        self, kernel: Kernel, shape: BlockShape, threads: int, load: Callable[[int, str], str],
-        helpers: dict[str, None], fixed: Set[int], room: int, name: str,
-    ) -> None:  # fmt: skip
-        self.kernel, self.shape, self.threads, self.name = kernel, shape, threads, name
-        self.load, self.helpers = load, helpers
+        self, kernel: Kernel, shape: BlockShape, threads: int, emit: Emitter, fixed: Set[int], room: int, name: str
+    ) -> None:
+        self.kernel, self.shape, self.threads, self.emit, self.name = kernel, shape, threads, emit, name
         (self.fold,) = kernel.folds
         self.gathered = gathered(kernel)
         self.kept = kept(kernel, fixed)
@@ -235,7 +233,7 @@ class BlockFold:
     def lines(self, stored: Callable[[], Sequence[Statement]]) -> list[Statement]:
         """Return the body of the kernel's function. stored: writes the stores of a row whose fold is known."""
         shared, f, rows = PARTIAL[self.fold.value.dtype.name], self.fold, self.shape.rows
-        identity = self.emitter("", {}).identity(f)
+        identity = self.emit.identity(f)
         lines = [*self.gathering(), *self.threads_of_rows()]
         lines += [f"var t_{r} = {identity};" for r in range(self.rounds)]
         for c in range(0, self.terms, 4):
@@ -266,9 +264,8 @@ class BlockFold:
         """Return the loop that reads values common to all rows into workgroup memory."""
         if not self.gathered:
             return []
-        emit = Emitter(self.load, ())
+        emit = self.emit.beside()
         values = emit.values(self.gathered, loop=False)
-        self.helpers.update(emit.helpers)
         writes = [f"sv[{self.gathered_at(k)}j / 4][j % 4] = {text};" for k, text in enumerate(values)]
         body = [*decode("j", self.kernel.inner), *emit.flush(), *writes]
         return [Loop("j", int(self.kernel.length), body, "lid", self.threads), "workgroupBarrier();"]
@@ -317,10 +314,8 @@ class BlockFold:
     def emitter(self, copy: str, loaded: Mapping[Value, str]) -> Emitter:
         """Return a writer of values whose names end in `copy`."""
         axes = [a.name for a in (*self.kernel.outer, *self.kernel.inner)]
-        emit = Emitter(self.load, (), axes, copy, loaded=loaded)
-        emit.helpers = self.helpers
-        return emit
+        return self.emit.beside((), axes, copy, loaded=loaded)
 
     def combined(self, a: str, b: str) -> str:
         """Return two partial results combined."""
-        return self.emitter("", {}).combine(self.fold, a, b)
+        return self.emit.combine(self.fold, a, b)

@@ -5,7 +5,7 @@ sets a bit for that update, in workgroup memory. Then each thread adds the updat
 are compared once for all columns, and the order of sums is the order of the updates. Most words of bits are 0: more
 bits tell which are not, so nothing reads the others or clears them again. Each thread has its sums in workgroup memory.
 
-Adapters that run on a CPU compute squares of results instead, in the same order (`wgsl_square`).
+Adapters that run on a CPU compute squares of results instead, in the same order (`wgsl_tile`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from tracegrad.tuning import SCATTER_FEW, SCATTER_READS, WORKGROUP
 
 
 class Scattering:
-    """Writes one scatter kernel. `element` gives a memory location, `helpers` collects the functions used."""
+    """Writes one scatter kernel. `emit` writes its values."""
 
-    def __init__(self, kernel: Kernel, tiling: Tiling, element: Callable[[int, str], str], helpers: dict[str, None]):
+    def __init__(self, kernel: Kernel, tiling: Tiling, emit: Emitter):
         assert kernel.scatter is not None and tiling.scatter is not None
-        self.kernel, self.element, self.helpers = kernel, element, helpers
+        self.kernel, self.emit = kernel, emit
         self.scatter, self.shape = kernel.scatter, tiling.scatter
         self.fold = kernel.folds[0]
         self.rows, self.columns = points(self.scatter.m), points(self.scatter.n)
         self.updates = points(kernel.inner)
-        self.emit = Emitter(element, ())
         self.zero = self.emit.identity(self.fold)
         self.set = f"lid / {self.shape.columns}"  # of threads, to which a thread belongs
         self.memory = PARTIAL[self.fold.value.dtype.name]
@@ -43,7 +42,6 @@ class Scattering:
         mark, before_marks = self.mark()
         few, _ = self.added(SCATTER_FEW)
         many, before_sums = self.added(SCATTER_READS)
-        self.helpers.update(self.emit.helpers)
         return [
             f"let first_row = w / {self.across} % {self.down} * {self.shape.rows};",
             f"let column = w % {self.across} * {self.shape.columns} + lid % {self.shape.columns};",
@@ -70,9 +68,8 @@ class Scattering:
         names = [a.name for a in self.kernel.inner]
         for u in range(self.shape.together // WORKGROUP):
             at, copy = f"(lid + {u * WORKGROUP})", f"t{u}"
-            emit = Emitter(self.element, names, names, copy)
+            emit = self.emit.beside(names, names, copy)
             (value,) = emit.values([self.scatter.target], loop=True)
-            self.helpers.update(emit.helpers)
             before += emit.outer
             update = f"min(chunk + {at}, {plus(self.updates, -1)})"
             named = f"let into{u} = {self.into(value)};"
@@ -108,10 +105,9 @@ class Scattering:
     def update(self, number: int) -> tuple[list[str], list[str]]:
         """Return lines that read an update and find its sum, and lines before the loop."""
         inner, columns, copy = self.kernel.inner, self.scatter.n, f"k{number}"
-        emit = Emitter(self.element, [a.name for a in inner], [a.name for a in (*inner, *columns)], copy)
+        emit = self.emit.beside([a.name for a in inner], [a.name for a in (*inner, *columns)], copy)
         several = self.shape.deep > 1
         value, *target = emit.values([self.scatter.update, *[self.scatter.target] * several], loop=True)
-        self.helpers.update(emit.helpers)
         depth = f"{self.into(target[0])} / {self.shape.sets} * {WORKGROUP} + " if several else ""
         # beyond the edge the last column repeats, and is not stored
         column = f"min(column, {plus(self.columns, -1)})" if self.edge else "column"

@@ -11,7 +11,7 @@ from tracegrad.ir.evaluate import array_rule
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor, rebind, toposort
 from tracegrad.passes.expand import expand_composites
-from tracegrad.passes.join import join_places
+from tracegrad.passes.pieces import join_places
 from tracegrad.prims.elementwise import WHERE
 from tracegrad.prims.leaves import LEAF
 from tracegrad.prims.views import BROADCAST, RESHAPE

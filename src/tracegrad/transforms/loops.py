@@ -17,8 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 from tracegrad.dtypes import Shape, TensorType, f32
-from tracegrad.ir.graph import Graph
-from tracegrad.ir.inlining import computed_once
+from tracegrad.ir.graph import Graph, computed_once
 from tracegrad.ir.nodes import Primitive, Tensor, bind, depending, graft, reached, register, toposort
 from tracegrad.prims.leaves import LEAF, const
 from tracegrad.prims.rules import spread
