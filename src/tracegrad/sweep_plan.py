@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from tracegrad import init
 from tracegrad.arrays import Array, checked_seed, np
 from tracegrad.compiler.layout import arena_of
-from tracegrad.compiler.signatures import checked_loss
+from tracegrad.compiler.tracing import checked_loss
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.params import declared, drawn
 from tracegrad.errors import InputError

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tracegrad import entrypoints, safetensors
 from tracegrad.arrays import Array, np
-from tracegrad.compiler.signatures import check_function, check_signature
+from tracegrad.compiler.tracing import check_function, check_signature
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import StepResult

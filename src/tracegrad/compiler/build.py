@@ -12,9 +12,8 @@ from tracegrad.compiler.draws import noticed
 from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, Sizes, input_ranges, input_types
 from tracegrad.compiler.layout import HALTED, Persistent, arena_of, persistent_of
 from tracegrad.compiler.pipeline import make_program
-from tracegrad.compiler.signatures import checked_loss, checked_outputs
 from tracegrad.compiler.step_graph import training_graph
-from tracegrad.compiler.tracing import sites_of, states_of, traced
+from tracegrad.compiler.tracing import checked_loss, checked_outputs, sites_of, states_of, traced
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError, TraceError, TracegradError, located
 from tracegrad.hypers import NORMAL, PREFIX, UNIT

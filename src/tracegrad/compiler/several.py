@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tracegrad.compiler.build import StepSource
 from tracegrad.compiler.inputtypes import declared
-from tracegrad.compiler.signatures import check_function
+from tracegrad.compiler.tracing import check_function
 from tracegrad.errors import CallError, InputError
 from tracegrad.ir.states import STATE
 from tracegrad.nn.module import decays, named_parameters

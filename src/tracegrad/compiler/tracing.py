@@ -1,25 +1,27 @@
-"""A user's function, run once on leaves."""
+"""A user's function, run once on leaves. Errors of its arguments and results name the function and its line."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
 from tracegrad.compiler.layout import States
-from tracegrad.compiler.signatures import check_function, check_signature
-from tracegrad.dtypes import TensorType
-from tracegrad.errors import TraceError, call_site, located
+from tracegrad.dtypes import TensorType, f32
+from tracegrad.errors import CompileError, InputError, Site, TraceError, call_site, located
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor
 from tracegrad.ir.states import STATE, StateTensor
-from tracegrad.nn.module import at_path, bound, named_arrays, named_states, no_parameters, state_specs
+from tracegrad.nn.module import at_path, bound, like, named_arrays, named_states, no_parameters, state_specs
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.patterns import Selection, chosen
 from tracegrad.prims.leaves import leaf
+from tracegrad.refusals import article, nearest, shown
 from tracegrad.sites import SiteInfo
+from tracegrad.transforms.trees import is_pair
 
 
 class Traced(NamedTuple):
@@ -91,3 +93,125 @@ def traced(
         result = fn(m, **values)
         _check_kept(m, states)
         yield Traced(running, parameters, states_of(model), leaves, types, result)
+
+
+def check_function(fn: object, what: str) -> None:
+    """Raise InputError unless `fn` can be a loss or forward."""
+    if not callable(fn):
+        hint = f"; it is called while tracing, so give the function itself, as in {what}={what}"
+        raise InputError.here(f"{what} must be a function of the model and the inputs, got {shown(fn)}{hint}")
+    for kind, test in (("async", inspect.iscoroutinefunction), ("a generator", inspect.isgeneratorfunction)):
+        if test(fn):
+            raise InputError.here(
+                f"{what} {fn.__name__} is {kind}: it must be a plain function that returns, without await and yield"
+            )
+
+
+def check_signature(
+    fn: Callable[..., Any], inputs: Mapping[str, Any], what: str, declared: Iterable[str] | None = None
+) -> None:
+    """Raise InputError if the function cannot be called with the model and these names.
+
+    declared: all declared names, for the error."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    parameters = list(signature.parameters.values())
+    named = [p for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes = [p.name for p in named]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in inputs]
+    meant = {n: nearest(n, missing) for n in inputs if n not in takes and not anything}
+    problems = [
+        f"{n!r} is declared but {what} does not take it{f' (did you mean {near!r}?)' if near else ''}"
+        for n, near in meant.items()
+    ]
+    problems += [f"{what} takes {name!r}, which is not declared" for name in missing]
+    if not parameters:
+        problems = [f"{what} must take the model as its first argument"]
+    elif parameters[0].name in inputs:
+        others = ["m", *[n for n in inputs if n != "m"]]
+        problems = [f"its first argument is the model, as in {what}({', '.join(others)})"]
+    if problems:
+        call = f"{getattr(fn, '__name__', type(fn).__name__)}({', '.join([p.name for p in parameters])})"
+        raise InputError.here(
+            f"inputs do not match {what} {call}: {'; '.join(problems)}. Use the same names in both: "
+            f"inputs declares {', '.join(declared or inputs) or 'nothing'}"
+        )
+
+
+def _defined(fn: Callable[..., Any]) -> Site | None:
+    """Return where a loss or forward is defined, for errors about its result."""
+    code = getattr(fn, "__code__", None)
+    return Site(code.co_filename, code.co_firstlineno) if code is not None else call_site()
+
+
+def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the rank-0 loss and the aux tensors. Raises CompileError if there is no scalar f32 loss."""
+    name = getattr(loss, "__name__", "loss")
+
+    def wrong(text: str, site: Site | None = None) -> CompileError:
+        return CompileError(located(f"{name}{text}", site or _defined(loss)))
+
+    aux: Any = {}
+    result = _read(result)
+    if is_pair(result):
+        result, aux = result
+        if isinstance(result, dict) and isinstance(aux, Tensor):
+            raise wrong(f": the loss, {aux.type}, must come first, then the dict of aux; swap them")
+    items = cast("dict[str, Any]", aux).items() if isinstance(aux, dict) else ()
+    odd = {n: x for n, x in items if not isinstance(x, Tensor)}
+    if not isinstance(aux, dict) or odd:
+        got = shown(aux) if not odd else ", ".join([f"{n!r} is {article(_kind(x))}" for n, x in odd.items()])
+        raise wrong(f': aux must be a dict of tensors, as in (loss, {{"name": tensor}}), got {got}')
+    if not isinstance(result, Tensor):
+        hint = 'return a scalar such as tg.mean(...), or (scalar, {"name": tensor})'
+        raise wrong(f" must return a tensor, got {_kind(cast('object', result))}; {hint}")
+    if result.shape != ():
+        raise wrong(f" must return a scalar, f32[], got {result.type}; reduce it with tg.mean or tg.sum", result.site)
+    if result.dtype != f32:
+        hint = "tg.mean gives f32; tg.cast(x, tg.f32) has no gradient"
+        raise wrong(f" must return a scalar, f32[], got {result.type}; {hint}", result.site)
+    return result, cast("dict[str, Tensor]", aux)
+
+
+def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
+    """Return the outputs by name, and the structure they came in.
+
+    Raises CompileError for a result that is no tensor, tuple or dict.
+    """
+    result = _read(result)
+    if isinstance(result, Tensor):
+        return {"output": result}, None
+    pairs: Any = enumerate(cast("tuple[Any, ...]", result)) if isinstance(result, (tuple, list)) else result
+    parts = dict[Any, Any](pairs) if isinstance(result, (tuple, list, dict)) else None
+    if not parts or not all(isinstance(x, Tensor) for x in parts.values()):
+        name, got = getattr(forward, "__name__", "forward"), _odd(cast("object", result), parts)
+        said = f"{name} must return a tensor, or a tuple or dict of tensors (not nested: use tg.tree_leaves), got {got}"
+        raise CompileError(located(said, _defined(forward)))
+    outputs = {f"output.{k}": x for k, x in parts.items()}
+    return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
+
+
+def _read(result: Any) -> Any:
+    """Return `result` with states of the model replaced by their current values; in a loss, those in its aux."""
+    if isinstance(result, StateTensor):
+        return result.now
+    if isinstance(result, dict):
+        return {key: _read(x) for key, x in cast("dict[Any, Any]", result).items()}
+    return like(result, map(_read, cast("list[Any]", result))) if isinstance(result, (tuple, list)) else result
+
+
+def _odd(result: object, parts: Mapping[Any, Any] | None) -> str:
+    """Describe what is wrong with the result of a forward: its kind, and the first part that is not a tensor."""
+    odd = next(
+        (f", where {k!r} is {article(_kind(x))}" for k, x in (parts or {}).items() if not isinstance(x, Tensor)), ""
+    )
+    return f"{'an empty ' if parts == {} else ''}{_kind(result)}{odd}"
+
+
+def _kind(value: object) -> str:
+    if callable(value) and hasattr(value, "__code__"):
+        return "function (call it)"
+    return type(value).__name__ if value is not None else "None (is the return missing?)"

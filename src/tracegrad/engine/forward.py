@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tracegrad.arrays import Array, new_copy
 from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
-from tracegrad.compiler.signatures import check_function, check_signature
+from tracegrad.compiler.tracing import check_function, check_signature
 from tracegrad.dtypes import InputType
 from tracegrad.engine import params
 from tracegrad.engine.forward_runs import ForwardPrograms, ForwardRun

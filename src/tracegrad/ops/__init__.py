@@ -18,8 +18,6 @@ from tracegrad.ops.norm import *
 from tracegrad.ops.random import *
 from tracegrad.ops.reduction import *
 from tracegrad.ops.resampling import *
-from tracegrad.ops.sampling import *
-from tracegrad.ops.segments import *
 from tracegrad.ops.shaping import *
 from tracegrad.ops.sorting import *
 from tracegrad.ops.trigonometry import *

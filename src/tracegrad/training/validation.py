@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
 from tracegrad.compiler.several import named_by
-from tracegrad.compiler.signatures import check_signature
+from tracegrad.compiler.tracing import check_signature
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.errors import InputError
 from tracegrad.ir.ambient import require
