@@ -325,7 +325,8 @@ class Training(Parts):
         parameters: a pattern such as "backbone.*", a list of patterns, or a function of the name.
         Raises:     InputError if no parameter matches.
 
-        The first call compiles the step once more, later calls compile nothing. Gradients are still computed.
+        The first call compiles the step once more, later calls compile nothing. Gradients of frozen parameters
+        are 0.
 
         >>> train.freeze("b")
         """
