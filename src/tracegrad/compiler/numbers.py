@@ -106,5 +106,5 @@ def values_at(graph: Graph, pairs: Sequence[At]) -> dict[At, Any]:
         value = t.attrs["value"]
         if repr(values.setdefault(at, value)) != repr(value) or (at[0] == at[1] and at[0] != repr(value)):
             where = f"{t.site.short}: " if t.site else ""
-            raise UnsizedError(f"{where}{value!r} is decided by the size in a way of its own")
+            raise UnsizedError(f"{where}{value!r} depends on the size in a way that no rule here covers")
     return values

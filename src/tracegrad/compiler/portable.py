@@ -33,12 +33,12 @@ def portable(rooms: Rooms, least: Sequence[int]) -> dict[str, Any]:
     """
     followed = rooms.followed
     if followed is None:
-        raise UnsizedError("the model makes a plain number of a size, so only Python can tell what follows")
+        raise UnsizedError("the model turns a size into a plain int, and only Python can compute with it")
     sizes = product(*[range(low, n + 1) for low, n in zip(least, rooms.sizes.one)])
     refused = _refused(followed, rooms.graph_at, rooms.sizes.one, sizes)
     if refused is not None:
         at = ", ".join([f"{name}={n}" for name, n in zip(rooms.names, refused)])
-        raise UnsizedError(f"at {at} the model computes otherwise")
+        raise UnsizedError(f"at {at} the model computes differently")
     record = followed.record
     given = {SIZE.format(name): n for name, n in zip(rooms.names, record.sizes())}
     numbers = {n.field.removeprefix(PREFIX): Symbol(record, ks[0]) for n, ks in followed.numbers} | given

@@ -221,7 +221,7 @@ def build_rooms(source_at: SourceAt, room: Mapping[str, int], exact_name: str | 
     for apart in (*near, *APART):
         with suppress(AmbiguousError):
             return _built(source_at, room, exact_name, gpu, apart)
-    raise UnsizedError("traces do not tell how a length follows the sizes")
+    raise UnsizedError("traces do not show how a length depends on the sizes")
 
 
 def _built(

@@ -242,7 +242,7 @@ def _turned(
             continue
         if _spelled(made.plain) == _spelled(again.plain) and made.held == again.held:
             return made
-        why = why or UnsizedError(f"{one.label} computes otherwise at a batch of {sizes.b}")
+        why = why or UnsizedError(f"{one.label} computes differently at a batch of {sizes.b}")
     assert why is not None
     raise why
 

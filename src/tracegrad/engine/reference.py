@@ -119,7 +119,7 @@ class Checked(NamedTuple):
             session.unload(handle)
         found = compare(nodes, self.env, {n: results[f"capture.{n}"] for n in nodes})
         if not found:
-            return "no op differs when all are delivered: how they are joined in kernels decides"
+            return "no op differs when the program returns all values: the error depends on how kernels join ops"
         t = nodes[found[0].name]
         shown = str(found[0]).removeprefix(f"{found[0].name} ")
         return located(f"first op that differs: {t.prim.name}, {t.type}: it {shown}", t.site)

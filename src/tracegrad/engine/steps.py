@@ -164,7 +164,7 @@ class StepRun:
         looked = tab.can_wait() and bounds.bounded(self.call.stepper.program)
         writes = any(name.startswith(STATE) for name in self.of.built.graph.writes)
         state = ", or the new value of a state," if writes else ""
-        return f"a gradient{state}" if looked else f"a gradient{state}, or what the update makes of it,"
+        return f"a gradient{state}" if looked else f"a gradient{state}, or a value that the update computes from it,"
 
     def _take(self, session: Session, outputs: dict[str, Any]) -> None:
         if not self.finish(session, outputs) and self.checked is not None:

@@ -51,8 +51,8 @@ def missing(free: FreeSizes, names: Sequence[str], what: str) -> InputError:
         [f"{n}: {t}" for n, t in free.types.items() if any(n == i for k in names for i, _ in free.axes[k])]
     )
     return InputError.here(
-        f"export: each call of {what} chooses a size of {chosen}; tell the largest, such as "
-        f"sizes={(dict.fromkeys(names, 64))}: then the page takes all sizes up to it"
+        f"export: each call of {what} chooses a size of {chosen}; pass the largest, such as "
+        f"sizes={(dict.fromkeys(names, 64))}: the page then takes all sizes up to it"
     )
 
 

@@ -161,7 +161,7 @@ class Profile:
             f"time: median of {runs} runs, by {self.timings.clock}",
             COUNTED,
             f"of limit: the nearer of the two {self.limits}",
-            "more than 100%: what was read lay in a cache, or is less than counted",
+            "more than 100%: the kernel read from a cache, or it read fewer bytes than counted",
         )
 
     def __str__(self) -> str:

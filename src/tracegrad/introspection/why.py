@@ -20,7 +20,7 @@ POINT = "each point reads its own"
 ROW = "each row reads its own"
 SIBLING = "they read the same values"
 NOWHERE = "none, because every reader is in the same kernel"
-GONE = "the passes left nothing of it: it is a constant, or equal to another value, or nothing needs it"
+GONE = "the passes removed it: it is a constant, or equal to another value, or nothing needs it"
 SEEN_THROUGH = ("view", "formula")  # families skipped when a node was compiled to several values
 
 

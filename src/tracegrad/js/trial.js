@@ -51,7 +51,7 @@ export async function tried(session, program, found, run) {
 /** Return the error of a step with this loss that was not applied; `found` names what is not finite. */
 export function notFinite(what, loss, found) {
   const named = (what) => found.some((x) => x.startsWith(what));
-  const odd = named("new") ? "the update" : named("gradient of") ? "a gradient" : "what the update makes of the gradients";
+  const odd = named("new") ? "the update" : named("gradient of") ? "a gradient" : "a value that the update computes";
   const but = isFinite(loss) ? `, but ${odd} is not finite` : "";
   const shown = found.slice(0, MOST_NAMED).join(", ") || odd;
   const more = found.length > MOST_NAMED ? ` and ${found.length - MOST_NAMED} more` : "";

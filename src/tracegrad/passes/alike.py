@@ -88,7 +88,7 @@ def _differ(same: Sequence[Tensor]) -> UnsizedError:
     first, *others = same
     where = f", {first.site.short}" if first.site else ""
     types = " and ".join([str(t.type) for t in others if t.type != first.type])
-    how = f"is {first.type}, and {types} at other sizes" if types else "computes otherwise at other sizes"
+    how = f"is {first.type}, and {types} at other sizes" if types else "computes differently at other sizes"
     return UnsizedError(f"{first.prim.name}{where}, {how}")
 
 

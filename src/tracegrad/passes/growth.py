@@ -97,7 +97,7 @@ class Sizes(NamedTuple):
             return Length(a)
         found = _lengths(self, pair)
         if len(found) > 1:
-            raise AmbiguousError(f"lengths of {a} and {b} follow the sizes in {len(found)} ways")
+            raise AmbiguousError(f"lengths of {a} and {b} can depend on the sizes in {len(found)} ways")
         for length in found:
             return length
         raise UnsizedError(f"a length of {a} is {b} at other sizes")
