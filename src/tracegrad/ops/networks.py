@@ -13,10 +13,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tracegrad.dtypes import i32
 from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.elementwise import where
-from tracegrad.prims.leaves import const, iota
+from tracegrad.prims.leaves import iota
 from tracegrad.prims.views import permute, place, reshape, slice_
 from tracegrad.tuning import SORT_COLUMNS, SORT_LANES, SORT_TOGETHER
 
@@ -37,54 +36,39 @@ class Step(NamedTuple):
     mirrored: bool
 
 
-def network(x: Pairs, axis: int, k: int, pad: float) -> Tensor:
-    """Return the positions of the first `k` pairs in order along `axis`. pad: a key that no other exceeds."""
+def network(x: Pairs, axis: int) -> Tensor:
+    """Return the positions of the pairs in order along `axis`."""
     shape = x.keys.shape
     outer, n, lanes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     x = _reshaped(x, (outer, n, lanes))
     if lanes >= SORT_LANES:
-        at = _sized(_ordered(x, k, pad), k, pad).at
-    else:
-        x = _reshaped(_turned(x), (outer * lanes, n, 1))
-        at = permute(reshape(_by_columns(x, k, pad), (outer, lanes, k)), (0, 2, 1))
-    return reshape(at, (*shape[:axis], k, *shape[axis + 1 :]))
+        return reshape(_sized(_ordered(x), n).at, shape)
+    at = _by_columns(_reshaped(_turned(x), (outer * lanes, n, 1)))
+    return reshape(permute(reshape(at, (outer, lanes, n)), (0, 2, 1)), shape)
 
 
-def _ordered(x: Pairs, k: int, pad: float) -> Pairs:
-    """Sort the middle axis of [outer, n, lanes], and keep at least its first `k` pairs."""
+def _ordered(x: Pairs) -> Pairs:
+    """Sort the middle axis of [outer, n, lanes]."""
     n, run = x.keys.shape[1], 1
     steps: list[Step] = []
-    while run < n and run < k:
+    while run < n:
         steps += [Step(run, True), *_halving(run // 2)]
         run *= 2
-    x = _exchanged(x, steps, pad)
-    while run < n:
-        x = _first_half(x, run, pad)
-        x, n = _exchanged(x, _halving(run // 2), pad), x.keys.shape[1]
-    return x
+    return _exchanged(x, steps)
 
 
-def _by_columns(x: Pairs, k: int, pad: float) -> Tensor:
-    """Return the first `k` positions in order along the middle axis of [rows, n, 1], by columns."""
+def _by_columns(x: Pairs) -> Tensor:
+    """Return the positions in order along the middle axis of [rows, n, 1], by columns."""
     rows, n = x.keys.shape[:2]
     height = 1 << (-(-n // SORT_COLUMNS) - 1).bit_length()  # the next power of two
-    x = _reshaped(_sized(x, height * SORT_COLUMNS, pad), (rows, height, SORT_COLUMNS))
-    x = _ordered(x, k, pad)
-    height, together = x.keys.shape[1], 1
-    x = _turned(x)  # [rows, columns, height]
-    while together < x.keys.shape[1]:
-        columns = x.keys.shape[1]
-        shape = (rows, columns // (2 * together), 2, together, height)
-        steps = _halving(together // 2)
-        if together * height < k:
-            x = _reshaped(_compared(_reshaped(x, shape), [(2, (2, 3, 4))]), (rows, columns, height))
-            together *= 2
-        else:
-            both = _reshaped(x, (rows, shape[1], 2 * together, height))
-            low, high = (_cut_out(y, 2, together) for y in (both, _flipped(both, (2, 3))))
-            x = _reshaped(_smaller(low, high), (rows, columns // 2, height))
-        x = _turned(_exchanged(_turned(_exchanged(x, steps, pad)), _halving(height // 2), pad))
-    return slice_(reshape(x.at, (rows, x.at.shape[1] * height)), 1, 0, k)
+    x = _turned(_ordered(_reshaped(_sized(x, height * SORT_COLUMNS), (rows, height, SORT_COLUMNS))))
+    together = 1
+    while together < SORT_COLUMNS:
+        shape = (rows, SORT_COLUMNS // (2 * together), 2, together, height)
+        x = _reshaped(_compared(_reshaped(x, shape), [(2, (2, 3, 4))]), (rows, SORT_COLUMNS, height))
+        x = _turned(_exchanged(_turned(_exchanged(x, _halving(together // 2))), _halving(height // 2)))
+        together *= 2
+    return slice_(reshape(x.at, (rows, SORT_COLUMNS * height)), 1, 0, n)
 
 
 def _halving(stride: int) -> list[Step]:
@@ -92,14 +76,14 @@ def _halving(stride: int) -> list[Step]:
     return [Step(stride >> s, False) for s in range(stride.bit_length())]
 
 
-def _exchanged(x: Pairs, steps: Sequence[Step], pad: float) -> Pairs:
+def _exchanged(x: Pairs, steps: Sequence[Step]) -> Pairs:
     """Apply steps to the middle axis of [outer, n, lanes], several at a time. Padding sorts last and is removed."""
     outer, n, lanes = x.keys.shape
     for at in range(0, len(steps), SORT_TOGETHER):
         some = steps[at : at + SORT_TOGETHER]
         strides = sorted({s.stride for s in some}, reverse=True)
         blocks = -(-n // (2 * strides[0]))
-        x = _sized(x, blocks * 2 * strides[0], pad)
+        x = _sized(x, blocks * 2 * strides[0])
         shape, axis_of = [outer, blocks], dict[int, int]()
         for stride, below in zip(strides, [*strides[1:], 0]):
             axis_of[stride] = len(shape)
@@ -108,7 +92,7 @@ def _exchanged(x: Pairs, steps: Sequence[Step], pad: float) -> Pairs:
         flips = [tuple(range(axis_of[s.stride], last)) if s.mirrored else (axis_of[s.stride],) for s in some]
         y = _compared(_reshaped(x, (*shape, lanes)), [(axis_of[s.stride], f) for s, f in zip(some, flips)])
         x = _reshaped(y, (outer, blocks * 2 * strides[0], lanes))
-    return _sized(x, n, pad)
+    return _sized(x, n)
 
 
 def _compared(x: Pairs, steps: Sequence[tuple[int, tuple[int, ...]]]) -> Pairs:
@@ -133,32 +117,17 @@ def _compared(x: Pairs, steps: Sequence[tuple[int, tuple[int, ...]]]) -> Pairs:
     return found(len(steps), frozenset())
 
 
-def _first_half(x: Pairs, run: int, pad: float) -> Pairs:
-    """Return the `run` smallest pairs of each two sorted runs of `run` pairs."""
-    outer, n, lanes = x.keys.shape
-    count = -(-n // (2 * run))
-    blocks = _reshaped(_sized(x, count * 2 * run, pad), (outer, count, 2 * run, lanes))
-    low, high = (_cut_out(y, 2, run) for y in (blocks, _flipped(blocks, (2,))))
-    return _reshaped(_smaller(low, high), (outer, count * run, lanes))
-
-
-def _smaller(a: Pairs, b: Pairs) -> Pairs:
-    take = before(b, a)
-    return Pairs(where(take, b.keys, a.keys), where(take, b.at, a.at))
-
-
 def before(a: Pairs, b: Pairs) -> Tensor:
     """Return whether `a` sorts before `b`."""
     return (a.keys < b.keys) | ((a.keys == b.keys) & (a.at < b.at))
 
 
-def _sized(x: Pairs, n: int, pad: float) -> Pairs:
+def _sized(x: Pairs, n: int) -> Pairs:
     """Return the first `n` pairs of the middle axis, padded at its end with pairs that sort last."""
     own = x.keys.shape[1]
     if n <= own:
         return _cut_out(x, 1, n)
-    filled = (const(pad, x.keys.dtype), const(LAST, i32))
-    return Pairs(*[where(iota((t := place(y, 1, 0, n)).shape, 1) < own, t, z) for y, z in zip(x, filled)])
+    return Pairs(*[where(iota((t := place(y, 1, 0, n)).shape, 1) < own, t, LAST) for y in x])
 
 
 def _reshaped(x: Pairs, shape: Sequence[int]) -> Pairs:

@@ -1,15 +1,14 @@
 """Sorting, made of ops that every runtime has.
 
-A few elements are selected one after another; for more, the search is limited to some columns of each row. In a row
-of up to `SORT_BLOCK` elements, the position of an element is the number of elements that come before it. Longer rows,
-and long axes that are not the last, are sorted by a network of exchanges (`networks.py`).
+Elements are compared by i32 keys. The first few are selected one after another; for more, the search is limited to some
+groups of neighbours. Still more are chosen by the key of the last one, which is found bit by bit, and then sorted. In a
+row of up to `SORT_BLOCK` elements, the position of an element is the number of elements that come before it. Longer
+rows, and long axes that are not the last, are sorted by a network of exchanges (`networks.py`).
 """
 
 from __future__ import annotations
 
-import builtins
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,17 +16,28 @@ from tracegrad.dtypes import TensorType, bool_, i32, integer, normalize_axis
 from tracegrad.errors import ShapeError
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method
+from tracegrad.ops.cumulative import CUMSUM
 from tracegrad.ops.joining import concat
 from tracegrad.ops.networks import LAST, Pairs, before, network
 from tracegrad.ops.reduction import max, min, sum
 from tracegrad.ops.shaping import swapaxes
-from tracegrad.prims.elementwise import cast, isnan, where
+from tracegrad.prims.elementwise import bit_xor, bits, cast, isnan, where
 from tracegrad.prims.folds import GATHER, scatter_add
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import multilinear, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
-from tracegrad.tuning import SORT_BLOCK, SORT_DIRECT, SORT_LANES, SORT_LINES, SORT_LONG, SORT_SCATTERED, SORT_SELECTED
+from tracegrad.tuning import (
+    SORT_BESIDE,
+    SORT_BLOCK,
+    SORT_DIRECT,
+    SORT_LANES,
+    SORT_LINES,
+    SORT_LONG,
+    SORT_SCATTERED,
+    SORT_SELECTED,
+    SORT_WHOLE,
+)
 
 __all__ = ["argsort", "sort", "topk"]
 
@@ -39,36 +49,24 @@ def _order_type(x: TensorType, *, axis: int, k: int, descending: bool) -> Tensor
 def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
     """Return the indices in `x` of the first `k` elements of the sorted axis."""
     n, beside = x.shape[axis], math.prod(x.shape[axis + 1 :]) >= SORT_LANES
-    if beside and n >= SORT_LONG:
-        return _position(network(_pairs(_stored(x), axis, descending), axis, k, _highest(x)), n)
-    rows = _pairs(swapaxes(x, axis, -1), x.ndim - 1, descending)
-    return swapaxes(_position(_front(rows, k, _highest(x), lambda at: _position(at, n)), n), axis, -1)
+    if beside and n >= SORT_LONG and k == n:
+        return network(_numbered(_stored(_keys(x, descending)), axis), axis)
+    return swapaxes(_front(_keys(swapaxes(x, axis, -1), descending), k), axis, -1)
 
 
-def _highest(x: Tensor) -> float:
-    return math.inf if x.dtype.is_float else LIMITS[x.dtype.name][1]
+def _keys(x: Tensor, descending: bool) -> Tensor:
+    """Return i32 keys to sort in ascending order. NaN has the last key; -0 has the key of 0."""
+    key = x
+    if x.dtype.is_float:
+        key = bits(where(x == 0, 0.0, x))
+        key = where(isnan(x), LAST, where(key < 0, bit_xor(key, LAST), key))
+    elif x.dtype is not i32:
+        key = cast(bit_xor(x, 2**31), i32)
+    return bit_xor(key, -1) if descending else key
 
 
-def _pairs(x: Tensor, axis: int, descending: bool) -> Pairs:
-    """Return keys to sort in ascending order, and positions, which decide between equal keys. No key is NaN.
-
-    NaN becomes infinity, with a position after (or before) those of all infinite elements.
-    """
-    n = x.shape[axis]
-    at = iota(x.shape, axis)
-    if not x.dtype.is_float:
-        lowest, highest = LIMITS[x.dtype.name]
-        return Pairs(const(lowest + highest, x.dtype) - x if descending else x, at)
-    nan, far = isnan(x), -n if descending else n
-    keys = where(nan, -math.inf if descending else math.inf, -x if descending else x)
-    return Pairs(keys, where(nan, at + far, at))
-
-
-LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
-
-
-# Function from positions of pairs to their indices in a row, in which some pairs can be missing
-Index = Callable[[Tensor], Tensor]
+def _numbered(keys: Tensor, axis: int) -> Pairs:
+    return Pairs(keys, iota(keys.shape, axis))
 
 
 def _stored(x: Tensor) -> Tensor:
@@ -76,62 +74,82 @@ def _stored(x: Tensor) -> Tensor:
     return max(broadcast_to(reshape(x, (*x.shape, 1)), (*x.shape, 2)), -1)
 
 
-def _front(x: Pairs, k: int, highest: float, index: Index) -> Tensor:
-    """Return the positions of the first `k` pairs of each row in order."""
-    n = x.keys.shape[-1]
+def _front(keys: Tensor, k: int) -> Tensor:
+    """Return the positions of the first `k` keys of each row in order."""
+    n, x = keys.shape[-1], _numbered(keys, keys.ndim - 1)
     if k <= SORT_SELECTED and 4 * k <= n:
-        cut = k > 1 and n > SORT_DIRECT * k
-        return _selected(_candidates(x, k, highest, index, SORT_LINES) if cut else x, k, highest)
-    if 4 * k <= builtins.min(n, SORT_BLOCK):
-        return _counted(_candidates(x, k, highest, index, 4 if 16 * k <= n else 2), k)
-    return network(x, x.keys.ndim - 1, k, highest) if n > SORT_BLOCK else _counted(x, k)
+        return _selected(_candidates(keys, k, SORT_LINES) if k > 1 and n > SORT_DIRECT * k else x, k)
+    if 16 * k <= n and 4 * k <= SORT_BLOCK:
+        return _counted(_candidates(keys, k, 4), k)
+    if k < n and n > SORT_WHOLE:
+        x = _chosen(keys, k)
+    return network(x, keys.ndim - 1) if x.keys.shape[-1] > SORT_BLOCK else _counted(x, k)
 
 
-def _selected(x: Pairs, k: int, highest: float) -> Tensor:
+def _selected(x: Pairs, k: int) -> Tensor:
     """Return the positions of the first `k` pairs of each row, found one after another."""
     shape = x.keys.shape
     found: list[Tensor] = []
     left = broadcast_to(const(True, bool_), shape)
     for _ in range(k):
-        keys, at = _leading(x, left, -1, highest)
+        keys = min(where(left, x.keys, LAST), -1, keepdims=True)
+        at = min(where(left & (x.keys == keys), x.at, LAST), -1, keepdims=True)
         found.append(at)
         left = before(Pairs(broadcast_to(keys, shape), broadcast_to(at, shape)), x)
     return concat(found, -1)
 
 
-def _leading(x: Pairs, left: Tensor, axis: int, highest: float) -> Pairs:
-    """Return the first pair along an axis among the pairs where `left` is True."""
-    keys = min(where(left, x.keys, const(highest, x.keys.dtype)), axis, keepdims=True)
-    return Pairs(keys, min(where(left & (x.keys == keys), x.at, LAST), axis, keepdims=True))
+def _candidates(keys: Tensor, k: int, count: int) -> Pairs:
+    """Return fewer pairs of each row, including the first `k`: `k` groups of `count` neighbours with the least keys."""
+    keys = _stored(keys)
+    found = _front(_stored(min(_grouped(keys, count), -1)), k)
+    *batch, n = keys.shape
+    at = reshape(_members(found, count), (*batch, k * count))
+    return Pairs(_stored(where(at < n, bind(GATHER, keys, at, axis=len(batch)), LAST)), at)
 
 
-def _candidates(x: Pairs, k: int, highest: float, index: Index, count: int) -> Pairs:
-    """Return fewer pairs of each row, including the first `k`: only the pairs of `k` columns.
+def _grouped(keys: Tensor, count: int) -> Tensor:
+    """Return rows as groups of `count` neighbours; the last group is padded with keys that sort last."""
+    *batch, n = keys.shape
+    groups = -(-n // count)
+    padded = place(keys, len(batch), 0, groups * count)
+    padded = where(iota(padded.shape, len(batch)) < n, padded, LAST)
+    return reshape(padded, (*batch, groups, count))
 
-    A row is laid out as `count` lines. The `k` columns are those whose first pairs sort before the other columns' first
-    pairs.
+
+def _members(groups: Tensor, count: int) -> Tensor:
+    """Return the positions of the members of groups, along a new last axis."""
+    shape = (*groups.shape, count)
+    return broadcast_to(reshape(groups, (*groups.shape, 1)), shape) * count + iota(shape, groups.ndim)
+
+
+def _chosen(keys: Tensor, k: int) -> Pairs:
+    """Return the first `k` pairs of each row: those with keys less than that of pair `k`, then some with the same key.
+
+    Both kinds are in the order of their positions, which running sums count. All other pairs are scattered to slots
+    that are removed.
     """
-    *batch, n = x.keys.shape
-    width = -(-n // count)
-    lines = (*batch, count, width)
-    full = (*batch, count * width)
-    inside = iota(full, len(batch)) < n
-    behind = iota(full, len(batch)) + (LAST - full[-1])  # each place has its own, because counting tells pairs apart
-    keys, at = (place(_stored(t), len(batch), 0, full[-1]) for t in x)
-    x = Pairs(where(inside, keys, const(highest, keys.dtype)), where(inside, at, behind))
-    laid = Pairs(*[reshape(t, lines) for t in x])
-    firsts = _leading(laid, broadcast_to(const(True, bool_), lines), -2, highest)
-    column: Index = lambda at: index(at) % width
-    columns = column(_front(Pairs(*[reshape(t, (*batch, width)) for t in firsts]), k, highest, column))
-    chosen = (*batch, count, k)
-    within = broadcast_to(reshape(columns, (*batch, 1, k)), chosen) + iota(chosen, len(batch)) * width
-    within = reshape(within, (*batch, count * k))
-    return Pairs(*[_stored(bind(GATHER, t, within, axis=len(batch))) for t in x])
+    keys = _stored(keys)
+    axis, n = keys.ndim - 1, keys.shape[-1]
+    at, last = iota(keys.shape, axis), broadcast_to(_bisected(keys, k), keys.shape)
+    kinds = keys < last, keys == last
+    less, same = (bind(CUMSUM, cast(kind, i32), axis=axis, reverse=False) for kind in kinds)
+    same = same + broadcast_to(slice_(less, axis, n - 1, 1), keys.shape)
+    lines = -(-n // SORT_BESIDE)
+    behind = k + slice_(reshape(iota((lines, SORT_BESIDE), 1), (lines * SORT_BESIDE,)), 0, 0, n)
+    slots = where(kinds[0], less - 1, where(kinds[1] & (same <= k), same - 1, behind))
+    at = slice_(scatter_add(at, slots, axis, k + SORT_BESIDE), axis, 0, k)
+    return Pairs(bind(GATHER, keys, at, axis=axis), at)
 
 
-def _position(at: Tensor, n: int) -> Tensor:
-    """Return positions in the input; those of NaN were moved before or behind all others."""
-    return where(at < 0, at + n, where(at < n, at, at - n))
+def _bisected(keys: Tensor, k: int) -> Tensor:
+    """Return the key of pair `k` of each row, found bit by bit from the highest."""
+    found = tried = broadcast_to(const(0, i32), (*keys.shape[:-1], 1))
+    for bit in range(31, -1, -1):
+        fewer = sum(cast(keys < broadcast_to(tried, keys.shape), i32), -1, keepdims=True) < k
+        found = where(fewer, tried, found if bit < 31 else -(2**31))
+        tried = found + 2 ** (bit - 1) if bit else found
+    return found
 
 
 def _counted(x: Pairs, k: int) -> Tensor:

@@ -318,6 +318,9 @@ logical_or = elementwise("logical_or", spelled=False, array="logical_or", wgsl="
 logical_not = elementwise("logical_not", spelled=False, array="logical_not", wgsl="(!{0})", accepts=BOOL)
 bit_xor = elementwise("bit_xor", spelled=False, array="bitwise_xor", wgsl="({0} ^ {1})", accepts=INT)
 shift_right = elementwise("shift_right", spelled=False, array="right_shift", wgsl="({0} >> {1})", accepts=(u32,))
+bits = elementwise(
+    "bits", spelled=False, array="{0}.astype('float32').view('int32')", wgsl="bitcast<i32>({0})", out=i32
+)
 # Tests the bits, because WGSL lets a compiler assume that no NaN and no infinity exist
 nonfinite = elementwise(
     "nonfinite",
