@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tracegrad.dtypes import f16, f32
 from tracegrad.ir.graph import INLINED, Graph, computed_once
@@ -61,10 +61,25 @@ class Rules:
     depth: of stored nodes only: how many ops are inlined into each other there.
     """
 
-    rule: Mapping[int, str]
-    cost: Mapping[int, int]
+    rule: dict[int, str]
+    cost: dict[int, int]
     readers: Mapping[int, Sequence[Tensor]]
-    depth: Mapping[int, int]
+    depth: dict[int, int]
+
+
+class Element(NamedTuple):
+    """What readers do for an element of a value: load it, or compute it inline.
+
+    cost:    of computing it, loads included.
+    work:    the same without loads.
+    sources: elements of the largest array that it is computed from.
+    depth:   how many ops are inlined into each other.
+    """
+
+    cost: int
+    work: int = 0
+    sources: int = 0
+    depth: int = 0
 
 
 def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[int]) -> Rules:
@@ -76,15 +91,10 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
     """
     readers = computing_readers(order)
     made = made_from_nothing(order)
-    rules: dict[int, str] = {}
-    stored: dict[int, int] = {}
-    cost: dict[int, int] = {}
-    loading: dict[int, int] = {}  # cost of an element for its readers
-    sources: dict[int, int] = {}  # elements of the largest array that a value is computed from
-    work: dict[int, int] = {}  # the cost of an element without loads
-    depth: dict[int, int] = {}
+    found = Rules({}, {}, readers, {})
+    read: dict[int, Element] = {}
 
-    def rule_of(t: Tensor, below: int) -> str:
+    def rule_of(t: Tensor, own: Element) -> str:
         family = t.prim.family
         if family not in INLINED:
             return OF_FAMILY[family]
@@ -94,33 +104,27 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
             return delivered[t.serial]
         if t.serial in once:
             return ONCE
-        if below > DEEPEST:
+        if own.depth > DEEPEST:
             return DEEP
         if family == "view":
             return MOVES
-        spread = sources[t.serial] * SPREAD <= t.size  # its much smaller inputs stay in the nearest cache
-        shared = work[t.serial] if spread else cost[t.serial]
-        return MADE if t.serial in made else worth_storing(t, cost[t.serial], shared, readers[t.serial]) or CHEAP
+        spread = own.sources * SPREAD <= t.size  # its much smaller inputs stay in the nearest cache
+        shared = own.work if spread else own.cost
+        return MADE if t.serial in made else worth_storing(t, own.cost, shared, readers[t.serial]) or CHEAP
 
     for t in order:
-        serial, family = t.serial, t.prim.family
-        below = max([depth[x.serial] for x in t.operands], default=0) + (MOVED if family == "view" else 1)
-        read = t.inputs[:1] if family == "view" else t.inputs
-        cost[serial] = work[serial] = 0 if family == "view" else t.prim.cost
-        sources[serial] = 0
-        for x in read:
-            cost[serial] += loading[x.serial]
-            work[serial] += work[x.serial]
-            sources[serial] = max(sources[serial], sources[x.serial])
-        rules[serial] = rule = rule_of(t, below)
+        costs, works, sources, depths = zip(*[read[x.serial] for x in t.operands]) if t.inputs else ((), (), (0,), (0,))
+        step = MOVED if t.prim.family == "view" else 1
+        own = Element(t.prim.cost + sum(costs), t.prim.cost + sum(works), max(sources), max(depths) + step)
+        rule = found.rule[t.serial] = rule_of(t, own)
+        found.cost[t.serial] = own.cost
         if rule in STORING:
-            stored[serial] = below
-        inlined = rule not in STORING and family in INLINED
-        loading[serial] = cost[serial] if inlined else 0 if family == "formula" else LOAD
-        depth[serial] = below if inlined else 0
-        if not inlined and family != "formula":
-            sources[serial], work[serial] = t.size, 0
-    return Rules(rules, cost, readers, stored)
+            found.depth[t.serial] = own.depth
+        elif t.prim.family in INLINED:
+            read[t.serial] = own
+            continue
+        read[t.serial] = Element(0) if t.prim.family == "formula" else Element(LOAD, sources=t.size)
+    return found
 
 
 def made_from_nothing(order: Sequence[Tensor]) -> set[int]:
