@@ -36,19 +36,7 @@ from tracegrad.ops.norm import softmax
 from tracegrad.ops.reduction import argmax
 from tracegrad.ops.shaping import broadcast_to, sizes_of
 from tracegrad.ops.sorting import argsort
-from tracegrad.prims.elementwise import (
-    bit_xor,
-    cast,
-    cos,
-    floor,
-    log,
-    log1p,
-    minimum,
-    shift_right,
-    sqrt,
-    stop_gradient,
-    where,
-)
+from tracegrad.prims import elementwise as rows
 from tracegrad.prims.leaves import as_tensor, const, counter, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, multilinear
@@ -69,8 +57,8 @@ OPEN_BITS = 23
 def _pcg(v: Tensor) -> Tensor:
     """Return the PCG-RXS-M-XS hash of `v`, a bijection of u32 without visible structure."""
     state = v * PCG_MULTIPLIER + PCG_INCREMENT
-    word = bit_xor(shift_right(state, shift_right(state, 28) + 4), state) * PCG_OUTPUT
-    return bit_xor(shift_right(word, 22), word)
+    word = rows.bit_xor(rows.shift_right(state, rows.shift_right(state, 28) + 4), state) * PCG_OUTPUT
+    return rows.bit_xor(rows.shift_right(word, 22), word)
 
 
 def _key(op: str) -> Tensor:
@@ -93,21 +81,21 @@ def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
     A `key` with axes has the first axes of `shape`, and gives each of its positions a stream of its own.
     """
     own = shape[key.ndim :]
-    index = cast(reshape(iota((math.prod(own),), 0), own), u32)
+    index = rows.cast(reshape(iota((math.prod(own),), 0), own), u32)
     if draws > 1:
         index = index * draws + draw
     key = reshape(key, (*key.shape, *[1] * len(own)))
-    return _pcg(bit_xor(_pcg(index), key))
+    return _pcg(rows.bit_xor(_pcg(index), key))
 
 
 def _closed(bits: Tensor) -> Tensor:
     """Return uniform numbers in [0, 1): k * 2^-24."""
-    return cast(shift_right(bits, 32 - UNIFORM_BITS), f32) * 2.0**-UNIFORM_BITS
+    return rows.cast(rows.shift_right(bits, 32 - UNIFORM_BITS), f32) * 2.0**-UNIFORM_BITS
 
 
 def _open(bits: Tensor) -> Tensor:
     """Return uniform numbers in (0, 1): (k + 1/2) * 2^-23, exact in f32."""
-    return (cast(shift_right(bits, 32 - OPEN_BITS), f32) + 0.5) * 2.0**-OPEN_BITS
+    return (rows.cast(rows.shift_right(bits, 32 - OPEN_BITS), f32) + 0.5) * 2.0**-OPEN_BITS
 
 
 def rows_at_random(n: int, count: Tensor) -> Tensor:
@@ -116,7 +104,7 @@ def rows_at_random(n: int, count: Tensor) -> Tensor:
     The stream has salt 0, which no random op has, so that drawing batches changes no other random number.
     """
     # The largest draw is 1 - 2^-24, and its product with such a count never rounds up to the count
-    return cast(floor(_closed(_bits((n,), _salted(const(0, u32)))) * count), i32)
+    return rows.cast(rows.floor(_closed(_bits((n,), _salted(const(0, u32)))) * count), i32)
 
 
 def probability(p: Any, setting: str = "") -> float:
@@ -159,7 +147,7 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
     u = _closed(_bits(dims, _key("uniform")))
     if (low, high) == (0.0, 1.0):
         return u
-    return minimum(u * (high - low) + low, max(_below(high), nearest_f32(low)))
+    return rows.minimum(u * (high - low) + low, max(_below(high), nearest_f32(low)))
 
 
 def _below(x: float) -> float:
@@ -194,7 +182,7 @@ def randn(shape: int | Sequence[int]) -> Tensor:
 def _normal(dims: Shape, key: Tensor) -> Tensor:
     u, v = (_closed(_bits(dims, key, 2, k)) for k in range(2))
     # cos(2 pi v) = -cos(2 pi v - pi): WGSL guarantees the precision of cos only within [-pi, pi]
-    return -sqrt(log1p(-u) * -2.0) * cos(v * math.tau - math.pi)
+    return -rows.sqrt(rows.log1p(-u) * -2.0) * rows.cos(v * math.tau - math.pi)
 
 
 @op
@@ -247,7 +235,7 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
     low, high = (0, integer(low, "high")) if high is None else (integer(low, "low"), integer(high, "high"))
     if not -(2**31) <= low < high <= 2**31 or high - low >= 2**31:
         raise InputError(f"low = {low} must be less than high = {high}, by less than 2^31, both i32")
-    return cast(_scaled(_bits(dims, _key("randint")), high - low), i32) + low
+    return rows.cast(_scaled(_bits(dims, _key("randint")), high - low), i32) + low
 
 
 @op
@@ -275,11 +263,11 @@ def permutation(n: int) -> Tensor:
 
 def _scaled(bits: Tensor, n: int) -> Tensor:
     """Return floor(bits * n / 2^32) in u32, computed with halves of 16 bits."""
-    upper, lower = shift_right(bits, 16), bits - shift_right(bits, 16) * 65536
+    upper, lower = rows.shift_right(bits, 16), bits - rows.shift_right(bits, 16) * 65536
     high, low = n >> 16, n & 0xFFFF
-    t = upper * low + shift_right(lower * low, 16)
-    rest = t - shift_right(t, 16) * 65536
-    return upper * high + shift_right(t, 16) + shift_right(lower * high + rest, 16)
+    t = upper * low + rows.shift_right(lower * low, 16)
+    rest = t - rows.shift_right(t, 16) * 65536
+    return upper * high + rows.shift_right(t, 16) + rows.shift_right(lower * high + rest, 16)
 
 
 @op
@@ -304,7 +292,7 @@ def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) ->
     """
     dims = sizes_of(shape)
     p = probability(p) if isinstance(p, numbers.Real) else broadcast_to(p, dims)
-    return cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
+    return rows.cast(_closed(_bits(dims, _key("bernoulli"))) < p, dtype)
 
 
 @op
@@ -332,7 +320,7 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
 
 def _gumbel(shape: Shape, key: Tensor) -> Tensor:
     """Return -log(-log(u)), where -log(u) is -log1p(-w), w = 1 - u: log near 1 is too coarse on some drivers."""
-    return -log(-log1p(-_open(_bits(shape, key))))
+    return -rows.log(-rows.log1p(-_open(_bits(shape, key))))
 
 
 @op
@@ -364,12 +352,12 @@ def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int 
     if not hard:
         return soft
     drawn = iota(soft.shape, d) == argmax(soft, axis=d, keepdims=True)
-    return cast(drawn, f32) + (soft - stop_gradient(soft))
+    return rows.cast(drawn, f32) + (soft - rows.stop_gradient(soft))
 
 
 def _dropped(x: Tensor, key: Tensor, *, rate: float) -> Tensor:
     keep = _closed(_bits(x.shape, key)) >= rate
-    return where(keep, x * (1.0 / (1.0 - rate)) if rate < 1.0 else x, 0.0)
+    return rows.where(keep, x * (1.0 / (1.0 - rate)) if rate < 1.0 else x, 0.0)
 
 
 def _dropout_type(x: TensorType, key: TensorType, **_: Any) -> TensorType:

@@ -9,15 +9,8 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
+from tracegrad.prims import quotients, turns
 from tracegrad.prims.functions import EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, LOG_AS_WRITTEN, NEAR_EXP_AS_WRITTEN
-from tracegrad.prims.quotients import (
-    FAR_MODULO,
-    MODULO_IN_DOUBLES,
-    NEAR_MODULO,
-    QUOTIENT_IN_DOUBLES,
-    UNSIGNED_IN_DOUBLES,
-)
-from tracegrad.prims.turns import FAR_TURN, NEAR_TURN, OF_TURNS, TURN_IN_DOUBLES
 
 C_TYPE = {
     "f32": "float",
@@ -40,16 +33,19 @@ NATIVE = {
     "half_": "static inline float half_(float x) { return f32_of_f16(f16_of_f32(x)); }",
     "max_f32": "static inline float max_f32(float a, float b) { float m = a > b ? a : b; return a != a ? a : m; }",
     "min_f32": "static inline float min_f32(float a, float b) { float m = a < b ? a : b; return a != a ? a : m; }",
-    "turn_": TURN_IN_DOUBLES,
-    "near_turn_": NEAR_TURN,
+    "turn_": turns.TURN_IN_DOUBLES,
+    "near_turn_": turns.NEAR_TURN,
     "far_turn_": "",  # `turn_` does not call it
     "high_": "",
-    "modulo_": MODULO_IN_DOUBLES,
-    "near_modulo_": NEAR_MODULO,
-    "quotient_i32": QUOTIENT_IN_DOUBLES,
-    "quotient_u32": UNSIGNED_IN_DOUBLES,
+    "modulo_": quotients.MODULO_IN_DOUBLES,
+    "near_modulo_": quotients.NEAR_MODULO,
+    "quotient_i32": quotients.QUOTIENT_IN_DOUBLES,
+    "quotient_u32": quotients.UNSIGNED_IN_DOUBLES,
 }
-FAR = {**dict.fromkeys(OF_TURNS, FAR_TURN), "modulo_": FAR_MODULO}  # functions with a short form, and where it fails
+FAR = {
+    **dict.fromkeys(turns.OF_TURNS, turns.FAR_TURN),
+    "modulo_": quotients.FAR_MODULO,
+}  # functions with a short form, and where it fails
 CALLED_FORM = "called_"
 OF_NUMBERS = {"max_f32": "max", "min_f32": "min"}  # functions that keep NaN, and those that compute the same of numbers
 AS_WRITTEN = {  # shorter than the rows' functions, where no driver rewrites arithmetic

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tracegrad import tuning
 from tracegrad.dtypes import f32, i32
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of, walk
@@ -24,17 +25,6 @@ from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_values import column_wise, needed
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, when
-from tracegrad.tuning import (
-    LANES,
-    LONG_ROWS,
-    LONGEST_PAIRED,
-    PAIRED,
-    PAIRED_ROWS,
-    PAIRED_SUMS,
-    PAIRED_WIDTH,
-    PLAIN_ROWS,
-    SHORT_ROWS,
-)
 
 TILE = 16  # elements of a tile's side: a line of the cache
 
@@ -138,7 +128,7 @@ def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[
     last, stores, values = f.last.name, f.kernel.stores, f.values()
     loads = [v for v in values if v.op == "load"]
     steps = [_stride(i, last) for i in (*(v.arg[1] for v in loads), *(s.index for s in stores))]
-    if set(loads) != set(_bare(f)) or any(c is None or not 0 <= c <= LONG_ROWS for c in steps):
+    if set(loads) != set(_bare(f)) or any(c is None or not 0 <= c <= tuning.LONG_ROWS for c in steps):
         return None
     read = {
         loads[k]: (group, loads[k].arg[1].const - group.first.const)
@@ -159,7 +149,7 @@ def _unlike_vectors(read: Sequence[Group], whole: Sequence[Group], calls: bool) 
     """
     if calls:
         return bool(whole) or any(g.step & (g.step - 1) for g in read)
-    return any(g.step >= PLAIN_ROWS for g in whole)
+    return any(g.step >= tuning.PLAIN_ROWS for g in whole)
 
 
 def _groups(places: Sequence[tuple[int, Index]], axis: str) -> list[tuple[Group, list[int]]]:
@@ -179,7 +169,7 @@ def _groups(places: Sequence[tuple[int, Index]], axis: str) -> list[tuple[Group,
 def _worth_turning(f: Function, g: Group) -> bool:
     """Return whether a group has most elements of a row that is long enough."""
     wide = f.kernel.slots[g.slot].dtype.storage in (f32.storage, i32.storage)
-    return wide and SHORT_ROWS <= g.step < 2 * len(g.offsets) and g.offsets[-1] < g.step
+    return wide and tuning.SHORT_ROWS <= g.step < 2 * len(g.offsets) and g.offsets[-1] < g.step
 
 
 def _whole(f: Function, g: Group) -> bool:
@@ -240,11 +230,11 @@ def paired(f: Function) -> list[Value] | None:
     kernel, inner, last = f.kernel, f.inner, f.last
     if len(inner) != 1 or not inner[0].fixed or f.loaded or kernel.uniform or len(f.outer) < 2:
         return None
-    if not 2 <= inner[0].size <= LONGEST_PAIRED or min(last.size, f.outer[-2].size) < PAIRED:
+    if not 2 <= inner[0].size <= tuning.LONGEST_PAIRED or min(last.size, f.outer[-2].size) < tuning.PAIRED:
         return None
     values = list(walk([x.value for x in kernel.folds]))
     linear = all(v.op != "inside" and i.linear for v in values for i in indices_of(v))
-    if not linear or any(s.inner for s in kernel.stores) or (kernel.length >= LANES and column_wise(kernel)):
+    if not linear or any(s.inner for s in kernel.stores) or (kernel.length >= tuning.LANES and column_wise(kernel)):
         return None
     along = [v for v in values if v.op == "load" and inner[0].name in v.arg[1].strides]
     turned = [v for v in along if last.name in v.arg[1].strides]
@@ -265,18 +255,18 @@ class _Pairs:
     def __init__(self, f: Function, turned: Sequence[Value]) -> None:
         self.f, self.turned, size = f, turned, int(f.last.size)
         *self.others, self.across, self.last = f.outer
-        self.width = -(-size // -(-size // PAIRED_WIDTH) // LANES) * LANES
-        self.rows = range(max(1, PAIRED_SUMS // self.width))
+        self.width = -(-size // -(-size // tuning.PAIRED_WIDTH) // tuning.LANES) * tuning.LANES
+        self.rows = range(max(1, tuning.PAIRED_SUMS // self.width))
 
     def loops(self) -> list[Statement]:
         """Return the loops, whose parts have some blocks of columns, or some rows if these are more."""
         f, size, rows = self.f, int(self.last.size), self.across.size
         if self.others:
             return f.split(self.others, [Loop("ib", size, self.block("0", str(rows)), step=self.width)])
-        if self.across.fixed and size // self.width >= rows // PAIRED_ROWS:
+        if self.across.fixed and size // self.width >= rows // tuning.PAIRED_ROWS:
             return f.share("ib", size, self.width, self.block("0", str(rows)))
-        block = self.block("first", f"min(first + {PAIRED_ROWS}, (long){rows})")
-        return f.share("first", rows, PAIRED_ROWS, [Loop("ib", size, block, step=self.width)])
+        block = self.block("first", f"min(first + {tuning.PAIRED_ROWS}, (long){rows})")
+        return f.share("first", rows, tuning.PAIRED_ROWS, [Loop("ib", size, block, step=self.width)])
 
     def block(self, first: str, end: str) -> list[Statement]:
         """Return the lines that turn a block of columns, and fold some rows with it."""
