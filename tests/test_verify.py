@@ -238,6 +238,26 @@ def test_choices_between_equal_numbers_are_seen(compiler: Callable[[str, str], P
         _ = f.run(x=np.zeros((40, 50), np.float32)).output
 
 
+DISCARDED: dict[str, tuple[Callable[[tg.Tensor], tg.Tensor], str, str]] = {
+    "the factors of a norm of tiny or huge numbers": (
+        lambda x: x / (1.0 + tg.norm(x, axis=0)), r"\(1\.0f \+ \(sqrt", "(1.25f + (sqrt"
+    ),
+    "what a mask replaces": (
+        lambda x: tg.exp(tg.where(x > 0.5, x, -1e9)), r"s0 = exp_ ", "s0 = 1.05f * exp_ "
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DISCARDED)
+def test_large_numbers_that_change_no_result_hide_no_defect(name: str, compiler: Callable[[str, str], Path]) -> None:
+    """Their rounding errors are larger than all results."""
+    of, old, new = DISCARDED[name]
+    compiler(old, new)
+    f = tg.compile_forward(model=Net(), forward=lambda m, x: of(x), inputs={"x": (8, 9)}, device="cpu", seed=0)
+    with f, pytest.warns(RuntimeWarning, match="numbers are wrong"):
+        _ = f.run(x=np.ones((8, 9), np.float32)).output
+
+
 @pytest.mark.parametrize("label", [0, 7, 9])
 def test_comparisons_of_labels_with_each_class_are_seen(label: int, compiler: Callable[[str, str], Path]) -> None:
     """Integers that index nothing are small, so labels must be made equal to the last classes."""

@@ -24,7 +24,7 @@ from tracegrad.dtypes import f16
 from tracegrad.ir.evaluate import function_of
 from tracegrad.ir.nodes import Primitive
 from tracegrad.kernels.form import Kernel, Slot
-from tracegrad.runtime.points import Name, Points, Read, Written, combination
+from tracegrad.runtime.points import Name, Points, Read, Written, combination, largest
 
 MARGIN = 32.0
 ULPS = 64.0
@@ -34,6 +34,7 @@ MOVED = 2.0  # roundings by which a device can be off
 OWN = 4.0  # the largest error of these devices is allowed this many times
 NOTHING = 0.125  # of the largest element: with a larger allowance, a check shows nothing
 CANCELLED = 16.0  # roundings of the largest intermediate value
+DISCARDED = 2.0**-9  # of the largest element: if CANCELLED exceeds it, a choice or an exponential discards that value
 UNSURE = "unsure"  # rounding alone can change these numbers to almost anything: other trials must decide
 _ODD = 2654435761  # spreads the bits of operands, because a device gives equal results for equal operands
 
@@ -52,8 +53,7 @@ def rounding(single: Array, exact: Array) -> float:
     """Return how far any of these floats can be from `exact`."""
     with np.errstate(all="ignore"):
         finite = np.isfinite(single) & np.isfinite(exact)
-        error = np.abs(single - exact)
-        return MARGIN * float(error[finite].max(initial=0.0)) + ULPS * EPS * largest(exact)
+        return MARGIN * float(np.abs(single - exact)[finite].max(initial=0.0)) + ULPS * EPS * largest(exact)
 
 
 class Inexact(Points):
@@ -104,10 +104,10 @@ class Inexact(Points):
 
 
 class Decided(NamedTuple):
-    """The elements whose value is known, and how far all elements can be off."""
+    """The elements whose value is known, and how far all of them, or each, can be off."""
 
     which: Array
-    allowed: float
+    allowed: Any
 
     def differs(self, got: Array, exact: Array, more: Array) -> Array:
         """Return which elements are wrong. more: an additional allowance for each."""
@@ -118,7 +118,7 @@ class Decided(NamedTuple):
 
     def little(self, exact: Array) -> bool:
         """Return whether the elements could be almost anything."""
-        return exact.dtype.kind == "f" and self.allowed > NOTHING * largest(exact)
+        return exact.dtype.kind == "f" and float(np.min(self.allowed, initial=np.inf)) > NOTHING * largest(exact)
 
 
 def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -> Decided:
@@ -135,12 +135,10 @@ def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -
     usual = float(np.partition(error.reshape(-1), error.size // 2)[error.size // 2]) if error.size else 0.0
     which = np.isfinite(error) & (error <= MARGIN * MARGIN * usual + ULPS * EPS * largest(exact) + more)
     own = OWN * float(error[which].max(initial=0.0))
-    return Decided(which, max(rounding(np.where(which, single, exact), exact), own) + more)
-
-
-def largest(exact: Array) -> float:
-    """Return the largest magnitude among finite elements."""
-    return float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
+    found = Decided(which, max(rounding(np.where(which, single, exact), exact), own) + more)
+    # where some elements are far more precise than others, each must be as near as its own rounding explains
+    each = np.where(np.isfinite(exact), MARGIN * error + ULPS * EPS * largest(exact) + more, np.inf)
+    return Decided(which, each) if found.little(exact) else found
 
 
 class Again(NamedTuple):
@@ -174,16 +172,16 @@ class Check(NamedTuple):
         exact, counts = self.storable(), self.exact.counts
         lost = np.isfinite(got) & ~np.isfinite(exact) & counts & (self.strict and exact.dtype.kind == "f")
         # then the work below is not needed
-        if not (wrong(got, self.exact.values, exact, self.more(0.0)) & counts | lost).any():
+        if not (wrong(got, self.exact.values, exact, self.halves()) & counts | lost).any():
             return ""
         again = self.again()
         if lost.any():
             lost &= np.all([~np.isfinite(x) for x in (again.single, *again.others())], axis=0)
-        bad = wrong(got, again.single, exact, self.more(again.scale)) & counts | lost
+        bad = wrong(got, again.single, exact, self.halves() + self.cancelled(again)) & counts | lost
         known = Decided(counts, rounding(again.single, exact) if exact.dtype.kind == "f" else 0.0)
         if bad.any() or known.little(exact):
             known = self.decided(again)
-            bad = known.differs(got, exact, self.more(0.0)) & counts | lost
+            bad = known.differs(got, exact, self.halves()) & counts | lost
         if not bad.any():
             return UNSURE if known.little(exact) else ""
         at = tuple(np.argwhere(bad)[0])
@@ -192,11 +190,16 @@ class Check(NamedTuple):
 
     def decided(self, again: Again) -> Decided:
         """Return the elements whose value every correct device computes, and their tolerance."""
-        return decided(self.storable(), again.single, again.others(), CANCELLED * EPS * again.scale)
+        return decided(self.storable(), again.single, again.others(), self.cancelled(again))
 
-    def more(self, scale: float) -> Array:
-        """Return how far each element can be off because of cancellation and of its own rounding."""
-        return CANCELLED * EPS * scale + self.half * np.abs(self.exact.values if self.half else 0.0)
+    def cancelled(self, again: Again) -> float:
+        """How far cancellation can move an element. 0 if it could hide defects: simulated devices show it then."""
+        allowed = CANCELLED * EPS * again.scale
+        return allowed if allowed <= DISCARDED * largest(self.storable()) else 0.0
+
+    def halves(self) -> Array:
+        """Return how far rounding to f16 can move each element."""
+        return np.asarray(self.half * np.abs(self.exact.values if self.half else 0.0))
 
     def storable(self) -> Array:
         """Return the values in f64; infinite where a half cannot hold them."""

@@ -109,11 +109,6 @@ def _sides(kernel: Kernel, candidates: Array) -> Array:
     return np.broadcast_to(number, (len(candidates), 1)).reshape(-1)
 
 
-def _is_exact(v: Value) -> bool:
-    """Return whether a value is a constant, or an integer converted to a float."""
-    return v.op == "const" or (v.op == "map" and v.arg[0] == "cast" and not v.args[0].dtype.is_float)
-
-
 def _is_static(index: Index, free: set[str]) -> bool:
     """Return whether an index depends on coordinates of outer points only."""
     return all(isinstance(a, Quotient) or (isinstance(a, Var) and a.name in free) for a in atoms_of(index))
@@ -149,22 +144,16 @@ class Points:
         self.counts = np.ones((len(outer), 1), bool)
 
     def scale(self) -> float:
-        """The largest sum of magnitudes so far. Cancellation leaves rounding errors of this size.
-
-        Constants and integers converted to floats are exact: neither the limits of a cast nor 24 random bits leave any.
-        """
-        sums = [np.abs(x).sum(axis=-1) for x in self.folded]
-        rounded = [x for v, x in self.known.items() if not _is_exact(v)]
-        found = [x for x in (*rounded, *sums) if x.dtype.kind == "f"]
-        return max([float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in found], default=0.0)
+        """The largest value or sum of magnitudes so far. Cancellation leaves rounding errors of this size."""
+        found = [*self.known.values(), *(np.abs(x).sum(axis=-1) for x in self.folded)]
+        return max([largest(x) for x in found if x.dtype.kind == "f"], default=0.0)
 
     def one_sided(self) -> bool:
         """Return whether a selection has the same outcome for all of a few values.
 
         A choice is a comparison, or a value of two operands that is always the first or always the second of them.
         """
-        few = ((v, x) for v, x in self.known.items() if v.op == "map" and x.size <= FEW)
-        return any(self._is_one_sided(v, x) for v, x in few)
+        return any(self._is_one_sided(v, x) for v, x in self.known.items() if v.op == "map" and x.size <= FEW)
 
     def _is_one_sided(self, v: Value, x: Array) -> bool:
         if v.dtype.name == "bool":
@@ -270,6 +259,11 @@ class Points:
             return np.clip(self.known[a.value].astype(np.int64), 0, a.hi)
         inner = self.index(a.index)
         return inner % a.d if a.mod else inner // a.d
+
+
+def largest(x: Array) -> float:
+    """Return the largest magnitude among finite elements."""
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
 def combination(prim: Primitive) -> Any:
