@@ -90,7 +90,7 @@ def checked(name: str, value: Any, range: Range = ANY, what: str = "") -> float:
     return x
 
 
-def whole(name: str, value: Any, what: str = "", low: int = 1) -> int:
+def checked_whole(name: str, value: Any, what: str = "", low: int = 1) -> int:
     """Return `value` as an int. Raises InputError unless it is an integer of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
         raise InputError.here(f"{what and what + ': '}{name} must be an integer of at least {low}, got {shown(value)}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tracegrad.errors import InputError
-from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked, kind_of, whole
+from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked, checked_whole, kind_of
 from tracegrad.refusals import check_call
 
 
@@ -126,7 +126,7 @@ class Plateau(Schedule):
         if self.best is not None:
             checked("best", self.best, what="lr.plateau")
         for name in ("patience", "cooldown", "bad", "cooling"):
-            whole(name, getattr(self, name), "lr.plateau", 0)
+            checked_whole(name, getattr(self, name), "lr.plateau", 0)
         if self.mode not in ("min", "max") or self.threshold_mode not in ("rel", "abs"):
             raise InputError.here(
                 f'lr.plateau: mode must be "min" or "max", got {self.mode!r}; '

@@ -31,7 +31,7 @@ from tracegrad.engine.results import Aborted, Failed, RunResult
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
-from tracegrad.hypers import whole
+from tracegrad.hypers import checked_whole
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
 from tracegrad.refusals import helpful
@@ -92,7 +92,7 @@ class CompiledForward(HasStates):
         check_function(forward, "forward")
         check_signature(forward, types, "forward")
         self.source = ForwardSource(store.model, forward, types, precision, writes)
-        self._programs = ForwardPrograms(self.source, store, whole("max_cached_shapes", max_cached_shapes))
+        self._programs = ForwardPrograms(self.source, store, checked_whole("max_cached_shapes", max_cached_shapes))
         self._owner, self._training = owner, training
         self._demand = Demand()
         self._lock = threading.RLock()  # never held while waiting for the worker; a signal handler may run this again
@@ -214,7 +214,7 @@ class CompiledForward(HasStates):
         """
         from tracegrad.introspection.profile import profiled
 
-        steps, worker = whole("steps", steps, "profile"), self.store.worker
+        steps, worker = checked_whole("steps", steps, "profile"), self.store.worker
         program, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
         arrays |= self._programs.hyper(program)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from tracegrad.errors import InputError
-from tracegrad.hypers import LARGE, NORMAL, whole
+from tracegrad.hypers import LARGE, NORMAL, checked_whole
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.transform import Host, State, Transform, check_transform
 from tracegrad.patterns import Selection, chosen, matcher
@@ -123,7 +123,7 @@ def accumulate(every: int, inner: Transform) -> Transform:
 
     >>> optimizer = optim.custom(optim.accumulate(4, optim.scale_by_adam()), lr=1e-3)
     """
-    every = whole("accumulate", every)
+    every = checked_whole("accumulate", every)
     if every > EXACT_STEPS:
         raise InputError.here(f"accumulate must be at most {EXACT_STEPS}, got {shown(every)}")
     check_transform("optim.accumulate", inner)

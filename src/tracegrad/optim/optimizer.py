@@ -9,7 +9,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 
 from tracegrad.errors import InputError, call_site, placed, shortened
-from tracegrad.hypers import GROUP, OFF, Range, checked_all, whole
+from tracegrad.hypers import GROUP, OFF, Range, checked_all, checked_whole
 from tracegrad.lr import as_schedule
 from tracegrad.optim import scaling
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
@@ -195,7 +195,7 @@ def recipe(
 
 def _around(core: Chain, options: Options, what: str) -> tuple[Transform, dict[str, Any]]:
     """Return the chain normalize, clip, core, lr, ema, inside `accumulate` if on; and the options in use, as data."""
-    every = whole("accumulate", options.get("accumulate", 1), what)
+    every = checked_whole("accumulate", options.get("accumulate", 1), what)
     normalize = options.get("normalize_grads", False)
     clip, ema = options.get("clip_grad_norm"), options.get("ema")
     parts: Chain = []

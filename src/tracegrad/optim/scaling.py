@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from tracegrad.errors import InputError
-from tracegrad.hypers import RANGES, whole
+from tracegrad.hypers import RANGES, checked_whole
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.gradients import norm
 from tracegrad.optim.transform import Host, Kept, State, Transform
@@ -246,7 +246,7 @@ def scale_by_muon(
     """
     if str(adjust_lr) not in ("original", "match_rms_adamw"):
         raise InputError.here(f'adjust_lr must be "original" or "match_rms_adamw", got {adjust_lr!r}')
-    ns_steps = whole("ns_steps", ns_steps)
+    ns_steps = checked_whole("ns_steps", ns_steps)
     fits = matcher("*" if only is None else only, "scale_by_muon: only")
 
     def matrix(g: Tensor, m: Tensor, host: Host) -> tuple[Tensor, Tensor]:

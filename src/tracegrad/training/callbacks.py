@@ -11,7 +11,7 @@ from typing import Any
 
 from tracegrad.engine.stepper import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
-from tracegrad.hypers import AT_LEAST_0, checked, whole
+from tracegrad.hypers import AT_LEAST_0, checked, checked_whole
 from tracegrad.refusals import helpful, shown
 from tracegrad.training.events import EventFile
 from tracegrad.training.history import FitState
@@ -79,7 +79,7 @@ class EarlyStopping:
         self, metric: str = "val_loss", patience: int = 5, min_delta: float = 0.0, restore: bool = True,
         mode: str = "auto",
     ):  # fmt: skip
-        whole("patience", patience, "EarlyStopping", 0)
+        checked_whole("patience", patience, "EarlyStopping", 0)
         checked("min_delta", min_delta, AT_LEAST_0, "EarlyStopping")
         self.metric, self.patience, self.min_delta, self.restore, self.mode = metric, patience, min_delta, restore, mode
         self._start()

@@ -11,7 +11,7 @@ from tracegrad.engine.inputs import Given, given_or_blank, merge
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stepper import Stepper, take_all
 from tracegrad.errors import InputError
-from tracegrad.hypers import whole
+from tracegrad.hypers import checked_whole
 from tracegrad.ir.nodes import Tensor
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session
@@ -228,7 +228,7 @@ class CompiledTraining(Training):
         if given:
             program, given = self.store.program_for(stepper, given, "profile")
         arrays = given_or_blank(program.inputs, given, "profile")
-        steps, worker = whole("steps", steps, "profile"), self.worker
+        steps, worker = checked_whole("steps", steps, "profile"), self.worker
 
         def measure(session: Session, stepper: Stepper) -> Profile:
             timings = stepper.timings(session, program, arrays, stepper.knobs, steps)

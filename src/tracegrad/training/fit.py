@@ -16,7 +16,7 @@ from tracegrad.arrays import np
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import CompletedStep, StepResult
 from tracegrad.errors import InputError
-from tracegrad.hypers import whole
+from tracegrad.hypers import checked_whole
 from tracegrad.lr import plateau_of
 from tracegrad.refusals import check_takes, shown
 from tracegrad.training.between import lr_metric, turns
@@ -111,10 +111,10 @@ def _steps(train: Training) -> int:
 
 def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, callbacks: Any, options: Options) -> None:
     """Check the arguments that need no data, and collect all hooks in `options`. Raises InputError."""
-    whole("epochs", options.epochs, "fit")
+    checked_whole("epochs", options.epochs, "fit")
     for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
         if value is not None:
-            whole(name, value, "fit")
+            checked_whole(name, value, "fit")
     measured = validation is not None or options.evaluate is not None
     options.hooks, options.watched = _hooks(options.hooks, callbacks, measured)
     options.schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")

@@ -20,7 +20,7 @@ from tracegrad.engine.steps import StepCall, number_of_steps, split_steps
 from tracegrad.engine.stores import TrainedParameters
 from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
-from tracegrad.hypers import whole
+from tracegrad.hypers import checked_whole
 from tracegrad.patterns import Selection
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session
@@ -59,7 +59,7 @@ class Training(Parts):
         self._lock, self.copies, self._keep_grads = threading.Lock(), CopyPool(), keep_grads
         self._saving = Saving()
         seed = seed_or_new(seed)
-        most_sizes = whole("max_cached_shapes", max_cached_shapes)
+        most_sizes = checked_whole("max_cached_shapes", max_cached_shapes)
         traced = [(source, traced_first(source)) for source in sources]
         self.worker = Worker(session_factory())
         self._finalizer = weakref.finalize(self, self.worker.close)  # also at exit, before the interpreter ends
