@@ -11,12 +11,12 @@ import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
-from tracegrad.dtypes import LARGEST_F32, TensorType, f32, nearest_f32
+from tracegrad.dtypes import LARGEST_F32, f32, nearest_f32
 from tracegrad.errors import InputError, TraceError
 from tracegrad.ir.ambient import building, require
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import METHODS
-from tracegrad.prims.leaves import leaf
+from tracegrad.prims.leaves import counter
 from tracegrad.refusals import helpful, shown
 
 PREFIX = "hyper."  # prefix of their names among the inputs of a program
@@ -104,10 +104,7 @@ def checked_all(values: Mapping[str, Any], ranges: Mapping[str, Range], what: st
 
 def scalar(name: str) -> Tensor:
     """Return the f32 scalar leaf `name` of the trace, the same at each call."""
-    running = require(f"hyperparameter {name!r}")
-    if name not in running.counters:
-        running.counters[name] = leaf("hyper", name, TensorType(f32, ()))
-    return running.counters[name]
+    return counter(name, f32, f"hyperparameter {name!r}")
 
 
 @helpful

@@ -102,11 +102,15 @@ def placeholder(type: TensorType) -> Generator[Tensor]:
         running.leaves.discard(t.serial)
 
 
-def counter(name: str) -> Tensor:
-    """Return the trace's "seed" or "step", which key the random streams: a u32 scalar that the host sets."""
-    running = ambient.require(name)
+def counter(name: str, dtype: DType = u32, what: str = "") -> Tensor:
+    """Return the scalar leaf `name` of the trace, the same at each call, which the host sets before each step.
+
+    name:  "seed" and "step" key the random streams.
+    what:  what needs a trace, for the error outside of one.
+    """
+    running = ambient.require(what or name)
     if name not in running.counters:
-        running.counters[name] = leaf("hyper", name, TensorType(u32, ()))
+        running.counters[name] = leaf("hyper", name, TensorType(dtype, ()))
     return running.counters[name]
 
 
