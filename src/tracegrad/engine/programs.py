@@ -156,7 +156,7 @@ class SizedPrograms:
         return program
 
     def _emptied(self, base: RunProgram) -> list[RunProgram]:
-        """Return the programs that end with the program `base` on which they run."""
+        """Drop the program `base` and all programs that run on it, and return them."""
         gone = [sizes for sizes, p in self.kept.items() if p.base is base]
         return [*map(self.kept.pop, gone), base]
 

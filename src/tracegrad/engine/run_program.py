@@ -73,7 +73,7 @@ class RunProgram:
 
     @property
     def step(self) -> RunProgram:
-        """The program that follows the source of a step."""
+        """The program that is rebuilt if the source of a step changes."""
         return self
 
     def given(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,5 +139,5 @@ class RunProgram:
 
 
 def numbers_of(built: Built) -> dict[str, Any]:
-    """Return the inputs of a program at a size that follow the size, as arrays."""
+    """Return, as arrays, the inputs of a program whose values depend on the size."""
     return {name: np.asarray(value, dtype) for name, (dtype, value) in built.numbers.items()}

@@ -28,8 +28,8 @@ class Worker:
 
     The worker alone decides the batches: successive runs of one program become a batch that takes about
     `session.batch_seconds`. Up to `session.ahead` batches are under way; then the outputs of the first are read. A step
-    that was not applied leaves the device halted: later runs are queued again, in order. For a function run with
-    `call`, all work queued before it is finished, and no work queued after it has begun.
+    that was not applied leaves the device halted: later runs are queued again, in order. A function passed to `call`
+    runs after all work queued before it, and before all work queued after it.
     """
 
     def __init__(self, factory: Callable[[], Session], max_in_flight: int = MAX_IN_FLIGHT):
