@@ -20,7 +20,7 @@ Carry = tuple[Any, ...]
 
 
 class Cell(Module):
-    """One direction of one layer, with PyTorch's weights. Rows of W_ih, W_hh, b_ih and b_hh are gates of `hidden` rows.
+    """One direction of one layer, with PyTorch's weights. In W_ih, W_hh, b_ih and b_hh, each gate has `hidden` rows.
 
     W_ih: f32[gates * hidden, input].  W_hh: f32[gates * hidden, hidden].  b_ih, b_hh: f32[gates * hidden].
     First values are uniform in +-1 / sqrt(hidden).
