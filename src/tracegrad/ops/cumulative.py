@@ -95,7 +95,7 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
 
 
 def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return, for each k, the product x[0] ... x[k - 1], and y[k + 1], where y[k] = d[k] + x[k] y[k + 1].
+    """Return for each k the product x[0] ... x[k - 1], and y[k + 1], where y[k] = d[k] + x[k] y[k + 1].
 
     Both are computed recursively on pairs of elements: y[k] = d[k] + x[k] d[k + 1] + x[k] x[k + 1] y[k + 2]. A small
     odd number of elements would need padding.
