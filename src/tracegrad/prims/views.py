@@ -1,4 +1,4 @@
-"""Primitives that only move elements: each tells, for an element of its result, which input element it is.
+"""Primitives that only move elements. Each has a rule that maps an element of its result to the input's element.
 
 `index(i, x, **attrs)` reads: "the element at `i` is the input's element at these coordinates, or 0 outside these
 guards". Nothing else in the compiler knows about padding or strides.
