@@ -42,7 +42,7 @@ class Launch(NamedTuple):
 
 
 class Bench:
-    """The program of some trials, one after the other on the same arrays."""
+    """A program that runs some trials, one after the other on the same arrays."""
 
     def __init__(self, sizes: Mapping[Name, int]) -> None:
         self.contents, self.sizes = Contents(sizes), sizes

@@ -32,7 +32,7 @@ AtSize = Callable[[int], tuple[Mapping[int, int], int]]
 
 
 class SizedParts(NamedTuple):
-    """The change with the size of a run of a call whose function reads the size: its number of parts."""
+    """How a call depends on the size of a run if its function reads the size: by the number of parts."""
 
     parts: int  # at the capacity
     capacity: int
@@ -43,7 +43,7 @@ class SizedParts(NamedTuple):
 
 
 class SizedProduct(NamedTuple):
-    """The change with the size of a run of a product's call: one of the product's sizes depends on it."""
+    """How the call of a product depends on the size of a run, which gives one of the product's sizes."""
 
     sizes: tuple[int, ...]  # the axes of the stack, m, n and k
 
@@ -53,7 +53,7 @@ class SizedProduct(NamedTuple):
 
 
 class SizedGathered(NamedTuple):
-    """The change with the size of a run of the call of a product with gathered operands: one of its sizes."""
+    """How the call of a product with gathered operands depends on the size of a run, which gives one of its sizes."""
 
     sizes: tuple[int, ...]  # the axes of the stack, m and n
     k: int
@@ -108,7 +108,7 @@ class BoundCalls:
         """Make the calls of one size.
 
         ends:   where each dispatch ends.
-        alike:  the numbers of the calls that follow the size alike.
+        alike: the numbers of the calls that depend on the size in the same way.
         rows:   of all calls, for `run_calls`.
         sets:   what the size decides.
         moving: the addresses that follow the size.

@@ -57,7 +57,7 @@ def rounding(single: Array, exact: Array) -> float:
 
 
 class Inexact(Points):
-    """The values of a kernel in f32 on the simulated device of this number.
+    """The values of a kernel in f32 on a simulated device; devices are numbered.
 
     strict: the device divides and takes roots exactly, so only results that f32 does not hold are moved.
     """

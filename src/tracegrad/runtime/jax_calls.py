@@ -63,7 +63,7 @@ class Words:
         self._words = np.zeros(len(values), np.uint32)
 
     def packed(self, given: Mapping[str, Array]) -> Array:
-        """Return the words of these inputs. An array that comes again is not read again."""
+        """Return the words of these inputs. An array that was passed the last time too is not read again."""
         last, words = self._last, self._words
         for k, v in enumerate(self.values):
             x = given[v.name]
@@ -149,10 +149,10 @@ def _shaped(x: Array) -> Any:
 class Calls:
     """The runs of a program. Short steps that are queued together share a call: a loop on the device.
 
-    A GPU's host asks after each turn of a loop whether there is another one, unless XLA knows the number of turns. So
-    full calls have a loop of their own there, of a known number, and few steps are called one by one. Barriers around a
-    step keep XLA from fusing it with what surrounds it, so that it gives the same bits in loops and outside of them.
-    On a CPU it does not always, and all steps are in the loop.
+    A GPU's host checks after each iteration of a loop whether there is another one, unless XLA knows their number. So
+    full calls have a loop of a known number of iterations there, and few steps are called one by one. Barriers around a
+    step keep XLA from fusing it with what surrounds it, so that it gives the same bits in loops and outside of them. On
+    a CPU a barrier does not always ensure this, so all steps are in the loop.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class Calls:
         return words if self._layout is None else self._layout.put(words, self._layout.whole())
 
     def _batched(self, inputs: Mapping[str, Any]) -> list[Array]:
-        """Return the inputs of a run without its scalars; arrays that come again are on the device already."""
+        """Return the inputs of a run without its scalars; arrays that were passed before are on the device already."""
         return [self._put(v, inputs[v.name]) for v in self._batch]
 
     def _put(self, v: Value, x: Any) -> Array:

@@ -295,7 +295,7 @@ class NativeSession:
         return error
 
     def _pick_calls(self, library: ctypes.CDLL | None) -> None:
-        """Call wgpu by C if that computes correctly, else from Python, which must."""
+        """Call wgpu from C if that computes correctly, else from Python. Raises DeviceError if neither does."""
         direct = self.calls
         if library is not None:
             try:

@@ -97,7 +97,7 @@ def _checkable(
 def _on_bench(
     kernels: Mapping[str, Placed], grids: Sequence[tuple[int, int]], tries: Sequence[tuple[Trial, Sequence[Expected]]]
 ) -> tuple[Bench, list[list[Any]]]:
-    """Return the bench that runs the kernels, and its checks: kernel, kind, place and size of what was found."""
+    """Return the bench that runs the kernels, and its checks: kernel, type, and place and number of the results."""
     bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
     for n, grid, (trial, expected) in zip(map(int, kernels), grids, tries):
         bench.add(_looking_at(trial, expected), Launch(grid, constant=True))

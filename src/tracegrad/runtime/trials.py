@@ -113,7 +113,7 @@ class Put(NamedTuple):
 
 
 class Odd(NamedTuple):
-    """An element with a number that programs compare with, and patterns have too rarely."""
+    """An element with a number that programs compare with, and that patterns contain too rarely."""
 
     array: Name
     at: int

@@ -385,7 +385,7 @@ def _launch(loaded: Loaded) -> None:
 
 
 def _follows(program: Program, d: Dispatch) -> bool:
-    """Return whether the numbers that a dispatch reads follow the size of a run."""
+    """Return whether the numbers that a dispatch reads depend on the size of a run."""
     moves = any(move.depth == BY_SIZE for _, move in d.moves)
     return bool(d.offsets) and (moves or program.kernels[d.kernel].texts["wgsl"].capacity > 0)
 
