@@ -55,7 +55,7 @@ class Function:
 
     @property
     def last(self) -> Axis:
-        """The last outer axis; one of a single point if there is none, or if the size of a run decides it."""
+        """The last outer axis; an axis of one point if there is none, or if its length depends on the size of a run."""
         return self.outer[-1] if self.outer and self.outer[-1].fixed else Axis("", 1)
 
     def values(self) -> list[Value]:

@@ -238,7 +238,7 @@ class _Writer:
     def gathered(self, f: Fold, p: Product, b: Spread) -> tuple[int, Index]:
         """Add a step of a product whose right operand is spread, with axes ordered so that neighbours in memory adjoin.
 
-        k in another order needs a packed left operand; columns in another order, a turned result.
+        k in another order needs a packed left operand; columns in another order, a transposed result.
         """
         k, n = in_memory_order(self.kernel.inner, b.rows), in_memory_order(p.n, b.columns)
         many = math.prod(int(a.size) for a in (*p.batch, *p.n))

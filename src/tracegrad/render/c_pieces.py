@@ -22,7 +22,7 @@ from tracegrad.tuning import FEW_CHOICES, FEWEST_TURNS, LANES, MOST_PIECES, MOST
 
 
 def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space) -> list[str]:
-    """Return the lines of a point of the same kernel."""
+    """Return the lines that compute a point of the same kernel over other axes."""
     changed = Function(*with_axes(f.kernel, f.loaded, axes, places, space))
     changed.helpers, changed.form = f.helpers, f.form
     return changed.points(changed.expressions())
@@ -56,13 +56,13 @@ def _steps(f: Function, axis: Axis) -> list[tuple[int, int, int]]:
 
 
 def _is_remainder(f: Function, axis: Axis) -> bool:
-    """Return whether conditions ask for a coordinate whose remainder by the size of an axis is that axis."""
+    """Return whether conditions compare n * i + axis, where n is the size of the axis and i another axis."""
     strides = [g.index.strides for g in guards_of(walk([s.value for s in f.kernel.stores]))]
     return any(len(x) == 2 and x.get(axis.name) == 1 and axis.size in x.values() for x in strides)
 
 
 def _phase(f: Function, axis: Axis) -> int:
-    """Return d if indices divide an axis by d, and conditions ask for remainders by d; 1 if none do so alike."""
+    """Return d if indices and conditions use only quotients and remainders of an axis by d; 1 if there is no such d."""
     quotients, guards = _remainders(f)
     # a quotient without the axis among its strides divides another axis, or a quotient
     asked = [(q.index, q.d) for q in quotients if axis.name in q.index.strides]

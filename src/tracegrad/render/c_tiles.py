@@ -1,14 +1,14 @@
-"""Loops of C kernels by tiles of memory that are turned, so that neighbours are computed together in vectors.
+"""Loops of C kernels by tiles of memory that are transposed, so that vectors compute neighbours together.
 
-The loads of a transpose run across the rows of memory. A tile of them is turned first, four by four in vectors, into a
-local array. The loops over a tile then read and write neighbours. Otherwise each element would be moved alone.
+The loads of a transpose run across the rows of memory. A tile of them is transposed first, four by four in vectors,
+into a local array. The loops over a tile then read and write neighbours. Otherwise each element would be moved alone.
 
 The elements of short rows, which are written out, are read at steps of 5 or 7. Compilers make no vectors of such loads.
-So 16 rows are turned: their first elements are neighbours then, and so are the others. Results are turned back.
+So 16 rows are transposed: their first elements are neighbours then, and so are the others. Results are transposed back.
 
 A sum over k of f(x[i, k], y[j, k]) for pairs of rows, as in distances, is computed by vectors of j. A sum of a short
-row in one vector ends with steps that wait for each other. So a block of y is turned first, and read for many i. Sums
-of a few rows i stay in registers, together with those of a block of j.
+row in one vector ends with steps that wait for each other. So a block of y is transposed first, and read for many i.
+Sums of a few rows i stay in registers, together with those of a block of j.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tracegrad.render.emit import Block, Emitter, Loop, Statement, when
 
 TILE = 16  # elements of a tile's side: a line of the cache
 
-# The axis of neighbours in memory, and the loads to turn with their strides along the last axis
+# The axis of neighbours in memory, and the loads to transpose with their strides along the last axis
 Turned = tuple[Axis, dict[Value, int]]
 
 
@@ -72,7 +72,7 @@ def _stride(index: Index, axis: str) -> int | None:
 
 
 def turned_loops(f: Function) -> list[Statement] | None:
-    """Return the loops of a pointwise kernel by tiles of two axes; None if no loads are worth turning.
+    """Return the loops of a pointwise kernel by tiles of two axes; None if no loads are worth transposing.
 
     Tiles at the edges are computed point by point.
     """
@@ -119,7 +119,7 @@ class Group(NamedTuple):
 
 
 def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[Group, tuple[Store, ...]]]] | None:
-    """Return the loads of a kernel of short rows, and its stores, by groups; None if turning them is of no use.
+    """Return the loads of a kernel of short rows, and its stores, by groups; None if transposing them is of no use.
 
     A load is known by its group and its number there.
     """
@@ -269,7 +269,7 @@ class _Pairs:
         return f.share("first", rows, tuning.PAIRED_ROWS, [Loop("ib", size, block, step=self.width)])
 
     def block(self, first: str, end: str) -> list[Statement]:
-        """Return the lines that turn a block of columns, and fold some rows with it."""
+        """Return the lines that transpose a block of columns, and fold some rows with it."""
         f, inner, width = self.f, self.f.inner[0], self.width
         emit = f.expressions()
         texts = emit.values(self.turned, loop=False)

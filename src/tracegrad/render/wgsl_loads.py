@@ -268,7 +268,7 @@ class Loads:
         return f"{q} / {LOAD_RUN} % {vectors}", f"{q} % {LOAD_RUN} + {q} / {LOAD_RUN * vectors} * {LOAD_RUN}"
 
     def stands_still(self) -> list[str]:
-        """Return all axes of k except the last, and `ks`, where a step begins on the last."""
+        """Return lines that define all axes of k except the last, and `ks`, where a step begins along the last."""
         if not self.stepped:
             return []
         *others, last = self.inner

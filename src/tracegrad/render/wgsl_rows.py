@@ -276,7 +276,7 @@ class BlockFold:
         return [f"let lane = lid / {self.across};", f"let first = lane * {self.shape.chunk};", *rows]
 
     def together(self, turns: Sequence[Term], vector: str) -> list[Statement]:
-        """Return four turns, whose values from workgroup memory are a vector each: first all values, then the sums."""
+        """Return four iterations at once, which load vectors from workgroup memory: first all values, then the sums."""
         at = f"lane * {self.shape.chunk // 4} + {vector}"
         names = [f"x{k}_{turns[0].name}" for k in range(len(self.gathered))]
         lines: list[Statement] = [f"let {x} = sv[{self.gathered_at(k)}{at}];" for k, x in enumerate(names)]
