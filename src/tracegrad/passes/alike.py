@@ -59,8 +59,8 @@ def aligned(
 
     nodes:   of each graph, those that are compared.
     numbers: of each graph, the nodes that have a number already, such as `numbered` leaves.
-    Raises:  UnsizedError, with the line, for the first node that another trace computes otherwise, and for results that
-             are other nodes.
+    Raises:  UnsizedError, with the line, for the first node that another trace computes differently, and for results
+             that are other nodes.
     """
     for count, same in enumerate(zip(*nodes)):
         for t, seen in zip(same, numbers):

@@ -110,7 +110,7 @@ class Sizes(NamedTuple):
         return Axis(length, length.factors if (length.times, len(length.factors)) == (1, 1) else None)
 
     def taken(self, left: list[Part], wanted: Both) -> Axis:
-        """Take parts of this length from the front of `left`, and return their axis. Raises UnsizedError without."""
+        """Take parts of this length from the front of `left`, and return their axis. UnsizedError if there are none."""
         found: list[Part] = []
         need = wanted
         while need != (1, 1):
