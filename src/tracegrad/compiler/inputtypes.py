@@ -252,7 +252,7 @@ class FreeSizes(NamedTuple):
         }
 
     def all(self, size: int) -> Sizes:
-        """Return the sizes that are all `size`."""
+        """Return a choice of sizes in which every size is `size`."""
         return tuple((name, size) for name in self.axes)
 
     def tried(self) -> Iterator[Sizes]:

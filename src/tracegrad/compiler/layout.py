@@ -159,7 +159,7 @@ def share_memory(
 
 
 def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> list[Chunk]:
-    """Put each value into the array that grows least, among arrays without a value that it should be apart from."""
+    """Put each value into the array that grows least, among arrays whose values it may share memory with."""
     chunks: list[Chunk] = []
     for t in order:
         others = beside.read.get(t.key, NONE)

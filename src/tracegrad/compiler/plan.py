@@ -147,9 +147,9 @@ class ScanPlan:
         return self.edge(carry, self.length, not self.reverse, 0)
 
     def edge(self, carry: int, iteration: int, follows: bool, odd: int) -> Place:
-        """Return the place of a carry before an iteration. follows: its number follows the size of a run.
+        """Return the place of a carry before an iteration. follows: the place depends on the size of a run.
 
-        odd: the number, of two places, from which the runs of all sizes count.
+        odd: the number of the place, 0 or 1, from which runs of all sizes start to alternate.
         """
         place, size, ring = self.blocks[carry].place, self.leaves[carry].size, self.rings[carry]
         if not self.per or not follows or ring == 1:

@@ -70,7 +70,7 @@ def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], siz
 
 
 class Led(NamedTuple):
-    """A graph whose inputs and results have the axis of the size first, and the axis it was; axis 0 is left out."""
+    """A graph whose inputs and results have the axis of the size first, and by name the axis that it was, if not 0."""
 
     graph: Graph
     inputs: Mapping[str, int]
@@ -150,7 +150,7 @@ def _with_extents(
     sizes: Pair,
     axes: Mapping[str, int],
 ) -> tuple[Field, ...]:
-    """Return fields of these types in both plans, that follow the size along one of their axes."""
+    """Return fields whose size along one axis depends on the size of a run, given their types in both plans."""
 
     def with_extent(f: Field) -> Field:
         a, b, k = one[f.name].shape, other[f.name].shape, axes.get(f.name, 0)
