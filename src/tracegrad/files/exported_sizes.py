@@ -59,8 +59,8 @@ def missing(free: FreeSizes, names: Sequence[str], what: str) -> InputError:
 def programs(source: ProgramSource, rooms: RoomsByName, what: str) -> list[Built]:
     """Return programs that serve all sizes up to the largest. Raises InputError with the reason if there are none.
 
-    A size has the least room that fits. One row can be broadcast, so a size of 1 has programs of its own. The first
-    program has room for the largest sizes.
+    Each program serves sizes up to a padded size. One row can be broadcast, so a size of 1 has programs of its own. The
+    first program serves the largest sizes.
     """
     ranges = [[(a + 1, b) for a, b in pairwise([0, 1, *rooms[name]]) if a < b][::-1] for name in source.free.axes]
     return [_with_room(source, dict(zip(source.free.axes, choice)), what) for choice in product(*ranges)]
