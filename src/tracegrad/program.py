@@ -202,7 +202,7 @@ class Program:
         return order(self.loops, range(len(self.dispatches)), self.size)
 
     def kept(self) -> list[int]:
-        """Return which launches of a run at `capacity` remain in a run at `size`, as indices in order."""
+        """Return the indices of the launches that a run at `size` makes, among the launches of a run at `capacity`."""
         return kept(self.loops, range(len(self.dispatches)), self.size)[0]
 
     @property

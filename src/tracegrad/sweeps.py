@@ -97,7 +97,7 @@ def sweep(
 
 
 class Sweep:
-    """Many trainings, its members, in one compiled step. `tg.sweep` makes it.
+    """Many trainings, the members of the sweep, in one compiled step. `tg.sweep` makes it.
 
     train:   the `CompiledTraining` of all members, for all other methods: `fit`, `profile`, `explain`, `memory`. Its
              parameters are named "models.NAME", with the axis of the members in front. Its loss is the mean over
