@@ -107,10 +107,10 @@ def from_torch(state_dict: Any, target: Any, rename: Rename | None = None) -> To
         train = tg.compile(model=nn.Linear(2, 1), ...)
         print(tg.from_torch(torch_net.state_dict(), train))
 
-    Names are attribute paths in both, and `nn.Sequential` numbers layers as PyTorch does. PyTorch's `weight` is `W`
-    transposed for Linear, `W` for Embedding and convolutions, and `g` for norms; its `bias` is `b`. Running statistics
-    of norms are states. Recurrent and attention weights are split by PyTorch's layout. Parameters and states that your
-    own modules declare have the same names in PyTorch, as parameters and buffers.
+    Names are attribute paths in both libraries, and `nn.Sequential` numbers layers as PyTorch does. PyTorch's `weight`
+    is `W` transposed for Linear, `W` for Embedding and convolutions, and `g` for norms; its `bias` is `b`. Running
+    statistics of norms are states. Recurrent and attention weights are split by PyTorch's layout. Parameters and states
+    that your own modules declare have the same names in PyTorch, as parameters and buffers.
 
     state_dict: arrays or tensors by name, or a PyTorch module. torch is not imported.
     target:     a training or a forward. For a forward of `train.attach`, the weights go to the training.

@@ -18,7 +18,7 @@ def manual_seed(seed: int, step: int = 0) -> None:
     """Set the seed of eager random ops, and start their random numbers again. As torch.manual_seed.
 
     Eager ops run at once, outside of a compiled loss or forward. The seed also determines the parameters that
-    `tg.eager` draws, and the ones of `tg.instantiate` without a seed.
+    `tg.eager` draws, and those that `tg.instantiate` draws without a seed.
 
     seed:     an integer in [0, 2^32). Without this call, each run of Python draws another seed.
     step:     k, to repeat training step k (from 1) of a loss compiled with this seed. The n-th random op that follows

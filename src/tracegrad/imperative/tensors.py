@@ -107,7 +107,7 @@ class GradTensor(TensorMethods):
 
     @property
     def is_leaf(self) -> bool:
-        """True unless an op computed the tensor from one that requires a gradient. As torch.Tensor.is_leaf."""
+        """True unless an op computed the tensor from a tensor that requires a gradient. As torch.Tensor.is_leaf."""
         return self._record is None
 
     @property

@@ -78,7 +78,7 @@ class Primitive:
 
     @property
     def passes(self) -> bool:
-        """Whether each element of the result is that of the first input, unchanged."""
+        """Whether each element of the result is an unchanged element of the first input."""
         return self.wgsl == "{0}"
 
     @property
@@ -159,7 +159,7 @@ class Tensor(TensorMethods):
 
     @property
     def axis(self) -> int:
-        """The axis along which the node works, such as that of a concat. Raises KeyError without one."""
+        """The axis along which the node works, such as the axis of a concat. Raises KeyError if there is none."""
         return self.attrs["axis"]
 
     @property

@@ -157,7 +157,7 @@ class Sequential(Module):
         net = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm(16), tg.relu, nn.Dropout(0.1), nn.Linear(16, 2))
         y = m.net(x, training=True)                        # in a loss, whose model m has this net as an attribute
 
-    A new net declares parameters and has no values yet, so you cannot call it. Call the one that a loss or forward
+    A new net declares parameters and has no values yet, so you cannot call it. Call the model that a loss or forward
     receives, or the copy that `tg.instantiate(net, seed=0)` returns.
 
     net(x, training=False) passes `training` to the layers that take this argument. Parameters are named `layers.0.W`

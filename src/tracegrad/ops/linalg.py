@@ -90,8 +90,8 @@ def outer(a: Operand, b: Operand) -> Tensor:
 def einsum(spec: str, *operands: Operand) -> Tensor:
     """Sum products of elements by Einstein's convention: einsum("bqd,bkd->bqk", q, k).
 
-    Letters name the axes of each operand. The result sums over each letter that is missing after `->`. A letter that is
-    twice in one operand takes the diagonal. `...` stands for any number of axes, which broadcast.
+    Letters name the axes of each operand. The result sums over each letter that is missing after `->`. A letter that
+    occurs twice in one operand takes the diagonal. `...` stands for any number of axes, which broadcast.
 
     spec:     the letters of each operand, separated by commas, then `->` and the letters of the result. Without `->`,
               the result has the letters that occur once, in alphabetical order.

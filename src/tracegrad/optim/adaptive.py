@@ -45,7 +45,8 @@ def adadelta(
 ) -> Chain:
     """Make an Adadelta optimizer: p <- p - lr sqrt(u + eps) / sqrt(v + eps) g, with running means v and u.
 
-    v is the mean of g^2, u that of the squared steps before lr, both with factor rho; see `scale_by_adadelta`.
+    v is the running mean of g^2, u the running mean of the squared steps before lr, both with factor rho; see
+    `scale_by_adadelta`.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.Adadelta.
 

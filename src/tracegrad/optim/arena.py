@@ -85,7 +85,7 @@ class Arena(NamedTuple):
         return Arena(tuple(slots), sum(s.size for s in slots), sum(s.size for s in slots if s.decay))
 
     def shaped(self, shape: Callable[[Shape], Shape | None]) -> Arena:
-        """Return the arena of a state that has another shape than the parameters, such as one number for each row.
+        """Return the arena of a state with other shapes than the parameters, such as one number for each row.
 
         shape: function of a parameter's shape that returns the shape of its part; None: no part. If no parameter has a
                part, the size is 1, because arrays on a device are never empty.

@@ -82,7 +82,7 @@ def normalize_gradients(only: Selection | None = None) -> Transform:
 
     only: the parameters whose gradient to divide: a pattern of names such as "body.*", a list of patterns, or a
           function of the name. None: all.
-    optax.normalize_by_update_norm divides all by one length instead, that of the whole gradient.
+    optax.normalize_by_update_norm divides all by the length of the whole gradient instead.
     Raises InputError if `only` is anything else, and, when the step is traced, if it matches no parameter.
 
     >>> optim.custom(optim.chain(optim.normalize_gradients(), optim.scale_by_momentum(0.9)), lr=0.1)

@@ -106,8 +106,8 @@ class Optimizer:
     def regrouped(self, given: Any) -> tuple[Optimizer, dict[str, float]]:
         """Return the optimizer for `train.set(groups=given)`, and the groups' new values by name.
 
-        If `given` has a new group, or a hyperparameter that its group lacks, the optimizer is a new one, and the step
-        must be compiled again. Otherwise it is this one. Raises InputError if the optimizer takes no groups.
+        If `given` has a new group, or a hyperparameter that its group lacks, the result is a new optimizer, and the
+        step must be compiled again. Otherwise it is this optimizer. Raises InputError if the optimizer takes no groups.
         """
         old = dict(zip(self.groups.selections, self.groups.overrides))
         asked: Mapping[Any, Any] = cast("Mapping[Any, Any]", given) if isinstance(given, Mapping) else {}

@@ -73,7 +73,7 @@ class CompiledTraining(Training):
         batch_size: batch size for whole arrays. Default: the size in `inputs`, or 32 if that is None. A smaller last
                     batch is trained if the size in `inputs` is None or a name. If that is a number, the batch is
                     dropped; in an iterable it is an error.
-        epochs:     passes over the data. For more than one, the iterable must be iterable again.
+        epochs:     passes over the data. For several passes, `data` must allow several loops over it.
         steps:      the number of steps, instead of `epochs`: `fit` makes as many passes as needed. With `resume`, the
                     steps of the interrupted run count too.
         shuffle:    shuffle whole arrays in each epoch, by the seed. Iterables keep their order.

@@ -77,7 +77,7 @@ class Training(Parts):
     def step(self, mapping: Given | str = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
         """Queue one training step, and return a `Pending`: its `loss` waits for the result.
 
-        Pass inputs by keyword, in one dict, or both. With several losses, pass the name of one first:
+        Pass inputs by keyword, in one dict, or both. With several losses, pass the name of a loss first:
         `train.step("d", x=x, z=z)`. `step` does not raise for inputs that do not fit, a non-finite loss or device
         errors. The result is then `Failed`, and nothing has changed; reading `loss` raises the error.
 
