@@ -7,21 +7,10 @@ Program, and runs it on any vendor's GPU through WebGPU, or on the CPU.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tracegrad import alignment, foreign, functional, init, lr, nn, ops, optim
+from tracegrad import alignment, errors, foreign, functional, init, lr, nn, ops, optim
 from tracegrad.alignment import *
 from tracegrad.dtypes import DType, InputType, TensorType, bool_, f32, i32, u32
-from tracegrad.errors import (
-    AbortedError,
-    CompileError,
-    DeviceError,
-    DeviceLostError,
-    DTypeError,
-    InputError,
-    NonFiniteError,
-    ShapeError,
-    TraceError,
-    TracegradError,
-)
+from tracegrad.errors import *
 from tracegrad.functional import *
 from tracegrad.hypers import hyper
 from tracegrad.imperative import creation
@@ -93,17 +82,14 @@ OTHER_NAMES["smooth_l1"] = "smooth_l1_loss"
 __version__ = "0.2.0"
 
 __all__ = [
-    "Aborted", "AbortedError", "CSVLogger", "Captures", "Checkpoint", "CompileError", "CompiledForward",
-    "CompiledTraining", "Completed",
-    "DType", "DTypeError", "DeviceError", "DeviceInfo", "DeviceLostError", "EarlyStopping", "Failed",
-    "GradTensor", "Graph",
-    "InputError", "InputType", "Module", "NonFiniteError", "Parameter", "Pending", "Program", "ShapeError",
-    "Sweep", "Tensor", "TensorBoard", "TensorType", "TraceError", "TracegradError", "WebGPUSupport", "bool_",
-    "check_webgpu",
-    "compile", "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",
+    "Aborted", "CSVLogger", "Captures", "Checkpoint", "CompiledForward", "CompiledTraining", "Completed", "DType",
+    "DeviceInfo", "EarlyStopping", "Failed", "GradTensor", "Graph", "InputType", "Module", "Parameter", "Pending",
+    "Program", "Sweep", "Tensor", "TensorBoard", "TensorType", "WebGPUSupport", "bool_", "check_webgpu", "compile",
+    "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",
     "is_webgpu_available", "load_forward", "lr", "manual_seed", "nn", "no_grad", "optim", "parameter", "single_flight",
     "summary", "sweep", "tensor", "to_torch", "trace", "trace_forward", "u32",
 ]  # fmt: skip
+__all__ += errors.__all__
 __all__ += alignment.__all__
 __all__ += ops.__all__
 __all__ += functional.__all__

@@ -10,6 +10,11 @@ import threading
 from types import FrameType
 from typing import NamedTuple, Self, TypeVar
 
+__all__ = [
+    "AbortedError", "CompileError", "DTypeError", "DeviceError", "DeviceLostError", "InputError", "NonFiniteError",
+    "ShapeError", "TraceError", "TracegradError",
+]  # fmt: skip
+
 PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # contextlib enters the package's context managers, and threading runs its threads: these frames are not the user's.
 NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename, threading.Thread.run.__code__.co_filename)

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tracegrad
@@ -20,6 +20,21 @@ from tracegrad.files.jsontext import printable_lines
 from tracegrad.runtime.base import DEVICES
 
 DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
+
+
+def number(among: range, valid: str) -> Callable[[str], int]:
+    """Return a function for argparse that parses an integer `among` these, and raises ArgumentTypeError for others."""
+
+    def integer(text: str) -> int:  # argparse shows this name for a text that is no integer
+        if (value := int(text)) not in among:
+            raise argparse.ArgumentTypeError(f"must be {valid}, got {value}")
+        return value
+
+    return integer
+
+
+COUNT, SEED = number(range(1, sys.maxsize), "at least 1"), number(range(2**32), "from 0 to 2**32 - 1")
+PORT = number(range(2**16), "from 0 to 65535")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,81 +53,46 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", type=Path, help="folder for results (default: tracegrad-demo, or with -sine or -gpt)")
     demo.add_argument("--device", choices=DEVICES, default="auto", help="where to train (default: a GPU, else the CPU)")
     steps = ", ".join(f"{name} {demo.STEPS}" for name, demo in DEMOS.items())
-    demo.add_argument("--steps", type=positive, default=None, help=f"training steps (default: {steps})")
-    demo.add_argument("--seed", type=natural, default=0, help="seed of parameters and batches (default: %(default)s)")
+    demo.add_argument("--steps", type=COUNT, default=None, help=f"training steps (default: {steps})")
+    demo.add_argument("--seed", type=SEED, default=0, help="seed of parameters and batches (default: %(default)s)")
     demo.add_argument("--digest", action="store_true", help="print a hash of the training's losses and state")
-    demo.set_defaults(run=run_demo)
 
     check = commands.add_parser("doctor", help="list devices, and check the numbers that each computes")
     check.add_argument("--device", choices=DEVICES[1:], default=None, help="check this device only (default: all)")
-    check.set_defaults(run=run_doctor)
 
     speed = commands.add_parser("bench", help="time training steps of the demos on each device")
     speed.add_argument("--device", choices=DEVICES[1:], help="time this device only (default: all but software GPUs)")
     speed.add_argument("--digest", action="store_true",
                        help="time nothing: train twice, once through a checkpoint, and print both hashes")  # fmt: skip
-    speed.set_defaults(run=run_bench)
 
     look = commands.add_parser("inspect", help="show what a checkpoint, a parameter file or an exported page holds")
     look.add_argument(
         "file", type=Path, metavar="FILE", help=".safetensors, program.json, or a page: its folder or its HTML file"
     )
-    look.set_defaults(run=run_inspect)
 
     serve = commands.add_parser("serve", help="open a page that train.export or a demo wrote in the browser")
     serve.add_argument("folder", type=Path, metavar="DIR", help="the folder with index.html")
-    serve.add_argument("--port", type=port, default=0, help="port of the local server (default: any that is free)")
+    serve.add_argument("--port", type=PORT, default=0, help="port of the local server (default: any that is free)")
     serve.add_argument("--no-open", action="store_true", help="do not open a browser")
-    serve.set_defaults(run=run_serve)
     return top
 
 
-def run_demo(args: argparse.Namespace) -> int:
-    """Run `tracegrad demo [digits|sine|gpt]`. Returns the exit code."""
-    own = "tracegrad-demo" if args.which == "digits" else f"tracegrad-demo-{args.which}"
-    return DEMOS[args.which].run(Options(args.out or Path(own), args.device, args.steps, args.seed, args.digest))
-
-
-def run_doctor(args: argparse.Namespace) -> int:
-    """Run `tracegrad doctor`. Returns the exit code."""
-    return doctor.run(args.device)
-
-
-def run_bench(args: argparse.Namespace) -> int:
-    """Run `tracegrad bench`. Returns the exit code."""
-    return bench.digests(args.device) if args.digest else bench.run(args.device)
-
-
-def run_inspect(args: argparse.Namespace) -> int:
-    """Run `tracegrad inspect FILE`. Returns the exit code."""
-    print(printable_lines(contents(args.file)))
-    return 0
-
-
-def run_serve(args: argparse.Namespace) -> int:
-    """Run `tracegrad serve DIR`. Returns the exit code."""
-    return site.serve(args.folder, args.port, browse=not args.no_open)
-
-
-def port(text: str) -> int:
-    """Parse a TCP port, or 0 for any free one, for argparse. Raises ArgumentTypeError for other values."""
-    if not 0 <= (value := int(text)) < 2**16:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {value}")
-    return value
-
-
-def positive(text: str) -> int:
-    """Parse an integer of at least 1, for argparse. Raises ArgumentTypeError for other values."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def natural(text: str) -> int:
-    """Parse a seed, a u32, for argparse. Raises ArgumentTypeError for other values."""
-    if not 0 <= (value := int(text)) < 2**32:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 2**32 - 1, got {value}")
-    return value
+def run(args: argparse.Namespace) -> int:
+    """Run a command. Returns the exit code."""
+    match args.command:
+        case "demo":
+            own = "tracegrad-demo" if args.which == "digits" else f"tracegrad-demo-{args.which}"
+            out = args.out or Path(own)
+            return DEMOS[args.which].run(Options(out, args.device, args.steps, args.seed, args.digest))
+        case "doctor":
+            return doctor.run(args.device)
+        case "bench":
+            return bench.digests(args.device) if args.digest else bench.run(args.device)
+        case "inspect":
+            print(printable_lines(contents(args.file)))
+            return 0
+        case _:
+            return site.serve(args.folder, args.port, browse=not args.no_open)
 
 
 def say(message: Warning | str, *_: object) -> None:
@@ -135,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = say
-            return args.run(args)
+            return run(args)
     except BrokenPipeError:  # `tracegrad inspect FILE | head`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  else Python complains at its end
         return 1

@@ -15,6 +15,8 @@ from tracegrad.ops import activation, constants, indexing, random, shaping
 from tracegrad.ops.attention import attention, merge_heads, split_heads
 from tracegrad.prims.elementwise import where
 
+__all__ = ["MultiheadAttention", "TransformerBlock"]
+
 Cache = tuple[int, int]
 
 

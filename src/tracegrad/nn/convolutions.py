@@ -15,6 +15,8 @@ from tracegrad.nn.module import Module
 from tracegrad.ops import convolutions
 from tracegrad.ops.windows import Sizes
 
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
 AXES = {1: "the length", 2: "height and width", 3: "depth, height and width"}
 WORDS = {1: "an integer", 2: "an integer or two", 3: "an integer or three"}
 

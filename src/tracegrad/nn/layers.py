@@ -21,6 +21,10 @@ from tracegrad.ops import constants, indexing, linalg, random, shaping
 from tracegrad.ops.norm import batch_norm, layer_norm, rms_norm
 from tracegrad.refusals import shown
 
+__all__ = [
+    "BatchNorm", "Dropout", "Embedding", "GroupNorm", "InstanceNorm", "LayerNorm", "Linear", "RMSNorm", "Sequential",
+]  # fmt: skip
+
 
 class Linear(Module):
     """The affine map y = x W + b. As torch.nn.Linear, whose weight is W transposed.

@@ -16,6 +16,8 @@ from tracegrad.methods import TensorMethods
 from tracegrad.nn.parameters import COPY, Parameter, State, checked_init, declared
 from tracegrad.refusals import NoNumber, absent, article, check_call, helpful, shown, wrapped
 
+__all__ = ["Module", "bound", "decays", "named_parameters", "named_states"]
+
 DecayFilter = Callable[[str], bool]
 M = TypeVar("M")
 SHOWN = 4  # parameters in the repr of a module

@@ -16,6 +16,8 @@ from tracegrad.nn.module import Module
 from tracegrad.ops import activation, constants, indexing, joining, linalg, random, shaping
 from tracegrad.prims.elementwise import tanh, where
 
+__all__ = ["GRU", "LSTM", "RNN"]
+
 Carry = tuple[Any, ...]
 
 

@@ -12,6 +12,8 @@ from tracegrad.nn.module import named_arrays, replaced
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.refusals import helpful
 
+__all__ = ["as_states", "stack"]
+
 M = TypeVar("M")
 
 

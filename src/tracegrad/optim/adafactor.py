@@ -14,6 +14,8 @@ from tracegrad.optim.transform import Host, PerParameter, State, Transform
 from tracegrad.prims.elementwise import maximum, minimum, pow, rsqrt, sqrt, square
 from tracegrad.prims.folds import SUM
 
+__all__ = ["adafactor", "scale_by_adafactor"]
+
 RANGES = {"beta2_decay": Range(high=0.0), "eps1": POSITIVE, "eps2": AT_LEAST_0, "d": Range(1.0)}
 EPS_F32 = 2.0**-23
 ROWS = PerParameter(lambda shape: (*shape[:-1], 1) if len(shape) > 1 else None)

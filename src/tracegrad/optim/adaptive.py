@@ -17,6 +17,11 @@ from tracegrad.prims.elementwise import exp, expm1, log1p, maximum, minimum, sqr
 from tracegrad.prims.folds import MIN, pack
 from tracegrad.prims.views import broadcast_to, reshape
 
+__all__ = [
+    "adadelta", "adagrad", "lamb", "nadam", "radam", "scale_by_adadelta", "scale_by_adagrad", "scale_by_nadam",
+    "scale_by_radam", "scale_by_trust_ratio",
+]  # fmt: skip
+
 ADADELTA = {"rho": SHARE, "eps": AT_LEAST_0}
 
 

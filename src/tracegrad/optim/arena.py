@@ -22,6 +22,8 @@ from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, iota
 from tracegrad.prims.views import reshape, slice_
 
+__all__ = ["Arena", "Slot"]
+
 
 class Slot(NamedTuple):
     """The place of one parameter in the flat array of an `Arena`.

@@ -15,6 +15,8 @@ from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.views import reshape
 from tracegrad.refusals import shown
 
+__all__ = ["accumulate", "clip_by_global_norm", "normalize_gradients"]
+
 CLIP_EPS = 1e-6  # PyTorch's clip_grad_norm_
 NORMALIZE_EPS = 1e-8
 EXACT_STEPS = 2**24  # a device counts steps in f32

@@ -19,6 +19,8 @@ from tracegrad.prims.leaves import unboxed
 from tracegrad.refusals import absent, check_call, unexpected, wrapped
 from tracegrad.schedule import Schedule
 
+__all__ = ["Optimizer", "Options", "adam", "adamw", "custom", "lion", "muon", "rmsprop", "sgd"]
+
 LR = Schedule | float
 Chain = list[Transform]
 P = ParamSpec("P")

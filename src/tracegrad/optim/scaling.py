@@ -16,6 +16,11 @@ from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.views import permute
 from tracegrad.refusals import switch
 
+__all__ = [
+    "add_decayed_weights", "scale_by_adam", "scale_by_lion", "scale_by_lr", "scale_by_momentum", "scale_by_muon",
+    "scale_by_rms", "track_ema",
+]  # fmt: skip
+
 FLUSHED = 2.0**-62  # a device may flush the square of a smaller number to 0
 
 

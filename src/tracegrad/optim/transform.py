@@ -26,6 +26,8 @@ from tracegrad.prims.leaves import as_tensor, counter, iota
 from tracegrad.prims.views import broadcast_to, reshape, slice_
 from tracegrad.refusals import remedy, shown
 
+__all__ = ["Host", "PerParameter", "Transform", "chain"]
+
 MONOTONE = ("lr", "weight_decay")  # a larger value never makes a bound of `Transform.bounds` smaller
 
 
