@@ -157,7 +157,8 @@ def test_arrays_are_updated_without_a_copy() -> None:
         memory, calls = train.worker.call(lambda s: (s._memory, s._loaded[1].calls))  # pyright: ignore
         arrays = [[memory.arrays[key] for key in keys] for keys in (calls.function.written, calls.function.read)]
         words = np.zeros(len(calls._scalars.values), np.uint32)
-        lowered = calls._once.lower(*arrays, calls._batched(batches(1)[0]), words)
+        given = [calls._put(v, batches(1)[0][v.name]) for v in calls._batch]
+        lowered = calls._once.lower(*arrays, given, words)
     text = lowered.compile().as_text()
     assert "f32[6,10]" in text and not re.findall(r"f32\[6,10\]\S* copy\(", text)
 
@@ -272,4 +273,4 @@ def test_large_inputs_of_a_loop_are_passed_one_by_one(monkeypatch: pytest.Monkey
 
 
 def blank_words(calls: Any) -> dict[str, Any]:
-    return {v.name: np.zeros(v.shape, v.numpy) for v in calls._scalars.values}
+    return {v.name: np.zeros(v.shape, tg.dtypes.DTYPES[v.dtype].numpy) for v in calls._scalars.values}

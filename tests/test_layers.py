@@ -58,7 +58,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("files.export", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.recorded"),
     ("runtime.browser", "tracegrad.runtime.verify"),
-    ("runtime.draw", "tracegrad.runtime.draw_compiled"),
+    ("runtime.draw", "tracegrad.runtime.c_compiler"),
     ("entrypoints", "tracegrad.compiler.several"),
     ("training.between", "tracegrad.compiler.several"),
     ("compiler.pipeline", "tracegrad.kernels.show"),  # for TRACEGRAD_DEBUG only

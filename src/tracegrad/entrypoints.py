@@ -259,8 +259,15 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
             f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}; "
             "'webgpu' runs on any vendor's GPU"
         )
+    first, *others = RUNTIMES if wanted == "auto" else (wanted,)
     site = call_site()
-    return lambda: begin_session(wanted, site)
+
+    def begin() -> Callable[[], Session]:
+        with errors_at(site):
+            begun = runtime(first).begin(wanted)
+        return partial(open_session, begun, others, site)
+
+    return begin
 
 
 def wanted_device(device: str) -> str:
@@ -287,16 +294,6 @@ def errors_at(site: Site | None) -> Generator[None]:
         yield
     except (DeviceError, InputError) as e:
         raise type(e)(located(str(e), site)) from e
-
-
-def begin_session(wanted: str, site: Site | None) -> Callable[[], Session]:
-    """Begin to look for the device `wanted`. Return a function that opens it; call that on the session's thread.
-
-    Raises DeviceError with the line `site`."""
-    first, *others = RUNTIMES if wanted == "auto" else (wanted,)
-    with errors_at(site):
-        begun = runtime(first).begin(wanted)
-    return partial(open_session, begun, others, site)
 
 
 def open_session(first: Callable[[], Session | None], others: Sequence[str], site: Site | None) -> Session:

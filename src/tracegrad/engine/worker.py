@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from tracegrad.engine.batches import Run, Task, UnderWay, queued, waited
 from tracegrad.engine.drives import TabDrive, ThreadDrive
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import Aborted, Failed, failure
+from tracegrad.engine.run_program import Run, Task, UnderWay, queued, waited
 from tracegrad.errors import AbortedError, DeviceError
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import Session

@@ -67,13 +67,10 @@ def load(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedPa
 
 def check_version(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
     """Raise InputError unless this is a checkpoint in the layout of this library."""
-    if metadata.get("tracegrad") != VERSION:
-        found = metadata.get("tracegrad")
-        what = (
-            f"has layout {shown(found)}, this library reads {VERSION!r}"
-            if found
-            else "is not a checkpoint of tracegrad"
-        )
+    found = metadata.get("tracegrad")
+    if found != VERSION:
+        other = f"has layout {shown(found)}, this library reads {VERSION!r}"
+        what = other if found else "is not a checkpoint of tracegrad"
         raise InputError.here(
             f"load: {os.fspath(path)} {what}; for parameters alone use "
             "upload_params(tracegrad.safetensors.read(path).tensors)"

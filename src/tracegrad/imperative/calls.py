@@ -192,13 +192,6 @@ def _mapped(path: str, a: Any, put: Callable[[str, Any], Any]) -> Any:
 def install() -> None:
     """Install the engine that runs ops at once. Without NumPy there is none, and ops need a trace."""
     if HAVE_NUMPY:
-        names = {"type": type, "tensor": GradTensor, "plain": PLAIN, "part": part, "numbers": NUMBERS}
-        names |= {
-            "number": NUMBER,
-            "operand": operand,
-            "true": TRUE,
-            "false": FALSE,
-            "array": np.ndarray,
-            "float": float,
-        }
-        AT_ONCE.append(Engine(key, missed, run, {f"_{name}": x for name, x in names.items()}))
+        types = {"_type": type, "_tensor": GradTensor, "_array": np.ndarray, "_float": float}
+        parts = {"_part": part, "_plain": PLAIN, "_numbers": NUMBERS, "_number": NUMBER, "_operand": operand}
+        AT_ONCE.append(Engine(key, missed, run, {**types, **parts, "_true": TRUE, "_false": FALSE}))

@@ -55,13 +55,6 @@ class Holder(Protocol):
     limits: Limits | None
 
 
-def limits_of(holder: Holder, session: Session) -> Limits:
-    """Return the limits of the session's device, measured at the first call. On the worker's thread."""
-    if holder.limits is None:
-        holder.limits = measure_limits(session)
-    return holder.limits
-
-
 def measure_limits(session: Session) -> Limits:
     """Measure the limits: run a matmul and a copy on the session's device, and unload them."""
     info = session.info
@@ -200,7 +193,8 @@ class Profile:
 
 def profiled(built: Built, timings: Timings, session: Session, holder: Holder) -> Profile:
     """Compute the median times, and their shares of the total and of the device's limits. On the worker's thread."""
-    device, limits = session.info, limits_of(holder, session)
+    device, limits = session.info, holder.limits or measure_limits(session)
+    holder.limits = limits
     program = as_run(built.program, device)
     order = run_order(program)
     sums = [[0.0] * len(program.dispatches) for _ in timings.runs]

@@ -17,7 +17,6 @@ import _ctypes
 import contextlib
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import re
@@ -34,7 +33,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracegrad.runtime.cache import cache_folder, is_own
+from tracegrad.runtime.cache import cache_folder, digest, find, key_of
 from tracegrad.runtime.children import Children, StoppedError
 from tracegrad.runtime.process import in_background
 
@@ -109,7 +108,7 @@ class Compiler:
         children: runs the compiler, and can end it; then the result is None without a warning.
         keep:     never unload the library.
         """
-        key = hashlib.sha256("\0".join([source, *self.state, *more]).encode()).hexdigest()[:40]
+        key = key_of(source, *self.state, *more)
         if key in _kept:
             return _kept[key]
         try:
@@ -143,7 +142,7 @@ class Compiler:
         with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
             path = self.compiled(source, key, Path(temporary), more, children)
             loaded = ctypes.CDLL(str(path))  # before other processes see the file, because they can delete it at once
-            path.replace(folder / f"{key}-{digest(path)}.so")
+            path.replace(folder / f"{key}-{digest(path.read_bytes())}.so")
         forget(folder)
         return loaded
 
@@ -202,11 +201,6 @@ def seconds() -> float:
         return SECONDS
 
 
-def digest(path: Path) -> str:
-    """Return the hash of a file's contents."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:40]
-
-
 def folder_of(key: str) -> Path:
     """Return the directory of a key's library, and make it. Libraries of earlier versions are deleted."""
     above = cache_folder() / "libraries"
@@ -217,17 +211,6 @@ def folder_of(key: str) -> Path:
     folder = above / key[:FOLDER_DIGITS]
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
-
-
-def find(folder: Path, key: str) -> Path | None:
-    """Return the library of the key, if it matches its name and no other user could have written it."""
-    for path in folder.glob(f"{key}-*.so"):
-        with contextlib.suppress(FileNotFoundError):  # another process can delete it
-            if is_own(path) and path.stem == f"{key}-{digest(path)}":
-                os.utime(path)
-                return path
-            path.unlink()
-    return None
 
 
 def forget(folder: Path) -> None:

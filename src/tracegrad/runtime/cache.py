@@ -113,9 +113,25 @@ DIGITS = 40
 _last_read: dict[Path, tuple[bytes, dict[str, str]]] = {}
 
 
+def digest(data: bytes) -> str:
+    """Return the hash of data."""
+    return hashlib.sha256(data).hexdigest()[:DIGITS]
+
+
 def key_of(*parts: str) -> str:
     """Return a hash of some texts, as a file name."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:DIGITS]
+    return digest("\0".join(parts).encode())
+
+
+def find(folder: Path, key: str) -> Path | None:
+    """Return the file of the key, if its name has the hash of its contents and no other user could have written it."""
+    for path in folder.glob(f"{key}-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process can delete it
+            if is_own(path) and path.stem == f"{key}-{digest(path.read_bytes())}":
+                os.utime(path)  # files that are unused for long are deleted
+                return path
+            path.unlink()
+    return None
 
 
 class Verdicts:

@@ -109,17 +109,6 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
     return out
 
 
-def _compiled() -> ctypes.CDLL | None:
-    """Return the recipe in C, if there is a compiler. The code that calls a compiler is imported on first use."""
-    from tracegrad.runtime.draw_compiled import compiled
-
-    return compiled({
-        "step": STEP, "smallest": SMALLEST, "two_pi": 2.0 * math.pi, "half": math.sqrt(0.5), "ln2_hi": LN2_HI,
-        "ln2_lo": LN2_LO, "two_over_pi": TWO_OVER_PI, "pio2_hi": PIO2_HI, "pio2_lo": PIO2_LO,
-        "log": LOG, "cos": COS, "sin": SIN,
-    })  # fmt: skip
-
-
 def _drawn_as(init: Initializer) -> Initializer:
     """Return the initialiser to draw first: `init`, except that `shaped.py` builds on simpler numbers."""
     if isinstance(init, Orthogonal):
@@ -214,6 +203,78 @@ def _cos(x: F64) -> F64:
     quadrant = q.astype(np.int64)
     sign = np.subtract(1.0, quadrant + 1 & 2, dtype=np.float64)
     return np.where(quadrant & 1, sine, cosine) * sign
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(map(repr, numbers))
+
+
+FLAGS = ("-ffp-contract=off",)  # one rounding per operation
+SOURCE = f"""#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+static const double LOG[] = {{{_listed(LOG)}}}, COS[] = {{{_listed(COS)}}}, SIN[] = {{{_listed(SIN)}}};
+
+static inline double draw(uint32_t seed, uint64_t n) {{
+  uint32_t a = seed + (uint32_t)(n + 1) * {STEP}u;
+  uint32_t t = (a ^ a >> 15) * (a | 1);
+  t ^= t + (t ^ t >> 7) * (t | 61);
+  return (t ^ t >> 14) / 4294967296.0;
+}}
+
+static inline double ln(double x) {{
+  int64_t bits;
+  memcpy(&bits, &x, 8); /* never 0, nor denormal */
+  int32_t exponent = (int32_t)(bits >> 52) - 1022;
+  bits = (bits & 0xfffffffffffff) | 0x3fe0000000000000;
+  double m;
+  memcpy(&m, &bits, 8);
+  const int low = m < {math.sqrt(0.5)!r};
+  m = low ? m + m : m;
+  const double e = exponent - low, f = m - 1, s = f / (f + 2), z = s * s, w = z * z;
+  double r = (((w * LOG[6] + LOG[4]) * w + LOG[2]) * w + LOG[0]) * z;
+  r += ((w * LOG[5] + LOG[3]) * w + LOG[1]) * w;
+  const double h = f * 0.5 * f;
+  return e * {LN2_HI!r} - ((h - ((r + h) * s + e * {LN2_LO!r})) - f);
+}}
+
+static inline double cosine(double x) {{
+  const double q = rint(x * {TWO_OVER_PI!r}), r = x - q * {PIO2_HI!r}, w = q * {PIO2_LO!r}, y = r - w, d = (r - y) - w;
+  const double z = y * y, h = z * 0.5, v = 1 - h;
+  double c = ((((z * COS[5] + COS[4]) * z + COS[3]) * z + COS[2]) * z + COS[1]) * z + COS[0];
+  c = (((c * z * z - y * d) + ((1 - v) - h)) + v);
+  const double cube = z * y;
+  double s = (((z * SIN[5] + SIN[4]) * z + SIN[3]) * z + SIN[2]) * z + SIN[1];
+  s = y - (((d * 0.5 - s * cube) * z - d) - cube * SIN[0]);
+  const int quadrant = (int)q;
+  const double chosen = quadrant & 1 ? s : c;
+  return quadrant + 1 & 2 ? -chosen : chosen;
+}}
+
+void normal(float *out, long count, uint32_t seed, uint64_t at, double mean, double deviation) {{
+  for (long k = 0; k < count; k++) {{
+    const double u = draw(seed, at + 2 * k), v = draw(seed, at + 2 * k + 1);
+    out[k] = sqrt(ln(u > {SMALLEST!r} ? u : {SMALLEST!r}) * -2.0) * cosine(v * {2.0 * math.pi!r}) * deviation + mean;
+  }}
+}}
+
+void uniform(float *out, long count, uint32_t seed, uint64_t at, double low, double high) {{
+  for (long k = 0; k < count; k++) out[k] = (high - low) * draw(seed, at + k) + low;
+}}
+"""
+
+
+def _compiled() -> ctypes.CDLL | None:
+    """Return the recipe in C, which is ten times as fast; None without a C compiler. Calls release Python's lock."""
+    from tracegrad.runtime.c_compiler import compiler
+
+    found = compiler()
+    library = found and found.library(SOURCE, "NumPy draws the parameters", FLAGS)
+    for fill in (library.normal, library.uniform) if library else ():
+        place = (ctypes.c_void_p, ctypes.c_long, ctypes.c_uint32, ctypes.c_uint64)
+        fill.argtypes = (*place, ctypes.c_double, ctypes.c_double)
+    return library
 
 
 def _drawn_by_javascript(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[Any]:

@@ -14,7 +14,8 @@ from math import inf, prod
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
-from tracegrad.dtypes import DTYPES, Shape
+from tracegrad.dtypes import DTYPES
+from tracegrad.program import Field
 from tracegrad.runtime.jax_memory import jax, jnp
 from tracegrad.runtime.jax_mesh import Layout
 from tracegrad.runtime.process import in_background
@@ -27,21 +28,6 @@ LEAST_RUNS = 4  # a loop over fewer saves nothing
 KEPT_BYTES = 1 << 16  # an input that comes again stays on the device if it is larger
 
 
-class Value(NamedTuple):
-    """An input or an output of a program."""
-
-    name: str
-    dtype: str
-    shape: Shape
-    size: int
-    numpy: Any  # its dtype
-
-    @staticmethod
-    def of(name: str, dtype: str, shape: Shape) -> Value:
-        """Return a value of this type."""
-        return Value(name, dtype, shape, prod(shape), np.dtype(DTYPES[dtype].numpy))
-
-
 @dataclass(frozen=True, slots=True)
 class Function:
     """The function that a program computes."""
@@ -49,15 +35,15 @@ class Function:
     compute: Callable[..., Any]  # (arrays written, arrays read, inputs by name) -> (new arrays, outputs)
     written: Sequence[str]
     read: Sequence[str]
-    inputs: Sequence[Value]
-    outputs: Sequence[Value]
+    inputs: Sequence[Field]
+    outputs: Sequence[Field]
     kept: Set[str]  # arrays of `written` that a refused step leaves as they were
 
 
 class Words:
     """Values of one element each, as 32-bit words of one array: transferring all costs as much as transferring one."""
 
-    def __init__(self, values: Sequence[Value]) -> None:
+    def __init__(self, values: Sequence[Field]) -> None:
         self.values = values
         self._last: list[Any] = [None] * len(values)
         self._words = np.zeros(len(values), np.uint32)
@@ -76,7 +62,7 @@ class Words:
         """Return the values that the words hold, by name, under `jax.jit`."""
         found: dict[str, Array] = {}
         for k, v in enumerate(self.values):
-            x = words[k] != 0 if v.dtype == "bool" else jax.lax.bitcast_convert_type(words[k], v.numpy)
+            x = words[k] != 0 if v.dtype == "bool" else jax.lax.bitcast_convert_type(words[k], _numpy(v))
             found[v.name] = x.reshape(v.shape)
         return found
 
@@ -92,12 +78,16 @@ class Words:
         found: dict[str, Array] = {}
         for k, v in enumerate(self.values):
             one = words[k : k + 1]
-            found[v.name] = (one != 0 if v.dtype == "bool" else one.view(v.numpy)).reshape(v.shape)
+            found[v.name] = (one != 0 if v.dtype == "bool" else one.view(_numpy(v))).reshape(v.shape)
         return found
 
 
-def _word(x: Array, v: Value) -> Any:
-    one = np.asarray(x, v.numpy).reshape(1)
+def _numpy(v: Field) -> str:
+    return DTYPES[v.dtype].numpy
+
+
+def _word(x: Array, v: Field) -> Any:
+    one = np.asarray(x, _numpy(v)).reshape(1)
     return (one if v.dtype == "bool" else one.view(np.uint32))[0]
 
 
@@ -194,7 +184,8 @@ class Calls:
             return [self._call(ready, arrays, (*self._stacked(runs), np.int32(n)), n)]
         begun = list[Begun]()
         for run in runs:
-            begun.append(self._call(self._once, arrays, (self._batched(run), self._words(run)), None))
+            given = [self._put(v, run[v.name]) for v in self._batch], self._words(run)
+            begun.append(self._call(self._once, arrays, given, None))
             self._compiling = self._compiling or time.perf_counter() - began
         if loop is not None:
             took = time.perf_counter() - began
@@ -256,7 +247,7 @@ class Calls:
             return arrays, [all_.at[k].set(x) for all_, x in zip(large, some)], small.at[k].set(told)
 
         outputs = [self.function.outputs[k] for k in self._large]
-        large = [jnp.zeros((self.most, *v.shape), v.numpy) for v in outputs]
+        large = [jnp.zeros((self.most, *v.shape), _numpy(v)) for v in outputs]
         small = jnp.zeros((self.most, len(self._small)), jnp.uint32)
         return jax.lax.fori_loop(0, n, body, (old, large, small))
 
@@ -270,7 +261,7 @@ class Calls:
         most = min(MOST_RUNS, LOOPED_BYTES // max(moved, 1))
         if self._layout is not None or not f.written or most < LEAST_RUNS:
             return
-        shaped = [jax.ShapeDtypeStruct(v.shape, v.numpy) for v in self._batch]
+        shaped = [jax.ShapeDtypeStruct(v.shape, _numpy(v)) for v in self._batch]
         words = jax.ShapeDtypeStruct((len(self._scalars.values),), jnp.uint32)
         traced = jax.make_jaxpr(self._run_one)(
             [arrays[k] for k in f.written], [arrays[k] for k in f.read], shaped, words
@@ -290,13 +281,13 @@ class Calls:
         """
         stacks: list[Any] = []
         for v in self._batch:
-            rows = [np.asarray(run[v.name], v.numpy).reshape(v.shape) for run in runs]
+            rows = [np.asarray(run[v.name], _numpy(v)).reshape(v.shape) for run in runs]
             lacking = self.most - len(rows)
             if rows[0].nbytes >= KEPT_BYTES:
                 first = jax.device_put(rows[0]) if lacking else rows[0]
                 stacks.append([first, *rows[1:], *[first] * lacking])
                 continue
-            stack = np.empty((self.most, *v.shape), v.numpy)
+            stack = np.empty((self.most, *v.shape), _numpy(v))
             np.stack(rows, out=stack[: len(rows)])
             stacks.append(stack)
         words = np.zeros((self.most, len(self._scalars.values)), np.uint32)
@@ -308,20 +299,17 @@ class Calls:
         words = self._scalars.packed(inputs)
         return words if self._layout is None else self._layout.put(words, self._layout.whole())
 
-    def _batched(self, inputs: Mapping[str, Any]) -> list[Array]:
-        """Return the inputs of a run without its scalars; arrays that were passed before are on the device already."""
-        return [self._put(v, inputs[v.name]) for v in self._batch]
-
-    def _put(self, v: Value, x: Any) -> Array:
+    def _put(self, v: Field, x: Any) -> Array:
+        """Return an input on the device or for it; an array that was passed before is on the device already."""
         before, there = self._given.get(v.name, (None, None))
         if before is x and there is not None:
             return there
         if self._layout is not None:
-            there = self._layout.put_batch(np.array(x, v.numpy), v.shape, self._placed[v.name])
+            there = self._layout.put_batch(np.array(x, _numpy(v)), v.shape, self._placed[v.name])
             self._given[v.name] = x, there
             return there
-        fits = hasattr(x, "dtype") and x.dtype == v.numpy and x.shape == v.shape
-        made: Array = x if fits else np.asarray(x, v.numpy).reshape(v.shape)
+        fits = hasattr(x, "dtype") and x.dtype == _numpy(v) and x.shape == v.shape
+        made: Array = x if fits else np.asarray(x, _numpy(v)).reshape(v.shape)
         if before is x and made.nbytes > KEPT_BYTES:
             there = jax.device_put(np.array(made))  # a copy, because JAX can share NumPy's memory
         self._given[v.name] = x, there

@@ -20,7 +20,7 @@ from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece, in_pieces
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import DeviceInfo, Timings, check_open
-from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function, Value
+from tracegrad.runtime.jax_calls import MOST_RUNS, Begun, Calls, Function
 from tracegrad.runtime.jax_graph import PRODUCTS, Split, computed_once, for_xla, kept_if_refused, read_stored, run_graph
 from tracegrad.runtime.jax_memory import JaxError, Memory, Part, follows, jax, jnp, leaf_keys, run_of_optimizer
 from tracegrad.runtime.jax_mesh import Layout
@@ -145,10 +145,9 @@ class JaxSession:
             found = {writes[name]: x for name, x in new.items()}
             return [found[key] for key in written], values[:n_results]
 
-        inputs = [Value.of(f.name, f.dtype, f.shape) for f in program.inputs]
-        outputs = [Value.of(name, t.dtype.name, t.shape) for name, t in graph.results.items()]
+        outputs = [Field(name, 0, 0, t.dtype.name, t.shape) for name, t in graph.results.items()]
         kept = kept_if_refused(graph.writes, HALTED) if HALTED in graph.writes else set[str]()
-        function = Function(step, written, read, inputs, outputs, {writes[name] for name in kept})
+        function = Function(step, written, read, program.inputs, outputs, {writes[name] for name in kept})
         return Loaded(program, Calls(function, self.device.platform, self._placed(program), self._layout))
 
     def _placed(self, program: Program) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
-from tracegrad.runtime.cache import cache_folder, is_own, key_of, put
+from tracegrad.runtime.cache import cache_folder, find, is_own, key_of, put
 from tracegrad.runtime.wgpu_types import compiled
 
 VARIABLE = "TRACEGRAD_PROBE"  # "always": ask in every process
@@ -139,10 +139,8 @@ def types() -> str:
     """Return the tables of wgpu's C types, compiled before or now; "" on errors, or if wgpu is loaded already."""
     if "wgpu" in sys.modules:
         return ""
-    path = types_file()
     with contextlib.suppress(OSError):
-        if text := path.read_text(encoding="utf-8"):
-            os.utime(path)  # files that are unused for long are deleted
+        if text := types_file().read_text(encoding="utf-8"):
             return text
     with contextlib.suppress(Exception):  # cffi's, of any kind: wgpu-py then parses for itself
         header, key = _header()
@@ -157,9 +155,7 @@ def types() -> str:
 def types_file() -> Path:
     """Return the file with the tables of C types; an empty file if no process has written one that is valid."""
     with contextlib.suppress(OSError):
-        for path in cache_folder().glob(f"types-{_header()[1]}-*"):
-            if is_own(path) and path.name.endswith(key_of(path.read_text(encoding="utf-8", errors="replace"))):
-                return path
+        return find(cache_folder(), f"types-{_header()[1]}") or Path(os.devnull)
     return Path(os.devnull)
 
 
