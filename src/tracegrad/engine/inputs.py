@@ -130,7 +130,7 @@ def fit_value(
     copied: Callable[[Array], Array] = new_copy,
     batch: bool = False,
 ) -> Array:
-    """Return `value` as a new contiguous array of the field's type. Raise InputError with the bare reason.
+    """Return `value` as a new contiguous array of the field's type. Raise InputError with the reason alone.
 
     lead:  the size of a further, leading axis that `value` can have: a batch for each of several steps.
     batch: `value` is an input of a step or run. Only the hints of errors depend on it.
@@ -273,7 +273,7 @@ def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str,
 
 
 def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:
-    """Return mask and value as arrays of the site's shape. Raise InputError with the bare reason.
+    """Return mask and value as arrays of the site's shape. Raise InputError with the reason alone.
 
     A tuple is always (mask, array).
     """

@@ -168,7 +168,7 @@ class Pending(NoArray, Generic[T]):
             self._forget(callback)
 
     def _left_behind(self) -> bool:
-        """Fail this if the process was forked since, because the thread that resolves it is the parent's."""
+        """Fail this in a forked child, because the thread that would resolve it belongs to the parent."""
         if self._generation == Generation.number:
             return False
         self._callbacks = []  # the parent's: they run there

@@ -188,7 +188,7 @@ class Stepper:
         self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS and b.name not in had])
 
     def freeze(self, session: Session, frozen: Sequence[str]) -> None:
-        """From the next step on, freeze these parameters and no others; without masks in the program, none."""
+        """Freeze these parameters and no others, from the next step on; without masks in the program, none."""
         self.frozen = tuple(frozen)
         params.write_masks(session, self.program, self.frozen)
 

@@ -102,7 +102,7 @@ class Worker:
         return self._generation != Generation.number
 
     def pending(self, what: str) -> Pending[Any]:
-        """A Pending that this resolves."""
+        """Return a new Pending, which this worker resolves."""
         return Pending(what, self.ident, self._lock)
 
     def own(self, lock: AnyLock) -> AnyLock:
@@ -299,7 +299,7 @@ class Worker:
         task.pending.resolve(result)
 
     def _run_batch(self) -> None:
-        """Hand the taken runs to the session."""
+        """Pass the taken runs to the session."""
         session, handle = self._session, 0
         runs: list[Run] = []
         inputs: list[Mapping[str, Any]] = []
