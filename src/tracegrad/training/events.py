@@ -91,7 +91,7 @@ class EventFile:
             self.flush()
 
     def flush(self) -> None:
-        """Have TensorBoard see all that was written."""
+        """Flush the file, so that TensorBoard sees all records."""
         self._flushed = time.time()
         self._file.flush()
 
