@@ -204,7 +204,7 @@ def avg_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
 
 
 def _pooled_volumes(pool: Callable[..., Tensor], x: Tensor, how: dict[str, Sizes]) -> Tensor:
-    """Pool each image, then along the depth. This keeps the first maximum in scan order."""
+    """Pool each image, then along the depth. Of equal maxima, the first in scan order is kept."""
     b, c, d, h, w = check_images(x.type, 3).shape
     window_counts((d, h, w), how["kernel"], how["stride"], how["padding"], (1, 1, 1))  # an error is of the volume
     flat = pool(reshape(x, (b, c * d, h, w)), **{name: sizes[1:] for name, sizes in how.items()})
