@@ -112,7 +112,7 @@ class GradTensor(TensorMethods):
 
     @property
     def data(self) -> Array:
-        """The values, as a read-only NumPy array. To change those of a leaf, assign new ones: `w.data = w.data - g`.
+        """The values, as a read-only NumPy array. To change a leaf, assign new values: `w.data = w.data - g`.
 
         Assigning raises InputError unless the tensor is a leaf, ShapeError for another shape. As torch.Tensor.data.
         """
