@@ -194,7 +194,7 @@ class CallList:
         return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays, at)
 
     def product(self, a: Array, b: Array, out: Array, limits: int = 0, sizes: Sequence[int] = ()) -> Call:
-        """out = a b, for matrices or stacks of them, within limits. The rows of `out` are contiguous.
+        """Return the call of out = a b, for matrices or stacks, within limits. The rows of `out` are contiguous.
 
         sizes: the axes of the stack, m, n and k; one can be an Extent.
         """
