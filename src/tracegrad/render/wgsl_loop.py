@@ -78,7 +78,7 @@ def _prepared(writer: Writer) -> tuple[list[str], list[Statement]]:
 
 
 def _turn(number: int, tiling: Tiling) -> list[Statement]:
-    """Return all calls of a kernel's function for a block, one after the other if one is not enough."""
+    """Return a loop that calls a kernel's function for a block, once for each workgroup of the kernel's tiling."""
     shared = ["workgroupBarrier();"] if workgroup_arrays([tiling]) else []
     call = f"k{number}(w, i32(lid), {BLOCK}, s / turns);"
     return [Loop("w", tiling.workgroups, [call, *shared])]
