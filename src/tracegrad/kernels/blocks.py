@@ -159,7 +159,7 @@ def body_of(kernel: Kernel, values: Replaced) -> tuple[Statement, ...]:
 
 
 def steps_of(kernel: Kernel) -> dict[int, int]:
-    """Return, by slot, the distance in elements from one block to the next."""
+    """Return for each slot the distance in elements from one block to the next."""
     return {slot: index.strides.get(BLOCK, 0) for slot, index, _ in accesses(kernel)}
 
 

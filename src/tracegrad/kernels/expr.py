@@ -212,7 +212,7 @@ class Space:
         return None
 
     def floordiv(self, x: Index, d: int) -> Index:
-        """x // d, rounding down."""
+        """Return x // d, rounded down."""
         if d == 1:
             return x
         found = self._floordivs.get((x, d))
@@ -236,7 +236,7 @@ class Space:
         return q + self._atom((r, d, False), Quotient, r, d, False)
 
     def mod(self, x: Index, d: int) -> Index:
-        """x % d, never negative."""
+        """Return x % d, which is never negative."""
         if d == 1:
             return self.number(0)
         _, r = self._split(x, d)

@@ -141,7 +141,7 @@ class _Lowering:
             self.axes[group], self.natural[group] = axes, natural
 
     def kernel(self) -> Kernel:
-        """Statements in the order of the nodes."""
+        """Return the kernel, with statements in the order of the nodes."""
         body: list[Statement] = []
         for t in self.c.computes:
             if t.prim.family in COMPUTED:
