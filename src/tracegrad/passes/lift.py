@@ -183,7 +183,7 @@ class _Loop:
         self.roots = graft(self.roots, new)
 
     def hoist_transposed(self) -> None:
-        """Copy transposed operands of products that no iteration changes once; else each product packs its operand."""
+        """Copy transposed operands once if no iteration changes them; else each product would pack its operand."""
         varying = self.behind([*self.carries, *self.xs])
         new: dict[int, Tensor] = {}
         for t in toposort(self.roots):

@@ -85,7 +85,7 @@ class Room:
         return reshape(functools.reduce(operator.add, found), shape)
 
     def roomy(self, axis: Axis) -> bool:
-        """True if an axis can have padding elements."""
+        """Return whether an axis can have padding."""
         return any(f.size != self.exact for f in axis.length.factors)
 
     def counting(self, axis: Axis) -> Tensor | None:

@@ -89,7 +89,7 @@ Shortcut = Callable[[Tensor, tuple[Tensor, ...]], Tensor | None]
 def _arithmetic(
     f: Callable[..., float], right: float, left: float | None = None, same: Callable[[Tensor], Tensor] | None = None
 ) -> Shortcut:
-    """Return the rule by which x f right and left f x are x, x f x is `same`, and constants are folded."""
+    """Return a rule for the op `f`: f(x, right) and f(left, x) are x, f(x, x) is `same`, and constants are folded."""
 
     def rule(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
         a, b = xs
@@ -105,12 +105,12 @@ def _arithmetic(
 # x - x, x / x, x == x, x != x, x * 0, x / 0, x / inf and 0 / x keep their NaN and infinities. WGSL lets drivers assume
 # finite numbers, so drivers would fold these for every x.
 def _difference(x: Tensor) -> Tensor:
-    """x - x"""
+    """Return x - x."""
     return where(nonfinite(x), math.nan, 0.0)
 
 
 def _ratio(x: Tensor) -> Tensor:
-    """x / x"""
+    """Return x / x."""
     return where(logical_or(nonfinite(x), x == 0.0), math.nan, 1.0)
 
 
@@ -118,31 +118,31 @@ OfConstant = Callable[[Tensor, float], Tensor | None]  # None: drivers do not fo
 
 
 def _signed(x: Tensor, size: float) -> Tensor:
-    """size, with the sign of the product. x is a number other than 0."""
+    """Return `size`, negated where `x` is below 0."""
     return where(x < 0.0, -size, size)
 
 
 def _times(x: Tensor, c: float) -> Tensor | None:
-    """x * 0"""
+    """Return x * 0 for c = 0; None for any other c."""
     if c != 0.0:
         return None
     return where(nonfinite(x), math.nan, where(x == 0.0, x if math.copysign(1.0, c) > 0 else -x, _signed(x, c)))
 
 
 def _over(x: Tensor, c: float) -> Tensor | None:
-    """x / 0; x / inf is x * 0"""
+    """Return x / c if c is 0 or infinite; else None."""
     if c == 0.0:
         return where(logical_or(isnan(x), x == 0.0), math.nan, _signed(x, math.copysign(math.inf, c)))
     return _times(x, math.copysign(0.0, c)) if math.isinf(c) else None
 
 
 def _under(x: Tensor, c: float) -> Tensor | None:
-    """0 / x"""
+    """Return 0 / x for c = 0; None for any other c."""
     return None if c != 0.0 else where(logical_or(isnan(x), x == 0.0), math.nan, _signed(x, c))
 
 
 def _with_constant(left: OfConstant, right: OfConstant, rest: Shortcut) -> Shortcut:
-    """Return the rule by which c f x is `left`, x f c is `right`, and all else follows `rest`."""
+    """Return a rule for the op `f`: with a constant c, f(c, x) is `left`, f(x, c) is `right`; else `rest` applies."""
 
     def rule(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
         a, b = xs
@@ -157,7 +157,7 @@ def _with_constant(left: OfConstant, right: OfConstant, rest: Shortcut) -> Short
 
 
 def _compared(same: Callable[[Tensor], Tensor]) -> Shortcut:
-    """Return the rule by which x f x is `same`."""
+    """Return a rule for the op `f`: f(x, x) is `same`."""
     return lambda t, xs: same(xs[0]) if xs[0] is xs[1] and xs[0].dtype.is_float else None
 
 
@@ -178,7 +178,7 @@ def _folded(t: Tensor, xs: tuple[Tensor, ...], f: Callable[..., float]) -> Tenso
 
 
 def _quotient(a: float, b: float) -> float:
-    """a / b as IEEE 754 has it; Python's division by zero raises."""
+    """Return a / b by IEEE 754, also for b = 0, where Python's division raises an error."""
     if b:
         return a / b
     return math.copysign(math.inf, math.copysign(1.0, a) * b) if a else math.nan
