@@ -78,7 +78,7 @@ class Rooms(NamedTuple):
         return dict(zip(self.names, self.sizes.one))
 
     def fits(self, sizes: Sequence[int]) -> bool:
-        """Whether there is room for some sizes."""
+        """Return whether there is room for some sizes."""
         return all(n <= m for n, m in zip(sizes, self.sizes.one))
 
     def at(self, sizes: Sequence[int]) -> Fitted | None:

@@ -73,7 +73,7 @@ def training_graph(
 
 
 def trained(part: Part) -> list[str]:
-    """Names of the parameters that a step changes."""
+    """Return the names of the parameters that a step changes."""
     return [slot.name for slot in part.trained]
 
 
