@@ -89,7 +89,7 @@ def _built(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str
 
 
 def _hint(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str, int]) -> str:
-    """Return a remedy: a slice as long as the whole table is another graph, so one less may work."""
+    """Return a remedy. A slice as long as the whole table gives another graph, so a size smaller by 1 can work."""
     less = {name: n - 1 for name, n in room.items()}
     for tried in ({**room, name: n} for name, n in less.items() if n >= ranges[name][0]):
         try:
