@@ -141,7 +141,7 @@ def as_dtype(value: Any) -> DType:
 
 
 def number_kind(x: Any) -> str:
-    """Return the kind of NumPy's dtype of `x`: "f" for extension floats, too, such as ml_dtypes.bfloat16; or ""."""
+    """Return the `kind` of the dtype of `x`: "f" for ml_dtypes.bfloat16 and the like, too; "" without a dtype."""
     dtype = getattr(x, "dtype", None)
     return "f" if "float" in getattr(dtype, "name", "") else getattr(dtype, "kind", "")
 
