@@ -69,7 +69,7 @@ class NoNumber:
 
     @property
     def refusal(self) -> str:
-        """The message of an error about the object."""
+        """The message of the error that is raised if the object is used as a number or tensor."""
         what = f"{type(self).__name__} {shown(self)}" if hasattr(type(self), "type") else type(self).__name__
         return f"{what} is not a number or tensor: {self.instead}"
 

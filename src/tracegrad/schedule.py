@@ -43,7 +43,7 @@ class Schedule(Protocol):
         ...
 
     def at(self, step: int) -> float:
-        """Return the rate at a step of the training. Before `start`, it is the first value.
+        """Return the rate at a step of the training. Before `start`, this is the first rate.
 
         step: counted from 1.
         As the get_lr of PyTorch's schedulers.
@@ -96,7 +96,7 @@ class Plateau(Schedule):
                With threshold_mode="abs", below best - threshold, or above best + threshold.
     cooldown:  number of evaluations after a reduction that do not count.
     min_lr:    the rate does not fall below it.
-    eps:       the rate stays if it would change by less.
+    eps:       the rate stays as it is if it would change by less than this number.
     now, best, bad and cooling are the schedule's state: leave them out. `start`: see `Schedule`.
     As torch.optim's ReduceLROnPlateau (PyTorch). The schedule can be the `after` of `lr.warmup`.
 

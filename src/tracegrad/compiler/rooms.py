@@ -63,7 +63,7 @@ class Rooms(NamedTuple):
     sizes: Sizes  # of both traces; the first are the room
     source_at: SourceAt
     wholes: tuple[Whole, Whole]
-    results: Mapping[str, tuple[Axis, ...]]  # that have room
+    results: Mapping[str, tuple[Axis, ...]]  # of results that have room
     names: Sequence[str]
     constants: Sequence[At]  # of both traces
     numbers: Sequence[Number]

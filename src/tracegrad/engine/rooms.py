@@ -65,7 +65,7 @@ class RoomPrograms:
         """
         dropped: list[RunProgram] = []
         for key in self._choices(sizes, seen, runs, device):
-            kind = tuple([min(max(n, -2), 1) for n in key])  # one row can be broadcast, which tells nothing of others
+            kind = tuple([min(max(n, -2), 1) for n in key])  # a size of 1 differs: one row can be broadcast
             if kind in self.refused:
                 continue
             at = [n for (_, n), k in zip(sizes, key) if k >= 0]

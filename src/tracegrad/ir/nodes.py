@@ -153,7 +153,8 @@ class Tensor(TensorMethods):
     def operands(self) -> tuple[Tensor, ...]:
         """The inputs whose elements the node reads.
 
-        A view, such as reshape, reads only its first input. Others are there so that they are computed before it.
+        A view, such as reshape, reads only its first input. All other inputs are there only so that they are computed
+        before the view.
         """
         return self.inputs[:1] if self.prim.family == "view" else self.inputs
 

@@ -27,7 +27,7 @@ class AmbiguousError(UnsizedError):
 class Grown(NamedTuple):
     """A part of an axis whose length is a size plus a number."""
 
-    size: int  # which size
+    size: int  # the index of the size
     more: int = 0
 
     def at(self, sizes: Sequence[int]) -> int:

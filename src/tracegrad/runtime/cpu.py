@@ -55,7 +55,7 @@ class _Loaded:
     # bound kernels in NumPy, by number, buffers and offsets; all sizes share those that do not read the size
     made: dict[Any, Callable[[], None]] = field(default_factory=dict[Any, "Callable[[], None]"])
     whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
-    bound: BoundCalls | None = None  # the same in C
+    bound: BoundCalls | None = None  # the calls of all dispatches in C
     like: _Loaded | None = None  # the program at its capacity, if this is the same at another size
     size: Array = field(init=False)  # of the run under way, in the memory that kernels in C read
 

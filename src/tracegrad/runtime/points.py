@@ -320,7 +320,7 @@ PERIOD = 4093  # of a pattern: a prime, so that neighbours along any axis differ
 STRIDE = 617  # the offset between the patterns of successive arrays
 LOW, HIGH, NEGATIVE = 0.05, 2.0, 0.3  # magnitudes, and the share of negative numbers
 STEPS = 8  # floats per unit where ties are wanted
-BEYOND = 3  # one of this many signed integers is past the end, and one of twice as many is below 0
+BEYOND = 3  # of this many signed integers, one is past the end; of twice as many, one is below 0
 
 
 @cache

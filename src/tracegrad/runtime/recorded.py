@@ -155,7 +155,7 @@ def _with_few_examples(kernel: KernelSource, examples: Collection[int]) -> Kerne
     """Return the kernel as if these bindings held ROWS examples."""
     forms, first = list[Kernel](), 0
     for form in kernel.forms:
-        rows = max(1, indexed(form) - 1)  # that an index can select from
+        rows = max(1, indexed(form) - 1)  # the rows that an index can select
         slots = [
             replace(s, size=s.size // rows * ROWS) if kernel.binding_of[first + k] in examples else s
             for k, s in enumerate(form.slots)

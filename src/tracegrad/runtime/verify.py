@@ -19,7 +19,7 @@ from tracegrad.runtime.points import FEW, Patterns, forget
 from tracegrad.runtime.trials import SEED, Layout, Odd, Trial, at_points, places_of, plan_of, trials_with
 
 FURTHER = tuple(range(9, 21))  # seeds for kernels whose selections all had the same outcome
-OFTEN = 4  # so many of these seeds are always tried
+OFTEN = 4  # this many of the seeds are always tried
 AGAIN = 8  # seed of a second trial with other numbers, because a tie that rounding decides is not a defect
 ODD = 6  # trials with infinite elements, at most
 POINTS_ODD = 4  # points of a form that trials with infinite elements compare

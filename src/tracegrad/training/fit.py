@@ -306,7 +306,7 @@ class _Loop:
         self.since, self.evaluated = max(self.evaluated, 0), done
         if measured:
             self._measure()
-        if not self.where.told:  # else before a checkpoint that this run goes on from
+        if not self.where.told:  # else told before the checkpoint from which this run resumed
             self._tell()
             self.where.told = True
         if measured or (self.options.watched and done):

@@ -160,7 +160,7 @@ def placed(train: Training, data: Rows, steps: int, changing: bool) -> Placed | 
     """
     batch = sum(x[:1].nbytes for x in data.arrays.values()) * data.size
     whole = sum(x.nbytes for x in data.arrays.values())
-    once = steps < 2 * len(data)  # that would upload as much
+    once = steps < 2 * len(data)  # then uploading the examples saves nothing
     if once or batch < FED_FROM or steps * batch < FED_TOTAL or whole > FED_MOST or not gathers(train.device):
         return None
     try:
