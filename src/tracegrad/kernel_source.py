@@ -42,7 +42,7 @@ class BoundLoop:
     """The input of a renderer: all iterations of a loop in one launch. A workgroup runs them for each block."""
 
     blocks: Blocks
-    mirrors: Mirrors | None  # None: kernels hand on what they write through storage
+    mirrors: Mirrors | None  # None: kernels pass on what they write through storage
     binding_of: Sequence[int]  # binding of each slot, for one kernel after the other
     bindings: tuple[Binding, ...]
     moves: Mapping[int, tuple[int, int]]  # slot -> the step and ring by which its offset moves

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tracegrad.files.jsontext import LOCAL
 
-BY_SIZE = -1  # the `Move.depth` of an offset that follows the size of a run
+BY_SIZE = -1  # the `Move.depth` of an offset that depends on the size of a run
 
 
 @dataclass(frozen=True, slots=True)

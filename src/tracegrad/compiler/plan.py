@@ -139,7 +139,7 @@ class ScanPlan:
 
     def start(self, carry: int) -> Place:
         """Return the place of a carry before the first iteration. If reversed, it depends on the size of a run."""
-        # iterations end with that of the capacity, so an odd number less begins at the other of two places
+        # runs end with the capacity's last iteration, so a run shorter by an odd number begins at the other place
         return self.edge(carry, 0, self.reverse, self.length % 2)
 
     def end(self, carry: int) -> Place:

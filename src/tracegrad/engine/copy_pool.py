@@ -38,7 +38,7 @@ class CopyPool:
         shape = (len(at), *x.shape[1:])
         if not HAVE_NUMPY or math.prod(shape) * x.itemsize < POOL_FROM:
             return x[at]
-        return np.take(x, at, axis=0, out=self._empty(shape, x.dtype), mode="clip")  # "raise" would copy once more
+        return np.take(x, at, axis=0, out=self._empty(shape, x.dtype), mode="clip")  # mode="raise" would copy once more
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         size = math.prod(shape) * dtype.itemsize

@@ -17,7 +17,7 @@ from tracegrad.tuning import ROOM_RUNS
 
 LEAST_ROOM = 8  # a smaller one saves less than compiling it takes
 FINE_ROOMS = 4  # rooms from one power of two to the next where there are many runs; else one
-MOST_WASTE = 2  # elements in a room at hand, where no more rooms are kept, for each in the room that would be compiled
+MOST_WASTE = 2  # times as many elements as a new room would have: an old room this large serves if no more are kept
 
 
 class Room(NamedTuple):
@@ -38,7 +38,7 @@ class Room(NamedTuple):
         return made
 
 
-Key = tuple[int, ...]  # the room of each size; 0: it is exact; -n: it is always n
+Key = tuple[int, ...]  # of each size: its room; 0 if it needs no padding; -n if it is fixed at n
 
 
 class RoomPrograms:
@@ -51,7 +51,7 @@ class RoomPrograms:
         """
         self.capacity, self.own, self.own_here, self.version = capacity, own, own_here, version
         self.refused: dict[Key, str] = {}  # kinds of rooms -> why no program has one; such a reason ends the trials
-        self._works: set[Key] = set()  # kinds of which one was built, so that a refusal is of one room
+        self._works: set[Key] = set()  # kinds with a room that was built: a refusal concerns one room only
         self._failed: set[tuple[Key, Key]] = set()  # rooms that cannot be built for some sizes
         self._kept: OrderedDict[Key, Room] = OrderedDict()
         self._uses: Counter[Key] = Counter()
@@ -189,7 +189,7 @@ def built(
     found = [dict(s) for s in _fitting(seen, key)]
     largest = {name: max(s[name] for s in found if s[name] <= n or name == exact) for name, n in room.items()}
     fine = {name: min(room_for(n, FINE_ROOMS), room[name]) for name, n in largest.items()}
-    less = {name: n - 1 for name, n in room.items()}  # all of a table is no slice of it, and so is another graph
+    less = {name: n - 1 for name, n in room.items()}  # a whole table is no slice, so its graph differs
     rooms = [room, less, fine, largest]
     if exact is not None:
         most = largest[exact]

@@ -88,7 +88,7 @@ class RunProgram:
         """Use the program `built` from now on."""
         self.built = built
         self.at_once = 1  # runs that are worth one batch
-        self.numbers = numbers_of(built)  # inputs that follow the size
+        self.numbers = numbers_of(built)  # inputs that depend on the size
         fields = built.program.inputs
         self.tells_more = any(f.name.startswith((AUX, CAPTURE)) for f in built.program.outputs)  # more than the loss
         self.hyper = tuple(f for f in fields if f.name.startswith(PREFIX) and f.name not in built.numbers)

@@ -133,7 +133,7 @@ class _Walk(Room):
 
     def source(self, t: Tensor, u: Tensor) -> Value:
         """Return a leaf or a formula."""
-        if t.prim is CONST:  # numbers that follow a size are inputs already
+        if t.prim is CONST:  # numbers that depend on a size are inputs already
             self.same(t, u)
             return Value(t, ())
         axes = tuple(map(self.sizes.axis, zip(t.shape, u.shape)))

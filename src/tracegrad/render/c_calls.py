@@ -243,7 +243,7 @@ class _Writer:
         k, n = in_memory_order(self.kernel.inner, b.rows), in_memory_order(p.n, b.columns)
         many = math.prod(int(a.size) for a in (*p.batch, *p.n))
         if n is not None and points(self.kernel.inner) < points(p.m):
-            n = None  # turning the result would cost more than it saves
+            n = None  # transposing the result would cost more than it saves
         if n is not None or points(p.m) > many:
             k = None  # packing the left operand would cost more than it saves
         if k is not None:

@@ -105,7 +105,7 @@ static inline int height(int rows) {{
 }}
 """
 
-# turns the square of vectors x in registers, by way of y
+# transposes the square of vectors x in registers, by way of y
 TURNED = """#pragma GCC unroll 4
     for (int half = VL / 2; half; half /= 2) {
 #pragma GCC unroll 8

@@ -134,8 +134,8 @@ static inline unsigned short f16_of_f32(float x) {
 }
 """
 
-# Turns a matrix, with steps from row to row of both. Rows and columns count by four: what lies behind is read, and
-# written behind each column of the result and behind its end, before a later column begins there.
+# Transposes a matrix, with steps from row to row of both. Rows and columns are taken four at a time: elements beyond
+# the matrix are read, and written after each column of the result and after its end. A later column overwrites them.
 TURN = """
 typedef int four_ __attribute__((vector_size(16), aligned(4), may_alias));
 #if defined(__clang__)

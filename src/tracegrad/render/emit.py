@@ -71,7 +71,7 @@ def f32_literal(x: float) -> str:
         return "bitcast<f32>(nan_bits)"
     if math.isinf(x):
         return "bitcast<f32>(inf_bits)" if x > 0 else "(-bitcast<f32>(inf_bits))"
-    text = f"{x:.17g}f" if abs(x) == LARGEST_F32 else f"{x:.9g}f"  # nine digits of the largest are more than it
+    text = f"{x:.17g}f" if abs(x) == LARGEST_F32 else f"{x:.9g}f"  # nine digits of the largest f32 are out of range
     return text if x >= 0 and math.copysign(1.0, x) > 0 else f"({text})"
 
 

@@ -12,7 +12,7 @@ from tracegrad.render.wgsl import Function, Writer, declared, variables
 from tracegrad.render.wgsl_loads import XYZW
 from tracegrad.tuning import KEPT_IN_REGISTERS
 
-COPIED = {array: dtype for dtype, array in ARRAYS.items()}  # the types of workgroup arrays that kernels hand on
+COPIED = {array: dtype for dtype, array in ARRAYS.items()}  # the types of workgroup arrays that kernels pass on
 
 
 def render_loop(launch: BoundLoop) -> Shader:

@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
 
 
-# size of a run -> the arguments that follow it, by number, and the most parts. Equal for calls that follow it alike
+# size of a run -> the arguments that it changes, by number, and the most parts; equal for calls that change alike
 AtSize = Callable[[int], tuple[Mapping[int, int], int]]
 
 
@@ -57,7 +57,7 @@ class SizedGathered(NamedTuple):
 
     sizes: tuple[int, ...]  # the axes of the stack, m and n
     k: int
-    joined: bool  # the columns of all products are those of one
+    joined: bool  # all products are computed as one, with the columns of all
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
         """Return the arguments that change with the size, by number, and the most parts."""

@@ -349,7 +349,7 @@ def resized(program: Program, like: Loaded) -> Loaded:
     loaded = Loaded(now, like.shared, like.depth, arrays=like.arrays, lender=like)
     launched = now.launched()
     follow = {k for k, d in enumerate(launched) if _follows(now, d)}
-    found: list[tuple[int, BoundDispatch, tuple[int, ...]]] = []  # place, and the numbers that follow the size
+    found: list[tuple[int, BoundDispatch, tuple[int, ...]]] = []  # place, and the numbers that depend on the size
     for k, (number, at) in zip(now.kept(), now.order(), strict=True):
         if k in like.places:
             x, d = like.dispatched[like.places[k]], launched[number]

@@ -205,7 +205,7 @@ def size_of(data: Rows | Iterable[Any]) -> list[int] | None:
         return [data.count, len(data)]
     try:
         return [len(cast("Sequence[Any]", data))]
-    except TypeError:  # no length, or none after all: a DataLoader over an iterable
+    except TypeError:  # no length, or `len` fails, as for a DataLoader over an iterable
         return None
 
 

@@ -66,7 +66,7 @@ class History:
         axes: Any = _imported("matplotlib.figure", "history.plot").Figure().subplots()
         rows = [self.scalars(k) for k in range(len(self.loss))]
         for name in dict.fromkeys(n for row in rows for n in row):
-            at = [k for k, row in enumerate(rows) if name in row]  # losses in turns have each their own
+            at = [k for k, row in enumerate(rows) if name in row]  # losses trained in turns have different names
             axes.plot([self.step[k] for k in at], [rows[k][name] for k in at], label=name)
         for name in dict.fromkeys(n for m in self.metrics for n in m if n != "step"):
             seen = [m for m in self.metrics if np.ndim(m.get(name, ())) == 0]  # matrices are not plotted
