@@ -52,7 +52,7 @@ def _classes(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
 
 @op
 def accuracy(logits: Any, targets: Any) -> Tensor:
-    """Return the share of rows whose largest score is that of the target.
+    """Return the share of rows whose largest score belongs to the target.
 
     logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts.
     targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; classes that a program computes are

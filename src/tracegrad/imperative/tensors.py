@@ -39,8 +39,8 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 class GradTensor(TensorMethods):
     """A tensor with values: every op on it runs at once, and `backward` fills the gradients of its leaves.
 
-    `tg.tensor` and `tg.parameter` make one; they describe the arguments. Ops never change values in place: arrays that
-    you pass are copied, `data` is read-only, and `numpy()` returns a copy. As torch.Tensor.
+    Make one with `tg.tensor` or `tg.parameter`, which describe the arguments. Ops never change values in place: arrays
+    that you pass are copied, `data` is read-only, and `numpy()` returns a copy. As torch.Tensor.
 
     >>> tg.tensor([[1.0, 2.0]]) * 3
     tensor([[3., 6.]])

@@ -94,7 +94,7 @@ def permute(x: Operand, axes: Sequence[int]) -> Tensor:
 
     x:        any dtype.
     axes:     every axis of `x` once; negative ones count from the end.
-    Returns:  dtype of `x`; size d of its shape is that of axis `axes[d]` of `x`.
+    Returns:  dtype of `x`; axis `d` has the size of axis `axes[d]` of `x`.
     Gradient: the result's gradient, with the axes in their old order.
     Raises:   ShapeError unless `axes` names every axis once.
 

@@ -319,7 +319,7 @@ class Square:
         ]
 
     def slice(self, operands: Sequence[str]) -> list[Statement]:
-        """Return the sums over the slice's part of k, unrolled if it is short: leaving a loop costs four turns."""
+        """Return the sums over the slice's part of k, unrolled if it is short: leaving a loop costs four iterations."""
         t, k, vectors = self.tile, self.k, range(self.side // 4)
         turn = [
             *decode("kj", t.summed(self.kernel)),

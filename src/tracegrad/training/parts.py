@@ -30,12 +30,12 @@ class Parts(HasStates):
 
     @property
     def graph(self) -> Graph:
-        """The graph of the step: forward, gradients and update. With several losses, the graph of the first."""
+        """The graph of the step: forward, gradients and update. With several losses, the graph of the first loss."""
         return self.store.stepper.latest.built.graph
 
     @property
     def program(self) -> Program:
-        """The compiled step as plain data, for the sizes used last. With several losses, the step of the first."""
+        """The compiled step as plain data, for the sizes used last. With several losses, the step of the first loss."""
         return self.store.stepper.latest.program
 
     @property

@@ -39,7 +39,7 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
     fn:       a function that returns f32 of rank 0; with `has_aux`, a pair of that result and any tree, aux.
     argnums:  position of the argument to differentiate with respect to, counted from 0, or a tuple of positions. Such
               an argument is an f32 tensor, an array, a float, or a tree of these: a list, tuple, dict or model. A model
-              is the one that a loss or forward receives, or one of `tg.instantiate`.
+              must have values: pass the model that a loss or forward receives, or one that `tg.instantiate` returns.
     Returns:  a function of the arguments of `fn`. Its result is a tree like the argument, or for several `argnums` a
               tuple of trees; (gradient, aux) with `has_aux`. The gradient of a leaf that is not f32 is None.
     Raises:   the function, when called: ShapeError if the result of `fn` is no scalar, DTypeError if an argument has no
