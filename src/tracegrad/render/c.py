@@ -237,15 +237,14 @@ class Function:
         return lines
 
     def where_needed(self, folds: Sequence[Fold], body: Sequence[Statement]) -> list[Statement]:
-        """Return the folds of a row, under a condition if the row has one without which nothing is folded."""
-        one = needed(folds, self.inner)
-        if one is None:
+        """Return the folds of a row, under a condition if the row has some without which nothing is folded."""
+        test = needed(folds, self.inner, self.emit)
+        if not test:
             return list(body)
-        (condition,) = self.emit.values([one[0]], loop=False)
         kept = [f"{C_TYPE[f.value.dtype.name]} k{f.local} = {self.emit.identity(f)};" for f in folds]
         results = [f"k{f.local} = {f.local};" for f in folds]
-        test = when(f"({condition}) == {int(one[1])}", [*body, *results])
-        return [*self.emit.flush(), *kept, test, *[self.emit.let(f.local, f"k{f.local}") for f in folds]]
+        some = when(test, [*body, *results])
+        return [*self.emit.flush(), *kept, some, *[self.emit.let(f.local, f"k{f.local}") for f in folds]]
 
     def lanes_of(self) -> int:
         """Return the number of partial results; 0 for rows that are too short for several."""

@@ -309,12 +309,11 @@ class _Pairs:
 
     def where_needed(self, folds: Sequence[Fold], done: Sequence[Fold], loop: Loop) -> list[Statement]:
         """Return the loop of some folds, left out where conditions of all pairs say that they fold nothing."""
-        one = needed(folds, self.f.inner)
-        if one is None:
-            return [loop]
         emit = self.f.expressions()
-        (condition,) = emit.values([one[0]], loop=False)
-        test = [*emit.flush(), f"any{len(done)} |= ({condition}) == {int(one[1])};"]
+        condition = needed(folds, self.f.inner, emit)
+        if not condition:
+            return [loop]
+        test = [*emit.flush(), f"any{len(done)} |= {condition};"]
         tests = [self.row(r, [self.column(r, done, test)]) for r in self.rows]
         return [f"int any{len(done)} = 0;", *tests, when(f"any{len(done)}", [loop])]
 

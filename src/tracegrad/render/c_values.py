@@ -171,10 +171,14 @@ class Partial(NamedTuple):
         return f"{to} = {self.both.format(to, value)};"
 
 
-def needed(folds: Sequence[Fold], inner: Sequence[Axis]) -> tuple[Value, bool] | None:
-    """Return a condition of a row, and the outcome that folds need to fold anything; None without such a condition."""
-    found = {_condition(f, [a.name for a in inner]) for f in folds}
-    return found.pop() if len(found) == 1 else None
+def needed(folds: Sequence[Fold], inner: Sequence[Axis], emit: Emitter) -> str:
+    """Return a test of a row, without which these folds fold nothing; "" if one of them has no such condition."""
+    found = [_condition(f, [a.name for a in inner]) for f in folds]
+    known = list(dict.fromkeys(c for c in found if c is not None))
+    if None in found:
+        return ""
+    texts = emit.values([v for v, _ in known], loop=False)
+    return " || ".join(f"({text}) == {int(outcome)}" for text, (_, outcome) in zip(texts, known))
 
 
 def _condition(f: Fold, inner: Sequence[str]) -> tuple[Value, bool] | None:
