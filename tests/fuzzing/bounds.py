@@ -52,6 +52,7 @@ ULPS = {"add": 0.5, "sub": 0.5, "mul": 0.5, "square": 0.5, "div": 2.5, "sqrt": 2
         "atan2": 5.0, "cast": 0.5, "modulo": 0.5}  # fmt: skip
 # An absolute error beside it: erf is a fit, and `logistic` is promised to 2**-23 of 1
 ABSOLUTE = {"erf": 2e-7, "logistic": 2.0**-23}
+KEYS = ("bits", "bit_xor")  # of keys to sort by: between the ends of an interval that has one sign, they are monotone
 ROUNDED_RIGHT = ("add", "sub", "mul", "square", "cast", "modulo")
 
 
@@ -140,6 +141,9 @@ def corners(rule: Callable[..., Any], y: Array, xs: Sequence[Known]) -> Array:
                 at[k] = np.where(x.e > 0, sign > 0, x.v)
             else:
                 at[k] = x.v.astype(np.float64) + sign * x.e
+            if x.v.dtype.kind in "iu":
+                ends = np.iinfo(x.v.dtype)
+                at[k] = np.clip(at[k], ends.min, ends.max).astype(x.v.dtype)
         worst = np.maximum(worst, distance(np.asarray(rule(*at)), y))
     unknown = [np.isinf(x.e) for x in xs if x.v.dtype.kind != "b"]
     return np.where(np.any(unknown, axis=0), np.inf, worst) if unknown else worst
@@ -212,7 +216,7 @@ def elementwise(t: Tensor, xs: Sequence[Known]) -> Known:
     if name in EXACT_ROWS and not (name == "cast" and v.dtype.kind == "f" and xs[0].v.dtype.kind in "iu"):
         return _kept(v, brought, name, xs)
     if v.dtype.kind != "f":
-        if v.dtype.kind in "iu":
+        if v.dtype.kind in "iu" and name not in KEYS:
             brought = np.where(brought > 0, np.inf, 0.0)  # integers wrap around: an error has no size
         return Known(v, brought, labels(v.shape))
     own = ULPS.get(name, 3.0) * 2 * U * (np.abs(v) + np.where(np.isfinite(brought), brought, 0.0)) + TINY
