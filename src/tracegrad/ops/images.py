@@ -318,18 +318,17 @@ def grid_sample(
         at = (at + 1.0) * ((n - 1) / 2) if align_corners else ((at + 1.0) * n - 1.0) * 0.5
         if padding_mode == "border":
             at = where((at > 0.0) & (at < float(n - 1)), at, clip(stop_gradient(at), 0.0, float(n - 1)))
-        weighted = [(round(at), ones(at.shape))]
-        if mode == "bilinear":
-            first = floor(at)
-            weighted = [(first, first + 1.0 - at), (first + 1.0, at - first)]
-        parts.append([(p, _counted(w, p, n)) for p, w in weighted])
+        first = round(at) if mode == "nearest" else floor(at)
+        weights = [ones(at.shape)] if mode == "nearest" else [first + 1.0 - at, at - first]
+        parts.append([_limited(cast(first, i32) + d, w, n) for d, w in enumerate(weights)])
     corners = [_read(x, r, c) * _channels(a * b, x) for r, a in parts[0] for c, b in parts[1]]
     return sum(corners[1:], corners[0])
 
 
-def _counted(weight: Tensor, place: Tensor, n: int) -> Tensor:
-    """Return `weight` at places from 0 to n - 1, else 0."""
-    return weight * cast((place >= 0.0) & (place <= float(n - 1)), f32)
+def _limited(place: Tensor, weight: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return places limited to 0 to n - 1, and `weight` where that changes nothing, else 0."""
+    limited = clip(place, 0, n - 1)
+    return limited, weight * cast(place == limited, f32)
 
 
 def _channels(t: Tensor, x: Tensor) -> Tensor:
@@ -338,8 +337,7 @@ def _channels(t: Tensor, x: Tensor) -> Tensor:
 
 
 def _read(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Return the pixels at integral positions, which are limited to the image."""
+    """Return the pixels at these positions."""
     b, c, h, w = x.shape
-    flat = cast(clip(row, 0.0, float(h - 1)), i32) * w + cast(clip(column, 0.0, float(w - 1)), i32)
-    places = reshape(_channels(flat, x), (b, c, row.size // b))
+    places = reshape(_channels(row * w + column, x), (b, c, row.size // b))
     return reshape(take_along_axis(reshape(x, (b, c, h * w)), places, 2), (b, c, *row.shape[1:]))
