@@ -22,8 +22,11 @@ from models import BUDGET
 from test_kernels import NOTHING, graph_of
 from tracegrad import nn, optim
 from tracegrad.compiler.pipeline import make_program
+from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.runtime.cache import Verdicts
 from tracegrad.runtime.cpu import CpuSession
+from tracegrad.runtime.points import chosen
+from tracegrad.runtime.trials import SEED
 from tracegrad.runtime.wgpu_calls import Calls
 
 # A compiler that reads its text from standard input, as cc does, and changes it on the way.
@@ -256,6 +259,12 @@ def test_large_numbers_that_change_no_result_hide_no_defect(name: str, compiler:
     f = tg.compile_forward(model=Net(), forward=lambda m, x: of(x), inputs={"x": (8, 9)}, device="cpu", seed=0)
     with f, pytest.warns(RuntimeWarning, match="numbers are wrong"):
         _ = f.run(x=np.ones((8, 9), np.float32)).output
+
+
+def test_of_few_points_the_first_and_the_last_are_compared() -> None:
+    """A sum over rows of 2049 has three points: its last element can be another row's, which one point may not show."""
+    found = chosen(Kernel((Axis("i", 10),), (Axis("j", 2049),), (), (), "sum"), SEED).tolist()
+    assert (found[0], found[-1], len(found)) == (0, 9, 3)
 
 
 @pytest.mark.parametrize("label", [0, 7, 9])

@@ -54,7 +54,7 @@ def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = N
     most = max(2, min(MOST, WORK // max(1, points(kernel.inner))))
     if rows <= most:
         return np.arange(rows)
-    edge = min(EDGE, most // 4)
+    edge = max(1, min(EDGE, most // 4))
     ends = [*range(edge), *range(rows - edge, rows)]
     candidates = np.floor(rows * drawn(seed, CANDIDATES)).astype(np.int64)
     if group is None:
@@ -64,7 +64,7 @@ def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = N
     picked = [candidates[sides == side][:OF_EACH_SIDE] for side in different] if len(different) > 1 else []
     if group is not None:
         candidates = _together(kernel, group, np.concatenate([candidates[:OTHERS], ends, *picked]))
-    return np.asarray(sorted(set(np.concatenate([ends, *picked, candidates])[:most].tolist())), np.int64)
+    return np.asarray(sorted([*dict.fromkeys(np.concatenate([ends, *picked, candidates]).tolist())][:most]), np.int64)
 
 
 def _last(axes: Sequence[Axis], candidates: Array) -> Array:
