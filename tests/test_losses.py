@@ -337,3 +337,10 @@ def test_fit_gives_each_loss_its_turns() -> None:
         patient = tg.EarlyStopping("wrong", patience=1)
         train.fit(data, epochs=9, schedule=("d", "g"), evaluate=evaluate, callbacks=[patient], progress=False)
         assert len(digests) == 2 and train.digest() == digests[0]
+
+
+@pytest.mark.parametrize("of", [tg.cross_entropy, tg.nll_loss])
+@pytest.mark.parametrize("ignored", [(1, 2), 1.5, True])
+def test_only_an_integer_is_ignored(of: Any, ignored: Any) -> None:
+    with pytest.raises(tg.ShapeError, match="ignore_index must be an integer"):
+        of(np.zeros((2, 3), np.float32), np.array([0, 1]), ignore_index=ignored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from tracegrad.dtypes import TensorType, f32, i32
+from tracegrad.dtypes import TensorType, f32, i32, integer
 from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, call_site
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered
@@ -136,13 +136,17 @@ def _counted(targets: Tensor, ignore_index: int | None) -> Tensor | None:
     return None if ignore_index is None else cast(targets != ignore_index, f32).sum()
 
 
-def _classes(targets: Any, x: Tensor, ignore: int | None) -> Tensor:
-    """Return `targets` as a tensor. Constants are checked here, inputs on the host: a device would clamp both."""
+def _classes(targets: Any, x: Tensor, ignore_index: Any) -> tuple[Tensor, int | None]:
+    """Return `targets` as a tensor, and the class to ignore.
+
+    Constants are checked here and inputs on the host, because a device would clamp both.
+    """
     t, n = as_tensor(targets), x.shape[-1] if x.ndim else 0
+    ignore = None if ignore_index is None else integer(ignore_index, "ignore_index")
     bad = [k for k in constant_integers(t) if not 0 <= k < n and k != ignore]
     if bad and n:
         raise RangeError(f"class {bad[0]} is out of range; {valid(0, n)}, counted from 0; targets are {t.type}")
-    return t
+    return t, ignore
 
 
 def _weights(weight: Any, x: Tensor) -> Tensor:
@@ -199,9 +203,9 @@ def cross_entropy(
     Returns:         f32, rank 0; for "none" the shape of `logits` without its last axis.
     Gradient:        to `logits`, dy (softmax(x) - q) if `weight` is None; dy is the gradient of a position's loss.
                      Also to `weight`, and to targets that are probabilities.
-    Raises:          ShapeError if the shapes do not fit; DTypeError unless `logits` are f32 and targets i32 or f32;
-                     InputError for another `reduction`, a `label_smoothing` outside [0, 1], or `ignore_index` with
-                     probabilities.
+    Raises:          ShapeError if shapes do not fit, or `ignore_index` is not whole; DTypeError unless `logits` are
+                     f32 and targets i32 or f32; InputError for another `reduction`, a `label_smoothing` outside
+                     [0, 1], or `ignore_index` with probabilities.
 
     As torch.nn.functional.cross_entropy, which has the classes on axis 1 and ignores -100 by default.
 
@@ -217,7 +221,7 @@ def cross_entropy(
         if ignore_index is not None:
             raise InputError("ignore_index is for targets of class numbers; these are probabilities: leave it out")
         return reduced(_soft(x, t, None if weight is None else _weights(weight, x), smoothing), reduction)
-    t = _classes(t, x, ignore_index)
+    t, ignore_index = _classes(t, x, ignore_index)
     if weight is not None:
         _rows(x.type, t.type)  # before the number of weights, for classes on another axis
         return _weighted(x, t, _weights(weight, x), smoothing, ignore_index, reduction)
@@ -254,7 +258,7 @@ def nll_loss(
     """
     x = as_tensor(log_probs)
     _warn_of(x, "softmax", "nll_loss takes log-probabilities: write log_softmax instead of softmax")
-    t = _classes(targets, x, ignore_index)
+    t, ignore_index = _classes(targets, x, ignore_index)
     values = bind(NLL, x, t, ignore=ignore_index)
     if weight is None:
         return reduced(values, reduction, _counted(t, ignore_index))

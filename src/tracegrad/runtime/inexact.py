@@ -194,8 +194,7 @@ class Check(NamedTuple):
 
     def cancelled(self, again: Again) -> float:
         """How far cancellation can move an element. 0 if it could hide defects: simulated devices show it then."""
-        allowed = CANCELLED * EPS * again.scale
-        return allowed if allowed <= DISCARDED * largest(self.storable()) else 0.0
+        return allowed if (allowed := CANCELLED * EPS * again.scale) <= DISCARDED * largest(self.storable()) else 0.0
 
     def halves(self) -> Array:
         """Return how far rounding to f16 can move each element."""
