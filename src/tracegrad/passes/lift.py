@@ -11,6 +11,7 @@ scan stores anyway.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,10 +63,7 @@ class Cuts:
         self.stored: dict[int, Tensor] = {}
         self.live = {t.serial for t in (*toposort(live), *carries)}
         self.once = computed_once(order)
-        self.bound = {t.serial for t in (*carries, *[t for t in order if t.prim.family in INSIDE])}
-        for t in order:
-            if any(x.serial in self.bound for x in t.inputs):
-                self.bound.add(t.serial)
+        self.bound = depending(order, [*carries, *[t for t in order if t.prim.family in INSIDE]])
 
     def store(self, values: Iterable[Tensor]) -> None:
         """Mark values as stored for all iterations."""
@@ -226,10 +224,8 @@ class _Loop:
     def sums(self) -> list[Sum]:
         """Return the carries that are sums."""
         n = len(self.carries)
-        readers: dict[int, int] = {}
         read = [x for t in toposort(self.roots) for x in t.inputs]
-        for x in (*read, *[self.roots[k] for k in {*range(n), *self.asked}]):
-            readers[x.serial] = readers.get(x.serial, 0) + 1
+        readers = Counter(x.serial for x in (*read, *[self.roots[k] for k in {*range(n), *self.asked}]))
         found: list[Sum] = []
         for k, leaf in enumerate(self.carries):
             behind = self.behind([leaf])
