@@ -203,8 +203,8 @@ def cross_entropy(
     Returns:         f32, rank 0; for "none" the shape of `logits` without its last axis.
     Gradient:        to `logits`, dy (softmax(x) - q) if `weight` is None; dy is the gradient of a position's loss.
                      Also to `weight`, and to targets that are probabilities.
-    Raises:          ShapeError if shapes do not fit, or `ignore_index` is not whole; DTypeError unless `logits` are
-                     f32 and targets i32 or f32; InputError for another `reduction`, a `label_smoothing` outside
+    Raises:          ShapeError if shapes do not fit, or `ignore_index` is not an integer. DTypeError unless `logits`
+                     are f32, and targets i32 or f32. InputError for another `reduction`, a `label_smoothing` outside
                      [0, 1], or `ignore_index` with probabilities.
 
     As torch.nn.functional.cross_entropy, which has the classes on axis 1 and ignores -100 by default.
