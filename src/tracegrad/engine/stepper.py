@@ -139,7 +139,7 @@ class Stepper:
         session.write(HALTED, np.zeros(1, np.int32))
 
     def restart(self, session: Session, counter: int) -> None:
-        """Set the number of applied steps; nothing is in flight."""
+        """Set the number of applied steps to `counter`, and forget steps in flight, as `rewind` does."""
         self.counter = counter
         self.rewind(session)
 

@@ -221,9 +221,10 @@ def _usable(name: str, value: Any) -> bool:
 def read(path: str | os.PathLike[str], file: safetensors.File, program: Program, current: Knobs) -> Snapshot:
     """Return the snapshot in the file at `path`, checked against `program`. Its hyperparameters replace `current`'s.
 
-    Everything is checked before a training changes: format, names, shapes, dtypes and finite values of tensors, and
+    Everything is checked before a training changes: the format, the names, shapes, dtypes and values of tensors, and
     each entry of the metadata.
-    Raises: InputError naming everything that does not fit.
+    Raises: InputError for another format. Otherwise it names up to 12 problems with tensors, or if there are none, the
+            first wrong entry of the metadata.
     """
     check_version(path, file.metadata)
     problems: list[str] = []

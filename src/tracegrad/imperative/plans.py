@@ -213,7 +213,7 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
 def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> Plan:
     """Return the plan of the graph that `build` makes from leaves of the types `specs`.
 
-    Raises DTypeError if dtypes differ, and TraceError if the result is no tensor.
+    Raises DTypeError if float32 and float64 are mixed, and TraceError if a result is not a tensor.
     """
     floats = [s for s in specs if s is not NUMBER and s.type.dtype.is_float]
     double = any(s.double for s in floats)

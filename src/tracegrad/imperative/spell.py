@@ -147,7 +147,10 @@ def _looped(step: Callable[..., Any], n: int, m: int, length: int, reverse: bool
 
 
 def broadcast_from(t: Tensor) -> Tensor:
-    """Return the input of the broadcast `t`, or `t` if it is not a broadcast."""
+    """Return `t` without a broadcast, and without a reshape that only adds leading axes of size 1.
+
+    NumPy's elementwise functions broadcast their operands themselves.
+    """
     if t.prim is BROADCAST:
         t = t.inputs[0]
     if t.prim is RESHAPE:

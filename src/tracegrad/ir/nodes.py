@@ -31,9 +31,9 @@ class Primitive:
     """One row of the table of primitives: the complete definition of an op.
 
     type:   (*input types, **attrs) -> TensorType; raises ShapeError or DTypeError
-    array:  the computation on arrays of the namespace `xp` (NumPy, jax.numpy). It is the name of a function of xp, or
-            an expression such as "~xp.isfinite({0})". If no renderer needs it, it is (xp, *arrays, **attrs) -> array.
-            In the expression of a fold, {keepdims} is True: axes stay with size 1
+    array:  the computation on arrays of the namespace `xp` (NumPy, jax.numpy). It is the name of a function of xp, an
+            expression such as "~xp.isfinite({0})", or a function (xp, *arrays, **attrs) -> array. In the expression of
+            a fold, {keepdims} is True (axes stay with size 1) unless the attributes have keepdims=False
     xla:    (x, node, *arrays) -> array: the computation in JAX, if better for XLA than `array` or the expansion; `x` is
             a `runtime.jax_graph.Xla`
     xla_if: (x, node) -> whether `xla` serves this node; without the rule, always (family "composite")

@@ -82,7 +82,7 @@ def bounded_arrays(transform: Transform) -> tuple[str, ...]:
 
 
 def array_name(bounded: Sequence[str]) -> str:
-    """Return the name of the array of bounds, one for each length: programs of a session share arrays by name."""
+    """Return the name of the array of bounds. It contains the length: programs of a session share arrays by name."""
     return f"bounds.{len(bounded)}"
 
 

@@ -67,7 +67,7 @@ LIMIT_BITS = f"enum {{ {', '.join(f'{name} = {1 << bit}' for bit, name in enumer
 
 
 def limit_bits(limits: Iterable[Limit]) -> int:
-    """Return limits as the bits that the function takes."""
+    """Return limits as one integer with the bits of `LIMIT_BITS`, for the product's function in C."""
     return sum(1 << LIMITS.index(f"{x.low}_{x.high}") for x in limits)
 
 

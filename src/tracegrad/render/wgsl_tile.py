@@ -280,7 +280,7 @@ class Result:
 
 
 class Square:
-    """Writes one square kernel. `emit` writes its values."""
+    """Writes one kernel in which each thread computes a square of results. `emit` writes the values."""
 
     def __init__(self, kernel: Kernel, tiling: Tiling, emit: Emitter):
         assert kernel.product is not None

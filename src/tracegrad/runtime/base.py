@@ -94,7 +94,7 @@ class Timings:
 
     @property
     def quickest(self) -> float:
-        """Return the times of all dispatches in the fastest run."""
+        """Return the sum of the times of all dispatches in the fastest run."""
         return min(sum(end - begin for begin, end in spans) for spans in self.runs)
 
 

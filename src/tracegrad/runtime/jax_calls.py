@@ -327,7 +327,7 @@ SLOW_IN_LOOPS = {"cpu": {"conv_general_dilated"}}
 
 
 def runs_of(jaxpr: Any, platform: str) -> int:
-    """Return how many runs of the function are worth one call."""
+    """Return how many runs one call should do at most: 1 if a run is long, or slow inside a loop."""
     work = flops(jaxpr, SLOW_IN_LOOPS.get(platform, set()))
     if work >= LOOPED.get(platform, LOOPED_ELSEWHERE):
         return 1

@@ -175,7 +175,7 @@ class Points:
         return Written(s.slot, at, values, counts)
 
     def fold(self, f: Fold) -> Array:
-        """Fold the row's values; for a product, the values that its limits and parts select."""
+        """Fold the values of each row. The terms that a product's limits exclude count as zero."""
         values = _at_least(self.value(f.value), (len(self.outer), self.row.size))
         if f.product is not None:
             values = cast("Array", np.where(self.counted(f.product), values, values.dtype.type(0)))
@@ -200,7 +200,7 @@ class Points:
         return out
 
     def flat(self, axes: Sequence[Axis]) -> Array:
-        """Return the position among the points of some axes."""
+        """Return, for each point, the row-major index of its coordinates along `axes`."""
         out = np.zeros((1, 1), np.int64)
         for a in axes:
             out = out * a.size + self.at[a.name]

@@ -43,7 +43,7 @@ def _with_empty(loaded: Loaded, spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def stamped(shared: Shared, launches: Sequence[BoundDispatch], runs: int) -> list[list[Span]]:
-    """Return spans by the device's clock, whose stamps wgpu gives in nanoseconds."""
+    """Return, for each run, the start and end of each launch in seconds, by the device's clock."""
     device, count = shared.device, 2 * len(launches)
     sets = [
         device.create_query_set(type="timestamp", count=min(IN_A_SET, count - k)) for k in range(0, count, IN_A_SET)
