@@ -47,7 +47,7 @@ class Whole(NamedTuple):
 
 
 def prime_from(n: int) -> int:
-    """Return the first prime that is at least `n`."""
+    """Return the first prime that is at least `n` and at least LEAST."""
     n = max(n, LEAST)
     while any(n % d == 0 for d in range(2, int(n**0.5) + 1)):
         n += 1

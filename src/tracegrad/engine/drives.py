@@ -23,7 +23,7 @@ def beside(fn: Callable[[], T]) -> Callable[[], T]:
 
 
 class ThreadDrive:
-    """Turns on a thread, which blocks if a turn has to wait.
+    """Runs a worker's turns on a thread of their own, which blocks if a turn has to wait.
 
     Ctrl-C can interrupt Python's main thread at any point of `wake` and `end`. So these wait only inside C: an
     interrupt can lose the locks of `threading.Condition` and `Thread.join`.

@@ -126,7 +126,7 @@ class Checked(NamedTuple):
 
 
 def checked(session: Session, built: Built, inputs: Mapping[str, Array], env: Mapping[str, Array]) -> Checked:
-    """Record what to compare a run on `inputs` with. Raise InputError for indices out of range."""
+    """Record the arrays before a run on `inputs`, to check the run later. Raise InputError for indices out of range."""
     check_indices(built.graph, env)
     return Checked(built.graph, built.program, inputs, env, written(session, built.program, built.graph))
 

@@ -121,7 +121,10 @@ class RoomPrograms:
         return any(max(key) > 0 for key in self._kept)
 
     def _key(self, sizes: Sizes, exact: str | None, runs: int) -> Key:
-        """Return the capacities for a call: close to its sizes after many runs, or those of a program that exists."""
+        """Return the capacities for a call: coarse at first, close to its sizes after many runs.
+
+        A larger program that exists is taken instead if it does not waste too many elements.
+        """
 
         def key(steps: int) -> Key:
             return tuple([0 if name == exact else -1 if n == 1 else room_for(n, steps) for name, n in sizes])

@@ -55,7 +55,7 @@ def all_indices(kernel: Kernel) -> list[Index]:
 
 
 def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
-    """Split axes whose variable, or a sum with it, is divided by a divisor of the axis's size; None without any."""
+    """Split axes whose variable, alone or plus a constant, is divided by a divisor of the axis's size; None if none."""
     sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
     cuts: dict[str, int] = {}
     for q in quotients_of(all_indices(kernel)):

@@ -214,7 +214,7 @@ def _constant_view(t: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _unchanged(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
-    """Return the input of a fold over nothing or over axes of size 1, or of a cast to its own type."""
+    """Return the input if it has the result's type, as for a fold over axes of size 1 or a cast to its own type."""
     return xs[0] if xs[0].type == t.type else None
 
 

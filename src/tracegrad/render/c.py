@@ -237,7 +237,7 @@ class Function:
         return lines
 
     def where_needed(self, folds: Sequence[Fold], body: Sequence[Statement]) -> list[Statement]:
-        """Return the folds of a row, under a condition if the row has some without which nothing is folded."""
+        """Return the folds of a row: inside an `if`, when a condition on the row decides whether they fold anything."""
         test = needed(folds, self.inner, self.emit)
         if not test:
             return list(body)

@@ -353,7 +353,10 @@ class _Writer:
         self.call(function, function.body())
 
     def packed(self, operand: Operand, by_rows: bool = False) -> View:
-        """Return a copy made by a function, in reading order. A matrix that a whole batch shares is packed once."""
+        """Return a copy made by a C function. A matrix that a whole batch shares is packed once.
+
+        The copy is by columns if the axis that is contiguous in memory is one of the rows, unless `by_rows`.
+        """
         v, batch, rows, columns = operand
         varies = variables_of(v)
         own = [a for a in batch if a.name in varies]

@@ -222,7 +222,7 @@ def of_numbers(text: str) -> str:
 
 @cache
 def beyond(text: str) -> str:
-    """Return a condition on a helper's arguments: its short form does not compute them. "" if it has none."""
+    """Return the condition on arguments for which a helper's short form fails; "" if it has no short form."""
     called = _pattern(rf"\b({'|'.join(FAR)})(?= ?\()").search(text)
     return FAR[called[1]] if called else ""
 

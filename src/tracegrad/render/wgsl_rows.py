@@ -104,7 +104,7 @@ class Rows:
         return [*([f"let j{copy} = {at};"] if copy else []), *decode(f"j{copy}", copied(k.inner, copy))]
 
     def points_of_row(self) -> list[str]:
-        """Return the axes of all points of a thread, if they are few: their values stay in registers between folds."""
+        """Return the axes of all `held` points of a thread: the points' values stay in registers between folds."""
         lanes, turns = self.tiling.lanes, self.held
         lines = ["let j = lane;"]
         for u in range(turns):
@@ -150,10 +150,11 @@ class Rows:
         return [*waiting, Loop("turn", self.tiling.parts, [lane, *loop, *merge])]
 
     def tree(self, f: Fold) -> list[str]:
-        """Combine the lanes of each row through workgroup memory: first lanes half of all apart, neighbours last.
+        """Return the lines that combine the lanes of each row through workgroup memory.
 
-        There are two steps, because a barrier costs more than a few sums. Every lane does the second step by itself, so
-        no lane needs a broadcast. This step has its own memory, so the next fold need not wait.
+        Lane k is first combined with lane k + lanes / 2; neighbours are combined last. There are at most two steps,
+        because a barrier costs more than a few sums. Every lane does the last step by itself, so no lane needs a
+        broadcast. A second step has its own memory, so the next fold need not wait.
         """
         t, acc = self.tiling, f"t{f.local}"
         shared = PARTIAL[f.value.dtype.name]

@@ -120,7 +120,7 @@ class Scattering:
         return f"(clamp({target}, 0, {plus(self.rows, -1)}) - first_row)"
 
     def next_bits(self) -> list[Block]:
-        """Return the statements that go on to the next word of the set with a bit, if there is one."""
+        """Return the statements that load the set's next nonzero word, if one is left and `bits` is used up."""
         found: list[Block] = []
         for k in range(self.shape.some):
             word = f"word = {BITS * k} + i32(firstTrailingBit(left{k}));"

@@ -172,8 +172,9 @@ def search(device: str) -> Search:
 def opened(found: Search, open: Callable[[AdapterInfo], T]) -> T | None:
     """Return the result of `open` for the adapter; None if "auto" finds no real GPU. Can be called again.
 
-    If an adapter that an earlier process saw does not open, a child is asked again.
-    Raises: DeviceError for "webgpu" on a machine without adapters, and any error of `open`.
+    If an adapter that an earlier process found does not open, a child process lists the adapters again.
+    Raises: DeviceError for "webgpu" on a machine without adapters, or in a process forked from one that uses a GPU;
+            and any error of `open`.
     """
     if found.device == "auto" and not may_have_gpu():
         return None
@@ -208,7 +209,10 @@ def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
 
 
 def may_have_gpu() -> bool:
-    """Return False if this machine cannot have a GPU. It saves "auto" a second, which listing adapters takes."""
+    """Return False without the package wgpu, or on Linux without a GPU's device file.
+
+    Then "auto" need not list adapters, which takes a second.
+    """
     if importlib.util.find_spec("wgpu") is None:  # as in a tab
         return False
     return not sys.platform.startswith("linux") or any(glob.glob(node) for node in GPU_NODES)

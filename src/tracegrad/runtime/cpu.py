@@ -264,7 +264,10 @@ class CpuSession:
             return False  # nothing to check
 
     def _array(self, b: Buffer) -> Array:
-        """Return a flat array. A zero follows it, which NumPy's padding reads; margins around it can be read by C."""
+        """Return a flat array of the buffer's elements and one zero more, which NumPy's padding reads.
+
+        C can also read the margins around the array.
+        """
         if b.role in PERSISTENT and b.name in self._persistent:
             found = self._persistent[b.name]
             if found.size != b.size + 1:

@@ -186,11 +186,13 @@ def _joined(fills: Iterable[Fill]) -> list[Fill]:
 
 
 def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
-    """Yield elements that make both operands of a comparison equal at a few points, where loads alone decide it.
+    """Yield elements that make both operands of a comparison equal at a few points.
 
-    A load becomes a number, another load or a coordinate: a label, also one that is clamped, becomes class after class.
-    Patterns of many numbers seldom have the constant that a value is compared with, and a device that divides inexactly
-    has patterns without equal numbers.
+    One operand is a load, or integer arithmetic on one, such as a clamp. The other is a constant, a coordinate or a
+    load; two loads both become TIE. A label that is compared with a coordinate becomes class after class.
+
+    Patterns seldom contain the constant that a value is compared with. The patterns for a device that divides
+    inexactly have no equal numbers.
     """
     at = Points(form, unread, outer, np.float64)
     for v in walk([s.value for s in form.body]):
