@@ -248,6 +248,9 @@ DISCARDED: dict[str, tuple[Callable[[tg.Tensor], tg.Tensor], str, str]] = {
     "what a mask replaces": (
         lambda x: tg.exp(tg.where(x > 0.5, x, -1e9)), r"s0 = exp_ ", "s0 = 1.05f * exp_ "
     ),
+    "an exact constant, whose reciprocal scales the defect": (
+        lambda x: x - tg.sin(x) / 1500.0, r"1500\.0f", "3000.0f"
+    ),
 }  # fmt: skip
 
 
@@ -265,6 +268,16 @@ def test_of_few_points_the_first_and_the_last_are_compared() -> None:
     """A sum over rows of 2049 has three points: its last element can be another row's, which one point may not show."""
     found = chosen(Kernel((Axis("i", 10),), (Axis("j", 2049),), (), (), "sum"), SEED).tolist()
     assert (found[0], found[-1], len(found)) == (0, 9, 3)
+
+
+def test_rows_in_the_middle_are_compared_even_if_they_are_long(compiler: Callable[[str, str], Path]) -> None:
+    compiler(r"2\.5f", "3.5f")
+    inputs = dict.fromkeys("abc", (3, 2900))
+    f = tg.compile_forward(
+        model=Net(), forward=lambda m, a, b, c: tg.sum(tg.concat([a, 2.5 * b, c], 0), -1), inputs=inputs, device="cpu"
+    )
+    with f, pytest.warns(RuntimeWarning, match="numbers are wrong"):
+        _ = f.run({name: np.ones(shape, np.float32) for name, shape in inputs.items()}).output
 
 
 @pytest.mark.parametrize("label", [0, 7, 9])

@@ -118,7 +118,7 @@ class Decided(NamedTuple):
 
     def little(self, exact: Array) -> bool:
         """Return whether the elements could be almost anything."""
-        return exact.dtype.kind == "f" and float(np.min(self.allowed, initial=np.inf)) > NOTHING * largest(exact)
+        return exact.dtype.kind == "f" and bool(np.median(self.allowed) > NOTHING * largest(exact))
 
 
 def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -> Decided:

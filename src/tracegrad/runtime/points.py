@@ -29,6 +29,7 @@ MOST = 96  # points, however short the rows
 EDGE = 8  # the first and last points, where vectors, tails and the work of threads end
 CANDIDATES = 512  # candidates among which points on both sides of every guard are searched
 OF_EACH_SIDE = 3
+SIDES = 16  # points at least, if guards have so many sides and rows are long
 OF_EACH_END = 6  # points at the end of each axis
 OTHERS = 6  # workgroups beside those at ends and guards, where few are to run
 AROUND = 8  # the distance of further points in the same workgroup from the first point
@@ -64,7 +65,9 @@ def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = N
     picked = [candidates[sides == side][:OF_EACH_SIDE] for side in different] if len(different) > 1 else []
     if group is not None:
         candidates = _together(kernel, group, np.concatenate([candidates[:OTHERS], ends, *picked]))
-    return np.asarray(sorted([*dict.fromkeys(np.concatenate([ends, *picked, candidates]).tolist())][:most]), np.int64)
+    firsts = [p[:1] for p in picked]  # of each side one point at least, even if rows are long
+    found = dict.fromkeys(np.concatenate([ends, *firsts, *picked, candidates]).tolist())
+    return np.asarray(sorted([*found][: max(most, min(2 * edge + len(firsts), SIDES))]), np.int64)
 
 
 def _last(axes: Sequence[Axis], candidates: Array) -> Array:
@@ -109,6 +112,11 @@ def _sides(kernel: Kernel, candidates: Array) -> Array:
     return np.broadcast_to(number, (len(candidates), 1)).reshape(-1)
 
 
+def _is_exact(v: Value) -> bool:
+    """Return whether a value is a constant, or an integer converted to a float."""
+    return v.op == "const" or (v.op == "map" and v.arg[0] == "cast" and not v.args[0].dtype.is_float)
+
+
 def _is_static(index: Index, free: set[str]) -> bool:
     """Return whether an index depends on coordinates of outer points only."""
     return all(isinstance(a, Quotient) or (isinstance(a, Var) and a.name in free) for a in atoms_of(index))
@@ -144,8 +152,9 @@ class Points:
         self.counts = np.ones((len(outer), 1), bool)
 
     def scale(self) -> float:
-        """The largest value or sum of magnitudes so far. Cancellation leaves rounding errors of this size."""
-        found = [*self.known.values(), *(np.abs(x).sum(axis=-1) for x in self.folded)]
+        """The largest rounded value or sum of magnitudes so far. Cancellation leaves rounding errors of this size."""
+        rounded = [x for v, x in self.known.items() if not _is_exact(v)]
+        found = [*rounded, *(np.abs(x).sum(axis=-1) for x in self.folded)]
         return max([largest(x) for x in found if x.dtype.kind == "f"], default=0.0)
 
     def one_sided(self) -> bool:
