@@ -58,8 +58,8 @@ def _keys(x: Tensor, descending: bool) -> Tensor:
     """Return i32 keys to sort in ascending order. NaN has the last key; -0 has the key of 0."""
     key = x
     if x.dtype.is_float:
-        key = bits(where(x == 0, 0.0, x))
-        key = where(isnan(x), LAST, where(key < 0, bit_xor(key, LAST), key))
+        key = bits(x)
+        key = where(isnan(x), LAST, where(key < 0, -(2**31) - key, key))
     elif x.dtype is not i32:
         key = cast(bit_xor(x, 2**31), i32)
     return bit_xor(key, -1) if descending else key
