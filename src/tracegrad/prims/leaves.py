@@ -160,7 +160,8 @@ def literal(array: Any, dtype: DType | None = None) -> Tensor:
     Raises DTypeError for other objects.
     """
     if isinstance(array, (bool, int, float)):
-        return const(fitting(array, dtype), dtype) if dtype else const(array, scalar_dtype(array))
+        dtype = dtype or scalar_dtype(array)
+        return const(fitting(array, dtype), dtype)
     if isinstance(array, (list, tuple)):
         flat, shape = _flatten(cast("Sequence[Any]", array))
         return _packed(flat, shape, dtype)
@@ -240,9 +241,12 @@ def _flatten(values: Sequence[Any]) -> tuple[list[Any], Shape]:
 
 
 def as_tensor(value: Any, like: DType | None = None) -> Tensor:
-    """Return `value` as a tensor; a Python number takes the dtype `like` if the cast is exact.
+    """Return a tensor, number, nested list or array as a tensor; a number takes the dtype `like`.
 
-    Raises TraceError outside a trace, DTypeError for values of another kind.
+    like:   None: f32 for a float, i32 for an integer, bool for a boolean. With `like` bool, an integer or float takes
+            this default, too. A number is rounded to f32.
+    Raises: TraceError outside a trace, unless `value` is a tensor. DTypeError for a `value` of another type, for a
+            float if `like` is i32 or u32, and for an integer out of range.
 
     As jax.numpy.asarray.
     """

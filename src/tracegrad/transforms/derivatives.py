@@ -148,7 +148,7 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(directions, (tuple, list)):
         raise TraceError.here(
-            "jvp: primals and tangents must be tuples with one entry for each argument: jvp(f, (x,), (t,))"
+            "jvp: primals and directions must be tuples with one entry for each argument: jvp(f, (x,), (t,))"
         )
     trees, _ = _variables(primals, "jvp")
     given = dict(_pairs("jvp", "tangent", trees, tuple(directions)))
