@@ -89,7 +89,7 @@ class Kaiming(Gaussian):
 
     fan_in is the number of inputs of an output. It is `in` for a matrix [in, out], and n for a vector [n]. For a
     convolution [out, in/groups, *kernel], it is in/groups * (product of kernel).
-    The default of `nn.Linear` and the convolutions, with gain sqrt(2). As torch.nn.init.kaiming_normal_.
+    The default of `nn.Linear` and `nn.Conv1d` to `nn.Conv3d`, with gain sqrt(2). As torch.nn.init.kaiming_normal_.
 
     >>> layer = nn.Linear(3, 4, init=init.kaiming())
     """

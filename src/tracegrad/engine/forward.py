@@ -307,7 +307,7 @@ class CompiledForward(HasStates):
 
     @property
     def closed(self) -> str:
-        """Why new runs are `Aborted`, such as "closed"; "" while the forward accepts runs."""
+        """The reason why new runs are `Aborted`, such as "closed"; "" while the forward accepts runs."""
         return self._programs.closed
 
     def __repr__(self) -> str:

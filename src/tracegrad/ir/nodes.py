@@ -94,11 +94,11 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 
 def register(p: Primitive) -> Primitive:
-    """Add a row to the table of primitives, and return it. Names are unique.
+    """Add `p` to the table of primitives, and return `p`.
 
-    Raises InputError for a name that is taken, and for an unknown family.
+    Raises InputError if the name of `p` is taken, or its family is unknown.
 
-    As a primitive of JAX with its rules.
+    As a new jax.extend.core.Primitive with its rules.
     """
     if p.name in PRIMITIVES:
         raise InputError.here(f"primitive {p.name!r} exists; choose another name")

@@ -68,12 +68,12 @@ def pow(a: Operand, b: Operand) -> Tensor:
     a, b:     f32; tensors, arrays (float64 becomes f32) or numbers, of any shape. Or `a` i32 or u32, and `b` a Python
               integer of at least 0.
     Returns:  the dtype of `a`; NaN for a < 0 and a fractional `b`. Integers wrap at 32 bits.
-    Gradient: to `a`, b a^(b-1), and 0 for b = 0; to `b`, log(a) a^b, and 0 for a = 0 and b >= 0.
+    Gradient: to `a`, b a^(b-1), but 0 where b = 0; to `b`, log(a) a^b, but 0 where a = 0 and b >= 0.
     Raises:   DTypeError for other or differing dtypes, and for integers to a negative power; ShapeError if the shapes
               do not broadcast.
 
-    The Python numbers 2, 3, 0.5, -0.5 and -1 as `b` are computed as a * a, a * a * a, sqrt(a), rsqrt(a) and 1 / a.
-    As in PyTorch, sqrt(-0) is -0 and sqrt(-inf) is NaN, where NumPy's power gives 0 and inf.
+    If `b` is the Python number 2, 3, 0.5, -0.5 or -1, the op computes a * a, a * a * a, sqrt(a), rsqrt(a) or 1 / a.
+    So, as in PyTorch, b = 0.5 gives -0 for -0 and NaN for -inf. numpy.power can give 0 and inf there.
     As numpy.power and torch.pow.
 
     >>> tg.pow([1.0, 2.0, 3.0], 2.0)
@@ -151,8 +151,8 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
     """Return floor(a / b), element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype. Integers are exact, f32 for results up to 2^22. For b = 0 the result is a / b (infinite or
-              NaN), and 0 for integers.
+    Returns:  the same dtype. Integers are exact; f32 is exact for results up to 2^22. For b = 0, f32 gives a / b
+              (infinite or NaN), and integers give 0.
     Gradient: 0: the result is constant between its steps.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 

@@ -297,9 +297,10 @@ def lamb(
     eps: float = 1e-6,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make a LAMB optimizer: p <- p - lr norm(p) / norm(u) u, for each parameter p (You et al. 2020, algorithm 2).
+    """Make a LAMB optimizer: p <- p - lr * (norm(p) / norm(u)) * u for each parameter p (You et al. 2020, algorithm 2).
 
-    u = m_hat / (sqrt(v_hat) + eps) + weight_decay p, with the means of `scale_by_adam`. If a norm is 0: p <- p - lr u.
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p, with the means of `scale_by_adam`.
+    If norm(p) or norm(u) is 0: p <- p - lr * u.
     beta1, beta2: factors of the means, as for `adam`.
     weight_decay: applies to decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`.

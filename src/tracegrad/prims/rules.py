@@ -61,7 +61,10 @@ def spread(n: int, x: Tensor) -> Tensor:
 
 
 def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
-    """The `batch` rule of a primitive that allows extra leading axes: apply it as it is. As JAX's defvectorized."""
+    """The `batch` rule of a primitive that accepts extra leading axes: apply it with the same attributes.
+
+    As JAX's defvectorized.
+    """
     return bind(y.prim, *[spread(n, x) for x in xs], **attrs)
 
 
