@@ -9,8 +9,7 @@ import numpy as np
 
 from cases import Case, F, torch
 from cases_nn import COUNTERS, FedCase
-from tracegrad import linalg
-from tracegrad import ops as tg
+from tracegrad import linalg, ops as tg
 from tracegrad.alignment import ctc_loss
 from tracegrad.dtypes import f32
 

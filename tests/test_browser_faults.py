@@ -14,8 +14,7 @@ import pytest
 
 from browser import ARGS, browser, find_chromium, open_page, plain, served, until
 from test_browser import LOSS, SINE, Tab, assert_same_bits, batches, compiled, tab
-from test_export import compiled as wave_training
-from test_export import ready, wait_for_steps, wave_page, waves
+from test_export import compiled as wave_training, ready, wait_for_steps, wave_page, waves
 from tracegrad import lr, optim, safetensors
 
 __all__ = ["browser", "served", "tab"]  # fixtures

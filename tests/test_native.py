@@ -18,8 +18,7 @@ import pytest
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError, InputError
 from tracegrad.kernel_source import Binding, KernelSource, Shader, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Program
-from tracegrad.runtime import adapters as finding
-from tracegrad.runtime import wgpu_compiled
+from tracegrad.runtime import adapters as finding, wgpu_compiled
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
 from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.wgpu_calls import Calls

@@ -15,8 +15,7 @@ import pytest
 
 from test_adapters import chosen, fake, says
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import adapters as finding
-from tracegrad.runtime import remembered
+from tracegrad.runtime import adapters as finding, remembered
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="kept on POSIX systems only")
 ROWS = [fake("RTX", "DiscreteGPU")]

@@ -12,8 +12,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tracegrad import safetensors
 from tracegrad.errors import DTypeError, InputError

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from oracle import call, oracle
-from tracegrad import methods
-from tracegrad import ops as tg
+from tracegrad import methods, ops as tg
 from tracegrad.dtypes import DType, TensorType, as_dtype, bool_, f32, i32, u32
 from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError
 from tracegrad.ir.ambient import tracing

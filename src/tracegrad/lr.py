@@ -19,8 +19,12 @@ from tracegrad import foreign
 from tracegrad.errors import InputError
 from tracegrad.hypers import RANGES, Range, checked, kind_of
 from tracegrad.refusals import NoNumber, shown
-from tracegrad.schedule import Plateau, check, start_field
-from tracegrad.schedule import Schedule as Schedule  # noqa: PLC0414 so that type checkers see lr.Schedule
+from tracegrad.schedule import (
+    Plateau,
+    Schedule as Schedule,  # noqa: PLC0414 so that type checkers see lr.Schedule
+    check,
+    start_field,
+)
 
 
 @dataclass(frozen=True)

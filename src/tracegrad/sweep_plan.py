@@ -26,16 +26,13 @@ from tracegrad.ir.states import STATE, StateTensor
 from tracegrad.nn.module import bound, decays, named_parameters, named_states
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.ops.control import assign
-from tracegrad.ops.reduction import any as any_
-from tracegrad.ops.reduction import sum as sum_
+from tracegrad.ops.reduction import any as any_, sum as sum_
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.guard import PARAMS
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.optim.transform import NO_GROUPS, Groups, Host, Kept, PerParameter, Transform
-from tracegrad.optim.transform import State as Kepts
+from tracegrad.optim.transform import NO_GROUPS, Groups, Host, Kept, PerParameter, State as Kepts, Transform
 from tracegrad.passes.pieces import Piece, split
-from tracegrad.prims.elementwise import cast as cast_
-from tracegrad.prims.elementwise import nonfinite, stop_gradient, where
+from tracegrad.prims.elementwise import cast as cast_, nonfinite, stop_gradient, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.prims.views import broadcast_to, reshape, slice_

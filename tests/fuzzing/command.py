@@ -32,8 +32,7 @@ from fuzzing.case_steps import row_programs
 from fuzzing.compare import Finding
 from fuzzing.corpus import FOLDER, keep, kept
 from fuzzing.grow import grow
-from fuzzing.polymorphic import DEVICES
-from fuzzing.polymorphic import explored as compared_at_sizes
+from fuzzing.polymorphic import DEVICES, explored as compared_at_sizes
 from fuzzing.runners import RUNNERS
 from fuzzing.search import Report, kind, search
 from fuzzing.shrink import shrunk

@@ -33,7 +33,7 @@ def number(among: range, valid: str) -> Callable[[str], int]:
     return integer
 
 
-COUNT, SEED = number(range(1, sys.maxsize), "at least 1"), number(range(2**32), "from 0 to 2**32 - 1")
+COUNT, SEED = number(range(1, sys.maxsize), f"from 1 to {sys.maxsize - 1}"), number(range(2**32), "from 0 to 2**32 - 1")
 PORT = number(range(2**16), "from 0 to 65535")
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracegrad import hypers
-from tracegrad import lr as schedules
+from tracegrad import hypers, lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
 from tracegrad.program import Field, Program

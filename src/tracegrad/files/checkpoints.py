@@ -20,8 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from tracegrad import lr as schedules
-from tracegrad import safetensors
+from tracegrad import lr as schedules, safetensors
 from tracegrad.arrays import Array, describe, np
 from tracegrad.compiler.build import Built, StepSource
 from tracegrad.dtypes import DTYPES

@@ -16,8 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tracegrad import lr as schedules
-from tracegrad import safetensors
+from tracegrad import lr as schedules, safetensors
 from tracegrad.arrays import HAVE_NUMPY, as_array, describe, np
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed

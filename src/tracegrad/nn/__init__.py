@@ -19,10 +19,10 @@ LATER = {
     "convolutions": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
     "recurrent": "GRU LSTM RNN",
 }
-__all__ = [name for name, x in dict(globals()).items() if name[0] != "_" and hasattr(x, "__module__")]  # pyright: ignore[reportUnsupportedDunderAll]
-__all__ = sorted([*__all__, *" ".join(LATER.values()).split()])  # pyright: ignore[reportUnsupportedDunderAll]
 
-if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+if not TYPE_CHECKING:  # type checkers export all that star imports bring, and are to report unknown names themselves
+    __all__ = [name for name, x in dict(globals()).items() if name[0] != "_" and hasattr(x, "__module__")]
+    __all__ = sorted([*__all__, *" ".join(LATER.values()).split()])
 
     def __getattr__(name):
         for file, names in LATER.items():
@@ -31,6 +31,5 @@ if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
                 return value
         raise foreign.no_such_name("tracegrad.nn", name, {"nn": __all__, "tg": ops.__all__})
 
-
-def __dir__() -> list[str]:
-    return __all__  # for tab completion: also the names that are loaded later
+    def __dir__():
+        return __all__  # for tab completion: also the names that are loaded later

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-from tracegrad import init as inits
-from tracegrad import transforms
+from tracegrad import init as inits, transforms
 from tracegrad.dtypes import whole
 from tracegrad.errors import ShapeError
 from tracegrad.ir import ambient

@@ -1,5 +1,7 @@
 """The public functions on tensors, one file per group. `tg.` re-exports all of them."""
 
+from typing import TYPE_CHECKING
+
 from tracegrad.ops.activation import *
 from tracegrad.ops.attention import *
 from tracegrad.ops.constants import *
@@ -24,4 +26,5 @@ from tracegrad.ops.trigonometry import *
 from tracegrad.ops.windows import *
 from tracegrad.prims.elementwise import *
 
-__all__ = [name for name, x in dict(globals()).items() if hasattr(x, "entry")]  # pyright: ignore[reportUnsupportedDunderAll]
+if not TYPE_CHECKING:  # type checkers cannot evaluate this list, and export all that star imports bring
+    __all__ = [name for name, x in dict(globals()).items() if hasattr(x, "entry")]

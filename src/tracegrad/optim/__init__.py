@@ -11,9 +11,8 @@ from tracegrad.optim.optimizer import *
 from tracegrad.optim.scaling import *
 from tracegrad.optim.transform import *
 
-__all__ = sorted([name for name, x in dict(globals()).items() if name[0] != "_" and hasattr(x, "__module__")])  # pyright: ignore[reportUnsupportedDunderAll]
-
-if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
+if not TYPE_CHECKING:  # type checkers export all that star imports bring, and are to report unknown names themselves
+    __all__ = sorted([name for name, x in dict(globals()).items() if name[0] != "_" and hasattr(x, "__module__")])
 
     def __getattr__(name):
         raise foreign.no_such_name("tracegrad.optim", name, {"optim": __all__, "lr": lr.__all__})

@@ -126,7 +126,7 @@ def key_of(*parts: str) -> str:
 def find(folder: Path, key: str) -> Path | None:
     """Return the file of the key, if its name has the hash of its contents and no other user could have written it."""
     for path in folder.glob(f"{key}-*"):
-        with contextlib.suppress(FileNotFoundError):  # another process can delete it
+        with contextlib.suppress(OSError):  # another process can delete it, or the folder be read-only
             if is_own(path) and path.stem == f"{key}-{digest(path.read_bytes())}":
                 os.utime(path)  # files that are unused for long are deleted
                 return path
