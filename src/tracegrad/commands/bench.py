@@ -55,7 +55,7 @@ def opened(model: Model, first: Mapping[str, Any], device: str) -> tg.CompiledTr
 
 
 def measured(name: str, model: Model, device: str, seconds: float) -> tuple[str, ...]:
-    """Return one row of results: the time of the median block of queued steps. The loss is read after each block."""
+    """Return one row of results. The time of a step is the median over blocks of queued steps that end with a loss."""
     batches = model.batches()
     first = next(batches)
     began = time.perf_counter()

@@ -23,7 +23,7 @@ DEMOS = {"digits": digits, "sine": sine, "gpt": gpt}
 
 
 def number(among: range, valid: str) -> Callable[[str], int]:
-    """Return a function for argparse that parses an integer `among` these, and raises ArgumentTypeError for others."""
+    """Return a function for argparse that parses an integer, and raises ArgumentTypeError unless it is in `among`."""
 
     def integer(text: str) -> int:  # argparse shows this name for a text that is no integer
         if (value := int(text)) not in among:

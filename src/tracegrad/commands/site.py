@@ -68,13 +68,13 @@ class Server(http.server.ThreadingHTTPServer):
     """Prints no traceback when a browser leaves before it has all of a file, as on every reload."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report other errors than a connection's."""
+        """Report all errors except those of a lost or slow connection."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 
 def is_local(hosts: Sequence[str], port: int) -> bool:
-    """Return whether the Host headers of a request, exactly one, name the server at this port."""
+    """Return whether a request has exactly one Host header, and this header names the server at this port."""
     names = ("localhost", "127.0.0.1", "[::1]")
     known = {f"{name}:{port}" for name in names} | (set(names) if port == 80 else set[str]())
     return len(hosts) == 1 and hosts[0].strip().lower() in known
@@ -89,7 +89,7 @@ def inside(path: Path, folder: Path) -> bool:
 
 
 def server(folder: Path, port: int = 0) -> http.server.ThreadingHTTPServer:
-    """Open a server of `folder` for this computer. Raises InputError without a page; OSError if the port is taken."""
+    """Open a server of `folder` for this computer. InputError if it has no page; OSError if the port is taken."""
     if not (folder / "index.html").is_file():
         raise InputError(f"serve: {folder} has no index.html; train.export(path) or `tracegrad demo` writes one")
     return Server(("127.0.0.1", port), functools.partial(Handler, directory=str(folder)))

@@ -82,7 +82,7 @@ def _words(t: Tensor) -> bytes:
 
 
 class Rendered:
-    """The launches, and the sources of each distinct one. Launches that differ only in offsets share a kernel."""
+    """The dispatches, kernels and loops found so far. Launches that differ only in offsets share a kernel."""
 
     def __init__(self, buffers: Mapping[str, Buffer], number: Mapping[str, int]) -> None:
         self.buffers, self.number = buffers, number
@@ -131,10 +131,12 @@ class Rendered:
 
 
 def bound_arrays(wanted: Sequence[tuple[str, int]], written: Set[str]) -> tuple[list[str], list[int]]:
-    """Return the arrays that a launch binds, and the binding of each slot. wanted: (array, size) for each slot.
+    """Return the arrays that a launch binds, and the binding of each slot.
 
-    If temporaries take several arrays, each value in a read-only array other than the first has its own binding. So
-    launches of repeated layers share a kernel, although different arrays hold their values.
+    If temporaries take several arrays, each value in a read-only array other than the first has its own binding, unless
+    this takes more than MAX_BUFFERS. So launches of repeated layers share a kernel, although their arrays differ.
+
+    wanted: for each slot, its array and the serial of its value, or of the pack that the value is a part of.
     """
     arrays: dict[object, str] = {}
     of_slot = [(a, value if is_one_of_several(a) and a not in written else -1) for a, value in wanted]
@@ -147,7 +149,7 @@ def bound_arrays(wanted: Sequence[tuple[str, int]], written: Set[str]) -> tuple[
 
 
 def is_one_of_several(array: str) -> bool:
-    """Return whether the array is one of temporaries after the first: `role.storage.number`."""
+    """Return whether temporaries take several arrays, and this is not the first: `role.storage.number`."""
     return array.count(".") == 2
 
 
@@ -184,10 +186,10 @@ def source_of(
 
 
 def largest_value(plan: Plan) -> str:
-    """Describe the largest temporary, for the error of a device that is too small."""
+    """Describe the largest temporary, for the error of a device that is too small; "" if there are no temporaries."""
     if not plan.lifetimes:
         return ""
     t = plan.storage.nodes.get(max(plan.lifetimes, key=lambda life: life.size).key)
     if t is None:
         return "the memory of a scan"
-    return f"{t.prim.name} {t.type}"  # no line: a Program is the same wherever it is compiled
+    return f"{t.prim.name} {t.type}"  # without the user's line: a Program is the same wherever it is compiled

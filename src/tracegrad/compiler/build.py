@@ -139,7 +139,10 @@ class StepSource(NamedTuple):
     @uncollected
     @ambient.restored
     def at_once(self) -> TracedProgram:
-        """Do the same for sizes that are known; raises InputError if `optimizer` is no optimizer."""
+        """Do what `traced` does, for inputs whose sizes are all numbers.
+
+        Raises InputError for an unknown precision, and if `optimizer` is not an `Optimizer`.
+        """
         check_precision(self.precision)
         optimizer = cast("object", self.optimizer)
         if not isinstance(optimizer, Optimizer):

@@ -30,7 +30,7 @@ from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.group import Launch
 from tracegrad.program import Program
 
-NOWHERE = Site("", 0)  # of nodes without a line
+NOWHERE = Site("", 0)  # the site of nodes without a line
 SHOWN = 4  # most lines that an error names for a kernel
 COUNTED = "bytes and FLOP: what must be done at least, every element of memory and every value counted once"
 
@@ -63,7 +63,7 @@ class Planned(NamedTuple):
     """The plan of a program, made again from its graph.
 
     launches: the launch behind each dispatch, with its plan.
-    starts:   number of the first dispatch of each launch of the plan; a scan has many.
+    starts:   number of the first dispatch of each launch of the plan, then of all dispatches. A scan can have many.
     numbers:  id of a cluster of the plan -> numbers of its dispatches.
     origins:  id of a site -> the node of the graph that has the site.
     """
@@ -143,7 +143,7 @@ def at_size(program: Program, n: int) -> int:
 
 @contextlib.contextmanager
 def blamed_lines(graph: Graph, program: Program) -> Generator[None, None, None]:
-    """Add to a CompileError that names a kernel of `program` the lines that the kernel came from."""
+    """In the block, add to each CompileError that names a kernel the user's lines that the kernel came from."""
     try:
         yield
     except CompileError as e:

@@ -61,7 +61,7 @@ def noticed(traced: Callable[[], T], fn: Callable[..., Any], model: Any) -> T:
 
 
 def _warn(g: _Generator, state: Any, traced: Callable[[], object]) -> None:
-    """Trace once more from `state`, and warn at the line that changes it. The generator stays as the first left it."""
+    """Trace once more from `state`, and warn at the line that draws. Then restore the state after the first trace."""
     after = g.state()
     g.restore(state)
     lines, tracer = _Lines(g), sys.gettrace()
@@ -100,7 +100,7 @@ class _Lines:
 
 
 def _is_users(frame: FrameType) -> bool:
-    plain = sys.modules.get("random")  # written in Python
+    plain = sys.modules.get("random")  # this module is written in Python, so its frames are traced too
     return errors.is_user(frame) and (plain is None or frame.f_code.co_filename != plain.__file__)
 
 
@@ -140,7 +140,7 @@ def _of_numpy(name: str, bits: Any) -> _Generator:
 
 
 def _named(fn: Callable[..., Any], model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values that `fn` can read: of its module, its closure, the model and its class's module."""
+    """Yield names and values that `fn` can read: in its module and closure, the model, and the model class's module."""
     plain: Any = inspect.unwrap(getattr(fn, "func", fn))  # the function inside a functools.partial
     plain = getattr(plain, "__func__", plain)
     yield from list(getattr(plain, "__globals__", {}).items())

@@ -3,7 +3,7 @@
 A *feed* is a program that runs before each step, in the same pass: it writes the step's inputs. Its buffers of role
 "data" hold the examples. In a page the feed draws a batch. There the number of examples is a value that each run sets,
 and no kernel depends on it: a data buffer has size 0 in the program, and the host gives it its size. For `fit` the host
-names the rows, and the number of examples is fixed. Buffers of role "fed" are the step's own, of the same name; `fed`
+chooses the rows, and the number of examples is fixed. Buffers of role "fed" are the step's own, of the same name; `fed`
 joins the two.
 """
 
@@ -28,15 +28,15 @@ from tracegrad.program import PERSISTENT, Buffer, Field, Program
 
 PREFIX = "data."  # of the arrays of examples
 COUNT = "data.count"  # the input with the number of examples; not an identifier, so no user's name clashes
-ROWS = "data.rows"  # the input of the rows that a batch has
+ROWS = "data.rows"  # the input with the numbers of a batch's rows
 MOST = 2**24  # examples: a draw has 24 random bits
 
 
 @ambient.restored
 def make_feed(step: Program, drawn: Collection[str], count: int = 0) -> Program:
-    """Return the program that fills the inputs of `step`: `drawn` inputs with examples, the others with their value.
+    """Return the program that fills the inputs of `step`: `drawn` inputs with examples, others with a stored value.
 
-    count: the number of examples; the host names rows of them by the input ROWS. With 0, each step draws examples with
+    count: the number of examples; the host chooses rows by the input ROWS. With 0, each step draws examples with
            replacement, the same ones for all inputs.
     Raises: InputError for a drawn input without a leading axis, or if those axes differ in length.
     """
@@ -94,7 +94,7 @@ def _rows(length: int, count: int) -> Tensor:
 
 
 def _each(f: Field) -> int:
-    """Return the elements of one example."""
+    """Return the number of elements of one example."""
     return f.size // f.shape[0]
 
 

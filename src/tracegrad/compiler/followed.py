@@ -33,7 +33,7 @@ class Followed(NamedTuple):
     record: Record
     fixed: Sequence[int]  # indices of recorded numbers that are the same at all sizes of the program
     growing: Sequence[tuple[int, Length]]  # indices of recorded numbers that depend on sizes, and their formulas
-    numbers: Sequence[tuple[Number, Sequence[int]]]  # with the constants that are this number at the two sizes
+    numbers: Sequence[tuple[Number, Sequence[int]]]  # each with the indices of the recorded numbers that equal it
 
     def at(self, sizes: Sequence[int]) -> Mapping[str, Any] | None:
         """Return the numbers at some sizes; None if a trace at these could differ."""
@@ -56,19 +56,19 @@ GraphAt = Callable[[Sequence[Any]], Graph]
 
 
 def recorded(graph_at: GraphAt, sizes: Sequence[int]) -> tuple[Record, Graph] | None:
-    """Trace on numbers that record all computations on them; None if the record is incomplete.
+    """Trace on numbers that record all computations on them. Return record and graph; None if the record is incomplete.
 
-    It is incomplete if a size became a plain number, or if Python ran other instructions than on plain sizes, as after
-    `type(n) is int`.
+    A record is incomplete if a size became a plain number, or if Python ran other instructions than on plain sizes.
+    This happens after `type(n) is int`, for instance.
     """
     record, on_plain = Record(sizes), lambda: graph_at(sizes)
     graphs: list[Graph] = []
     try:
-        if sys.version_info >= (3, 12):  # reports the instructions of a function from its second call on
+        if sys.version_info >= (3, 12):  # Python reports a function's instructions only from its second call on
             graphs.append(_watched(on_plain)[0])
         graph, ran = _watched(lambda: graph_at(record.sizes()))
         plain, plain_ran = _watched(on_plain)
-    except UnsizedError:  # such as a function in C that takes nothing but an int
+    except UnsizedError:  # for instance, a function in C refused a symbol: it takes only an int
         return None
     alike = all(_is(g, record.values, plain) for g in (graph, *graphs))
     return (record, graph) if alike and not record.escaped and ran == plain_ran else None
@@ -111,7 +111,7 @@ def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], con
 
 
 def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:
-    """Trace, and also return the instructions that ran outside of tracegrad."""
+    """Trace, and also return the instructions that ran outside of tracegrad and the standard library."""
     ran: Ran = []
 
     def each(frame: FrameType, event: str, _: Any) -> Any:
@@ -173,7 +173,7 @@ def _is(graph: Graph, values: Sequence[Any], plain: Graph) -> bool:
 
 
 def _numbers_in(graph: Graph) -> Iterator[int]:
-    """Yield the numbers of the record in types and attributes, except in values of constants."""
+    """Yield the index of each recorded number in types and attributes, except in values of constants."""
 
     def inside(x: Any) -> Iterator[int]:
         if type(x) is Symbol:

@@ -32,7 +32,7 @@ class StandIn(int):
 
     @property
     def text(self) -> str:
-        """The size in names."""
+        """The size as a sum of products of names, such as 2*B*T-1."""
         made = ""
         for factors, n in self.terms.items():
             parts = [*factors] if n == 1 and len(factors) == 1 else [_enclosed(f) for f in factors]
@@ -93,7 +93,7 @@ def _product(a: Terms, b: Terms) -> Terms:
 
 
 def _quotient(a: Terms, b: Terms) -> Terms | None:
-    """Return a / b if b is one product that divides each term of a."""
+    """Return a / b if b is one product that divides each term of a; else None."""
     if len(b) != 1:
         return None
     ((divisor, by),) = b.items()
@@ -233,7 +233,7 @@ class FreeSizes(NamedTuple):
 
     @staticmethod
     def of(types: Mapping[str, InputType]) -> FreeSizes:
-        """Return the free sizes of inputs. A None is named by its axis, so it is one size for all inputs."""
+        """Return the free sizes of inputs. All None at the same axis are one size, in all inputs."""
         axes: dict[str, list[tuple[str, int]]] = {}
         for n, t in types.items():
             for d, size in enumerate(t.shape):
@@ -277,8 +277,8 @@ def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
     """Return name -> {"range": [lo, hi]}, both included, for i32 inputs that reach an index unchanged.
 
     "exempt" is one more allowed value, such as the `ignore_index` of a loss. "box" is the part of the input that is
-    used, [first, last] on each axis; without "box", all of the input is used. "others" has the same of other parts,
-    such as columns that are indices into another table.
+    used, [first, last] on each axis; without "box", all of the input is used. "others" lists such entries for other
+    parts of the input, such as columns that are indices into another table.
     """
     found: dict[str, list[Spec]] = {}
     shapes: dict[str, Shape] = {}
@@ -295,7 +295,10 @@ def input_ranges(graph: Graph) -> dict[str, Mapping[str, Any]]:
 
 
 def _joined(old: Spec, new: Spec) -> bool:
-    """Extend the entry `old` by `new`, if both are about the same part of the input, or about adjacent parts."""
+    """Extend the entry `old` by `new` if one entry can describe both. Return whether it can.
+
+    Both must be about the same part of the input, or about adjacent or overlapping parts with the same range.
+    """
     if old.get("exempt") != new.get("exempt"):
         return False
     if old["box"] == new["box"]:

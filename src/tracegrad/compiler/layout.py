@@ -27,7 +27,7 @@ NONE: Set[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`offset` elements into the array `array`; `moves` adds to the offset in each iteration of the loops around it."""
+    """A position in an array, `offset` elements from its start. `moves` say how loops change the offset."""
 
     array: str
     offset: int
@@ -64,7 +64,7 @@ class Persistent:
         return next(p for n, p, _ in self.params if n == name)
 
     def place_of_state(self, name: str) -> Place:
-        """Return the place of a state: a model's state, or an array of its own."""
+        """Return the place of a state: a model's state, or else the array of this name (PARAMS begins at `first`)."""
         return next((p for n, p, _ in self.states if n == name), Place(name, self.first if name == PARAMS else 0))
 
 
@@ -100,7 +100,7 @@ class Beside(NamedTuple):
 
     read:    key -> the values that some launch reads while it writes the key's value, or the other way round.
     written: key -> the values that some launch writes together with the key's value.
-    crowded: for each launch that binds many other arrays: the keys of values that should share one array.
+    crowded: the keys of values of launches that bind many other arrays. These values should share one array.
     room:    the keys of each launch, and how many arrays they can take beside all else that the launch binds.
     """
 
@@ -159,7 +159,7 @@ def share_memory(
 
 
 def _few_arrays(order: Sequence[Lifetime], beside: Beside, most_arrays: int) -> list[Chunk]:
-    """Put each value into the array that grows least, among arrays whose values it may share memory with."""
+    """Put each value into the array that grows least, among arrays without values that launches read beside it."""
     chunks: list[Chunk] = []
     for t in order:
         others = beside.read.get(t.key, NONE)

@@ -46,7 +46,7 @@ def paired(one: Sequence[T], other: Sequence[T]) -> list[tuple[T, T]]:
 
 
 def pairs_of(one: Graph, other: Graph) -> list[At]:
-    """Return the value of each constant at two sizes. Raises UnsizedError if one has other constants."""
+    """Return the value of each constant at two sizes. Raises UnsizedError if one graph has more constants."""
     both = paired(constants_of(one), constants_of(other))
     return [(repr(x.attrs["value"]), repr(y.attrs["value"])) for x, y in both]
 
@@ -96,7 +96,7 @@ def _counted(roots: Sequence[Tensor], place: Mapping[int, int], given: Callable[
 def values_at(graph: Graph, pairs: Sequence[At]) -> dict[At, Any]:
     """Return the value of each number at a third size, keyed by its values at two sizes.
 
-    Raises: UnsizedError for a constant that is equal at the two sizes and differs at the third.
+    Raises: UnsizedError if the number of constants differs, or if a value does not follow from those at two sizes.
     """
     values: dict[At, Any] = {}
     constants = constants_of(graph)

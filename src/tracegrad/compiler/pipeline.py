@@ -125,7 +125,7 @@ COMPILE, TABLE, FORMS, SOURCES, PASSES = range(1, 6)
 
 
 def level() -> int:
-    """Return the level; 0 unless the variable is set. Raises: InputError if it is not a number."""
+    """Return the level in TRACEGRAD_DEBUG; 0 unless it is set. Raises: InputError if it is not a number."""
     text = os.environ.get(VARIABLE, "")
     try:
         return int(text or 0)
@@ -172,7 +172,7 @@ class Watch:
 
 
 def table(program: Program) -> str:
-    """Return one line per kernel: how often it runs, its workgroups, arrays, offsets, workgroup memory and name."""
+    """Return one line per kernel: its dispatches, their workgroups, arrays, offsets, workgroup memory and name."""
     rows: list[tuple[str, ...]] = [("kernel", "runs", "workgroups", "arrays", "slots", "shared", "what")]
     for number, k in enumerate(program.kernels):
         launches = [d for d in program.dispatches if d.kernel == number]

@@ -91,7 +91,7 @@ def place_leaves(plan: Plan, persistent: Persistent) -> None:
 
 
 def place_outputs(plan: Plan, graph: Graph, persistent: Persistent) -> None:
-    """Place outputs: a new state over the old one, the other outputs one after the other."""
+    """Place a new state over the old one, and other outputs one after the other unless they have a place already."""
     for name, t in graph.writes.items():
         place_parts(plan, base(t), persistent.place_of_state(name))
     for name, t in graph.results.items():
@@ -113,7 +113,7 @@ def place_parts(plan: Plan, t: Tensor, place: Place) -> None:
 
 
 class Lifetimes:
-    """The lifetimes, in launches, of all values of a plan that have no place yet; a pack counts as one."""
+    """The lifetimes, in launches, of all values of a plan that have no place yet; a pack counts as one value."""
 
     def __init__(self, plan: Plan, elsewhere: set[int]) -> None:
         """elsewhere: serials that need no place."""
@@ -145,7 +145,7 @@ class Lifetimes:
         self.add(t.serial, self.plan.storage.held_as(t.serial), t.size, [self.written(x) for x in parts], ends)
 
     def add_blocks(self, cluster: int, scan: ScanPlan) -> None:
-        """Add the blocks of a scan, each with the items that it holds and with the value that it starts from."""
+        """Add the blocks of a scan. A block lives from its initial value to the last read of the items in it."""
         items = self.plan.items_of(scan)
         for block in scan.blocks.values():
             starts = [] if block.starts is None else [base(block.starts).serial]
@@ -189,7 +189,7 @@ def place_temporaries(plan: Plan, elsewhere: set[int]) -> None:
 
 
 def touched_beside(plan: Plan) -> Beside:
-    """Return which values launches touch together; a pack counts as one."""
+    """Return which values launches touch together; a pack counts as one value."""
     whole = plan.pack_of
     apart, together, crowded = dict[int, set[int]](), dict[int, set[int]](), set[int]()
     room: list[tuple[set[int], int]] = []

@@ -70,7 +70,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Block:
-    """Memory of a scan among the temporaries around it. `starts`: the nodes that write it before the scan runs."""
+    """Memory of a scan among the temporaries around it. `starts`: the initial value that is written before the scan."""
 
     key: int
     storage: str
@@ -88,7 +88,7 @@ class ScanPlan:
     leaves: tuple[Tensor, ...]  # leaves of the body, in the order of the scan's inputs
     rings: tuple[int, ...]  # how many places each carry has
     same: dict[int, tuple[int, bool]]  # item -> the carry whose values it holds, and whether these are the new values
-    roots: dict[int, Tensor]  # item or carry without a place yet -> the node that computes it
+    roots: dict[int, Tensor]  # item or carry that is not in `same` -> the node that computes it
     plan: Plan
     blocks: dict[int, Block] = field(default_factory=dict[int, Block])
     # iterations for each unit of a run's size, if they depend on it; `length` is their number at the capacity
@@ -133,7 +133,7 @@ class ScanPlan:
         n = len(self.rings)
         if item in self.same:
             carry, new = self.same[item]
-            # forwards, all values of a carry begin with the first, and the new values one later; backwards, the reverse
+            # forwards, the old values begin at place 0 and the new ones at place 1; if reversed, the other way round
             return self.blocks[carry].place.at((new != self.reverse) * self.leaves[carry].size)
         return self.blocks[item].place if item >= n else self.end(item)
 
@@ -208,18 +208,19 @@ class ScanPlan:
 
 
 def blocks_of(plan: Plan) -> Iterator[tuple[ScanPlan, Block]]:
-    """Yield all blocks of the scans of a plan."""
+    """Yield each block of the scans of a plan, after its scan."""
     for scan in plan.scans.values():
         for block in scan.blocks.values():
             yield scan, block
 
 
 def iteration(scan: Tensor, arrays: Sequence[str], precision: str) -> tuple[ScanPlan, Storage]:
-    """Return a scan without its plan yet, and the storage of one iteration. `arrays`: the arrays of the inputs.
+    """Return a `ScanPlan` whose `plan` is still missing, and the storage of one iteration. arrays: those of the inputs.
 
     A carry has a *ring* of places. If the new value is computed from the old one point by point, and nothing else reads
-    the old one, both share one place. Otherwise the carry has two places in turns; or one for each iteration, if all
-    values are needed, for instance for a gradient. No value is ever copied from one iteration to the next.
+    the old one, both share one place. Otherwise the carry has two places in turns; or one for the initial value and one
+    for each iteration, if all are needed, for instance for a gradient. No value is ever copied from one iteration to
+    the next.
     """
     body: Body = scan.attrs["body"]
     n, length = len(body.new), scan.attrs["length"]

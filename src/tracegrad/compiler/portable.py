@@ -28,7 +28,7 @@ def portable(rooms: Rooms, least: Sequence[int]) -> dict[str, Any]:
 
     The least size is 2 or more, because one row can be broadcast.
 
-    {"at": k} is the k-th of these numbers: first the sizes in the order of "names", then a result of each instruction.
+    In the data, {"at": k} is number k of a list: the sizes in the order of "names", then each instruction's result.
     Raises: UnsizedError if the program does not serve all sizes, or if this cannot be shown in advance.
     """
     followed = rooms.followed
@@ -42,7 +42,7 @@ def portable(rooms: Rooms, least: Sequence[int]) -> dict[str, Any]:
     record = followed.record
     given = {SIZE.format(name): n for name, n in zip(rooms.names, record.sizes())}
     numbers = {n.field.removeprefix(PREFIX): Symbol(record, ks[0]) for n, ks in followed.numbers} | given
-    specs, results = rooms.shapes_at(record.sizes())  # adds instructions
+    specs, results = rooms.shapes_at(record.sizes())  # adds instructions to the record
     told = {"names": rooms.names, "numbers": numbers, "specs": specs}
     told["results"] = {name: cut._asdict() for name, cut in results.items()}
     plain = _Plain(record)

@@ -1,8 +1,8 @@
 """Compile one program for all sizes that calls choose, up to a capacity for each: its *room*.
 
 A program of `compiler/sized.py` computes exactly the elements of a run. But only one size can vary there, along one
-axis of each value. All other sizes have room: the program computes in the shapes of the largest sizes. So does a size
-that is the length of several axes, as in the scores of attention.
+axis of each value. All other sizes have room: the program computes in the shapes of the largest sizes. A size that is
+the length of several axes, as in the scores of attention, has room too.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Rooms(NamedTuple):
     sizes: Sizes  # of both traces; the first are the room
     source_at: SourceAt
     wholes: tuple[Whole, Whole]
-    results: Mapping[str, tuple[Axis, ...]]  # of results that have room
+    results: Mapping[str, tuple[Axis, ...]]  # how the axes of each result grow; {} if no size has room
     names: Sequence[str]
     constants: Sequence[At]  # of both traces
     numbers: Sequence[Number]
     followed: Followed | None  # how values depend on the sizes, if one trace shows it
     shown: dict[tuple[int, ...], Mapping[str, Any] | None]  # sizes -> their numbers, or None if their trace differed
     specs: tuple[Mapping[str, Any], Mapping[str, Any]]
-    exact: int | None  # the number of a size that runs compute exactly
+    exact: int | None  # the index of the size that runs compute exactly
 
     @property
     def room(self) -> dict[str, int]:
@@ -212,8 +212,8 @@ def build_rooms(source_at: SourceAt, room: Mapping[str, int], exact_name: str | 
     """Return the program that serves all sizes up to `room`.
 
     source_at:  takes sizes in the order of `room`.
-    exact_name: of a size that runs compute exactly, up to its room or a few more.
-    gpu:        it runs in the languages of GPUs.
+    exact_name: the name of the size that runs compute exactly, if any. Its capacity can be a few more than its room.
+    gpu:        True if the program runs in the languages of GPUs.
     Raises: UnsizedError with the reason why one program cannot serve them.
     """
     least, least_near = (min([n - d for n, d in zip(room.values(), apart)]) for apart in (APART[0], NEAR))
@@ -234,7 +234,7 @@ def _built(
         wholes[0].check_form(whole)
     one, other, last = wholes[0], wholes[1], wholes[-1]
     pair = Pair(at[0][exact], at[-1][exact]) if exact is not None else None
-    if pair:  # the next traces take longer than this
+    if pair:  # checked first, because the steps below take longer
         check_graphs(one.graph, last.graph, pair)
     sizes = Sizes(*at[:2])
     numbers, places = numbers_of(one.graph, other.graph)
@@ -264,7 +264,10 @@ def _built(
 def _traces(
     source_at: SourceAt, room: Sequence[int], exact: int | None, apart: Sequence[int]
 ) -> tuple[list[tuple[int, ...]], list[Whole]]:
-    """Trace at the room and at other sizes; if one size is exact, at last at the room with another number of it."""
+    """Return sizes, and the traces at them: the room, and sizes that all differ from it.
+
+    If one size is exact, primes stand for it. The last trace is at the room with another prime.
+    """
     far = [n - d for k, (n, d) in enumerate(zip(room, apart)) if k != exact]
     up = min(far, default=0) < 2
     # all sizes move in one direction, so that their products differ, too
@@ -285,7 +288,7 @@ def _traces(
 
 
 def _prime_beside(p: int, up: bool) -> int:
-    """Return the next prime, or the one before."""
+    """Return the next prime after `p` if `up`, else the last prime before `p`."""
     n = p + 1 if up else p - 1
     while not up and n != prime_from(n):
         n -= 1

@@ -31,7 +31,10 @@ def step_sources(
     precision: str,
     frozen: Selection | None,
 ) -> list[StepSource]:
-    """Return the source of each loss's step. Raise InputError for arguments that are not given by a loss's name."""
+    """Return the source of each loss's step.
+
+    Raises CallError without `losses`, and InputError if another argument does not fit the losses.
+    """
     if loss is not None:
         raise InputError.here("tg.compile: loss= and losses= are both given; leave out one")
     if losses is None:
@@ -103,7 +106,7 @@ def _check_names(what: str, losses: Mapping[str, Any], given: Mapping[str, Any],
 
 
 def named_by(fn: Callable[..., Any], types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `types` that a function's parameters name. The caller checks all other parameters."""
+    """Return the entries of `types` that `fn` takes; all if it takes **options, or if its signature is unknown."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):

@@ -40,7 +40,7 @@ class Whole(NamedTuple):
     graph: Graph  # without composites
 
     def check_form(self, other: Whole) -> None:
-        """Raise UnsizedError if another trace has other defaults, or results in another form."""
+        """Raise UnsizedError if the other trace has other defaults, or returns its results in another form."""
         one, two = self.traced, other.traced
         if (one.meta, one.structure) != (two.meta, two.structure):
             raise UnsizedError("defaults of hyperparameters, or the form of the results, follow the size of the batch")
@@ -55,7 +55,7 @@ def prime_from(n: int) -> int:
 
 
 def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], sizes: Pair, gpu: bool) -> Built:
-    """Return the program of which each run sets the size. graphs: at both sizes.
+    """Return one program whose size each run sets. traced, graphs: at both sizes.
 
     Raises: UnsizedError without a proof that one program serves all sizes.
     """
@@ -70,17 +70,20 @@ def shared_program(traced: Sequence[TracedProgram], graphs: Sequence[Graph], siz
 
 
 class Led(NamedTuple):
-    """A graph whose inputs and results have the axis of the size first, and by name the axis that it was, if not 0."""
+    """A graph whose inputs and results have the axis of the size first.
+
+    inputs, outputs: for each that was changed, the axis where the size was.
+    """
 
     graph: Graph
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
-    results: Mapping[str, TensorType]  # as they were
+    results: Mapping[str, TensorType]  # types before the change
 
 
 @ambient.restored
 def _led(graph: Graph, n: int) -> Led:
-    """Return the graph with the axis of size `n` of inputs and results first; views move it back inside."""
+    """Return the graph with the axis of size `n` first in inputs and results. Inside, views move the axis back."""
     results = graph.results
     inputs = {t.attrs["name"]: t.shape.index(n) for t in graph.leaves("input") if n in t.shape[1:]}
     outputs = {name: t.shape.index(n) for name, t in results.items() if n in t.shape[1:]}
@@ -113,7 +116,7 @@ def whole_of(source: ProgramSource) -> Whole:
 def _program(
     traced: Sequence[TracedProgram], graphs: Sequence[Led], specs: Sequence[Specs], sizes: Pair, gpu: bool
 ) -> Program:
-    """graphs: with the size in front. specs: the ranges of inputs, in both traces."""
+    """Return the program. graphs: with the size in front. specs: the ranges of inputs, in both traces."""
     (one, other), axes = traced, graphs[0].inputs
     if _narrow(specs[0], one.inputs, axes) != _narrow(specs[1], other.inputs, axes):
         raise UnsizedError("which indices are valid depends on the batch")

@@ -109,7 +109,7 @@ def _unless(
 
 
 def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return warnings for compile: a loss that uses no parameters or no inputs, or that no step can improve."""
+    """Return warnings about a loss: parameters or inputs that it does not use, or a gradient that is zero."""
     used = {x.serial for x in toposort([y])}
     delivered = [y, *aux.values(), *t.trace.captures.values(), *t.trace.writes.values()]
     read = {x.name for x in toposort(delivered) if x.prim is LEAF}

@@ -16,14 +16,14 @@ NUMBERS = (bool, int, float)
 
 
 class Instruction(NamedTuple):
-    """One computation. The arguments are plain numbers, and numbers of other instructions in `Reference`s."""
+    """One computation. Its arguments are plain numbers, and `Reference`s to sizes and results of instructions."""
 
     compute: Callable[..., Any]
     arguments: tuple[Any, ...]
 
 
 class Reference(int):
-    """The number of an instruction."""
+    """The index in `Record.values` of a size, or of the result of an instruction."""
 
 
 class Record:
@@ -33,7 +33,7 @@ class Record:
         self.instructions: list[Instruction] = []
         self.values: list[Any] = [*sizes]  # of the sizes and of each instruction, in this trace
         self.count = len(sizes)
-        self.conditions: dict[int, Any] = {}  # instruction -> its value, on which the trace branched
+        self.conditions: dict[int, Any] = {}  # index of a value -> this value, on which the trace branched
         self.escaped = False  # was a symbol converted to a plain number?
         self._known: dict[Any, int] = {}
 
@@ -42,7 +42,7 @@ class Record:
         return [Symbol(self, k) for k in range(self.count)]
 
     def number(self, compute: Callable[..., Any], *operands: Any) -> int:
-        """Return the index of an instruction. Equal instructions share one index."""
+        """Record a computation, and return the index of its result in `values`. Equal computations share one index."""
         arguments = tuple([Reference(x.index) if type(x) is Symbol else x for x in operands])
         key = (compute, repr([(type(x).__name__, x) for x in arguments]))
         found = self._known.get(key)

@@ -68,7 +68,7 @@ def traced(
 ) -> Generator[Traced]:
     """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters without a gradient.
 
-    Raises TraceError inside another trace, and CompileError if the model has no parameters.
+    Raises TraceError inside another trace, and CompileError if the model has neither parameters nor states.
     """
     if ambient.active() is not None:
         raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it outside, before the trace")
@@ -142,7 +142,7 @@ def check_signature(
 
 
 def _defined(fn: Callable[..., Any]) -> Site | None:
-    """Return where a loss or forward is defined, for errors about its result."""
+    """Return where a loss or forward is defined, or else the line of the call, for errors about its result."""
     code = getattr(fn, "__code__", None)
     return Site(code.co_filename, code.co_firstlineno) if code is not None else call_site()
 
@@ -179,7 +179,7 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
 def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str, Tensor], Any]:
     """Return the outputs by name, and the structure they came in.
 
-    Raises CompileError for a result that is no tensor, tuple or dict.
+    Raises CompileError unless the result is a tensor, or a tuple, list or dict of tensors.
     """
     result = _read(result)
     if isinstance(result, Tensor):
@@ -195,7 +195,7 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
 
 
 def _read(result: Any) -> Any:
-    """Return `result` with states of the model replaced by their current values; in a loss, those in its aux."""
+    """Return `result` with states replaced by their current values, also inside tuples, lists and dicts."""
     if isinstance(result, StateTensor):
         return result.now
     if isinstance(result, dict):

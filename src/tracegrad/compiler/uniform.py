@@ -74,9 +74,9 @@ class _Growth(Comparison):
         return self.sizes.agree(*values)
 
     def nodes_of(self, graph: Graph, numbers: Numbers, trace: int) -> list[Tensor]:
-        """Return the nodes that compute something at the second size, unlike a broadcast of one row to one row.
+        """Return the nodes except views that change nothing at the second size, such as a broadcast of 1 row to 1.
 
-        A node that only renames its input gets the input's number.
+        Such a view gets the number of its input.
         """
 
         def then(t: Tensor) -> TensorType:
@@ -99,6 +99,8 @@ def decide_extents(one: Plan, other: Plan, sizes: Pair, outside: int) -> None:
 
     A kernel then computes elements of the batch from elements of the batch only. Raises: UnsizedError if the plans do
     not prove this.
+
+    outside: the elements before the axis of the size in an input; the most of all inputs.
     """
     decision = _Decision(sizes, one, outside)
     decision.plans(one, other)
@@ -143,7 +145,7 @@ class _Decision:
             raise UnsizedError("parts that grow with the batch are put together")
 
     def launches(self, x: Launch, y: Launch, read: Sequence[Any]) -> None:
-        """Set the extents of a kernel that grow. read: the names of the values that it reads."""
+        """Give launch `x` a kernel in which a run sets the extents that grow. read: names of the values it reads."""
         a, b, outs = x.kernels[0], y.kernels[0], x.clusters[0].outs
         grows = [self.sizes.per(s.size, t.size) for s, t in zip(a.slots, b.slots)]
         held = [self.rows.get(name, RowLayout(1, per)) if per else None for name, per in zip(read, grows)]
@@ -196,7 +198,7 @@ class _Decision:
                 self.rows["item", at, k] = held or RowLayout(1, each.size * per, True)
 
     def touched(self, plan: Plan, launch: Launch, seen: dict[int, Any]) -> list[Any]:
-        """Return the values that a launch reads and computes, by names common to both plans. seen: serial -> name."""
+        """Return how many values a launch computes, then the names of all that it reads. seen: serial -> name."""
         (c,) = launch.clusters
         for k, t in enumerate(c.outs):
             seen[t.serial] = (self.count, k)
@@ -211,7 +213,7 @@ class _Decision:
 
 
 def _kept(plan: Plan) -> dict[int, int]:
-    """Return the values in which loops need elements before the rows: serial -> a divisor of their number."""
+    """Return values whose rows must stay behind axes of loops: serial -> a divisor of the elements before the rows."""
     found: dict[int, int] = {}
     for scan in plan.scans.values():
         inside, carries = _kept(scan.plan), len(scan.rings)

@@ -80,7 +80,7 @@ def batches(text: Text, steps: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def write(infer: tg.CompiledForward, text: Text, prompts: list[str], length: int, seed: int) -> list[str]:
-    """Continue each prompt by `length` characters, each drawn with the model's probabilities."""
+    """Continue each prompt by `length` characters, each drawn from the model's scores divided by TEMPERATURE."""
     rng = np.random.default_rng(seed)
     lines = np.stack([text.encode(p) for p in prompts])
     for _ in range(length):
@@ -94,7 +94,7 @@ def write(infer: tg.CompiledForward, text: Text, prompts: list[str], length: int
 
 
 def mean_loss(score: tg.CompiledForward, text: Text) -> float:
-    """Return the cross-entropy on the held-out part, in nats per character."""
+    """Return the cross-entropy on random windows of the held-out part, in nats per character."""
     rng = np.random.default_rng(0)
     pending = [score.run(windows(text.test, rng)) for _ in range(TEST_BATCHES)]
     return sum(float(p.output) for p in pending) / TEST_BATCHES

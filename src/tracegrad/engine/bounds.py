@@ -50,7 +50,7 @@ def measured(arrays: Mapping[str, Any]) -> dict[str, float]:
 
 
 def written(program: Program, fields: Iterable[Field], arrays: Mapping[str, Any]) -> dict[str, float]:
-    """Return the largest |element| that `arrays`, by field, bring into each array of the program."""
+    """Return the largest |element| that `arrays`, by field name, write into each array that has a bound."""
     found: dict[str, float] = {}
     for f in fields:
         name = program.buffers[f.buffer].name

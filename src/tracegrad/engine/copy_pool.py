@@ -18,8 +18,9 @@ from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES
 class CopyPool:
     """Copies whose memory is reused once no reference to the copy or a view of it is left. Any thread can use a pool.
 
-    Python counts references, and an array counts as one user of the array whose memory it has. Watching for the end of
-    each user instead would take as long as all other work on an array of a few hundred kilobytes.
+    A view holds a reference to the array whose memory it uses, so the reference count of that array shows whether its
+    memory is free. A finalizer for each view would cost as much as all other work on an array of a few hundred
+    kilobytes.
     """
 
     def __init__(self) -> None:
@@ -60,9 +61,9 @@ class CopyPool:
 
 
 def _next_if_free(kept: deque[Any], alone: int) -> Any:
-    """Return the next of `kept` if only `alone` references to it are visible from here.
+    """Return the next array of `kept` if it has exactly `alone` references, counted here; else None.
 
-    Other threads see the reference held here.
+    While this function holds its own reference, other threads count one more, so they do not take the same array.
     """
     x = kept[0]
     kept.rotate(-1)
@@ -72,7 +73,7 @@ def _next_if_free(kept: deque[Any], alone: int) -> Any:
 def _alone() -> int:
     """Return how many references `_next_if_free` sees to a free array, which depends on the interpreter.
 
-    If None, no memory is ever reused.
+    The result is 0 if no number up to 9 fits; then no memory is ever reused.
     """
     kept = deque([object()])
     return next((n for n in range(10) if _next_if_free(kept, n) is not None), 0)

@@ -1,4 +1,4 @@
-"""Drive work in turns: on a thread, or in the event loop of a browser's tab, which has no threads."""
+"""Drives, which run a worker's turns: on a thread, or in the event loop of a browser's tab, which has no threads."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Turns = Generator[Any, None, None]  # each yields what to wait for: a batch of t
 
 
 def beside(fn: Callable[[], T]) -> Callable[[], T]:
-    """Call `fn` on another thread, or in a tab on request; return a function that waits for the result."""
+    """Start `fn` on another thread, and return a function that waits for its result. In a tab, return `fn` itself."""
     return fn if tab.IN_TAB else in_background(fn).result
 
 
 class ThreadDrive:
     """Runs a worker's turns on a thread of their own, which blocks if a turn has to wait.
 
-    Ctrl-C can interrupt Python's main thread at any point of `wake` and `end`. So these wait only inside C: an
-    interrupt can lose the locks of `threading.Condition` and `Thread.join`.
+    Ctrl-C can interrupt Python's main thread at any point of `wake` and `end`. So these methods block only in C
+    code: an interrupt can lose the locks of `threading.Condition` and `Thread.join`.
     """
 
     def __init__(
         self, turns: Turns, lock: Any, idle: Callable[[], bool], died: Callable[[BaseException], object]
     ) -> None:
-        """Run `turns` until they end; `start` begins.
+        """Make the thread that runs `turns` until they end; `start` starts the thread.
 
         lock:  an RLock, held by the caller of `wake`.
         idle:  returns whether there is nothing to do now.
@@ -40,15 +40,16 @@ class ThreadDrive:
         """
         self._turns, self._lock, self._idle, self._died = turns, lock, idle, died
         self._bell: SimpleQueue[None] = SimpleQueue()
-        # How often the thread fell asleep, and for which of these times it was woken. Not a flag: a signal handler may
-        # wake the thread and wait while it falls asleep again, and then what was interrupted would reset the flag.
+        # How often the thread fell asleep, and the last of these times for which it was woken. Not a flag: a signal
+        # handler can interrupt `wake`, wake the thread itself, and wait until the thread sleeps again. The interrupted
+        # `wake` would then reset the flag of the new sleep.
         self._slept = self._woken = 0
         self._over: Pending[None] = Pending("closing")
         self._crowd: deque[threading.Lock] = deque()  # one for each thread that waits for room, held by that thread
         self._thread = threading.Thread(target=self._run, name="tracegrad", daemon=True)
 
     def start(self) -> int:
-        """Start the thread, and return its ident. A wait for work on that thread would never end."""
+        """Start the thread, and return its ident. Code on that thread must not wait for the worker's results."""
         self._thread.start()
         return cast("int", self._thread.ident)
 
@@ -61,7 +62,7 @@ class ThreadDrive:
 
     @property
     def asleep(self) -> bool:
-        """True if there was nothing to do, and `wake` was not called since."""
+        """True if the thread had nothing to do, and `wake` was not called since then."""
         return self._slept != self._woken
 
     def await_room(self, full: Callable[[], bool], unanswered: Callable[[], Iterable[Pending[Any]]]) -> None:
@@ -109,7 +110,7 @@ class ThreadDrive:
 
     def _go(self) -> None:
         for awaited in self._turns:
-            if awaited is None:  # a batch is waited for when its outputs are read
+            if awaited is None:  # for a batch, reading its outputs waits
                 with self._lock:
                     asleep = self._idle()
                     self._slept += asleep
@@ -118,7 +119,7 @@ class ThreadDrive:
 
 
 class TabDrive:
-    """Turns of the event loop: there is one thread, so a turn that has to wait lets the rest of the tab run."""
+    """Runs a worker's turns in a tab's event loop. A turn that has to wait lets the rest of the tab run."""
 
     asleep = False  # no other thread could work meanwhile
 
@@ -129,7 +130,7 @@ class TabDrive:
         self._task: Any = None
 
     def start(self) -> int:
-        """Begin up to the first wait, which makes the session. Return no ident: waiting is possible everywhere."""
+        """Run the turns up to the first wait, so that the session is made. Return -1, the ident of no thread."""
         next(self._turns, None)
         return -1
 

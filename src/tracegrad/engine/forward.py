@@ -141,7 +141,7 @@ class CompiledForward(HasStates):
                     arrays |= {name: patched.get(name, x) for name, x in program.unpatched.items()}
                 arrays |= programs.hyper(program)
         except Exception as e:
-            pending.resolve(Failed(e))  # of Python's own, too: `forward` is traced here for new sizes
+            pending.resolve(Failed(e))  # any error of the user's code: `forward` is traced here for new sizes
             return pending
         pending.owner = self
         if isinstance(self.store, OwnParameters) and self.store.unset:

@@ -27,7 +27,7 @@ NO_CAPTURES = Captures()
 
 
 class ForwardPrograms:
-    """The programs of a forward. Called with the owner's lock held."""
+    """The programs of a forward. Its methods are called with the owner's lock held."""
 
     def __init__(self, source: ForwardSource, store: ParameterStore, capacity: int):
         self.source, self.store, self.closed = source, store, ""
@@ -42,7 +42,7 @@ class ForwardPrograms:
 
     @property
     def _current(self) -> SizedPrograms:
-        """The programs of the current model; the session of an earlier model is closed, and with it its programs."""
+        """The programs of the current model. Those of an earlier model ended when its session was closed."""
         if self._sized.version is not self.store.version:
             self._sized = self._none()
         return self._sized
@@ -85,7 +85,10 @@ class ForwardPrograms:
         return program.patched
 
     def hyper(self, program: RunProgram) -> dict[str, Any]:
-        """Return a run's hyperparameters: the training's, else the defaults. Each run has its own random numbers."""
+        """Return a run's hyperparameters (the training's, else the defaults) and size-dependent constants.
+
+        The number of the run is its step, so each run draws its own random numbers.
+        """
         if not program.hyper:
             return dict(program.numbers)
         knobs = self.store.knobs
@@ -103,7 +106,7 @@ class ForwardPrograms:
 
 @dataclass(slots=True, eq=False)
 class ForwardRun:
-    """One run of a forward, for the worker's queue. `batches.Run` documents each method."""
+    """One run of a forward, for the worker's queue. `run_program.Run` documents each method."""
 
     owner: ForwardPrograms
     of: RunProgram
@@ -132,7 +135,7 @@ class ForwardRun:
         self.arrays = {name: new_copy(x) for name, x in self.arrays.items()}
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
-        """Load the program if needed, and return its handle and inputs."""
+        """Load the program if needed, and return its handle and inputs. Return None if the run was aborted."""
         if self._displaced():
             return None
         handle = self.of.load(session)
@@ -149,7 +152,7 @@ class ForwardRun:
         return reference.checked(session, self.of.built, arrays, env | dict(arrays))
 
     def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
-        """Resolve the call."""
+        """Resolve the call. Return False if the outputs differ from the reference's."""
         self.differs = self.checked.differs(session, outputs) if self.checked is not None else ""
         if self.differs:
             return False
@@ -176,13 +179,13 @@ class ForwardRun:
             program.direct = session.door.direct(program.handle)
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """Undo the run's writes to states: the device's results differ from the reference."""
+        """Undo the run's writes to states, and fail the call: the device's results differ from the reference."""
         assert self.checked is not None
         found = self.checked.blame(session)
         self.pending.resolve(Failed(DeviceError(f"run: {self.differs} (TRACEGRAD_CHECK)\n{found}")))
 
     def fail(self, error: BaseException) -> None:
-        """Take the error that the run raised."""
+        """Resolve the call with the error that the run raised."""
         self.pending.resolve(failure(error, "run"))
 
     def _displaced(self) -> bool:

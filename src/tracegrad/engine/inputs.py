@@ -1,6 +1,6 @@
 """Check and cast the inputs and patches of a call against the program, and report all problems at once.
 
-The inputs of a call also choose sizes. `compiler/inputtypes.py` defines for which dimensions.
+The inputs of a call also choose the sizes that its types leave open; see `compiler/inputtypes.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def merge(
 ) -> dict[str, Any]:
     """Merge the inputs of a call, given as one mapping, by keyword, or both. more: further arguments by position.
 
-    Raises InputError for an argument too many, of another type, or given twice.
+    Raises InputError for more than one positional argument, for one that is no mapping, and for a name given twice.
     """
     if more:
         raise InputError.here(f"{what}: {_by_name(what, known)}; got {1 + len(more)} values by position")
@@ -69,14 +69,14 @@ def check_inputs(
     lead: int | None = None,
     copied: Callable[[Array], Array] = new_copy,
 ) -> dict[str, Array]:
-    """Return the given values as new arrays of each field's dtype and shape.
+    """Return the given values as arrays of each field's dtype and shape.
 
     fields:   the inputs of the program, hyperparameters left out.
     given:    anything `numpy.asarray` takes: arrays, nested lists, numbers, torch tensors, buffers.
     what:     the call, for the error.
     lead:     `run_steps(n)`: a value may have one more axis in front, of this length.
-    copied:   copies an array that fits unchanged.
-    Returns:  one fresh, contiguous array per field; the caller's arrays can be reused at once.
+    copied:   copies an array that needs no cast; `unchanged` returns the caller's own array instead.
+    Returns:  one contiguous array per field. If `copied` copies, the caller's arrays can be reused at once.
     Raises:   InputError naming every missing, unknown, wrongly typed or shaped input, and every index out of range.
 
     Casts without loss are done. Any float becomes f32, rounded to nearest; overflow is refused. Integers and booleans
@@ -223,7 +223,7 @@ def _shape_hint(field: Field, x: Array, batch: bool) -> str:
 def own_rows(
     fields: Sequence[Field], given: Mapping[str, Any], share: tuple[int, int]
 ) -> tuple[list[Field], dict[str, Any]]:
-    """Return the inputs in the shapes of one process, and its rows of arrays that were given whole.
+    """Return the fields with the shapes of one process, and the values: whole arrays are cut to its rows.
 
     share: (k, n): the process has part k of n equal parts of axis 0.
     """
@@ -313,7 +313,7 @@ def as_arrays(free: FreeSizes, values: Mapping[str, Any], split: bool = False) -
 
 
 def sizes_of(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool = False) -> Sizes:
-    """Return the sizes of a call from `as_arrays`. Raise InputError with every problem if the inputs do not agree."""
+    """Return the sizes of values from `as_arrays`. Raise InputError with every problem if the inputs do not agree."""
     if not free.axes:
         return ()
     found = {name: [(n, d, _size(free, given, n, d, split)) for n, d in axes] for name, axes in free.axes.items()}

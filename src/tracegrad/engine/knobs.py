@@ -26,7 +26,7 @@ class Rate:
 
     def __init__(self, schedule: Schedule, start: int | None = None, untold: Schedule | None = None) -> None:
         self.schedule, self.untold = schedule, untold
-        self.start = start  # used by the worker only: the number of a step that began, and may not be applied
+        self.start = start  # used by the worker only: the number of a step that began; perhaps it was not applied
         self.begun: tuple[int, Schedule] | None = None  # the schedule shifted to that start
 
     def at(self, step: int) -> float:
@@ -51,7 +51,7 @@ class _Arrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knobs:
-    """The learning rate and hyperparameters at the time of a call. Immutable, for the steps in the queue."""
+    """The learning rate and hyperparameters at the time of a call. Constant, because queued steps share them."""
 
     rate: Rate
     values: Mapping[str, float]
@@ -74,7 +74,7 @@ class Knobs:
         return out
 
     def _fixed(self, fields: Sequence[Field], seed: int) -> dict[str, Any]:
-        """Return the values that are equal for each step, with places for the others."""
+        """Return the arrays that are equal for all steps, and None for `step` and `lr`."""
         out: dict[str, Any] = {}
         for f in fields:
             name = f.name.removeprefix(hypers.PREFIX)
@@ -95,9 +95,10 @@ class Knobs:
         return Knobs(self.rate, {**self.values, hypers.UNIT: hypers.LARGE})
 
     def changed(self, hyper: Mapping[str, Any], program: Program, off: Sequence[str]) -> tuple[Knobs, dict[str, float]]:
-        """Return the values after `train.set(**hyper)`, and those in `off` that now need a program with the option.
+        """Return the values after `train.set(**hyper)`, and the values of options that it switches on.
 
-        Raise InputError with every unknown name. None is the clip_grad_norm that switches clipping off.
+        off: options that the program was compiled without. Switching one on needs a new program.
+        Raise InputError with every unknown name. With clip_grad_norm=None, clipping is off.
         """
         ranges = hypers.ranges_of(program.meta)  # also of a weight_decay that no parameter has, and no input
         names = hypers.settable([f.name for f in program.inputs] + [hypers.PREFIX + n for n in ranges])
@@ -117,5 +118,5 @@ class Knobs:
         rate = Rate(schedules.as_schedule(hyper["lr"])) if len(rest) < len(hyper) else self.rate
         given = hypers.checked_all(new, ranges, "set")
         switched = {name: given[name] for name in off if given.get(name, hypers.OFF[name]) != hypers.OFF[name]}
-        kept = {name: x for name, x in given.items() if name not in off or name in switched}  # the program's, then
+        kept = {name: x for name, x in given.items() if name not in off or name in switched}  # no options that stay off
         return Knobs(rate, {**self.values, **kept}), switched

@@ -106,7 +106,7 @@ def check_record(
 
 
 def of_file(tensors: Mapping[str, Array], fields: Sequence[Field], states: Sequence[Field]) -> list[dict[str, Array]]:
-    """Return parameters and states of a safetensors file, by name: of a checkpoint, or of a plain file.
+    """Return the parameters and the states in a safetensors file, by name. The file need not be a checkpoint.
 
     States that the model lacks are left out, and so are the optimizer's.
     """

@@ -270,7 +270,7 @@ class Pending(NoArray, Generic[T]):
                 self._result, self._done = result, True
         while self._callbacks:  # includes callbacks that an earlier, interrupted call left
             callback = self._callbacks.pop(0)
-            if tab.IN_TAB:  # on a separate stack, so that it can wait for work that this one continues
+            if tab.IN_TAB:  # on a separate stack, so that it can wait for work that goes on after this call
                 tab.event_loop().call_soon(self._call, callback)
             else:
                 self._call(callback)
@@ -305,7 +305,7 @@ class Pending(NoArray, Generic[T]):
 
 
 class _Unseen:
-    """Warns of a Failed that was never read. Only these have a finalizer, because an interrupt could be lost in it."""
+    """Warns of a Failed that was never read. Other results have no finalizer, which could lose an interrupt."""
 
     __slots__ = ("error", "seen", "what")
 

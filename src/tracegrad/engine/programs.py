@@ -25,7 +25,7 @@ TOO_OFTEN = 8  # dropped programs that are built again before a warning says so
 class SizedPrograms:
     """The programs of a step or forward by the sizes of calls, the least recently used first.
 
-    Each call adds its program, on its own thread. The lock is never held while waiting for the worker.
+    Each call compiles a missing program on the caller's thread. The lock is never held while waiting for the worker.
     """
 
     def __init__(self, free: FreeSizes, capacity: int, own: int, own_on_gpu: int = 0, version: object = None) -> None:
@@ -64,11 +64,13 @@ class SizedPrograms:
     def of(
         self, sizes: Sizes, source: Callable[[], ProgramSource], info: Callable[[], DeviceInfo]
     ) -> tuple[RunProgram, list[RunProgram]]:
-        """Return the program for some sizes, built if needed, and the programs dropped for it. With a lock held.
+        """Return the program for some sizes, built if needed, and the programs dropped for it.
+
+        Called with a lock held.
 
         source, info: return what a new program is built from, and for which device.
         """
-        if self._choosing:  # by a signal handler, within a choice of this thread, under which nothing may change
+        if self._choosing:  # a signal handler interrupted a choice of this thread, so `kept` must not change
             program = self.kept.get(sizes)
             if program is None:
                 program = self.built(source(), sizes)
@@ -85,7 +87,7 @@ class SizedPrograms:
     def _chosen(
         self, sizes: Sizes, source: Callable[[], ProgramSource], info: Callable[[], DeviceInfo]
     ) -> tuple[RunProgram, list[RunProgram]]:
-        """Return the same, outside of signal handlers."""
+        """Do the work of `of`. No other choice is in progress on this thread."""
         dropped: list[RunProgram] = []
         before = program = self.kept.get(sizes)
         often = self._worth_another(sizes, before)
@@ -141,7 +143,7 @@ class SizedPrograms:
     def _of_many(
         self, source: ProgramSource, sizes: Sizes, info: Callable[[], DeviceInfo], dropped: list[RunProgram]
     ) -> RunProgram | None:
-        """Return a program for many sizes, at these; None if these get a program of their own."""
+        """Return a program for many sizes, set up for `sizes`; None if `sizes` get a program of their own."""
         if reference.enabled() or len(self.seen) <= self.own or (device := info()).sizes == "one":
             return None
         if self._rooms is None:
@@ -161,7 +163,7 @@ class SizedPrograms:
         return [*map(self.kept.pop, gone), base]
 
     def update(self, session: Session, program: RunProgram, source: ProgramSource) -> None:
-        """Rebuild `program` from `source`, if it was built from another while the training changed its source."""
+        """Rebuild `program` from `source` if the training has changed its source since `program` was built."""
         if program.source is not source:
             program.unload(session)
             program.base, program.source, program.room, program.results = None, source, {}, {}

@@ -1,8 +1,8 @@
 """TRACEGRAD_CHECK=1: compare a device's results with the reference, and name the first op that differs.
 
 `runtime.inexact` defines how far apart results can be. Under precision="f16" the reference in f32 also rounds
-wherever the device does. Some elements can then differ more: where a rounding decides a sign, as of a gradient near 0
-at Adam's first step, it often decides differently.
+wherever the device does. Some elements can then differ more. For example, Adam's first step depends on the signs of
+gradients, and rounding can change the sign of a gradient near 0.
 
 Indices that the device computes, and would clamp, are reported if they are out of range. Indices that come straight
 from an input are always checked, see `inputs`; only computed ones need the reference.
@@ -59,8 +59,8 @@ def compare(
 ) -> list[Difference]:
     """Return the nodes whose value in `found` differs from the reference's, in order.
 
-    env:   a leaf's array by role and name.
-    parts: of the arrays with one element for each element of all parameters: each part is measured by its own size.
+    env:    a leaf's array by role and name.
+    parts:  each parameter's range in arrays that have one element per parameter element; each is compared alone.
     halved: the same nodes rounded as the device rounds them, if it does not compute in f32 only.
     """
     from tracegrad.runtime.inexact import wrong
@@ -93,7 +93,7 @@ class Checked(NamedTuple):
     before: Mapping[str, Array]
 
     def differs(self, session: Session, outputs: Mapping[str, Array]) -> str:
-        """Describe the first result that differs from the reference's, or "". No later run can be under way."""
+        """Describe the first result that differs from the reference's, or "". No later run must be under way."""
         arrays = written(session, self.program, self.graph)
         values = {**outputs, **{name: _value(self.program, name, arrays) for name in self.graph.writes}}
         named = {n: t for n, t in {**self.graph.results, **self.graph.writes}.items() if n in values}
@@ -183,7 +183,7 @@ def enabled() -> bool:
 def check_indices(graph: Graph, env: Mapping[str, Any]) -> None:
     """Raise InputError for the first op with an index out of range, with the index, its range and the user's line.
 
-    env: an array for each leaf, by role and name, as for `nonfinite.blame`.
+    env: an array for each leaf, by role and name, as for `blame`.
     """
     nodes, indices = _indexed(named_by_role(graph.roots))
     with np.errstate(all="ignore"):
@@ -267,7 +267,7 @@ def _first(roots: Sequence[Tensor], env: Mapping[str, Any]) -> tuple[Tensor, Any
 
 
 def _inside(scan: Tensor, env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
-    """Return the first node to blame in the first iteration that has one."""
+    """Return the first node to blame in a scan, with its value, in the first iteration that has one; else None."""
     roots = scan.attrs["body"].roots
     with np.errstate(all="ignore"):
         steps = iterations(scan, evaluate(scan.inputs, env, np), np)
@@ -284,7 +284,7 @@ def _judge(t: Tensor, x: Any, state: Mapping[int, int]) -> int:
 
 
 def _not_finite_paths(roots: Sequence[Tensor], state: Mapping[int, int]) -> set[int]:
-    """Return nodes whose non-finite value reaches a root through non-finite values, or through a test of them."""
+    """Return the serials of nodes with a path to a root on which no value is a finite float."""
 
     def odd(nodes: Sequence[Tensor]) -> list[Tensor]:
         return [t for t in nodes if not (t.dtype.is_float and state[t.serial] == FINITE)]

@@ -1,4 +1,4 @@
-"""The results of a call: Completed, Aborted or Failed; `pending.py` has what waits for them."""
+"""The results of a call: Completed, Aborted or Failed. To wait for a result, see `pending.py`."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class CompletedRun(Completed):
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The result of a queued step or run that was ended before it ran. The work changed nothing.
+    """The result of a step or run that was ended before it completed. The work changed nothing.
 
     `close` and `replace_model` end queued work; a newer call of a `tg.single_flight` function ends a queued one.
 

@@ -17,7 +17,7 @@ from tracegrad.tuning import ROOM_RUNS
 
 LEAST_ROOM = 8  # a smaller one saves less than compiling it takes
 FINE_ROOMS = 4  # rooms from one power of two to the next where there are many runs; else one
-MOST_WASTE = 2  # times as many elements as a new room would have: an old room this large serves if no more are kept
+MOST_WASTE = 2  # times a new room's elements: an old room up to this large serves if no new one can be added
 
 
 class Room(NamedTuple):
@@ -50,7 +50,7 @@ class RoomPrograms:
         version: of the model, for a forward.
         """
         self.capacity, self.own, self.own_here, self.version = capacity, own, own_here, version
-        self.refused: dict[Key, str] = {}  # kinds of rooms -> why no program has one; such a reason ends the trials
+        self.refused: dict[Key, str] = {}  # kind of room -> why no program can have it; such a kind is not tried again
         self._works: set[Key] = set()  # kinds with a room that was built: a refusal concerns one room only
         self._failed: set[tuple[Key, Key]] = set()  # rooms that cannot be built for some sizes
         self._kept: OrderedDict[Key, Room] = OrderedDict()
@@ -61,7 +61,8 @@ class RoomPrograms:
     ) -> tuple[RunProgram | None, list[RunProgram]]:
         """Return the program for some sizes, built if needed, and the programs dropped for it.
 
-        seen: all sizes so far. runs: of these sizes so far.
+        seen: all sizes so far. runs: how many runs had these sizes so far.
+        Returns None as the program if no program with room serves these sizes.
         """
         dropped: list[RunProgram] = []
         for key in self._choices(sizes, seen, runs, device):
@@ -96,9 +97,10 @@ class RoomPrograms:
     def _choices(self, sizes: Sizes, seen: set[Sizes], runs: int, device: DeviceInfo) -> Iterator[Key]:
         """Yield rooms in the order of trials.
 
-        First one size is exact and the others are fixed, if many calls differ in that size alone. Else, on a CPU, one
-        of several sizes is exact in runs, if that can be proved, and the others have room. On a GPU, launches cost more
-        than elements that do not count. A size of 1 is fixed, because one row can be broadcast.
+        First, one size is exact (not padded) and the others are fixed, if many calls differ in that size alone. Next,
+        on a CPU with several sizes that vary, one of them is exact and the others are padded. Last, all are padded. A
+        GPU skips the second case, because launches cost it more than padding does. A size of 1 is always fixed,
+        because one row can be broadcast.
         """
         for name, _ in sizes if device.sizes == "exact" else ():
             key = exact_alone(sizes, name)
@@ -112,12 +114,12 @@ class RoomPrograms:
                 yield self._key(sizes, exact, runs)
 
     def _larger(self, key: Key) -> list[Key]:
-        """Return the rooms kept with room for all that this one has room for."""
+        """Return the keys of kept rooms that hold all sizes which a room of this key holds."""
         return [k for k in self._kept if all(m == n if min(m, n) < 1 else m >= n for m, n in zip(k, key))]
 
     @property
     def serves(self) -> bool:
-        """Whether there is a program with room."""
+        """True if there is a program that pads a size."""
         return any(max(key) > 0 for key in self._kept)
 
     def _key(self, sizes: Sizes, exact: str | None, runs: int) -> Key:
@@ -158,7 +160,7 @@ def exact_first(varying: tuple[str, ...]) -> list[str | None]:
 
 
 def room_for(n: int, steps: int) -> int:
-    """Return the least room for a size, of which there are `steps` from one power of two to the next."""
+    """Return the smallest room that holds size `n`, if rooms have `steps` sizes for each power of two."""
     power = 1 << max((n - 1).bit_length() - 1, 0)
     return max(-(-n * steps // power) * power // steps, LEAST_ROOM)
 
@@ -176,7 +178,9 @@ def _fitting(seen: Iterable[Sizes], key: Key) -> list[Sizes]:
 def built(
     source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], key: Key, before: Rooms | None, gpu: bool
 ) -> Rooms:
-    """Build a program for the sizes that are not fixed. The size without padding gets twice the capacity of `before`.
+    """Build a program for the sizes that are not fixed.
+
+    If calls exceeded the capacity of `before` in the size without padding, that capacity at least doubles.
 
     If the user's functions raise at this capacity, smaller ones are tried, down to the largest sizes so far.
 
@@ -192,7 +196,7 @@ def built(
     found = [dict(s) for s in _fitting(seen, key)]
     largest = {name: max(s[name] for s in found if s[name] <= n or name == exact) for name, n in room.items()}
     fine = {name: min(room_for(n, FINE_ROOMS), room[name]) for name, n in largest.items()}
-    less = {name: n - 1 for name, n in room.items()}  # a whole table is no slice, so its graph differs
+    less = {name: n - 1 for name, n in room.items()}  # at full size, a slice can be a whole table: another graph
     rooms = [room, less, fine, largest]
     if exact is not None:
         most = largest[exact]

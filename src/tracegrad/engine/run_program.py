@@ -49,13 +49,13 @@ class RunProgram:
     ) -> None:
         """Make a program that is not loaded.
 
-        source, sizes: if calls choose sizes, those of this program, and the source it was built from.
+        source, sizes: if calls choose sizes, the source it was built from, and the sizes of this program.
         base:          the program at its capacity, if this program is the same at another size.
         version:       of the model, for a forward.
         """
         self.source, self.sizes, self.base, self.version = source, sizes, base, version
         self.handle = UNLOADED
-        self.commits = False  # false: a step that is not applied changes nothing, and neither do later ones
+        self.commits = False  # true for a forward that writes states, which no halt prevents
         self.direct: Direct | None = None  # see `runtime.doors.Door`
         self.patched: RunProgram | None = None  # the program with its patch sites, made at the first run that patches
         self.fed: RunProgram | None = None  # the program that makes its own batches; see training/placing.py
@@ -70,7 +70,7 @@ class RunProgram:
 
     @property
     def graph(self) -> Graph:
-        """The graph in the shapes of a run. Of a program for many sizes, it is traced again."""
+        """The graph in the shapes of a run. If the program serves many sizes, each access traces the graph again."""
         if self.base is None or self.source is None:
             return self.built.graph
         return at_sizes(self.source, self.sizes).traced().graph
@@ -122,7 +122,7 @@ class RunProgram:
         return self.base is not None and not self.base.program.capacity
 
     def load(self, session: Session) -> int:
-        """Return the program's handle, after loading it."""
+        """Return the program's handle; load the program first if needed."""
         if self.handle == UNLOADED and self.base is not None and self._runs_base:
             self.handle = self.base.load(session)
         elif self.handle == UNLOADED and self.base is not None:
@@ -167,11 +167,11 @@ class Run(Protocol):
         ...
 
     def finish(self, session: Session, outputs: dict[str, Any]) -> bool:
-        """Take the outputs. Return False if the run was not applied, and so no later run of the batch."""
+        """Take the outputs. Return False if this run was not applied; no later run of the batch was applied then."""
         ...
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """Prepare the session for later runs, after `finish` gave False and they were queued again."""
+        """Prepare the session for later runs, after `finish` returned False and the later runs were queued again."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -197,7 +197,10 @@ class UnderWay(NamedTuple):
 
 
 def queued(session: Session, most: int, inputs: Mapping[str, Any]) -> int:
-    """Return how many such runs can wait: `most`, or as many as fit QUEUED_BYTES if the session runs at once."""
+    """Return how many runs with these inputs can be queued.
+
+    That is `most`; but if the session has one batch under way at most, only as many as fit QUEUED_BYTES.
+    """
     size = sum(getattr(x, "nbytes", 0) for x in inputs.values()) if session.ahead == 1 else 0
     return min(most, max(1, QUEUED_BYTES // max(1, size)))
 

@@ -69,7 +69,7 @@ class Stepper:
         built = traced.arrays() if free.axes else traced.compiled()
         sized = SizedPrograms(free, most_sizes, OWN_SIZES, OWN_SIZES_ON_GPU) if free.axes else None
         values = {**built.program.meta.get("hyper", {}), **source.optimizer.hyper}
-        # while pipelines are compiled
+        # drawn on another thread while pipelines are compiled
         first = beside(partial(params.drawn, params.drawable(built.program), seed)) if draws else None
         rate = Rate(as_schedule(source.optimizer.lr))
         return Stepper(source, RunProgram(built), seed, Knobs(rate, values), first, sized)
@@ -81,7 +81,7 @@ class Stepper:
 
     @property
     def built(self) -> Built:
-        """The compiled step; if calls choose sizes, the program of what all steps share."""
+        """The compiled step; if calls choose sizes, the program that only holds the arrays all steps share."""
         return self.main.built
 
     @property
@@ -188,7 +188,7 @@ class Stepper:
         self._fill(session, [b for b in self.program.buffers if b.fill == COPY_OF_PARAMS and b.name not in had])
 
     def freeze(self, session: Session, frozen: Sequence[str]) -> None:
-        """Freeze these parameters and no others, from the next step on; without masks in the program, none."""
+        """Freeze these parameters and no others, from the next step on. Has no effect on a program without masks."""
         self.frozen = tuple(frozen)
         params.write_masks(session, self.program, self.frozen)
 

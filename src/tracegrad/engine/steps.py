@@ -52,7 +52,7 @@ class StepCall:
 
 @dataclass(slots=True, eq=False)
 class StepRun:
-    """One training step, for the worker's queue. `batches.Run` documents each method."""
+    """One training step, for the worker's queue. `run_program.Run` documents each method."""
 
     call: StepCall
     index: int
@@ -64,7 +64,7 @@ class StepRun:
     differs: str = ""  # how the step differs from the reference
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
-        """Number the step, and add the hyperparameters to its inputs."""
+        """Number the step, and return its handle and inputs with hyperparameters. Return None if the call has ended."""
         self.step = 0
         if self.pending.done():
             return None  # an earlier step of the same call failed
@@ -76,7 +76,7 @@ class StepRun:
         return self.of.handle, inputs
 
     def finish(self, session: Session, outputs: Mapping[str, Any]) -> bool:
-        """Count the step, and resolve the call after its last step."""
+        """Count the step, and resolve the call after its last step. Return False if the step must not count."""
         if outputs[HALTED]:
             return False
         self.differs = self.checked.differs(session, outputs) if self.checked is not None else ""
@@ -97,7 +97,11 @@ class StepRun:
         return True
 
     def recover(self, session: Session, outputs: dict[str, Any]) -> None:
-        """Find the op at fault for the step's error, and let the later steps run."""
+        """If the loss is finite, try the step again without bounds. Unless that works, fail the call.
+
+        The error names the op at fault. Later steps can run afterwards.
+        A step that differed from the reference is undone without a second try.
+        """
         call = self.call
         if self.checked is not None and self.differs:
             self._undo(session, self.checked)

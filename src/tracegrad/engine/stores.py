@@ -1,7 +1,7 @@
 """The parameters of a model on a device: those of a training, or those of a forward compiled alone.
 
-A store has the `worker`, the `model` and its parameters as `fields`, the `seed` of random streams, and the hot values,
-`knobs`. Forwards share the arrays of its `layout`.
+A store has the `worker`, the `model` and its parameters as `fields`, the `seed` of random streams, and `knobs`: the
+learning rate and hyperparameters. Forwards share the arrays of its `layout`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class _Parameters(ABC):
         """The program that declares the arrays."""
 
     def with_arrays(self, fn: Callable[[Session, Program], T], version: Any = None) -> T:
-        """Run `fn` on the worker's thread, after all work queued so far. version: the one it is for; None for any."""
+        """Run `fn` on the worker's thread, after all work queued so far.
+
+        version: the version that `fn` is for; None: any. Only a training's version can change.
+        """
         return self.worker.call(lambda session: fn(session, self.layout))
 
     def drop(self, programs: Sequence[RunProgram]) -> None:
@@ -90,7 +93,7 @@ class TrainedParameters(_Parameters):
         return {s.source.part.name if s.source.part else "": s for s in self.stepper.together}
 
     def stepper_of(self, loss: str | None, what: str) -> Stepper:
-        """Return the stepper of a loss. Raise InputError unless one of several is named, or none if there is one."""
+        """Return the stepper of a loss; `loss` must be None if there is only one. Raise InputError for other values."""
         steppers = self.steppers
         if loss in steppers:
             return steppers[loss]
@@ -111,7 +114,7 @@ class TrainedParameters(_Parameters):
 
     @property
     def version(self) -> Stepper:
-        """Changes with `replace_model`."""
+        """The current stepper, which `replace_model` replaces."""
         return self.stepper
 
     @property
@@ -121,7 +124,7 @@ class TrainedParameters(_Parameters):
 
     @property
     def knobs(self) -> Knobs:
-        """The hot values of the next step; if several losses share a name, the first loss's value."""
+        """The learning rate and hyperparameters of the next step; for a shared name, the first loss's value."""
         values: dict[str, float] = {}
         for stepper in reversed(self.stepper.together):
             values |= stepper.knobs.values
@@ -209,7 +212,7 @@ class TrainedParameters(_Parameters):
         return {name: handed_out(x) for name, x in self.call(read).items()}
 
     def with_arrays(self, fn: Callable[[Session, Program], T], version: Stepper | None = None) -> T:
-        """Run `fn`. Raise AbortedError if `replace_model` has replaced its version by then."""
+        """Run `fn` on the worker's thread. Raise AbortedError if `replace_model` has replaced `version` by then."""
         return self.call(lambda session, stepper: fn(session, stepper.program), version)
 
     def download_grads(self, stepper: Stepper) -> dict[str, Array]:
@@ -223,7 +226,7 @@ class TrainedParameters(_Parameters):
 
 
 def _trained(session: Session, program: Program, array: str) -> dict[str, Array]:
-    """Return an array in the layout of the trained parameters, by their names."""
+    """Return the parts of an array that is laid out as the trained parameters are, by parameter name."""
     flat = session.read(array)
     return {f.name: from_storage(flat, f) for f in program.trained}
 

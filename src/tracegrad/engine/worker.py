@@ -152,7 +152,7 @@ class Worker:
         self.post(first)
 
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
-        """Do the same as `call`, without waiting; the Pending resolves to a tuple of one, Failed or Aborted."""
+        """Do the same as `call`, without waiting; the Pending resolves to (result,), Failed or Aborted."""
         pending: Pending[Any] = self.pending("device call")
         if self._forked(pending):
             return pending
@@ -202,14 +202,14 @@ class Worker:
     # --- on the worker's thread ---
 
     def _rests(self) -> bool:
-        """Return whether there is nothing to do: other threads can run programs until `_wake`. With the lock held."""
+        """Return whether there is nothing to do; then other threads can run programs until `_wake`. Needs the lock."""
         idle = not self._queue and not self._window and self._closed is None
         if idle and self._session.door is not None:
             self._session.door.open()
         return idle
 
     def _main(self) -> Generator[Any, None, None]:
-        """Do all the work. Yield what to wait for before continuing: a batch, or None for something to do."""
+        """Do all the work. Yield what to wait for before continuing: a batch, or None for new work."""
         try:
             self._session = self._factory()
         except BaseException as e:
@@ -253,7 +253,7 @@ class Worker:
             self._session.close()
 
     def _turn(self) -> bool:
-        """Do one thing. Return False if there is nothing to do except wait."""
+        """Run one task, or begin one batch. Return False if there is nothing to do except wait."""
         with self._lock:
             first = self._held = self._queue[0] if self._queue else None
             if isinstance(first, Task):

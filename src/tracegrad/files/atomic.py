@@ -47,7 +47,8 @@ def replace_files(contents: Mapping[Path, Iterable[bytes]]) -> None:
     - Other hard links of a file keep the old contents.
     - A character device or a pipe gets the bytes, and is not replaced.
 
-    Raises: OSError naming the file. Then the old files are unchanged, and partial files are removed.
+    Raises: OSError naming the file. Partial files are removed. The old files are unchanged, unless the error came while
+            files were renamed, or bytes were written into a device or a pipe.
     """
     staged: list[tuple[str, str]] = []
     if not all(os.fspath(path) for path in contents):
@@ -79,7 +80,7 @@ def replace_files(contents: Mapping[Path, Iterable[bytes]]) -> None:
 def open_regular(path: Path) -> Generator[BufferedReader]:
     """Open a regular file for reading, without waiting for a pipe.
 
-    Raises: InputError for a device, pipe or folder; OSError.
+    Raises: InputError for a device or pipe; OSError for a folder, or a file that cannot be opened.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | WITHOUT_WAITING)) as f:
         if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):

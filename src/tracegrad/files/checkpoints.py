@@ -52,7 +52,7 @@ def save(snapshots: Sequence[Snapshot], path: str | os.PathLike[str], more: Mapp
 
 
 def load(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedParameters) -> None:
-    """Continue from a checkpoint, read from `path`. Options that only the checkpoint has on are compiled first."""
+    """Continue from a checkpoint, read from `path`. Options that are on only in the file are compiled first."""
     loadings = loadings_of(path, whole, store)
     snapshots = [read(path, loading.file, loading.built.program, loading.stepper.knobs) for loading in loadings]
 
@@ -84,7 +84,7 @@ class Loading:
 
 
 def loadings_of(path: str | os.PathLike[str], whole: safetensors.File, store: TrainedParameters) -> list[Loading]:
-    """Return the loading for each loss; options that only the file has on are compiled."""
+    """Return the loading for each loss. If the file has options that a step lacks, compile the step with them."""
     loadings: list[Loading] = []
     for name, stepper in store.steppers.items():
         file = of_loss(path, whole, name, store.steppers) if name else whole
@@ -170,7 +170,7 @@ def metadata_of(snapshot: Snapshot) -> dict[str, str]:
 
 
 def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
-    """Return the SHA-256 of losses, parameters, optimizer state, step, seed, schedule and hyperparameters, in hex.
+    """Return the SHA-256 of losses, parameters, all states, step, seed, schedule and hyperparameters, in hex.
 
     Names are sorted, and the bits of floats are hashed (losses as f32). So the hash is the same in every process.
     """
@@ -198,9 +198,9 @@ def digest(snapshots: Sequence[Snapshot], losses: Sequence[float]) -> str:
 
 
 def first_hyper(file: safetensors.File) -> dict[str, float]:
-    """Return the first values of the optimizer in the file, if they are numbers. `read` checks all of them.
+    """Return the initial values of the optimizer's options in the file. Invalid ones are left out; `read` reports them.
 
-    They show which options the program has: an option that was switched off again stays in the program.
+    The initial values show which options the saved program has, because switching an option off does not remove it.
     """
     try:
         given = _object(_object(_entry(file.metadata, "optimizer"), "optimizer").get("hyper"), "hyper")
@@ -330,7 +330,7 @@ def _hyper(given: Mapping[str, Any], program: Program, current: Knobs) -> dict[s
 
 
 def _optimizer(given: dict[str, Any], program: Program) -> dict[str, Any]:
-    """Return the data of the optimizer. Raises InputError if it is not of the kind that this program has."""
+    """Return the data of the optimizer. Raises InputError if its kind or state differs from this program's."""
     own: Mapping[str, Any] = program.meta.get("optimizer", {})
     for name in ("kind", "state"):
         theirs, ours = given.get(name), own.get(name)
@@ -341,7 +341,7 @@ def _optimizer(given: dict[str, Any], program: Program) -> dict[str, Any]:
 
 
 def _frozen(metadata: Mapping[str, str], program: Program) -> tuple[str, ...]:
-    """Return the parameters that `train.freeze` named, () without the entry. Raises InputError for other names."""
+    """Return the parameters that `train.freeze` named; () if there is no entry. Raises InputError for other names."""
     given: object = _entry(metadata, "frozen") if "frozen" in metadata else []
     names = [f.name for f in program.trained]
     if not isinstance(given, list) or any(name not in names for name in cast("list[object]", given)):
@@ -386,7 +386,10 @@ def storable(x: Array, dtype: str) -> Array:
 
 
 def _taken(rest: dict[str, Array], name: str, field: Field, problems: list[str]) -> Array:
-    """Remove a tensor from `rest`, and return it in the type of the field."""
+    """Remove a tensor from `rest`, and return it in the type of the field.
+
+    If it is missing or does not fit, add a line to `problems`, and return zeros.
+    """
     x = rest.pop(name, None)
     wanted = Field(field.name, 0, 0, field.dtype, field.shape)
     if x is None:

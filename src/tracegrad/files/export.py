@@ -187,7 +187,7 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
 
 
 def loss_of(snapshot: Snapshot, built: Sequence[Built]) -> dict[str, Any]:
-    """Return the programs of a loss and its hot values as plain data, without weights."""
+    """Return a loss's programs, learning rate and hyperparameters as plain data, without weights."""
     rate = snapshot.knobs.rate.schedule.spec()
     schedules.from_spec(rate)  # raises here for a user's own schedule, which has no counterpart in the browser
     return {
@@ -213,7 +213,7 @@ def steps_of(stepper: Stepper, sizes: RoomsByName) -> list[Built]:
 def forwards_of(name: str, forward: CompiledForward, program: Program, sizes: RoomsByName) -> list[Built]:
     """Build a forward for a page: first for its demo, then for the sizes that calls choose, if `sizes` has the largest.
 
-    Raises InputError unless it shares the parameters of `program`, the step's.
+    Raises InputError unless the forward shares the parameters of `program`, the step's program.
     """
     store = getattr(forward, "store", None)
     if store is None or store.layout is not program:
@@ -310,7 +310,7 @@ def checked_data(inputs: Sequence[Field], data: Mapping[str, Any]) -> dict[str, 
             problems.append(f"{name}: {e}")
     lengths = {n: len(x) for n, x in out.items() if x.shape != fields[n].shape}
     batches = {fields[n].shape[0] for n in lengths}
-    # as many rows as a batch beside more rows of another input: the page would pair these with others at each step
+    # an input with one batch of rows counts too: the page would use these rows at each step, beside changing rows
     lengths |= {n: len(x) for n, x in out.items() if fields[n].shape[:1] and fields[n].shape[0] in batches}
     if len(set(lengths.values())) > 1:
         problems.append(f"numbers of examples differ: {lengths}")

@@ -1,4 +1,7 @@
-"""The programs of a page whose calls choose sizes: one for each choice of padded sizes. Size 1 has its own."""
+"""The programs of a page whose calls choose sizes: one for each choice of padded sizes.
+
+A size of 1 is never padded, so it has programs of its own.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def _rooms(given: Any) -> list[int]:
 
 
 def unnamed(free: FreeSizes, rooms: RoomsByName) -> list[str]:
-    """Return the names of sizes that calls choose, and whose largest value is not in `rooms`."""
+    """Return the names of the sizes that calls choose and for which `rooms` has no entry."""
     return [name for name in free.axes if name not in rooms]
 
 
@@ -107,7 +110,7 @@ def exact(source: ProgramSource, sizes: Sizes) -> Built:
 
 
 def told(built: Built, free: FreeSizes, room: Mapping[str, Any]) -> Built:
-    """Return the program with the sizes that it serves in its metadata, and their axes in its inputs."""
+    """Return the program; its metadata have the sizes that it serves, its inputs the name of each axis's size."""
     program = built.program
     fields = [
         f if f.name.startswith(PREFIX) else replace(f, spec={**f.spec, "sizes": _names(free, f.name)})

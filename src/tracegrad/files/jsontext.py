@@ -58,7 +58,7 @@ def parse(text: bytes | str, deepest: int = DEEPEST) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return the `repr` of a value for a message, in printable characters, cut to one line."""
+    """Return a value's `repr` for a message, cut to LONGEST characters. Of a long container, show type and length."""
     if isinstance(value, str):
         return cut(repr(value[: LONGEST + 1]))
     many = isinstance(value, Sized) and len(value) > LONGEST
@@ -165,7 +165,10 @@ def _built_row(kind: type[Any], value: Any, where: str) -> Any:
 
 @functools.cache
 def _shared(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of the fields that files store for a dataclass: not local ones, or texts that replace one."""
+    """Return the types of the fields that files store for a dataclass. Local fields are left out.
+
+    If a field's metadata have `filed`, files store the texts named there instead of the field.
+    """
     kinds = get_type_hints(kind)
     rows = [f for f in fields(kind) if not f.metadata.get("local")]
     return {name: kinds.get(name, str) for f in rows for name in f.metadata.get("filed", (f.name,))}

@@ -28,7 +28,9 @@ Folder = str | os.PathLike[str]
 
 
 def save(session: Session, stepper: Stepper, folder: Folder, more: Mapping[str, str]) -> Callable[[], None]:
-    """Copy the arrays to the hosts, and begin to write; on the worker's thread. Return a function that waits.
+    """Copy the arrays to the hosts, and begin to write; on the worker's thread.
+
+    Return a function that waits until the folder is complete.
 
     more: further metadata. Every process must call this.
     """

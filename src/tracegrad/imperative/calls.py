@@ -39,7 +39,7 @@ SWITCH = "_true if {p} is True or ({p} is not False and _switch('{p}', {p})) els
 
 
 def key(op: Op) -> str:
-    """Return the key of a call's plan, as text."""
+    """Return Python code that computes the key of a call's plan."""
     parameters, switches = op.parameters, op.switches
     texts = [ROWWISE if is_rowwise(op) else SWITCH if p in switches else OPERAND for p in parameters]
     return ", ".join([f"({text.format(p=p)})" for p, text in zip(parameters, texts)])
@@ -94,7 +94,7 @@ def operand(a: Any) -> Any:
 
 
 def is_array(a: Any) -> bool:
-    """Return whether each call passes its own `a`; other arguments are fixed in the plan."""
+    """Return whether `a` is an array or tensor, which can differ in each call; a plan fixes other arguments."""
     if isinstance(a, np.ndarray):
         return bool(cast("Any", a).shape)
     return isinstance(a, BUFFERS) or (hasattr(a, "__array__") and not isinstance(a, (type, np.generic)))

@@ -2,7 +2,7 @@
 
 The public function of the op is the only definition. Called on leaves, it gives a graph of rows: their array rules
 compute the forward, and their VJPs, in `transforms.grad`, the backward. A replay runs no shape rule, no broadcast and
-no check, because equal types have passed them already.
+no check of types, because equal types have passed them already. It does check the values of indices.
 """
 
 # The modules of imperative/ use the private slots of GradTensor. Users should not.
@@ -120,9 +120,9 @@ class Plan:
         return run
 
     def recorded(self, wrt: Sequence[int]) -> tuple[Writer, list[Recorded], bool]:
-        """Return the lines that compute the results and save the inputs of the backward pass to the inputs `wrt`.
+        """Return a writer with the lines that compute the results; the results; and whether all are new memory.
 
-        The last value tells whether all results are new memory.
+        wrt: numbers of the inputs that need a gradient. The lines also compute what the backward pass reads.
         """
         cts = [leaf("input", f"ct{k}", t.type) for k, t in enumerate(self.roots)]
         found = [
@@ -134,7 +134,7 @@ class Plan:
         nodes = iter(self._simplified([*self.roots, *(g for gs in grads for g in gs)]))
         roots = [next(nodes) for _ in self.roots]
         grads = [[next(nodes) for _ in gs] for gs in grads]
-        # inputs count too: the gradient of an empty result can read inputs that the result does not
+        # inputs count too: the gradient of an empty result can read inputs that the result does not read
         forward = {t.serial for t in [*toposort(roots), *self.inputs]}
         saved = [_saved(gs, forward, ct) for gs, ct in zip(grads, cts)]
         writer = self._writer()
@@ -191,7 +191,7 @@ def _saved(grads: Sequence[Tensor], forward: set[int], ct: Tensor) -> list[Tenso
 
 
 def part(box: Sequence[Sequence[int]]) -> tuple[slice, ...]:
-    """Return the part of an array as NumPy writes it."""
+    """Return the NumPy index of a box, which has the first and last index along each axis."""
     return tuple([slice(first, last + 1) for first, last in box])
 
 

@@ -74,7 +74,7 @@ class Writer:
                 self.lines.append(f"{name} = {text}")
 
     def tuple(self, roots: Sequence[Tensor | None]) -> str:
-        """Return the text of a tuple of values, with None for None. Readers must accept Python numbers in it."""
+        """Return the text of a tuple of values; a root None gives None. Readers must accept Python numbers in it."""
         return "(" + "".join(f"{self.names[t.serial] if t is not None else None}, " for t in roots) + ")"
 
     def function(self, parameters: str, result: str) -> Callable[..., Any]:
@@ -83,7 +83,7 @@ class Writer:
         return defined(f"def run({parameters}):\n{body}", self.scope)["run"]
 
     def _derived(self, t: Tensor) -> bool:
-        """Return whether `t` is computed from constants alone, and small enough to be one."""
+        """Return whether `t` is computed from constants alone, and small enough to be kept as a constant."""
         few = t.size <= KEPT_VALUES and t.inputs and t.prim.family != "scan"
         return bool(few) and all(x.serial in self.constants for x in read_by(t))
 

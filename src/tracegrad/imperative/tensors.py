@@ -20,7 +20,10 @@ from tracegrad.refusals import switch, unexpected
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
-    """Return an in-place operator: under no_grad, `w -= g` sets a leaf's values, as PyTorch; else it is `w = w - g`."""
+    """Return an in-place operator, such as `w -= g`: the same as `w = w - g`, unless `w` is a leaf that requires grad.
+
+    The operator sets the values of such a leaf under no_grad, as in PyTorch. Otherwise it raises TraceError.
+    """
 
     def spelled(self: GradTensor, other: Any) -> Any:
         if self._record is not None or not self._spec.requires:

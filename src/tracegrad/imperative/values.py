@@ -16,8 +16,9 @@ EXACT = {np.dtype(d.numpy): d for d in (f32, i32, u32, bool_)} if HAVE_NUMPY els
 
 
 class Spec:
-    """The properties of an eager tensor that ops depend on: one object for each, so plans are found by identity.
+    """The properties of an eager tensor that ops depend on.
 
+    `spec_of` returns one object for equal properties, so plans are found by identity.
     requires: whether the tensor needs a gradient
     """
 
@@ -92,7 +93,7 @@ def typed(data: Any, dtype: Any = None) -> tuple[Array, Spec]:
 
 
 def _own(data: Any, x: Array) -> DType:
-    """Return the dtype of a value without a requested one."""
+    """Return the dtype of `data` if the caller requests none; `x` is `data` as an array."""
     if isinstance(data, TensorMethods):
         return cast("Any", data).dtype
     if isinstance(data, (int, float, list, tuple)) and x.dtype.kind in "iu":
@@ -112,7 +113,7 @@ def nearest(x: Array) -> DType:
 
 
 def given(data: Any, dtype: Any, what: str) -> tuple[Array, Spec]:
-    """Do the same as `typed`, for data that users pass as `what`. An InputError names `what` and the user's line."""
+    """Do the same as `typed`, for data that users pass as `what`. A DTypeError names `what` and the user's line."""
     try:
         return typed(data, dtype)
     except DTypeError as e:

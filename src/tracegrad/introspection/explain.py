@@ -28,14 +28,14 @@ SCREEN = 16  # dispatches shown on one screen
 class Explanation:
     """The explanation of a program. Print it, show it in a notebook, or `save` it as HTML.
 
-    dispatches: one `DispatchInfo` per dispatch: `label kernel workgroups cost sites forms`.
+    dispatches: one `DispatchInfo` per dispatch, with `label`, `kernel`, `workgroups`, `cost`, `sites` and `forms`.
     verbose:    printing shows everything, including kernels, values and graph; else one screen.
     """
 
     dispatches: tuple[DispatchInfo, ...]
     graph: Graph
     program: Program
-    note: str = ""  # the sizes that the program serves, if calls choose them
+    note: str = ""  # if calls choose sizes: which the program serves, or why only one
     verbose: bool = False
 
     @property

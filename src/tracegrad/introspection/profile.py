@@ -126,7 +126,7 @@ class Profile:
 
     rows:     one `TimedDispatch` per dispatch, with `info`, `seconds`, `share`, `of_limit`, `limit`.
     order:    numbers of the rows in execution order. Rows in loops occur several times.
-    timings:  start and end of each dispatch, in this order, for each run.
+    timings:  start and end of each dispatch, in the order of `order`, for each run.
     """
 
     device: str

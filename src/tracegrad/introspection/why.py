@@ -137,7 +137,7 @@ class Answers:
                 self.neighbours(part, serial)
 
     def neighbours(self, maker: int, reader: int) -> None:
-        """Record the rule that kept the kernels of two stored values apart. The one reads the other."""
+        """Record the rule that kept the kernels of two stored values apart. `reader` reads `maker`."""
         a, b = self.schedule.owner[maker], self.schedule.owner[reader]
         if a is not b and id(a) in self.planned.numbers and id(b) in self.planned.numbers:
             rule = self.schedule.refused.get((maker, reader), SCAN if "scan" in (a.kind, b.kind) else PACKED)
@@ -178,7 +178,7 @@ class Answers:
         return f"dispatch {numbers[0]}, kernel {kernel} ({self.planned.label(c)})"
 
     def merged(self, t: Tensor) -> Iterator[str]:
-        """Yield, with the rule, other values of the kernel that `t` reads, that read `t`, or that share a read."""
+        """Yield the kernel's other values that `t` reads, that read `t`, or that read what `t` reads; with the rule."""
         owner, reads = self.schedule.owner.get(t.serial), self.storage.reads
         if owner is None:
             return

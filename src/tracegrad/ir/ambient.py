@@ -36,7 +36,7 @@ class Trace:
         self.scans = 0  # number of open scans
         # eager tensors that the function closes over, by identity, with their leaves; None: they are constants
         self.closed: dict[int, tuple[object, Tensor]] | None = None
-        self.wrapped: dict[int, tuple[int, int]] = {}  # index leaves of an eager op, as in `Plan`
+        self.wrapped: dict[int, tuple[int, int]] = {}  # index leaves of an eager op, as in `imperative.plans.Plan`
 
     def next_salt(self) -> int:
         """Return the number of the next random op in trace order, which keys its stream."""
@@ -76,6 +76,6 @@ def require(what: str) -> Trace:
 
 
 def tracing(patching: bool = False, eager: bool = False) -> Block[Trace]:
-    """Start a new trace. `patching`: its patch sites can overwrite their values. `eager`: it is of one eager op."""
+    """Return a context manager that runs its block in a new trace. Arguments: as for `Trace`."""
     t, before = Trace(patching, eager), STATE()
     return Block(State(t, None if before is None else before.here), t)

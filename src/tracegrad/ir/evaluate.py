@@ -21,7 +21,7 @@ def evaluate(roots: Sequence[Tensor], env: Mapping[str, Any], xp: Any) -> list[A
 
 
 def named_by_role(roots: Sequence[Tensor]) -> list[Tensor]:
-    """Rename leaves to "param.l1.W", "input.x", ...: leaves of different roles can share a name."""
+    """Return `roots` with leaves named "param.l1.W", "input.x", ...: leaves of different roles can share a name."""
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim is not LEAF:

@@ -125,14 +125,16 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-INLINED = ("map", "view", "gather")  # families that readers compute unless the value is stored
+INLINED = ("map", "view", "gather")  # families whose values each reader computes itself, unless they are stored
 
 
 def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> set[int]:
-    """Return the serials of the elementwise values that all readers must load.
+    """Return the serials of the elementwise values that must be computed once, and then be loaded by all readers.
 
     A fold such as max selects an element of these values. Then a comparison reads the values and the selected element,
-    or the user gets the values. `order` is topological. A composite that is not expanded counts as such a fold.
+    or the values are among `delivered`, which the user gets. A composite that is not expanded counts as such a fold.
+
+    order: the nodes, inputs before their readers.
     """
     chosen: dict[int, int] = {}  # serial of a value read by selecting folds -> these folds, a bit each
     behind: dict[int, int] = {}  # serial of a node -> the selecting folds that it depends on
@@ -158,7 +160,10 @@ def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> 
 
 
 def inlined(roots: Sequence[Tensor], until: Set[int] = frozenset()) -> Iterator[Tensor]:
-    """Yield `roots` and all values that are inlined into them, not going beyond the serials `until`."""
+    """Yield those of `roots` that readers compute themselves, and all values that are inlined into them.
+
+    until: serials of values that are yielded, but whose inputs are not visited.
+    """
 
     def inside(values: Iterable[Tensor]) -> list[Tensor]:
         return [x for x in values if x.prim.family in INLINED]

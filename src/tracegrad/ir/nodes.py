@@ -83,7 +83,7 @@ class Primitive:
 
     @property
     def chooses(self) -> bool:
-        """Whether the result of a fold is one of its elements, as for max and min."""
+        """Whether each result of a fold is one of the folded elements, as for max and min."""
         return self.identity in (float("inf"), float("-inf"))
 
     def __repr__(self) -> str:
@@ -311,7 +311,7 @@ def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ())
 
 
 def reached(roots: Iterable[Tensor], beyond: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[Tensor]:
-    """Yield every node from `roots` on, each once, readers first. `beyond(t)` gives the nodes to go on to from `t`."""
+    """Yield `roots` and all nodes reached from them, each once. `beyond(t)` returns the nodes to go on to from `t`."""
     seen: set[int] = set()
     stack = list(roots)
     while stack:
@@ -325,7 +325,7 @@ def reached(roots: Iterable[Tensor], beyond: Callable[[Tensor], Iterable[Tensor]
 def depending(order: Iterable[Tensor], on: Iterable[Tensor], floats: bool = False) -> set[int]:
     """Return the serials of the nodes `on`, and of all nodes that depend on them. order: inputs before their readers.
 
-    floats: through float nodes only.
+    floats: follow only nodes of float type.
     """
     found = {t.serial for t in on}
     for t in order:
@@ -368,7 +368,10 @@ def rewrite(roots: Sequence[Tensor], rule: Rule) -> list[Tensor]:
 
 
 def graft(roots: Sequence[Tensor], new: Mapping[int, Tensor]) -> list[Tensor]:
-    """Return `roots` with nodes replaced by serial. The inputs of a replaced node are not visited."""
+    """Return `roots` after some nodes are replaced. The inputs of a replaced node are not visited.
+
+    new: serial of a replaced node -> the node in its place.
+    """
     done = dict(new)
     for t in toposort(roots, known=new):
         done[t.serial] = rebind(t, [done[x.serial] for x in t.inputs])

@@ -25,7 +25,7 @@ class StateTensor(TensorMethods):
         """Describe a state by its path in the model, `name`.
 
         now:   the value that a read gives.
-        lanes: for a state that only the function that made it reads, how many `tg.vmap` and `tg.scan` were open then.
+        lanes: how many `tg.vmap` and `tg.scan` were open when a function made the state; None for a model's state.
         """
         self.name, self.now, self.lanes = name, now, lanes
 

@@ -1,8 +1,8 @@
 """The axes of a kernel: taken from the value it computes, then split and merged until its indices are simple.
 
-Array languages pay for a call per operation and a loop per innermost row. So their small axes are unrolled: one
-expression for each point, instead of a loop. Rows of two or three elements, as in pooling windows, cost ten times as
-much in overhead as in arithmetic.
+An array language such as NumPy pays for a call per operation and a loop per innermost row. Rows of two or three
+elements, as in pooling windows, cost ten times as much in overhead as in arithmetic. So `unroll` replaces the loop over
+a short axis by one expression for each point.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
-# The axes of a kernel in groups: batch, m, n and k for products; outer and inner for all others. Each group
-# has the factors of its natural axes.
+# The axes of a kernel in groups: batch, m, n and k for products and scatters; outer and inner for all others. A group
+# lists its natural axes, and for each of them the sizes of the axes into which it is split.
 Domain = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 
 
 def natural_domain(c: Cluster) -> Domain:
-    """Return one axis per dimension of the node that gives the cluster its form."""
+    """Return one axis per dimension over which the cluster's main node computes or folds."""
     t = c.main
 
     def axes(shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -55,7 +55,10 @@ def all_indices(kernel: Kernel) -> list[Index]:
 
 
 def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
-    """Split axes whose variable, alone or plus a constant, is divided by a divisor of the axis's size; None if none."""
+    """Return the domain with some axes split, or None if no axis can be split.
+
+    An axis is split if an index divides its variable, alone or plus a constant, by a divisor of the axis's size.
+    """
     sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
     cuts: dict[str, int] = {}
     for q in quotients_of(all_indices(kernel)):
@@ -82,7 +85,10 @@ def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
 
 
 def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
-    """Merge neighbouring axes that every index treats as one; return None if there are none."""
+    """Return the domain with fewer axes, or None if nothing changes.
+
+    Neighbouring axes are merged if every index treats them as one. Axes of size 1 are dropped.
+    """
     indices = all_indices(kernel)
     coefficients = [x.strides for x in (*indices, *(q.index for q in quotients_of(indices)))]
     changed = False
@@ -96,7 +102,7 @@ def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
             if n == 1:
                 changed = changed or len(flat) > 1
                 continue
-            # the last axis kept so far has the coefficient n * (this one's) in every index
+            # In every index, the coefficient of the last kept axis is n times the coefficient of this axis
             if merged and all(c.get(names[-1], 0) == n * c.get(name, 0) for c in coefficients):
                 merged[-1] *= n
                 names[-1] = name
@@ -111,7 +117,8 @@ def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
 def unroll(kernel: Kernel, rows: int = 0) -> Kernel:
     """Return the same kernel with its short axes unrolled, or the kernel itself if there are none.
 
-    rows: results from which a short fold is written out whole, in languages without a call per operation.
+    rows: in languages without a call per operation, the least number of rows for which a short fold is unrolled whole;
+          0 for array languages.
     """
     axes = short_axes(kernel, rows)
     if not axes:
@@ -131,7 +138,7 @@ def unroll(kernel: Kernel, rows: int = 0) -> Kernel:
 
 
 def short_axes(kernel: Kernel, rows: int = 0) -> list[Axis]:
-    """Return the axes to unroll."""
+    """Return the axes to unroll. rows: as for `unroll`."""
     folds = kernel.folds
     worth = kernel.work >= WORTH_UNROLLING
     if any(f.product or f.scatter for f in folds):
@@ -151,7 +158,10 @@ def short_axes(kernel: Kernel, rows: int = 0) -> list[Axis]:
 
 
 def _folds(f: Fold, copies: Sequence[Replaced], space: Space, kernel: Kernel) -> list[Statement]:
-    """Return a fold over the axes that are not unrolled for each copy, and the statement that combines the copies."""
+    """Return a fold for each copy over the axes that are not unrolled; an empty list if all folded axes are unrolled.
+
+    The copies then use the combination of all folds, or of all values, as the value of the local.
+    """
     values = [c.value(f.value) for c in copies]
     out: list[Statement] = []
     if kernel.length > len(copies):

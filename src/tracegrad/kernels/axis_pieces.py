@@ -1,7 +1,7 @@
 """Pieces of an axis within which no condition of a pointwise kernel changes.
 
 In `concat([x, y])` each point of the kernel reads both inputs and chooses. Within a piece the choice is the same for
-all points, so a kernel of a piece reads only what it uses. Pads and shifts are alike.
+all points, so a kernel of a piece reads only the input that it uses. Pads and shifts have pieces, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Decided(Replaced):
 
 
 def _holds(condition: Value) -> bool | None:
-    """Return whether a comparison of coordinates holds at all points or at none; None if that is not known."""
+    """Return True if a comparison of coordinates holds at all points, False if it holds at none, else None."""
     if condition.op != "map" or condition.arg[0] not in ("less", "less_equal"):
         return None
     ends = [_ends_of(x) for x in condition.args]
@@ -43,7 +43,7 @@ def _holds(condition: Value) -> bool | None:
 
 
 def _ends_of(v: Value) -> tuple[int, int] | None:
-    """Return the least and the largest that an integer coordinate or constant can be."""
+    """Return the least and the largest value of an integer coordinate or constant; None for other values."""
     if v.op == "index":
         return v.arg.lo, v.arg.hi
     return (v.arg, v.arg) if v.op == "const" and type(v.arg) is int else None
@@ -52,7 +52,10 @@ def _ends_of(v: Value) -> tuple[int, int] | None:
 def with_axes(
     kernel: Kernel, loaded: Loaded, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space
 ) -> tuple[Kernel, Loaded]:
-    """Return a pointwise kernel over other axes, which computes the points at each of `places`; and its locals."""
+    """Return a pointwise kernel over other axes, and its locals.
+
+    places: maps from variables of old axes to indices over the new axes. The kernel has a copy of the stores for each.
+    """
     copies = [Decided(space, at) for at in places]
     types = {v.arg: v.dtype for v in walk([s.value for s in kernel.stores]) if v.op == "local"}
     others: dict[str, tuple[int, Index]] = {}
@@ -77,7 +80,10 @@ def piece_of(
 
 
 def in_pieces(kernel: Kernel) -> list[Kernel]:
-    """Split a kernel into one per piece of an axis: the axis along which its points select among the most values."""
+    """Return a kernel for each piece of one axis, or only the kernel itself if no axis has two or more ranges.
+
+    The axis chosen is the one along which guards hold in the most different ranges.
+    """
     stretches = [stretches_of(kernel, a) for a in kernel.outer] if kernel.pointwise else []
     most = max(stretches, key=len, default=())
     if len(most) < 2:
@@ -88,7 +94,7 @@ def in_pieces(kernel: Kernel) -> list[Kernel]:
 
 
 def stretches_of(kernel: Kernel, axis: Axis) -> set[tuple[int, ...]]:
-    """Return the ranges of an axis in which guards of a pointwise kernel hold; none if the axis grows with a run."""
+    """Return the ranges of an axis in which guards of a pointwise kernel hold; empty if runs set the axis's size."""
     if not axis.fixed:
         return set()
     guards = guards_of(walk([s.value for s in kernel.stores]))
@@ -96,12 +102,15 @@ def stretches_of(kernel: Kernel, axis: Axis) -> set[tuple[int, ...]]:
 
 
 def starts_of(stretches: Iterable[tuple[int, ...]], axis: Axis) -> list[int]:
-    """Return where the pieces of an axis begin, and its end."""
+    """Return the coordinates at which the pieces of an axis begin, and at last the size of the axis."""
     return [0, *sorted({x for ends in stretches for x in ends if 0 < x < axis.size}), int(axis.size)]
 
 
 def _ends(g: Guard, axis: str) -> tuple[int, ...]:
-    """Return where a guard begins and ceases to hold along an axis; empty if the guard depends on other axes, too."""
+    """Return the range of an axis in which a guard holds.
+
+    Empty unless the guard's index is this axis's variable, with a positive coefficient, plus a constant.
+    """
     ((atom, c),) = g.index.terms if len(g.index.terms) == 1 else ((None, 0),)
     if not isinstance(atom, Var) or atom.name != axis or c < 1:
         return ()

@@ -1,8 +1,8 @@
 """Cut the kernels of a loop into independent blocks, so that a GPU runs all iterations in one launch.
 
 A loop over a batch of sequences computes each sequence by itself. A workgroup then runs every iteration of one block of
-sequences, and no workgroup waits for another. The proof is by memory. In every value that the loop writes, element `e`
-belongs to block `e // step % count`. Each kernel reads and writes the elements of its own block only.
+sequences, and no workgroup waits for another. Indices prove that blocks are independent. In every value that the loop
+writes, element `e` belongs to block `e // step % count`. The kernels of a block access only its elements of the value.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ class Span(NamedTuple):
     outer: tuple[tuple[int, int, int], ...] = ()  # depth, step and ring in loops around it
 
     def at(self, t: int) -> int:
-        """Return where it begins in iteration `t`."""
+        """Return the offset in the array at which the slot's memory begins in iteration `t`."""
         step, ring = self.move
         return self.offset + step * (t % ring)
 
     @property
     def steps(self) -> list[int]:
-        """The steps by which it moves."""
+        """The steps other than 0 by which the memory moves, in this loop and in loops around it."""
         return [step for step in (self.move[0], *(step for _, step, _ in self.outer)) if step]
 
     @property
     def begin(self) -> int:
-        """The first element that it can have in any iteration."""
+        """The least offset at which the memory begins in any iteration."""
         return self.offset + sum(min(0, s * (ring - 1)) for s, ring in (self.move, *(x[1:] for x in self.outer)))
 
     @property
     def end(self) -> int:
-        """The end of the last element that it can have in any iteration."""
+        """The largest offset at which the memory ends in any iteration."""
         far = sum(max(0, s * (ring - 1)) for s, ring in (self.move, *(x[1:] for x in self.outer)))
         return self.offset + far + self.size
 
     def follows(self, other: Span, later: int, iterations: range) -> bool:
-        """Return whether this memory, `later` iterations later, is that of `other`."""
+        """Return whether this memory begins in iteration t + `later` where `other` does in t, for t in `iterations`."""
         return self.outer == other.outer and all(self.at(t + later) == other.at(t) for t in iterations)
 
     def meets(self, other: Span) -> bool:
@@ -65,7 +65,7 @@ class Span(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """The kernels of a loop, each restricted to one of `number` blocks: the variable `block` tells which."""
+    """The kernels of a loop, each restricted to one of `number` blocks, whose number is the variable `block`."""
 
     number: int
     kernels: tuple[Kernel, ...]
@@ -96,7 +96,7 @@ def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]]) -> Blo
 
 
 def _simple(kernel: Kernel) -> bool:
-    """Return whether a kernel can be cut into blocks: its points are independent of each other."""
+    """Return whether a kernel can be cut into blocks: it has no limits, no uniform folds and no scatter."""
     limits = kernel.product.limits if kernel.product else ()
     return not limits and not kernel.uniform and kernel.scatter is None
 
@@ -166,7 +166,7 @@ def steps_of(kernel: Kernel) -> dict[int, int]:
 def _division(
     kernel: Kernel, count: int, spans: Sequence[Span], shared: Sequence[bool]
 ) -> list[tuple[Span, tuple[int, int]]] | None:
-    """Return how a restricted kernel divides the memory that the loop writes; None if it leaves its block.
+    """Return how a restricted kernel divides the memory that the loop writes; None if it may access other blocks.
 
     A division is (step, offset of the value within the pattern of `step * count` elements).
     """
@@ -248,14 +248,17 @@ def gathered(kernel: Kernel) -> list[Value]:
 
 
 def kept(kernel: Kernel, fixed: Set[int]) -> list[Value]:
-    """Return the loads of folds that are the same in all iterations, from `fixed` slots: threads keep them."""
+    """Return the folded loads that a thread keeps from iteration to iteration, without the loads of `gathered`.
+
+    The loads read `fixed` slots, at elements that do not depend on the block.
+    """
     together = gathered(kernel)
     loads = [v for v in _folded_loads(kernel) if v.arg[0] in fixed and BLOCK not in _variables(v)]
     return [v for v in loads if v not in together]
 
 
 def _folded_loads(kernel: Kernel) -> list[Value]:
-    """Return the numbers that folds load without guards."""
+    """Return the f32 values that folds load without guards."""
     roots = [s.value for s in kernel.folds]
     values = list(walk(roots))
     bare = {x for v in values for x in v.args if v.op == "map"}.union(roots)
@@ -276,7 +279,7 @@ LOOKED_AT = 3  # iterations in which places are compared: places move by a fixed
 
 
 class Copy(NamedTuple):
-    """The place of a slot's block in workgroup memory. A value for the next iteration has two copies, in turns."""
+    """The place of a slot's block in workgroup memory. A value for the next iteration has two copies, used in turn."""
 
     array: str
     begin: int
@@ -285,7 +288,7 @@ class Copy(NamedTuple):
     later: int = 1  # 0: the copy that the previous iteration wrote
 
     def at(self, t: str) -> str:
-        """Return where it begins in iteration `t`, as code."""
+        """Return the code of the index in `array` at which the block begins in iteration `t`."""
         turn = f" + ({t} + {self.later}) % 2 * {self.size}" if self.copies > 1 else ""
         return f"{self.begin}{turn}"
 
@@ -301,8 +304,9 @@ Written = tuple[int, int]  # the number of a kernel and of its slot
 
 
 def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> tuple[Blocks, Mirrors | None]:
-    """Return the blocks with loads from workgroup memory, and its contents; unchanged blocks if not all values fit.
+    """Return the blocks with loads from workgroup memory, and the mirrors; or the same blocks, and None.
 
+    The second case is that the values do not all fit, or that a source of a read is not certain.
     length: the number of iterations.
     """
     sources = _sources(blocks, spans, length)
@@ -331,7 +335,10 @@ def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -
 
 
 def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> dict[Written, Written] | None:
-    """Return, for each slot that reads memory of the loop, the kernel and slot that wrote it; None if unclear."""
+    """Return, for each slot that reads memory of the loop, the kernel and slot that wrote it.
+
+    None if workgroup memory cannot serve one of these reads, or if two kernels write the same memory.
+    """
     everything = [(k, slot, s) for k, own in enumerate(spans) for slot, s in enumerate(own)]
     written = [(k, slot, s) for k, slot, s in everything if s.written]
     if any(a.meets(b) for n, (*_, a) in enumerate(written) for *_, b in written[:n]):
@@ -360,6 +367,6 @@ def _element(own: Set[int], slot: int, index: Index) -> Index:
 
 
 def local(index: Index) -> Index:
-    """Return an index counted from the begin of its block."""
+    """Return an index counted from the beginning of its block."""
     block: dict[Atom, int] = {a: c for a, c in index.terms if isinstance(a, Var) and a.name == BLOCK}
     return index - index.space.index(block, 0)

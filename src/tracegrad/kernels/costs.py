@@ -53,7 +53,7 @@ def cost_of(c: Cluster, loaded: Sequence[Tensor], storage: Storage, at: Callable
     """Return the cost of one run of a cluster.
 
     loaded: what it reads from memory.
-    at:     converts a number of elements to the size of a run.
+    at:     converts a number of elements at the capacity to the number in a run.
     """
     terms, hidden = _of_product(c, at) if c.kind == "product" else (0, 0)
     read = {t.serial: at(t.size) - hidden for t in c.outs}  # of each value, the elements that something reads

@@ -14,7 +14,7 @@ from typing import Any, Union
 
 from tracegrad.dtypes import DType, i32
 
-MOST_WHOLE = 2**30  # an index whose bound exceeds this is not scaled by any rule: kernels count in 32 bits
+MOST_WHOLE = 2**30  # no rule scales an index to a bound beyond this, because kernels count in 32 bits
 
 
 class Var:
@@ -118,7 +118,7 @@ class Index:
 
 
 class Guard:
-    """`lo <= index < hi` and `index % step == 0`, known to be neither always true nor always false."""
+    """The condition `lo <= index < hi` and `index % step == 0`, where the bounds of `index` do not decide it."""
 
     __slots__ = ("hi", "index", "lo", "step")
 
@@ -198,13 +198,13 @@ class Space:
         return self._atom((value, size), Dynamic, value, size)
 
     def _split(self, x: Index, d: int) -> tuple[Index, Index]:
-        """Write x = d*q + r with r as small as the coefficients allow."""
+        """Return (q, r) with x = d*q + r, and r as small as the coefficients allow."""
         q = {a: c // d for a, c in x.terms if c % d == 0}
         r = {a: c for a, c in x.terms if c % d}
         return self.index(q, x.const // d), self.index(r, x.const % d)
 
     def _scaled(self, x: Index, d: int) -> tuple[int, Index, Index] | None:
-        """Write x = g*y + small with 0 <= small < g and g dividing d, if such a g exists."""
+        """Return (g, y, small) with x = g*y + small, 0 <= small < g and g dividing d; None if no such g exists."""
         for g in sorted({math.gcd(c, d) for _, c in x.terms} - {1}, reverse=True):
             small = self.index({a: c for a, c in x.terms if c % g}, x.const % g)
             if small.lo >= 0 and small.hi < g:

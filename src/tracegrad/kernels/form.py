@@ -27,7 +27,8 @@ class UnsizedError(TracegradError):
 class Extent(int):
     """An extent of `per` points for each unit of a run's size. As a number, it is the extent at the capacity.
 
-    Comparing an Extent, or multiplying it by a fixed number, keeps `per`. Any other arithmetic would lose it.
+    A product with a fixed number is an Extent, with `per` multiplied. All other arithmetic raises UnsizedError, because
+    the result would be right at the capacity only.
     """
 
     per: int
@@ -53,7 +54,7 @@ class Extent(int):
     __rmul__ = __mul__
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two extents are the same; a fixed extent of equal length is another one."""
+        """Return whether two extents are equal at every size; a plain number never equals an Extent."""
         return isinstance(other, Extent) and int(self) == int(other) and self.per == other.per
 
     def __ne__(self, other: object) -> bool:
@@ -79,7 +80,7 @@ class Extent(int):
 
 
 def divides(step: int, n: int) -> bool:
-    """Return whether `step` divides an extent in runs of all sizes."""
+    """Return whether `step` divides the extent `n` in runs of all sizes."""
     return (n.per if isinstance(n, Extent) else n) % step == 0
 
 
@@ -173,13 +174,13 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """local = combine over the inner axes of `value`."""
+    """local = the fold `prim` of `value` over the inner axes."""
 
     local: str
     prim: Primitive
     value: Value
     product: Product | None = None
-    # if one target serves all n, also as a product: of the one-hot matrix and the updates
+    # A float sum in which one target serves all n is also a `product`: of the one-hot matrix and the updates
     scatter: Scatter | None = None
 
 
@@ -276,7 +277,10 @@ def fold_batches(kernel: Kernel) -> list[list[Fold]]:
 
 
 def on_device(kernel: Kernel) -> Kernel:
-    """Return a sized kernel for a GPU. There, grids depend on the size, so only loops need to read it."""
+    """Return a sized kernel for a GPU, with outer axes of the capacity: the grid of a run covers the rows it needs.
+
+    Only the loops over inner axes read the size of a run. A uniform kernel is returned unchanged.
+    """
     return kernel if kernel.uniform else sized(kernel, {a.name: int(a.size) for a in kernel.outer})
 
 
@@ -286,7 +290,7 @@ def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
 
 
 def with_axes(kernel: Kernel, axes: Callable[[Sequence[Axis]], tuple[Axis, ...]]) -> Kernel:
-    """Return the kernel with other axes in place of each group of them."""
+    """Return the kernel with `axes(group)` in place of each group of axes."""
 
     def statement(s: Statement) -> Statement:
         if not isinstance(s, Fold):

@@ -37,12 +37,12 @@ class Cluster:
     nodes: list[Tensor]
     rows: int
     length: int
-    members: int  # bit set of serial positions
+    members: int  # bit set of `nodes`, by their positions among the stored nodes
     ancestors: int = 0  # bit set of all nodes that the cluster depends on, through whole clusters
     outs: list[Tensor] = field(default_factory=list[Tensor])  # nodes that other clusters or the program's caller read
     scalars: list[Tensor] = field(default_factory=list[Tensor])  # nodes of another kernel, recomputed here
     runs: bool = True  # False if every reader recomputes the nodes
-    depth: int = 0  # of inlined ops, at most
+    depth: int = 0  # how many ops are inlined into each other, at most
     limits: tuple[Limit, ...] = ()  # of a product
 
     @property
@@ -57,7 +57,10 @@ class Cluster:
 
 
 def own_point(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
-    """Return whether a value of `size`, read at e // q, is read at the reader's own point or own row."""
+    """Return whether a value of `size`, read at e // q (see `reads`), is read at the reader's own point or own row.
+
+    inner: whether the reader computes at every folded point of a row, not once a row.
+    """
     if not inner or c.length == 1:
         return q == 1 and size == c.rows
     return (size == c.rows * c.length and q == 1) or (size == c.rows and q == c.length)

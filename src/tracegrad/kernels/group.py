@@ -1,7 +1,7 @@
 """Group independent kernels into launches: one dispatch runs the workgroups of several kernels.
 
-A launch costs more than running a small kernel. Each kernel joins the earliest launch after all that it needs, as long
-as the launch stays small: a launch that fills the device by itself gains nothing from company.
+A launch costs more than running a small kernel. Each kernel joins the earliest launch after the launches that it
+depends on, as long as the launch stays small. A kernel that fills the device alone gains nothing from sharing.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import SCATTER_ADD
 
 MAX_REFINEMENTS = 8  # each splits at least one axis; real models need one or two
-# Points of a kernel, and indices. Shaders count in i32, and loops step past the last point by up to a workgroup.
+# The most points of a kernel, and the largest index. Shaders count in i32, and loops step past the last point by up to
+# a workgroup.
 LARGEST = 2**31 - 2**16
 
 
@@ -121,7 +122,7 @@ class _Lowering:
 
     def __init__(self, c: Cluster, externals: Sequence[Tensor], storage: Storage, domain: Domain) -> None:
         self.c, self.halves, self.space = c, storage.halves, Space()
-        self.rounded = {t.serial for t in c.outs if t.serial in self.halves}  # for readers in this kernel, too
+        self.rounded = {t.serial for t in c.outs if t.serial in self.halves}  # readers in this kernel round them, too
         self.replaces = replaced_slots(c, externals, storage.writes)
         self.slot = {t.serial: k for k, t in enumerate(externals)}
         self.slots = [Slot(self.stored(t), t.size, False) for t in externals]

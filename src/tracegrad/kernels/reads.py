@@ -19,7 +19,10 @@ IN_MEMORY = ("pack", "item")  # values in memory without their own kernel: other
 
 @dataclass(slots=True)
 class Reads:
-    """The values that one stored node reads: serial -> the set of q. The values it `waits` for must exist before."""
+    """The values that one stored node reads: serial -> every q with which the node reads the value.
+
+    waits: stored values that must be computed before the node, although the node does not read them.
+    """
 
     stored: dict[int, set[int | None]] = field(default_factory=dict[int, "set[int | None]"])
     leaves: dict[int, tuple[Tensor, set[int | None]]] = field(
@@ -29,7 +32,7 @@ class Reads:
 
 
 def reads_of(t: Tensor, stored: Container[int]) -> Reads:
-    """Walk from `t` up to stored nodes and leaves."""
+    """Return the stored nodes and leaves that `t` reads, directly or through inlined nodes."""
     found = Reads()
     waited: list[Tensor] = []
     seen: set[tuple[int, int | None]] = set()
@@ -57,7 +60,7 @@ def read_by(roots: Iterable[Tensor]) -> set[int]:
 
 
 def _stored_behind(ts: Iterable[Tensor], stored: Container[int]) -> set[int]:
-    """Return the stored values that `ts` are, or are computed from."""
+    """Return the stored values among `ts`, and those from which the others are computed."""
 
     def held(x: Tensor) -> bool:
         return x.serial in stored or x.prim.family in IN_MEMORY

@@ -1,8 +1,8 @@
 """Reorder kernels of a batch so that its rows come first, and prove that each row is computed from its own memory.
 
 In memory, element `e` of a value that grows with the batch belongs to row `e // after % n`. One axis of a kernel gives
-the row of a point. The axis is split if the row is not its outermost part. Each row reads and writes only its own
-elements, or rows that every batch has.
+the row of a point. The axis is split if the row is not its outermost part. Each row writes only its own elements, and
+reads only these and elements of row 0, which every batch has.
 
 An example: if calls choose T, the rows of x[B, T, 2] are those of one t, `RowLayout(before=B, after=2)`.
 """
@@ -40,7 +40,7 @@ class Turned(NamedTuple):
 
     sized: Kernel  # its extents depend on the size of a run
     kernel: Kernel
-    plain: Kernel  # the same with rows in front in all memory, which is equal at all sizes
+    plain: Kernel  # the same, with rows in front in all memory: its text must be equal at all sizes
     held: Held
 
 
@@ -49,7 +49,9 @@ def turnings(
 ) -> Iterator[dict[str, int]]:
     """Yield candidates, the likeliest first: for each axis that grows, how many neighbouring points share a row.
 
-    grown: axis -> its points for each row. kept: as for `turned`.
+    grown:   axis -> its points for each row.
+    kept:    as for `turned`.
+    outside: the number of elements before the rows in inputs, as `RowLayout.before`.
     """
     # a kernel that reads nothing that grows has the layout of inputs
     firsts = [1 if any(held) else outside, 1, *filter(None, kept)]
@@ -65,7 +67,7 @@ def turnings(
 def turned(kernel: Kernel, n: int, near: Mapping[str, int], held: Held, kept: Sequence[int | None]) -> Turned:
     """Return the kernel with the rows in front.
 
-    near: axis -> how many neighbours are of one row.
+    near: axis -> how many neighbouring points belong to one row.
     kept: for each slot, a divisor of the number of elements before its rows, if rows must stay in place; 0 if they need
           not. None if the slot does not grow.
     Raises: UnsizedError without a proof.
@@ -112,7 +114,7 @@ def _comes_first(kernel: Kernel, n: int, near: Mapping[str, int]) -> bool:
 
 
 def _cut(kernel: Kernel, n: int, near: Mapping[str, int]) -> tuple[Kernel, dict[str, int]]:
-    """Return the kernel with its axes cut around the rows, which come first in each group of axes; and `near` of it."""
+    """Return the kernel with its axes cut around the rows, which come first in each group, and the new `near`."""
 
     def parts(a: Axis) -> tuple[Axis, Axis, Axis]:
         many = near[a.name]
@@ -158,7 +160,10 @@ def _rebuilt(kernel: Kernel, values: Replaced) -> Kernel:
 
 
 def _written(s: Store, kernel: Kernel, n: int, near: Mapping[str, int], kept: int | None) -> RowLayout | None:
-    """Return the layout of rows in the slot of a store: each row writes its own elements; None if it does not grow."""
+    """Return the layout of rows in the slot of a store, or None if the slot does not grow.
+
+    Raises UnsizedError unless each row writes its own elements only.
+    """
     size = kernel.slots[s.slot].size
     for axis, many in near.items() if kept is not None else ():
         after = s.index.strides.get(axis, 0) * many
@@ -174,7 +179,8 @@ def _written(s: Store, kernel: Kernel, n: int, near: Mapping[str, int], kept: in
 def _own(index: Index, guards: Sequence[Guard], axis: str, many: int, n: int, rows: RowLayout) -> bool:
     """Return whether an index is among the elements of its own row wherever the guards hold.
 
-    If the rows come first, an index is valid for all rows, so the part added to `share * row` is within one share.
+    If the rows come first, the index is `after * row` plus a rest that is the same for all rows. The rest is within one
+    row, because the index is valid in the first row and in the last.
     """
     rest = [a for a, _ in index.terms if not (isinstance(a, Var) and a.name == axis)]
     # A value read from memory is clamped to a fixed range, so an index by it counts as the same at every point
@@ -193,7 +199,7 @@ def _in_front(kernel: Kernel, n: int, near: Mapping[str, int], held: Held) -> Ke
         rows = held[slot]
         if not rows or rows.before == 1:
             return index
-        # the index is whole * outside + after * row + inside, and so is what is in front but for other factors
+        # whole * outside + after * row + inside becomes before * after * row + after * outside + inside
         whole, outside, inside = n * rows.after, index.space.number(0), index.space.number(0)
         for atom, c in index.terms:
             term = index.space.index({atom: 1}, 0)

@@ -15,7 +15,7 @@ def _axes(axes: Iterable[Axis]) -> str:
 
 
 def show_kernel(kernel: Kernel) -> str:
-    """Return the text of a kernel: `slot[index]` is a value in memory, `%n` a computed one, a name a fold's result."""
+    """Return the text of a kernel. `3[i0]` is element i0 of slot 3, `%5` a computed value, and `a0` a fold's result."""
     who = "every workgroup" if kernel.uniform else "each"
     folds = f", {who} folds {kernel.length} ({_axes(kernel.inner)})" if kernel.inner else ""
     return "\n".join([f"{kernel.label}: {kernel.rows} points ({_axes(kernel.outer)}){folds}", *body_of(kernel)])

@@ -1,8 +1,8 @@
 """Decide which values of a graph are stored in memory, and why. `Storage` has the result for later stages.
 
 Folds, products and scatters are stored, and so is everything the program must deliver. An elementwise value is stored
-in three cases: recomputing it costs more than writing and loading it; it must be computed once (`choices`); or its
-expression is too deep. Each decision is one rule, in words for the user.
+in three cases: recomputing it costs more than writing and loading it; it must be computed once (`computed_once`); or
+its expression is too deep. Each decision is one rule, in words for the user.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def half_nodes(order: Sequence[Tensor], rules: Rules, roots: set[int]) -> set[in
     - delivered values (results, new states, parts of gradients), and terms added to them, because sums are in f32;
     - terms of a sum that another kernel adds up, such as the parts of a product that was split;
     - statistics: results of folds, such as the maxima and sums of softmax, and values computed from statistics alone;
-    - everything computed from the optimizer's state or from packed gradients;
+    - everything computed from persistent arrays, such as the optimizer's state, or from packed gradients;
     - a scan's initial values, carries and results, because gradients are summed there.
 
     roots: serials of delivered values.
@@ -339,7 +339,7 @@ def added_to(delivered: set[int], order: Sequence[Tensor]) -> set[int]:
 
 
 def statistics(order: Sequence[Tensor]) -> set[int]:
-    """Return the results of folds, and values computed from nothing else but scalars and constants."""
+    """Return the results of folds and scatters, and values computed only from these, from scalars and constants."""
     found: set[int] = set()
     for t in order:
         family = t.prim.family
@@ -350,7 +350,10 @@ def statistics(order: Sequence[Tensor]) -> set[int]:
 
 
 def of_state(order: Sequence[Tensor]) -> set[int]:
-    """Return the values that depend on arrays of the optimizer, or on gradients that were packed for it."""
+    """Return the values that depend on persistent arrays or on packs, such as gradients packed for the optimizer.
+
+    Persistent arrays are the optimizer's, states of the model with several elements, and data that a feed keeps.
+    """
     found: set[int] = set()
     for t in order:
         state = t.prim.family == "leaf" and t.attrs.get("role") == "state" and t.size > 1

@@ -40,7 +40,7 @@ class TileShape:
 
     @property
     def slices(self) -> int:
-        """Groups of threads."""
+        """The number of slices, the groups of threads that divide k among them."""
         return tuning.WORKGROUP // (self.down * self.across)
 
     @property
@@ -49,7 +49,7 @@ class TileShape:
         return self.k_step // self.slices
 
     def turns(self, k: int) -> int:
-        """Return the number of k that each slice sums, if it is small and equal for all slices; else 0."""
+        """Return how many values of k each slice sums, if all slices sum equally few in one step; else 0."""
         if isinstance(k, Extent):
             return 0
         each = min(k, self.k_slice)

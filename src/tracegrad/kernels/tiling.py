@@ -15,7 +15,7 @@ from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fastest, sear
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
 GRID_X = 32768  # workgroups along x; 65 535 is the limit of a dimension
 BITS = 32  # of a word
-SAMPLED_FROM = 12  # workgroups of a launch of which a check on a software adapter runs some
+SAMPLED_FROM = 12  # a check on a software adapter runs only a part of a launch of this many workgroups or more
 MOST_TURNS = 65535  # of all loops of a thread together: beyond, Mesa's llvmpipe leaves a loop early and reports nothing
 
 
@@ -122,8 +122,8 @@ class Reach(NamedTuple):
 def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
     """Return the reach of a kernel.
 
-    None if its outermost axis does not depend on the size of a run: every run needs all workgroups. Else the first
-    workgroups compute the first rows, because workgroups compute rows in order of their numbers.
+    None if every run needs all workgroups: the outermost axis has a fixed size, or workgroups
+    do not compute rows in order, as in a uniform kernel.
     """
     extent = next((a.size for a in kernel.outer if a.size > 1), None)
     if not isinstance(extent, Extent) or kernel.uniform:  # the threads of a uniform kernel share all points

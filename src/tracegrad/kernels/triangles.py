@@ -2,8 +2,8 @@
 
 The *half* (row, column) of a tensor is the set of elements whose coordinate along axis `column` is larger than that
 along `row`. Causal attention hides the half of the last two axes. A comparison of two coordinates gives the half where
-a mask is false. That half of `where(mask, x, 0)` is zeros, also behind views and ops that cannot make NaN of it. The
-same half of `x` is unread if every path from `x` to a result leads through such a choice.
+a mask is false. That half of `where(mask, x, 0)` is zeros. Views and ops that cannot turn 0 into NaN keep the zeros.
+The same half of `x` is unread if every path from `x` to a result leads through such a choice.
 
 Products skip terms that are zero and results that are never read (`left_out`).
 """

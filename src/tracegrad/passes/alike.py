@@ -57,8 +57,8 @@ def aligned(
 ) -> Iterator[tuple[Tensor, ...]]:
     """Yield the nodes at the same place in all traces, and number them.
 
-    nodes:   of each graph, those that are compared.
-    numbers: of each graph, the nodes that have a number already, such as `numbered` leaves.
+    nodes:   the nodes of each graph to compare.
+    numbers: for each graph, the numbers that some nodes have already, such as `numbered` leaves.
     Raises:  UnsizedError, with the line, for the first node that another trace computes differently, and for results
              that are other nodes.
     """

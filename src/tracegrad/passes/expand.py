@@ -12,9 +12,10 @@ from tracegrad.passes.simplify import of_nothing
 def expand_composites(roots: Sequence[Tensor], kept: Callable[[Tensor], bool] = lambda t: False) -> list[Tensor]:
     """Return a graph of primitives only, without unread outputs of scans. A composite may expand to other composites.
 
-    Unread outputs are removed again after expanding: the rules of composites, for instance to recompute, are gone by
-    then.
-    kept: composites that stay, because whatever runs the graph implements them.
+    Unread outputs are removed before and after expanding, because some composites have inputs that only their
+    derivatives need. Expanding drops these inputs.
+
+    kept: returns True for a composite that stays, because the code that runs the graph implements it.
     """
     return only_asked(_expanded(only_asked(roots), kept))
 

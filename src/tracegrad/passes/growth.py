@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tracegrad.kernels.form import UnsizedError
 
 Both = tuple[int, int]  # a number in two traces
-MOST_FACTORS = 3  # sizes in one length
+MOST_FACTORS = 3  # most sizes that are multiplied in one length
 # a factor of a length is a size plus at most this number; larger shifts are handled by the op that makes them
 MOST_MORE = 3
 
@@ -36,7 +36,7 @@ class Grown(NamedTuple):
 
 
 Part = int | Grown
-Parts = tuple[Part, ...]  # outermost first; none is 1, and no two numbers are neighbours
+Parts = tuple[Part, ...]  # outermost first; no part is 1, and no two numbers are neighbours
 
 
 class Length(NamedTuple):
@@ -64,14 +64,14 @@ class Axis(NamedTuple):
 
     @property
     def ordered(self) -> Parts:
-        """The parts; if any order is right, those of the factors, innermost the number."""
+        """The parts; if any order is right, the growing factors first, and the number innermost."""
         if self.parts is not None:
             return self.parts
         return (*self.length.factors, self.length.times) if self.length.times != 1 else self.length.factors
 
     @property
     def stacked(self) -> Axis:
-        """The axis; if any order of parts is right, that of blocks put together, whose number comes first."""
+        """The axis; if any order of parts is right, that of concatenated blocks: the number of blocks is outermost."""
         if self.parts is not None:
             return self
         return Axis(self.length, joined((self.length.times, *self.length.factors)))
@@ -110,7 +110,7 @@ class Sizes(NamedTuple):
         return Axis(length, length.factors if (length.times, len(length.factors)) == (1, 1) else None)
 
     def taken(self, left: list[Part], wanted: Both) -> Axis:
-        """Take parts of this length from the front of `left`, and return their axis. UnsizedError if there are none."""
+        """Take parts of this length from the front of `left`, and return their axis. Raise UnsizedError if none fit."""
         found: list[Part] = []
         need = wanted
         while need != (1, 1):

@@ -12,7 +12,7 @@ Box = list[list[int]]  # a part of an array: [first, last] on each axis
 
 
 def indexed(nodes: Iterable[Tensor], outside: Mapping[int, Tensor]) -> Iterator[tuple[Tensor, Box, int, int | None]]:
-    """Yield each i32 input that reaches an index unchanged: the part used, the size of its axis, an exempt value.
+    """Yield each i32 input that reaches an index unchanged, the part used, the indexed axis's size, an exempt value.
 
     outside: serial of a body's leaf -> the value it is or iterates over.
     """
@@ -30,7 +30,7 @@ def indexed(nodes: Iterable[Tensor], outside: Mapping[int, Tensor]) -> Iterator[
 
 
 def _origin(t: Tensor, outside: Mapping[int, Tensor]) -> tuple[Tensor | None, Box]:
-    """Return the i32 input that `t` equals or is part of, seen through views and scans, and the part."""
+    """Return the i32 input of which `t` is a part, seen through views and scans, or None; and the part."""
     box = _whole(t)
     while t.prim.family == "view" or t.prim.passes or t.serial in outside:
         x = outside[t.serial] if t.serial in outside else t.inputs[0]
@@ -59,7 +59,7 @@ def _read(view: Tensor, x: Tensor, box: Box) -> Box:
 
 
 def _regrouped(view: Tensor, x: Tensor, box: Box) -> Box:
-    """Return the part of `x` that a part of its reshape reads: axes that both begin or end with keep theirs."""
+    """Return the part of `x` that a part of its reshape reads. Common first and last axes keep their limits."""
     most = min(x.ndim, view.ndim)
     first = next((k for k in range(most) if x.shape[k] != view.shape[k]), most)
     last = next((k for k in range(most - first) if x.shape[~k] != view.shape[~k]), most - first)

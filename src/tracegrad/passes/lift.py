@@ -38,7 +38,7 @@ NOTHING = frozenset[int]()
 class Cut(NamedTuple):
     """Serials of nodes. The loop stores the values `at` the cut.
 
-    `products` lie between the cut and the value that moves out; those in `inner` have other readers too.
+    `products` lie between the cut and the value that moves out; another product depends on the ones in `inner`.
     """
 
     at: frozenset[int] = NOTHING
@@ -70,7 +70,7 @@ class Cuts:
         self.stored |= {t.serial: t for t in values}
 
     def size(self, serials: frozenset[int]) -> int:
-        """Return how many values have yet to be stored, of one iteration."""
+        """Return how many elements of these values are not stored yet, for one iteration."""
         return sum(self.nodes[serial].size for serial in serials - self.stored.keys())
 
     def of(self, roots: Sequence[Tensor]) -> Cut:
@@ -181,7 +181,7 @@ class _Loop:
         self.roots = graft(self.roots, new)
 
     def hoist_transposed(self) -> None:
-        """Copy transposed operands once if no iteration changes them; else each product would pack its operand."""
+        """Copy transposed operands once if no iteration changes them, so that no product rearranges them again."""
         varying = self.behind([*self.carries, *self.xs])
         new: dict[int, Tensor] = {}
         for t in toposort(self.roots):
@@ -241,7 +241,7 @@ class _Loop:
         return found
 
     def rebuilt(self) -> dict[int, Tensor]:
-        """Bind the scan without the lifted values, and compute those after it."""
+        """Bind the scan without the lifted values, compute these after it, and return the new value of each item."""
         n = len(self.carries)
         values = [k for k in self.asked if k >= n]
         cuts, moved = self.cut(values)
@@ -282,7 +282,7 @@ class _Loop:
         return bind(SCAN, *inputs, **{**self.scan.attrs, "body": body})
 
     def sink(self, cuts: Cuts, roots: Sequence[Tensor]) -> bool:
-        """Compute `roots` outside of the loop, if their inputs from the loop fit into memory."""
+        """Return whether the inputs of `roots` from the loop fit into memory. If so, mark them as stored."""
         cut = cuts.of(roots)
         held = sum(t.size for t in (*self.xs, *cuts.stored.values()))
         if not self.fits(cuts.size(cut.at | cut.inner), held):
@@ -311,7 +311,7 @@ class Outside(NamedTuple):
 
 
 def summed(t: Tensor, o: Outside) -> Tensor:
-    """Return sum_t of `t`: move the sum through linear ops to products, where it lengthens the inner dimension."""
+    """Return the sum of `t` over all iterations, moved through linear ops to products, whose inner axis gets longer."""
     family, name = t.prim.family, t.prim.name
     if t.serial not in o.varying:
         return o.around(t) * const(o.length, t.dtype)

@@ -97,7 +97,7 @@ class _Taker:
         return [bind(t.prim, *xs, **t.attrs) for xs in zip(*parts)]
 
     def parts_of(self, t: Tensor, pieces: Pieces) -> Parts | None:
-        """Return the pieces of `t`, if it has their layout."""
+        """Return the pieces of `t`; None if it has another shape than all pieces together."""
         return self.pieces_of(t, pieces) if t.shape == (pieces[-1].offset + pieces[-1].size,) else None
 
     def pieces_of(self, t: Tensor, pieces: Pieces) -> Parts:
@@ -117,7 +117,7 @@ class _Taker:
         return _cut(t, piece)
 
     def _sliced(self, t: Tensor, x: Tensor) -> Tensor | None:
-        """Return a slice that lies in one piece as a slice of that piece."""
+        """Return a slice that lies in one piece as a slice of that piece; None if it does not."""
         start, length = t.attrs["start"], t.attrs["length"]
         for piece, part in zip(self.layouts[x.size], self.known[x.serial]):
             if piece.offset <= start and start + length <= piece.offset + piece.size:
@@ -130,7 +130,7 @@ def _cut(t: Tensor, piece: Piece) -> Tensor:
 
 
 def _of_one(t: Tensor, piece: Piece) -> Tensor | None:
-    """Return a piece of a broadcast of one element."""
+    """Return a piece of a broadcast of one element; None if more elements are broadcast."""
     (x,) = t.inputs
     return broadcast_to(reshape(x, ()), piece.shape) if x.size == 1 else None
 

@@ -20,6 +20,7 @@ def place_results(graph: Graph) -> Graph:
     """Copy values that cannot be computed in place: leaves, views, and values needed in two places.
 
     Afterwards every root, and every part of a pack, is a reshape of a computing node that no other root or part uses.
+    Only outputs that equal a new state share its node.
     """
     claimed: set[int] = set()
 
@@ -54,14 +55,14 @@ def place_results(graph: Graph) -> Graph:
 
 
 def copy_of(t: Tensor) -> Tensor:
-    """Return a copy of `t` in memory of its own, made for the line of `t`."""
+    """Return a copy of `t` in memory of its own, with the site of `t`."""
     with rewriting() as here:
         here.site = t.site
         return bind(COPY, t)
 
 
 def in_memory(t: Tensor) -> Tensor:
-    """Return `t`, or a copy of it if only its readers compute it."""
+    """Return `t`, or a copy of it if it is computed only inside its readers, as a view is."""
     return t if base(t).prim.family in (*COMPUTING, *IN_MEMORY, "leaf") else copy_of(t)
 
 

@@ -117,7 +117,10 @@ class _Backward:
         return self.new[x.serial] if x.serial in self.stored else rebind(x, [self.read(i, last) for i in x.inputs])
 
     def copy(self, x: Tensor, last: Tensor) -> Tensor:
-        """Recompute `x` once the gradient `last` exists. Recomputed values are computed once, their inputs for each."""
+        """Return a copy of `x` that is computed once the gradient `last` exists.
+
+        A value in `again` has one copy for all gradients. Other values have one copy for each gradient.
+        """
 
         def key(t: Tensor) -> tuple[int, int]:
             return t.serial, -1 if t.serial in self.again else last.serial

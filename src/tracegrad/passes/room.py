@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Value(NamedTuple):
-    """A value in the room."""
+    """A node in the shapes of the room, and how its axes grow."""
 
     tensor: Tensor
     axes: tuple[Axis, ...]
@@ -42,7 +42,7 @@ class Room:
                 raise UnsizedError(f"{name} is {u.attrs[name]} at other sizes, here {value}")
 
     def agreed(self, found: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
-        """Return the axes of values of one shape."""
+        """Return the common axes of values of one shape. Raises UnsizedError if their parts differ."""
         axes = list(found[0]) if found else []
         for other in found[1:]:
             for d, axis in enumerate(other):
@@ -136,7 +136,7 @@ class Room:
         return found
 
     def single(self, axis: Axis) -> None:
-        """Raise UnsizedError if an axis grows, unless it is one part."""
+        """Raise UnsizedError if an axis grows and is not a single part."""
         if axis.grows and (axis.parts is None or len(axis.parts) != 1):
             raise UnsizedError("moves along an axis of several parts")
 

@@ -48,10 +48,10 @@ class Looped(NamedTuple):
 
 @ambient.restored
 def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact: int | None) -> Roomy:
-    """Return the graph at the room, made correct for smaller sizes, which are further inputs.
+    """Return the graph at the room, changed to be correct for smaller sizes too. The sizes become inputs.
 
-    other:  the same at other sizes.
-    names:  of the sizes.
+    other:  the same graph at other sizes.
+    names:  the names of the sizes.
     exact:  the index of a size without padding, for which nothing is masked.
     Raises: UnsizedError with the line of a node that cannot be computed with padding.
     """
@@ -73,7 +73,7 @@ class _Walk(Room):
         self.loops: dict[int, Looped] = {}  # by serial of a new loop
 
     def nodes(self, room: Graph, other: Graph, numbers: Sequence[Numbers]) -> None:
-        """Take all nodes in order. numbers: as for `aligned`."""
+        """Store the value of each node in `of`, in order. numbers: as for `aligned`."""
         graphs = room, other
         for t, u in aligned(graphs, [unnumbered(g, seen) for g, seen in zip(graphs, numbers)], numbers):
             if t.serial not in self.of:
@@ -84,7 +84,7 @@ class _Walk(Room):
                     raise UnsizedError(f"{t.prim.name}{f', {t.site.short}' if t.site else ''}: {e}") from None
 
     def checked(self, t: Tensor, u: Tensor) -> Value:
-        """Return the next value, after a check that its axes fit the types of both traces."""
+        """Return the value of `t`, after a check that its axes fit the types in both traces. u: `t` at other sizes."""
         differ = UnsizedError(f"{t.type} is {u.type} at other sizes")
         if t.dtype is not u.dtype or t.ndim != u.ndim:
             raise differ
@@ -97,7 +97,7 @@ class _Walk(Room):
         return value
 
     def value(self, t: Tensor, u: Tensor, inputs: Sequence[Value]) -> Value:
-        """Return the next value."""
+        """Return the value of `t`. u: the same node at other sizes. inputs: the values of the inputs of `t`."""
         axes = [axis for x in inputs for axis in x.axes]
         if any(axis.counts for axis in axes) and t.prim is not RESHAPE:
             if t.prim.family == "map" and t.ndim == 1 and all(axis.parts is None for axis in axes):
@@ -230,7 +230,7 @@ class _Walk(Room):
         return Value(made, axes if made.ndim == len(axes) else (looped.length, *axes))
 
 
-# Lists and packs have no rule: they put parts together. Views that are not here need none either
+# Packs have no rule, because they put parts together. The views in `VIEWS` have rules of their own
 FAMILIES: Mapping[str, Callable[..., Value]] = {
     "leaf": _Walk.source,
     "formula": _Walk.source,

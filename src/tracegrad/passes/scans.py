@@ -63,7 +63,7 @@ def items_read(roots: Sequence[Tensor]) -> dict[int, set[int]]:
 
 
 def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], list[int]]:
-    """Return the body trimmed to the results `asked` for, the new index of each result, and the inputs it takes."""
+    """Return the body trimmed to the results `asked`, old index -> new index of each, and the inputs that it keeps."""
     n = len(body.new)
     each = sorted(k for k in asked if k >= n)
     live = {k for k in asked if k < n}

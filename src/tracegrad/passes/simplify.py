@@ -32,7 +32,7 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return `t` without its empty inputs, or None if all inputs have elements: sum(x[:0]) becomes 0, and so on."""
+    """Return a replacement for `t` if it or an input is empty, such as 0 for sum(x[:0]); None if `t` can stay."""
     family = t.prim.family
     if 0 in t.type.shape and family != "leaf":
         return broadcast_to(const(0, t.dtype), t.shape)

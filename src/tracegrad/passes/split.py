@@ -59,7 +59,10 @@ def _split(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def _each_first(t: Tensor, x: Tensor, n: int) -> Tensor | None:
-    """Return a fold over a batch of `n` and other axes as two: the other axes for each example, then the batch."""
+    """Return a fold over a batch of `n` and other axes as two: the other axes for each example, then the batch.
+
+    None if the other axes are short together, or if one of them comes before the batch.
+    """
     axes = [d for d in t.axes if x.shape[d] > 1]
     first = next(d for d in axes if x.shape[d] % n == 0)
     if math.prod(x.shape[d] for d in axes) < tuning.EACH_FROM * n or first != axes[0]:
@@ -117,14 +120,16 @@ def _split_fold(t: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _full_of_rows(rows: int, k: int) -> bool:
-    """Return whether rows of neighbours keep a device busy without parts: the longer they are, the more rows."""
+    """Return whether contiguous rows of length `k` keep a device busy unsplit: longer rows must be more rows."""
     return rows >= tuning.FEW_ROWS or k < tuning.LONG_ROW * max(1, rows // tuning.SOME_ROWS)
 
 
 def _split_axis(t: Tensor, x: Tensor, axis: int, sizes: Sequence[int], least: int) -> Tensor | None:
-    """Return a fold over one axis, which several of `sizes` form, as two steps, balanced if parts have `least` points.
+    """Return a fold over one axis as two: over each part, then over all parts. None if no split is worth it.
 
-    Parts that begin in the middle of one of the sizes are the second choice, because their indices need divisions.
+    sizes: of the axes that form this axis. Parts that begin in the middle of one of these are the second choice,
+           because their indices need divisions.
+    least: about the least length of a part. Above it, parts are about as long as they are many.
     """
     k = x.shape[axis]
     parts = min(math.sqrt(k), k / least)
@@ -147,7 +152,7 @@ def _near(k: int, parts: float, axes: Sequence[int]) -> Iterator[int]:
 
 
 def _cut(x: Tensor, axis: int, part: int) -> tuple[Tensor, Tensor | None]:
-    """Return `axis` as parts of this length on a new axis before it, and the remainder."""
+    """Return `x` with `axis` in parts of this length, which a new axis before it numbers; and the remainder or None."""
     s, left = divmod(x.shape[axis], part)
     whole = reshape(slice_(x, axis, 0, s * part), (*x.shape[:axis], s, part, *x.shape[axis + 1 :]))
     return whole, slice_(x, axis, s * part, left) if left else None

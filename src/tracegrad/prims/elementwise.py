@@ -33,7 +33,10 @@ TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
 
 def _pow_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return b a^(b-1), which is 0 for b = 0, and y log(a), which is 0 for a = 0 and b >= 0; as PyTorch."""
+    """Return `ct` times b a^(b-1), which is 0 for b = 0, and `ct` times y log(a), which is 0 for a = 0 and b >= 0.
+
+    As PyTorch.
+    """
     inverse = logical_or(b != 0.0, abs(a) >= SMALL)  # else a power can be inf, and 0 * inf is NaN
     slope = where(inverse, b * pow(where(inverse, a, 1.0), b - 1.0), 0.0)
     base = where(logical_and(a == 0.0, b >= 0.0), 1.0, a)
@@ -45,9 +48,9 @@ FAR, FARTHER = 2.0**16, 2.0**60
 
 
 def _atan2_vjp(ct: Tensor, t: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x / (x^2 + y^2) and -y / (x^2 + y^2), which are 0 at the origin, as PyTorch.
+    """Return `ct` times x / (x^2 + y^2) and -y / (x^2 + y^2), which are 0 at the origin, as PyTorch.
 
-    Operands are scaled so that no square overflows, and only those of zeros vanish.
+    Operands are scaled so that no square overflows, and the square of the larger operand is 0 only at the origin.
     """
     size = maximum(abs(x), abs(y))
     large = where(size > FARTHER, FARTHER**-2, where(size > FAR, FAR**-2, 1.0))
@@ -59,13 +62,16 @@ def _atan2_vjp(ct: Tensor, t: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Ten
 
 
 def _modulo_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 and -floor(a / b): of an infinite `b`, 0 if the signs of `a` and `b` are alike, else -1."""
+    """Return `ct` times 1 and times -floor(a / b).
+
+    If only `b` is infinite, the second factor is 0 where the signs of `a` and `b` are alike, else -1.
+    """
     finite = logical_or(nonfinite(a), logical_or(isnan(b), logical_not(nonfinite(b))))
     return ct, -ct * where(finite, round((a - y) / b), where(y == a, 0.0, -1.0))
 
 
 def _ties(ct: Tensor, a_wins: Tensor, b_wins: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient at the operand that was selected, and half of it at both for a tie, as PyTorch and JAX."""
+    """Return a gradient per operand: `ct` for the selected one, 0 for the other, half of `ct` for both at a tie."""
     half = ct * 0.5
     return where(a_wins, ct, where(b_wins, 0.0, half)), where(b_wins, ct, where(a_wins, 0.0, half))
 

@@ -22,7 +22,7 @@ from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
 
 
 def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, xla: Any = None) -> Primitive:
-    """Register a fold over `axes`, which stay as size 1. `array` is its code, with a hole for `keepdims`."""
+    """Register a fold over `axes`, which stay as size 1. `array`: its NumPy code, with {keepdims} as a placeholder."""
 
     def rule(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
         if x.dtype.name == "bool":
@@ -46,10 +46,10 @@ def _extremum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axes: tuple[int, ...]) ->
 
 
 def _extremum_xla(x: Any, t: Tensor, values: Any) -> Any:
-    """Reduce, and keep NaN on XLA's CPU.
+    """Reduce by max or min, and keep NaN on XLA's CPU.
 
-    There reductions by max and min of some thousand elements drop NaN: jnp.max(jnp.full(8000, jnp.nan)) is -inf in JAX
-    0.10.2, where that of 100 elements is NaN. As https://github.com/openxla/xla/issues/21461 says of constants.
+    There, such a reduction of some thousand elements drops NaN: jnp.max(jnp.full(8000, jnp.nan)) is -inf in JAX 0.10.2.
+    For 100 elements it is NaN. https://github.com/openxla/xla/issues/21461 reports the same for constants.
     """
     over: dict[str, Any] = {"axis": t.attrs["axes"], "keepdims": True}
     plain = partial(getattr(x.np, t.prim.name), **over)
@@ -106,7 +106,10 @@ PROD = fold("prod", array="xp.multiply.reduce({0}, {axes}, {0}.dtype, keepdims={
 
 
 def check_product(a: TensorType, b: TensorType) -> None:
-    """Raise unless the last axis of `a` can be contracted with the second to last axis of `b`, or its only axis."""
+    """Raise DTypeError unless both are f32, and ShapeError unless their inner dimensions are equal.
+
+    The inner dimensions are the last axis of `a`, and the second to last axis of `b` or its only axis.
+    """
     if a.dtype != f32 or b.dtype != f32:
         raise DTypeError(f"takes f32, got {a} and {b}; cast with tg.cast(x, tg.f32)")
     at = -2 if b.ndim > 1 else -1
@@ -256,7 +259,7 @@ def _scatter_type(x: TensorType, indices: TensorType, *, axis: int, length: int)
 def _scatter(name: str, *, of: Primitive, ufunc: str, method: str, **rules: Any) -> Primitive:
     """Register a scatter, which folds the updates of a row as the fold `of` does.
 
-    ufunc: its name in NumPy; method: in JAX, of `x.at[...]`.
+    ufunc: the NumPy ufunc that combines two updates; method: the method of JAX's `x.at[...]` that does so.
     """
 
     def array(xp: Any, x: Any, indices: Any, *, axis: int, length: int) -> Any:
@@ -289,7 +292,7 @@ SCATTER_ADD = _scatter(
 
 
 def _scatter_max_vjp(ct: Tensor, y: Tensor, x: Tensor, indices: Tensor, *, axis: int, length: int) -> tuple[Any, ...]:
-    """Share the gradient among ties. A row without updates has none, so its count of 0 is not divided by."""
+    """Share the gradient among ties. No index selects a row without updates, so no count of 0 is a divisor."""
 
     def back(rows: Tensor) -> Tensor:
         return bind(GATHER, rows, indices, axis=axis)
@@ -304,7 +307,7 @@ SCATTERED_BY = {SCATTER_ADD: SUM, SCATTER_MAX: MAX}  # the fold that combines sc
 
 
 def scatter_add(x: Tensor, indices: Tensor, axis: int, length: int) -> Tensor:
-    """Sum `x` into `length` slots along `axis`; `indices` has the shape of `x`."""
+    """Return zeros of `length` along `axis`, plus each element of `x` at its index. `indices` has the shape of `x`."""
     return bind(SCATTER_ADD, x, indices, axis=axis, length=length)
 
 

@@ -87,8 +87,8 @@ HALF_EXP_ARRAY = "(lambda r: (r * 0.5) * r)(xp.exp({0} * 0.5))"
 NEAR_EXP = "fn near_exp_(x: f32) -> f32 { return exp(x); }"
 
 
-# The same for a language that computes as written, in which exp is a function call. Adding 1.5 2^23 + b rounds to an
-# integer n and leaves n + b in the low bits, so that the factors of 2^n need no conversion. `clamp` must keep NaN.
+# EXP and NEAR_EXP for a language that computes as written, in which exp is a function call. Adding 1.5 2^23 + b rounds
+# to an integer n and leaves n + b in the low bits, so the factors of 2^n need no conversion. `clamp` must keep NaN.
 def _reduced(x: str, biased: float) -> str:
     return f"""let t = {x} * {1 / math.log(2)!r} + {biased!r};
   let n = t - {biased!r};
@@ -150,7 +150,8 @@ fn log_(x: f32) -> f32 {{
   return log_special_(log_sum_(select(m, m + m, low) - 1.0, e), x, v);
 }}"""
 
-# The bits of sqrt(1/2) subtracted leave e above 23 bits of the factor in [sqrt(1/2), sqrt(2)).
+# x = 2^e m with m in [sqrt(1/2), sqrt(2)): the bits of sqrt(1/2) are subtracted, which leaves e in the bits from 23 on.
+# Adding them to the 23 bits below gives m.
 LOG_AS_WRITTEN = """fn log_(x: f32) -> f32 {
   let u = bitcast<u32>(x);
   let tiny = u < 0x800000u;
@@ -183,8 +184,8 @@ EXPM1_AS_WRITTEN = f"""fn expm1_(x: f32) -> f32 {{
   return select(2.0 * (s * y + (s - 0.5)), x, u - 0x322bcc77u > 0x7f800000u - 0x322bcc77u);
 }}"""
 
-# Computes both ways without a branch. A branch keeps a GPU from computing several values side by side, and a CPU from
-# vectors. NaN takes the polynomial, because min would drop it.
+# tanh_ and erf_ compute two formulas and select one, without a branch. A branch keeps a GPU from computing several
+# values side by side, and a CPU from vectors. For NaN, they select the polynomial, because `min` would drop NaN.
 SIGNED = """fn signed_(y: f32, x: f32) -> f32 {  // y >= 0 with the sign of x
   return bitcast<f32>(bitcast<u32>(y) | (bitcast<u32>(x) & 0x80000000u));
 }"""
@@ -245,7 +246,7 @@ fn atan2_(y: f32, x: f32) -> f32 {{
   return select(s, bitcast<f32>(nan_bits), max(u, v) > 0x7f800000u);
 }}"""
 
-# The same as one NumPy expression
+# ERF as one NumPy expression
 ERF_ARRAY = (
     "(lambda x, z, a: xp.where(a >= 1.0, "
     f"xp.copysign(1.0 - xp.exp({horner(ERF_Q, 'a')}), x), x + x * {horner(ERF_P, 'z')}))"

@@ -33,7 +33,8 @@ from tracegrad.methods import TensorMethods
 from tracegrad.refusals import no_operand
 
 # role: "param", "frozen", "input", "patch", "state" (a persistent array, or one state of a model), or "hyper" (a scalar
-# that the host sets each step). A "placeholder" belongs to a transform and is in no program.
+# that the host sets each step). "inner" is a leaf of the body of a scan. A "placeholder" belongs to a transform and is
+# in no program.
 LEAF = register(Primitive("leaf", "leaf", lambda *, role, name, type: type))
 
 # A scalar known at compile time. inf and nan survive, because generated code writes them by their bits.
@@ -83,7 +84,7 @@ IOTA = register(
 
 
 def leaf(role: str, name: str, type: TensorType) -> Tensor:
-    """Return a value given to the program from outside."""
+    """Return a leaf: a value that the program gets from outside."""
     t = bind(LEAF, role=role, name=name, type=type)
     running = ambient.active()
     if running is not None:
@@ -144,11 +145,11 @@ FORMATS = {"f": f32, "d": f32, "e": f32, "?": bool_, "I": u32}  # of the buffer 
 CODES = {"f32": "f", "i32": "i", "u32": "I", "bool": "B"}
 LOW = {"i32": -(2**31), "u32": 0}
 HIGH = {"i32": 2**31 - 1, "u32": 2**32 - 1}
-MOST_LISTED = 2**26  # take seconds and 2 GB
+MOST_LISTED = 2**26  # so many constants take seconds and 2 GB
 
 
 def listed(n: int) -> range:
-    """Return the coordinates of constants that Python lists one by one. Raises ShapeError for too many."""
+    """Return range(n), for constants that Python lists one by one. Raises ShapeError if `n` is above MOST_LISTED."""
     if n > MOST_LISTED:
         raise ShapeError(f"{n} constants are too many to list, the limit is {MOST_LISTED}; compute them with arange(n)")
     return range(n)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # a - b floor(a / b), exactly: the significands are divided as integers, 8 bits at a time, because a / b rounds. A GPU
-# can flush denormals, so the difference of |b| and a smaller |a| is that of both times 2^149.
+# can flush denormals, so both are multiplied by 2^149 before a smaller |a| is subtracted from |b|.
 MODULO = """fn modulo_(a: f32, b: f32) -> f32 {
   let u = bitcast<u32>(a) & 0x7fffffffu;
   let v = bitcast<u32>(b) & 0x7fffffffu;
@@ -32,7 +32,8 @@ MODULO = """fn modulo_(a: f32, b: f32) -> f32 {
 }"""
 
 # The same in doubles, without a branch. A quotient cut to 29 bits times b is exact. Each step takes at least 28 bits of
-# the quotient, so 10 steps reach any two f32. If rounding makes one too large, the next takes it back.
+# the quotient, so 10 steps reach any two f32. If rounding makes one quotient too large, the next
+# is negative and corrects it.
 MODULO_IN_DOUBLES = "\n".join(
     [
         "static inline double cut_(double x) {",
@@ -55,7 +56,7 @@ MODULO_IN_DOUBLES = "\n".join(
 )
 
 # Where a / b is below 2^22 and b is not very large, one step suffices. The f32 quotient is off by at most 1, and its
-# product with b is exact in a double. What is left is an f32.
+# product with b is exact in a double. The remainder is exact in f32.
 FAR_MODULO = "!((__builtin_fabsf({0}) <= 0x1p22f * __builtin_fabsf({1})) & (__builtin_fabsf({1}) < 0x1p100f))"
 NEAR_MODULO = """HELPER float near_modulo_(float a, float b) {
   const float x = __builtin_fabsf(a), y = __builtin_fabsf(b), q = __builtin_floorf(x / y);
@@ -77,8 +78,8 @@ QUOTIENT = """fn quotient_i32(a: i32, b: i32) -> i32 {
 fn quotient_u32(a: u32, b: u32) -> u32 { return select(a / max(b, 1u), 0u, b == 0u); }"""
 QUOTIENT_ARRAY = "(xp.floor_divide({0}, {1} + ({1} == 0)) * ({1} != 0))"
 
-# A CPU has vectors of quotients of doubles, not of integers. A double holds every integer of 32 bits, and its quotient
-# rounds to no integer that it is not. The lowest i32 divided by -1 wraps around to itself.
+# A CPU has vector instructions that divide doubles, but none that divide integers. A double holds every integer of 32
+# bits, and a quotient that is no integer never rounds to an integer. The lowest i32 divided by -1 wraps to itself.
 QUOTIENT_IN_DOUBLES = """static inline int quotient_i32(int a, int b) {
   const double q = __builtin_floor((double)a / (double)(b + (b == 0)));
   return (int)(q >= 0x1p31 ? -0x1p31 : q) & ((b == 0) - 1);

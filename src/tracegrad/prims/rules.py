@@ -56,7 +56,7 @@ def total(parts: Sequence[Tensor]) -> Tensor | None:
 
 # batching
 def spread(n: int, x: Tensor) -> Tensor:
-    """Return `x` with `n` elements along axis 0, repeated if there is one for all."""
+    """Return `x` with size `n` along axis 0: repeated if axis 0 has size 1."""
     return x.broadcast_to((n, *x.shape[1:]))
 
 
@@ -69,7 +69,7 @@ def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
 
 
 def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """The `batch` rule of a primitive with the attribute `axis`, `axes` or `shape`: shift it to skip the new axis 0.
+    """The `batch` rule of a primitive with the attribute `axis`, `axes` or `shape`: adapt it to the new axis 0.
 
     As JAX's batchers of reductions.
     """

@@ -12,7 +12,7 @@ SIN_P = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 COS_P = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 # pi/2 in parts: products of all but the last with an integer of up to 13 bits are exact
 HALF_PI = (1.5703125, 4.837512969970703e-4, 7.549533620476723e-8, 2.5633440682570896e-12)
-# the bits of 2/pi, from 2^-2 on
+# The first 224 bits after the point of 1 / (2 pi), a quarter of 2/pi
 TWO_OVER_PI = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F9458EA
 
 _WORDS = [TWO_OVER_PI >> 32 * k & 0xFFFFFFFF for k in range(6, -1, -1)]
@@ -84,9 +84,10 @@ fn sin_(x: f32) -> f32 {{
 _TURNS = [(TWO_OVER_PI >> 193 - 29 * k & 0x1FFFFFFF) * 2.0 ** (-31 - 29 * k) for k in range(5)]
 _LAST_TURN = (TWO_OVER_PI >> 24 & (1 << 53) - 1) * 2.0**-200
 
-# Up to NEAR_TURNS in floats, with the same bits alone, which is how `near_turn_` computes where nothing lies beyond.
+# Up to NEAR_TURNS, floats suffice: `near_turn_` uses them. `turn_` selects its result there, so that code which calls
+# `near_turn_` alone, where no argument is larger, gets the same bits.
 NEAR_TURNS = 8192.0
-# functions with a form for arguments up to there, whose name has the prefix `near_`
+# Functions that have a version for arguments up to NEAR_TURNS, with the prefix `near_` in its name
 OF_TURNS = ("turn_", "sin_", "cos_")
 FAR_TURN = f"(unsigned_of_float({{0}}) & 0x7fffffffu) > unsigned_of_float({NEAR_TURNS!r}f)"  # or NaN
 NEAR_TURN = f"""#ifndef have_near_turn_in_c

@@ -245,7 +245,7 @@ UNWINDOW = view(
 
 
 def _rewindow(ct: Tensor, axis: int, count: int, stride: int, dilation: int) -> Tensor:
-    """Return the transpose of unwindow: window k reads only its own slab of the last axis."""
+    """Return the transpose of unwindow: element k of each window, read from slice k of the last axis."""
     size = ct.shape[-1]
     windows = bind(WINDOW, ct, axis=axis, size=size, stride=stride, dilation=dilation)  # [.., o, .., k', k]
     windows = slice_(windows, axis, 0, count)
@@ -269,7 +269,7 @@ BARRIER = view(
 )
 
 
-# Functions for the layers above; each returns its input if nothing would change.
+# Functions for the layers above; all but `window` and `unwindow` return their input if nothing would change.
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the same elements in row-major order under another shape."""
     shape = tuple(shape)
@@ -294,7 +294,10 @@ def moved(x: Tensor, a: int, b: int) -> Tensor:
 
 
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return `x` repeated along new leading axes and along axes of size 1. Raises ShapeError for fewer dimensions."""
+    """Return `x` repeated along new leading axes and along axes of size 1.
+
+    Raises ShapeError if `shape` has fewer dimensions, or another size on an axis that is not repeated.
+    """
     shape = tuple(shape)
     if shape == x.shape:
         return x

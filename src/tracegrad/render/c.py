@@ -1,7 +1,7 @@
 """Kernels as C functions over pointers: loops that a compiler turns into vector instructions.
 
 There are three shapes: one loop over points; row by row, with several partial results; and column by column, where
-neighbours in memory belong to different folds. The order of a fold depends on its size alone.
+neighbours in memory belong to different folds. The number of threads does not change the order of a fold.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def library_source(texts: Iterable[str]) -> str:
 class Function:
     """Writes one kernel, after its products and scatters are in memory.
 
-    loaded: the kernel's locals that are read from a slot, each at an index over the outer axes.
+    loaded: the kernel's locals that hold results of products and scatters -> slot, and index over the outer axes.
     """
 
     def __init__(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]]) -> None:
@@ -59,7 +59,7 @@ class Function:
         return self.outer[-1] if self.outer and self.outer[-1].fixed else Axis("", 1)
 
     def values(self) -> list[Value]:
-        """Return all values that are stored, and that these are computed from."""
+        """Return all stored values, and the values that they are computed from."""
         return list(walk([s.value for s in self.kernel.stores]))
 
     def quotients(self) -> list[Quotient]:
@@ -75,7 +75,7 @@ class Function:
         return emit
 
     def element(self, slot: int, index: str) -> str:
-        """Return a memory location. A slot overwritten in place shares an array with its old value."""
+        """Return the code of an element. A slot overwritten in place shares an array with its old value."""
         replaced = self.kernel.slots[slot].replaces
         return f"p{replaced if replaced >= 0 else slot}[{index}]"
 
@@ -106,11 +106,11 @@ class Function:
         )
 
     def body(self) -> list[Statement]:
-        """Return the loops; if functions have a short form for usual arguments, both versions and the choice."""
+        """Return the loops; two versions and a test of arguments if functions have short forms for usual arguments."""
         conditions = self.with_near_forms()
         if not conditions:
             return self.loops()
-        self.form = "near_"  # also in the check itself, where an argument out of range has already been noticed
+        self.form = "near_"  # in the check, too: an argument that makes a short form wrong also sets `far`
         check = self.checks(conditions)
         near = self.loops_again()
         self.form = CALLED_FORM if len(conditions) > INLINED_CALLS else ""
@@ -123,7 +123,7 @@ class Function:
         return self.loops()
 
     def with_near_forms(self) -> list[tuple[str, tuple[Value, ...]]]:
-        """Return conditions under which short forms of functions fail, and the arguments; none if one needs a fold."""
+        """Return conditions for which short forms fail, with arguments; empty if folds or products prevent a check."""
         kernel, folds = self.kernel, self.kernel.folds
         if kernel.uniform or (folds and column_wise(kernel)) or any(f.product or f.scatter for f in folds):
             return []
@@ -142,7 +142,7 @@ class Function:
         return self.split(self.outer, self.nest(self.inner if self.by_rows() else [], lines))
 
     def loops(self) -> list[Statement]:
-        """Return the loops once."""
+        """Return one version of the loops."""
         if not self.by_rows():
             return self.split(self.outer, self.points(self.emit))
         if self.kernel.uniform:
@@ -150,11 +150,11 @@ class Function:
         return self.columns() if column_wise(self.kernel) else self.split(self.outer, self.row())
 
     def by_rows(self) -> bool:
-        """Return whether this part folds or writes points of a row. Else the inner axes are k of an earlier product."""
+        """Return whether the kernel folds or stores along rows. Else its inner axes are k of an earlier product."""
         return not self.kernel.pointwise
 
     def read(self) -> list[str]:
-        """Return lines that read earlier results at the outer point."""
+        """Return lines that read the results of products and scatters at the current outer point."""
         return [self.emit.let(n, self.element(s, self.emit.index(at, False))) for n, (s, at) in self.loaded.items()]
 
     def nest(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
@@ -164,13 +164,13 @@ class Function:
         return list(lines)
 
     def split(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
-        """Return the same loops, with only this part's iterations of the outermost loop."""
+        """Return loops over some axes, of which the outermost has only this part's iterations."""
         if not axes:
             return list(lines)
         return self.share(axes[0].name, axes[0].size, 1, self.nest(axes[1:], lines))
 
     def share(self, name: str, size: int, step: int, lines: Sequence[Statement]) -> list[Statement]:
-        """Return the outermost loop over this part's iterations."""
+        """Return the outermost loop, limited to this part's iterations."""
         turns = -(-int(size) // step)
         self.parts = max(1, min(turns, int(self.kernel.work) // C_GRAIN, C_PARTS))
         if isinstance(size, Extent):
@@ -207,7 +207,7 @@ class Function:
         return [*lines, *self.stores(self.emit, [s for s in self.kernel.stores if not s.inner], loop=False)]
 
     def ends_in_vector(self, last: Axis, stores: Sequence[Store]) -> bool:
-        """Return whether stores along a row compute functions, and one vector can compute the row's last elements."""
+        """Return whether stores along a row call costly functions, and one vector can compute its last elements."""
         roots = [s.value for s in stores]
         long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(roots))
         if not long or not all(s.index.linear for s in stores):
@@ -287,8 +287,8 @@ class Function:
     def lanes(self, lanes: int, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """Fold element j into partial result j % lanes; then combine the results by halves.
 
-        In a loop over rows, the last elements of each row have partial results of their own. A vector of lanes that
-        were written by two shorter vectors would wait for memory.
+        In a loop over rows, the last elements of each row have partial results of their own. Otherwise two shorter
+        vectors would store their lanes, and the next row's load of the whole vector would wait for these stores.
         """
         *others, last = self.inner
         whole: int | str = int(last.size) - int(last.size) % lanes
@@ -356,7 +356,7 @@ class Function:
         return self.blocks(others, last, width, body)
 
     def width(self, last: Axis, others: Sequence[Axis]) -> int:
-        """Return the number of columns of a block: many, for contiguous memory, but few enough to busy all threads."""
+        """Return the columns of a block: many, to read contiguous memory, but so few that all threads have work."""
         size, results = int(last.size), len(self.kernel.folds)
         width = COLUMNS // max(results, 1)
         if not others:
@@ -381,5 +381,5 @@ class Function:
 
 
 def at_once(lanes: int | str, lines: Sequence[Statement]) -> Block:
-    """Return a loop over the lanes. The compiler sees that it fits 32 bits, but still computes addresses in 64."""
+    """Return a loop over lanes. The compiler sees that `l` fits 32 bits, but still computes addresses in 64."""
     return Block(f"for (int l = 0; l < {lanes}; l++)", lines)

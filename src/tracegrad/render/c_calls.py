@@ -1,7 +1,7 @@
-"""A launch as calls: C functions for values computed point by point, and BLAS for products.
+"""A launch as calls: C functions for values computed point by point, and the library's own functions for products.
 
-A kernel with a product becomes up to four steps: a function for each operand that BLAS cannot read in place, the
-product, and a function that uses the results.
+A kernel with a product becomes up to four steps: a function for each operand that cannot be read in place,
+the product, and a function that uses the results. The functions for products are in c_product.py and c_gathered.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FunctionStep(NamedTuple):
 
 
 class ProductStep(NamedTuple):
-    """out = a b. `limits` are those of `Product`."""
+    """A call that computes out = a b. limits: those of `Product`, as the bits of `limit_bits`."""
 
     a: View
     b: View
@@ -100,12 +100,12 @@ class Spread(NamedTuple):
 
 
 class GatheredStep(NamedTuple):
-    """out = a b, where b overlaps itself in memory. The rows of `a` have one step, or `a` has one row."""
+    """out = a b, where b overlaps itself in memory or products are many and small. Rows of `a` are evenly spaced."""
 
     a: Spread
     b: Spread
     out: View
-    stacked: bool = False  # vectors have an element of each of several products
+    stacked: bool = False  # True if a vector holds one element of each of several products
 
 
 Step = FunctionStep | ProductStep | GatheredStep
@@ -183,7 +183,7 @@ class _Writer:
         return any(x.step == 1 for x in lays if x.size >= FEW_LANES) or span(lays) is not None
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
-        """Return whether a product writes this value itself."""
+        """Return whether a product or scatter has already written what `s` would store."""
         return isinstance(s, Store) and s.value.op == "local" and loaded.get(s.value.arg) == (s.slot, s.index)
 
     def allocate(self, size: int, dtype: DType = f32) -> int:
@@ -212,10 +212,10 @@ class _Writer:
         self.steps.append(FunctionStep(name, function.parts, (*map(self.place, slots), *size)))
 
     def product(self, f: Fold, p: Product) -> tuple[int, Index]:
-        """Add a step of BLAS; return the slot of the result, and the index of a point there."""
+        """Add the step of a product; return the slot of the result, and the index of a point there."""
         inner = self.kernel.inner
         left, right = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
-        # views if their strides suit BLAS, otherwise packed copies
+        # views in place if their strides allow this, otherwise packed copies
         a, b = self.as_it_lies(left), self.as_it_lies(right)
         small = self.small(p, a, b) if a and b and not p.limits else None
         if small is not None:
@@ -238,7 +238,7 @@ class _Writer:
     def gathered(self, f: Fold, p: Product, b: Spread) -> tuple[int, Index]:
         """Add a step of a product whose right operand is spread, with axes ordered so that neighbours in memory adjoin.
 
-        k in another order needs a packed left operand; columns in another order, a transposed result.
+        Another order of k needs a packed left operand. Another order of columns transposes the result.
         """
         k, n = in_memory_order(self.kernel.inner, b.rows), in_memory_order(p.n, b.columns)
         many = math.prod(int(a.size) for a in (*p.batch, *p.n))
@@ -265,9 +265,9 @@ class _Writer:
         return out, at
 
     def stacks(self, p: Product, b: Spread) -> bool:
-        """Return whether vectors have an element of each of several products, instead of several of one.
+        """Return whether each vector should hold one element of several products, not several elements of one product.
 
-        That pays for few rows: each vector of a right operand that overlaps itself crosses lines of the cache.
+        That pays for few rows: vectors along a right operand that overlaps itself cross lines of the cache.
         """
         m, n, k = points(p.m), points(p.n), points(self.kernel.inner)
         near = max(n, reach([*b.rows, *b.columns])) <= STACKED
@@ -275,7 +275,7 @@ class _Writer:
         return small and fills(p) and neighbours_of(b.columns) >= STACKED_RUN and n <= STACKED_COLUMNS * k
 
     def small(self, p: Product, a: View, b: View) -> tuple[Spread, Spread] | None:
-        """Return the operands of many small products as spread operands, because a call per product would cost more."""
+        """Return spread operands of many small products, where a call for each would cost too much; else None."""
         sides = [points(x) for x in (p.m, p.n, self.kernel.inner)]
         if any(isinstance(x, Extent) or x > STACKED_SIDE for x in sides) or not fills(p) or min(b.steps[-2:]) < 0:
             return None
@@ -294,7 +294,7 @@ class _Writer:
         return slot, at
 
     def spread(self, operand: Operand) -> Spread | None:
-        """Return an operand that is in memory, or a copy of it that is smaller than all of its elements; else None."""
+        """Return an operand in place, or a copy that has shared elements once; None if `gathered` finds no layout."""
         found = gathered(self.kernel, operand)
         if found is None:
             return None
@@ -322,7 +322,7 @@ class _Writer:
         return spread_of(found)
 
     def target(self, local: str, dtype: DType = f32) -> int:
-        """Return the slot for a fold: an output of the same layout that a later step overwrites, else scratch."""
+        """Return the slot of a fold's results: an output of this layout that later steps can overwrite, or scratch."""
         alike = [
             s
             for s in self.kernel.stores
@@ -337,7 +337,7 @@ class _Writer:
         return View(self.place(slot), first, tuple(sizes), tuple(steps))
 
     def as_it_lies(self, operand: Operand) -> View | None:
-        """Return the operand as a view in place, if its strides suit BLAS; else None."""
+        """Return the operand as a view in place, if its strides allow this; else None."""
         v, batch, *matrix_axes = operand
         if v.op != "load" or self.kernel.loaded(v) is not f32 or not v.arg[1].linear:
             return None

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from tracegrad.render.c_product import SIZES, TURNED, each_height
 
-FEW = {1: 8, 2: 4, 3: 4}  # vectors of a tile of so few rows: their sums hide the latency of an addition
+FEW = {1: 8, 2: 4, 3: 4}  # rows of a tile -> vectors of columns: so many sums hide the latency of an addition
 MOST = max(FEW.values())
 
 
 def tile(rows: int, vectors: int = 2) -> str:
-    """Return c (+)= a b for `rows` rows of a and some vectors of columns, each at its own offset."""
+    """Return the C function of c (+)= a b for `rows` rows of a and some vectors of columns, each at its own offset."""
     pairs = [(i, w) for i in range(rows) for w in range(vectors)]
     sums = [(f"s{i}{w}", f"*(vec *)(c{w} + {i} * row)") for i, w in pairs]
     return "\n".join(
@@ -39,7 +39,7 @@ def tile(rows: int, vectors: int = 2) -> str:
 
 
 def stacked(columns: int) -> str:
-    """Return c = a b for some neighbouring columns of VL products at once: a vector has an element of each."""
+    """Return the C function of c = a b for neighbouring columns of VL products: a vector has one element of each."""
     return "\n".join(
         [
             f"static void stacked_{columns}(long k, const vec *a, const vec *b, const long *kb, vec *c) {{",

@@ -1,14 +1,13 @@
 """Loops of C kernels in other orders than that of the points, or over parts of the last axis.
 
-- A fold runs if each point folds the elements of its predecessor, and one more, as `sum over j of where(j <= i, x[j],
-  0)` does. It costs n^2 steps for n points if each folds alone, and n in their order. Running sums and products have
-  this form.
-- Blocks, where indices divide the axis by one number: compilers make slow vectors of i // 32, and none of loads at it.
+- Running folds, where each point folds the elements of its predecessor, and one more, as `sum over j of where(j <= i,
+  x[j], 0)` does. If each of n points folded alone, this would take n^2 steps. In the order of the points it takes n.
+- Blocks, where indices divide the axis by one number. Compilers make slow vectors of i // 32, and none of loads there.
   With i = block * 32 + within, the quotient is `block`, which is constant in the inner loop, and the remainder is
   `within`, whose loads are neighbours.
 - Pieces, where guards change along an axis; see c_pieces.py.
-- Rows that end in one vector, where functions are computed. Of a row of 22 compilers compute 6 elements one by one. So
-  one vector computes them, with elements of no meaning behind the row, which are not stored.
+- Rows that end in one vector, where functions are computed. In a row of 22 elements, compilers compute the last 6 one
+  by one. Here one vector computes them, with meaningless elements behind the row, which are not stored.
 - Pairs of rows, as in distances; see c_tiles.py.
 """
 
@@ -32,7 +31,8 @@ from tracegrad.tuning import LANES, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 def divisor(f: Function) -> int | None:
     """Return d if all quotients and remainders in a pointwise kernel depend on i // d and i % d of its last axis i.
 
-    None if blocks of d points are of no use. (i + 64) // 32 and i // 1024 have i // 32; (i + 1) // 32 has not.
+    None if blocks of d points are of no use. (i + 64) // 32 and i // 1024 depend on i // 32 alone; (i + 1) // 32 does
+    not.
     """
     last = f.last
     found = [q for q in f.quotients() if last.name in q.index.strides]
@@ -45,7 +45,7 @@ def divisor(f: Function) -> int | None:
 def blocked_loops(f: Function) -> list[Statement] | None:
     """Return the loops of a pointwise kernel over blocks of its last axis, of which the last can be shorter.
 
-    None if indices divide nothing by the length of a block.
+    None if `divisor` finds no length of a block.
     """
     d = divisor(f)
     if d is None:
@@ -74,12 +74,12 @@ Running = tuple[Axis, bool, tuple[Value, ...]]
 
 
 class OrderedFunction(Function):
-    """Writes one kernel, with its loops in one of these orders if that is faster."""
+    """Writes one kernel, with its loops in one of the orders of this module if that is faster."""
 
     most = MOST_CUT
 
     def loops(self) -> list[Statement]:
-        """Return the loops once."""
+        """Return one version of the loops, in the first order that suits the kernel."""
         orders = (lines for order in (POINTWISE if self.kernel.pointwise else FOLDING) if (lines := order(self)))
         return next(orders, None) or super().loops()
 
@@ -94,9 +94,9 @@ class OrderedFunction(Function):
 
 
 def running(kernel: Kernel) -> Running | None:
-    """Return the direction in which the kernel's folds run, if all run alike and nothing else needs the row.
+    """Return how the kernel's folds run, if all run along one axis in one direction; else None.
 
-    Each point then folds its predecessor's elements and one more.
+    Each point then folds its predecessor's elements and one more. None also if the kernel stores along its rows.
     """
     inner = [a for a in kernel.inner if a.size > 1]
     batches = fold_batches(kernel)
@@ -117,7 +117,7 @@ def running(kernel: Kernel) -> Running | None:
 
 
 def _under_mask(f: Fold, axis: str, inner: str, backward: bool) -> Value | None:
-    """Return x of `where(inner <= axis, x, identity)`, or of `axis <= inner`, if x is the same for all of `axis`."""
+    """Return x of `where(inner <= axis, x, identity)`, or `axis <= inner`, if `axis` does not change x; else None."""
     v = f.value
     if f.product or f.scatter or v.op != "map" or v.arg[0] != CHOICE or v.args[0].op != "map":
         return None
@@ -133,7 +133,7 @@ def _under_mask(f: Fold, axis: str, inner: str, backward: bool) -> Value | None:
 
 
 def _variable(v: Value) -> str | None:
-    """Return the name of the loop variable that a value is."""
+    """Return the name of a loop variable, if the value is just this variable; else None."""
     if v.op != "index" or v.arg.const or len(v.arg.terms) != 1:
         return None
     ((atom, c),) = v.arg.terms
@@ -163,7 +163,7 @@ def running_loops(f: Function) -> list[Statement] | None:
 
 
 def _started(f: Function, folds: Sequence[Fold], width: int) -> tuple[list[str], list[str]]:
-    """Return the declarations of a partial result for each of some rows or columns, and what each one begins with."""
+    """Return declarations of a partial result for each of `width` rows or columns, and lines that initialise one."""
     arrays = [f"{C_TYPE[x.value.dtype.name]} t{x.local}[{width}] {ALIGNED};" for x in folds]
     return arrays, [f"t{x.local}[l] = {f.emit.identity(x)};" for x in folds]
 
@@ -213,7 +213,7 @@ def _written_out(f: OrderedFunction) -> list[Statement] | None:
 
 
 def _in_parts(f: OrderedFunction) -> list[Statement] | None:
-    """Return the loops of each part of an axis before the last, one after the other; None if it is not cut."""
+    """Return the loops of each part of an axis before the last, one after the other; None if no axis is cut."""
     parts = cut(f, f.most)
     if parts is None:
         return None
@@ -221,7 +221,7 @@ def _in_parts(f: OrderedFunction) -> list[Statement] | None:
 
 
 def scatter_loops(f: Function, fold: Fold, out: int) -> list[Statement]:
-    """Fold the updates of each row in their order. Slot `out` holds a value for each outer point."""
+    """Return loops that fold the updates of each row in their order. Slot `out` gets a value for each outer point."""
     assert fold.scatter is not None
     rows, nothing = fold.scatter.row.strides, f.emit.identity(fold)
     stride = dict(zip([a.name for a in f.kernel.outer], strides_of([a.size for a in f.kernel.outer])))

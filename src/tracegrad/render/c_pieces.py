@@ -4,7 +4,7 @@
   piece the choice is the same for all points, so each piece has a loop of its own, which reads only what it uses. Pads
   and shifts are alike. An axis before the last is cut first. Each of its pieces has loops in an order of its own.
 - Phases, where indices divide the last axis by a small number: the gradient of `x[:, ::3]` is zero at two of three
-  elements. Three neighbours are computed together. Nothing is divided then, and their conditions are known.
+  elements. Three neighbours are computed together. Their code divides nothing, and their conditions are constants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tracegrad.tuning import FEW_CHOICES, FEWEST_TURNS, LANES, MOST_PIECES, MOST
 
 
 def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space) -> list[str]:
-    """Return the lines that compute a point of the same kernel over other axes."""
+    """Return the lines that compute the points of a kernel at some places, which are indices over other axes."""
     changed = Function(*with_axes(f.kernel, f.loaded, axes, places, space))
     changed.helpers, changed.form = f.helpers, f.form
     return changed.points(changed.expressions())
@@ -30,9 +30,9 @@ def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, I
 
 # axes before the last
 def cut(f: Function, most: int) -> list[tuple[Kernel, Loaded]] | None:
-    """Return a pointwise kernel as one for each piece or phase of an axis before its last; None if there are none.
+    """Split a pointwise kernel into one for each piece or phase of an axis before its last; None if no axis has any.
 
-    most: pieces in all, of this axis and those after it.
+    most: the limit of pieces in all, of this axis and of those after it.
     """
     steps = [_steps(f, a) for a in f.outer[:-1]]
     for k, found in enumerate(steps):
@@ -43,7 +43,7 @@ def cut(f: Function, most: int) -> list[tuple[Kernel, Loaded]] | None:
 
 
 def _steps(f: Function, axis: Axis) -> list[tuple[int, int, int]]:
-    """Return the pieces of an axis, or its phases if it has no pieces: where each begins and ends, and its step."""
+    """Return begin, end and step of each piece of an axis, or else of each phase; empty if none or too many."""
     if not axis.fixed:
         return []
     if axis.size < FEWEST_TURNS and _is_remainder(f, axis):
@@ -73,7 +73,7 @@ def _phase(f: Function, axis: Axis) -> int:
 
 
 def _remainders(f: Function) -> tuple[list[Quotient], list[Guard]]:
-    """Return the quotients and remainders in the indices of values, and the guards that ask for a remainder."""
+    """Return the quotients and remainders in the indices of values, and the guards that test a remainder."""
     values = f.values()
     return quotients_of(index for v in values for index in indices_of(v)), [g for g in guards_of(values) if g.step > 1]
 
@@ -82,7 +82,7 @@ def _remainders(f: Function) -> tuple[list[Quotient], list[Guard]]:
 def written_out(f: Function) -> tuple[Kernel, Loaded] | None:
     """Return a pointwise kernel with its short last axis written out, if remainders of the axis matter; else None.
 
-    Lowering makes such an axis of one that indices divide: i = 5 * block + within.
+    Lowering makes such an axis when it splits an axis i that indices divide: i = 5 * block + within.
     """
     others, last, space = f.outer[:-1], f.last, Space()
     if not others or last.size * len(f.kernel.stores) > MOST_WRITTEN:
@@ -108,7 +108,7 @@ def _phased(f: Function, d: int) -> list[Statement]:
 
 
 def pieces(f: Function) -> list[int] | None:
-    """Return where the pieces of a pointwise kernel's last axis begin, and its end; None if pieces are of no use."""
+    """Return where pieces of the last axis begin, and its end; one piece if it has phases; None if of no use."""
     last = f.last
     stretches = stretches_of(f.kernel, last)
     starts = starts_of(stretches, last)

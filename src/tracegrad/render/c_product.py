@@ -4,7 +4,7 @@ NumPy's BLAS chooses its kernels from a list of processors, and falls back to ke
 the speed where vectors have 512 bits. This code is compiled for the processor in use. The order of a sum depends on
 its length alone.
 
-Tiles have many heights, so that they cover the rows evenly without waste: 64 rows are tiles of 14, 14, 14, 12 and 10.
+Tiles have many heights, so that they cover the rows evenly without waste: 64 rows are tiles of 14, 14, 12, 12 and 12.
 A tile is one or two vectors wide. The left operand is read in place if its rows are contiguous. The right operand is
 packed, unless the product has few rows.
 """
@@ -17,11 +17,11 @@ from itertools import permutations
 from tracegrad.kernels.form import Limit
 from tracegrad.render.c_text import OPAQUE
 
-HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, fill 32 registers
+HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, take 31 of 32 registers
 
 
 def tile(rows: int, wide: int) -> str:
-    """Return c (+)= a b for `rows` rows of a and one or two vectors of b's columns, unrolled, which compiles fast."""
+    """Return the C function of c (+)= a b for some rows of a and one or two vectors of b, unrolled to compile fast."""
     sums = [(f"s{i}{w}", f"*(vec *)(c + {i} * row + {w} * VL)") for i in range(rows) for w in range(wide)]
     add = [f"s{i}{w} += a[{i} * step] * b{w};" for i in range(rows) for w in range(wide)]
     return "\n".join(
@@ -52,7 +52,7 @@ tile_ *const tracegrad_tiles[MR + 1][2] = {{
 }};
 """
 
-# alternating elements of two vectors: from their first halves, or from their second
+# Index lists of shuffles that interleave the first halves of two vectors, or their second halves
 ZIP = "\n".join(
     f"{'#if' if vl == 16 else '#elif'} VL == {vl}\n"
     + "\n".join(

@@ -21,10 +21,10 @@ C_TYPE = {
     "vec2<f32>": "vec2_f32",
 }
 
-ALIGNED = "__attribute__((aligned(64)))"  # GCC 12 assumes alignment where it zeroes 80 bytes, and crashes without
+ALIGNED = "__attribute__((aligned(64)))"  # without it, GCC 12's stores that zero 80 bytes crash
 
-# Functions that C computes as NumPy does, so they need no helper. Comparisons with NaN are false, so each of these
-# keeps NaN. Two choices compile to vector instructions; `||` would be a branch.
+# C functions that replace helpers of the rows, and compute what NumPy does. Comparisons with NaN are false, so max and
+# min keep NaN. Two choices compile to vector instructions; `||` would be a branch.
 NATIVE = {
     "div_": "static inline float div_(float a, float b) { return a / b; }",
     "is_nan_": "static inline _Bool is_nan_(float x) { return x != x; }",
@@ -47,14 +47,14 @@ FAR = {
     "modulo_": quotients.FAR_MODULO,
 }  # functions with a short form, and where it fails
 CALLED_FORM = "called_"
-OF_NUMBERS = {"max_f32": "max", "min_f32": "min"}  # functions that keep NaN, and those that compute the same of numbers
-AS_WRITTEN = {  # shorter than the rows' functions, where no driver rewrites arithmetic
+OF_NUMBERS = {"max_f32": "max", "min_f32": "min"}  # functions that keep NaN -> the same functions without this care
+AS_WRITTEN = {  # shorter than the rows' functions: C compilers, unlike GPU drivers, do not rewrite arithmetic
     "exp_times_": EXP_AS_WRITTEN,
     "near_exp_": NEAR_EXP_AS_WRITTEN,
     "expm1_": EXPM1_AS_WRITTEN,
     "log_": LOG_AS_WRITTEN,
 }
-_pattern = cache(re.compile)  # on first use: at import it would cost 5000 calls
+_pattern = cache(re.compile)  # compiles on first use: at import this would cost 5000 calls
 
 
 def _typed(name: str, types: Iterable[str], arguments: str, value: str) -> str:
@@ -86,7 +86,7 @@ HELPERS = "#define HELPER static inline __attribute__((always_inline))"
 # Chooses by bits, with both sides computed first, so that the compiler cannot make a branch in the loop. GCC makes a
 # masked load of `condition ? p[i] : 0`, and GCC 12 masks a group of neighbours by the first one's condition. GCC reads
 # `x & -condition` as such a choice, too: GCC 13.3 then summed groups of three with one condition for all of them. It
-# does not change `x & (condition - 1)`. Of conditions it makes vectors if they are chosen by `&` and `|` alone.
+# does not change `x & (condition - 1)`. GCC vectorizes choices between conditions only if they use `&` and `|` alone.
 CHOICE = """
 static inline int select_int(int no, int yes, _Bool condition) { return yes ^ ((no ^ yes) & ((int)condition - 1)); }
 static inline unsigned select_unsigned(unsigned no, unsigned yes, _Bool condition) {
@@ -106,8 +106,8 @@ HIDDEN = """
 static inline int hidden(int x) { __asm__("" : "+r"(x)); return x; }
 """
 
-# Clamps to bounds that GCC must not know: for constant bounds it generates a branch each and repeats the code after it,
-# where two instructions suffice. GCC must load `nothing_`, because another library could define a symbol of that name.
+# Clamps to bounds that GCC must not know. For each constant bound GCC would generate a branch, and repeat the code
+# after the branch. GCC must load `nothing_`, because another library could define a symbol of that name.
 CLAMP = """
 __attribute__((weak)) float nothing_ = 0.0f;
 static inline float clamp_float(float x, float lo, float hi) { return min(max(x, lo + nothing_), hi + nothing_); }
@@ -197,9 +197,9 @@ PRELUDE = "\n".join(
 
 
 def in_form(text: str, form: str) -> str:
-    """Return the text with other forms of the functions in FAR that it calls or defines: `form` and the name.
+    """Return the text with the prefix `form` before the names of all functions of FAR that it calls or defines.
 
-    "near_" are the short forms. "called_" compute the same as the functions, and compilers do not inline them.
+    "near_" marks the short forms. "called_" marks functions that compute the same and that compilers do not inline.
     """
     return _pattern(rf"\b({'|'.join(FAR)})(?= ?\()").sub(rf"{form}\1", text) if form else text
 
@@ -215,7 +215,7 @@ def helpers_in_form(helper: str, form: str) -> str:
 
 @cache
 def of_numbers(text: str) -> str:
-    """Return the text without the choices that keep NaN, "" if it has none."""
+    """Return the text with max and min that do not keep NaN; "" if it calls neither."""
     pattern = _pattern(rf"\b({'|'.join(OF_NUMBERS)})(?= ?\()")
     return pattern.sub(lambda found: OF_NUMBERS[found[1]], text) if pattern.search(text) else ""
 
@@ -239,11 +239,11 @@ CALLED = {
 }
 
 
-@lru_cache(4096)  # because constants are expressions, too
+@lru_cache(4096)  # bounded, because constants are expressions, too
 def as_c(notation: str) -> str:
     """Translate an expression or a function of a row to C. `{0}`, `{1}` and so on stay in place.
 
-    Everything not translated here is the same in C. Where WGSL allows to omit parentheses, C has the same precedence.
+    Everything not translated here is the same in C. Where WGSL allows omitting parentheses, C has the same precedence.
     """
     tokens = [*(t for t in _pattern(TOKEN).findall(notation) if not t.startswith("//")), ""]
     out: list[str] = []
@@ -272,7 +272,7 @@ def as_c(notation: str) -> str:
 
 
 def number(token: str) -> str:
-    """Return a number in C: with a point, an exponent or an `f` it is an f32, which C writes with a point."""
+    """Return a number in C. With a point, an exponent or an `f` it is an f32, which C writes as `1.0f` or `1e5f`."""
     if token.endswith("u") or token.startswith("0x") or token.isdigit():
         return token
     digits = token.removesuffix("f")

@@ -3,8 +3,8 @@
 The loads of a transpose run across the rows of memory. A tile of them is transposed first, four by four in vectors,
 into a local array. The loops over a tile then read and write neighbours. Otherwise each element would be moved alone.
 
-The elements of short rows, which are written out, are read at steps of 5 or 7. Compilers make no vectors of such loads.
-So 16 rows are transposed: their first elements are neighbours then, and so are the others. Results are transposed back.
+The elements of short rows, which are written out, are read at steps such as 5 or 7. Compilers do not vectorize these
+loads. So 16 rows are transposed: all first elements are neighbours then, and so on. Results are transposed back.
 
 A sum over k of f(x[i, k], y[j, k]) for pairs of rows, as in distances, is computed by vectors of j. A sum of a short
 row in one vector ends with steps that wait for each other. So a block of y is transposed first, and read for many i.
@@ -33,7 +33,7 @@ Turned = tuple[Axis, dict[Value, int]]
 
 
 def turned(f: Function) -> Turned | None:
-    """Return the loads of a pointwise kernel that are worth transposing."""
+    """Return the loads of a pointwise kernel that are worth transposing; None if there are none."""
     last = f.last.name
     if not _long(f.last) or any(_stride(s.index, last) != 1 for s in f.kernel.stores):
         return None
@@ -52,7 +52,7 @@ def _long(a: Axis) -> bool:
 
 
 def _bare(f: Function) -> list[Value]:
-    """Return the loads that are in bounds at every point, also without their guards."""
+    """Return the loads that are used without a guard, and so are in bounds at every point."""
     used = [s.value for s in f.kernel.stores]
     for v in f.values():
         used += v.args if v.op != "inside" else ()
@@ -61,7 +61,7 @@ def _bare(f: Function) -> list[Value]:
 
 
 def _stride(index: Index, axis: str) -> int | None:
-    """Return how far an index moves along an axis; None if it does so unevenly."""
+    """Return the stride of an index along an axis; None if the index moves unevenly."""
     stride = 0
     for atom, c in index.terms:
         if isinstance(atom, Var):
@@ -121,7 +121,7 @@ class Group(NamedTuple):
 def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[Group, tuple[Store, ...]]]] | None:
     """Return the loads of a kernel of short rows, and its stores, by groups; None if transposing them is of no use.
 
-    A load is known by its group and its number there.
+    Each load has its group, and its offset from the first element of the group.
     """
     if not _long(f.last) or f.loaded or f.inner or f.kernel.folds:
         return None
@@ -143,9 +143,10 @@ def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[
 
 
 def _unlike_vectors(read: Sequence[Group], whole: Sequence[Group], calls: bool) -> bool:
-    """Return whether compilers would not vectorize these groups: GCC vectorizes only steps that are powers of two.
+    """Return whether transposing these groups is faster than what compilers make of them.
 
-    They vectorize plain arithmetic, but with short vectors. Transposing then pays for long rows only.
+    GCC vectorizes function calls only at steps that are powers of two. Compilers vectorize plain arithmetic, but with
+    short vectors. Transposing then pays for long rows only.
     """
     if calls:
         return bool(whole) or any(g.step & (g.step - 1) for g in read)
@@ -167,7 +168,7 @@ def _groups(places: Sequence[tuple[int, Index]], axis: str) -> list[tuple[Group,
 
 
 def _worth_turning(f: Function, g: Group) -> bool:
-    """Return whether a group has most elements of a row that is long enough."""
+    """Return whether a group has most elements of a row, of four bytes each, and the row is long enough."""
     wide = f.kernel.slots[g.slot].dtype.storage in (f32.storage, i32.storage)
     return wide and tuning.SHORT_ROWS <= g.step < 2 * len(g.offsets) and g.offsets[-1] < g.step
 
@@ -178,7 +179,7 @@ def _whole(f: Function, g: Group) -> bool:
 
 
 def short_loops(f: Function) -> list[Statement] | None:
-    """Return the loops of a kernel of short rows, 16 rows at a time; None if it is no such kernel."""
+    """Return the loops of a kernel of short rows, 16 rows at a time; None for any other kernel."""
     found = short_rows(f)
     if found is None:
         return None
@@ -211,7 +212,7 @@ def _at(f: Function, emit: Emitter, g: Group) -> str:
 
 
 def _array(f: Function, name: str, g: Group, columns: int) -> str:
-    """Return the declaration of the elements of 16 rows."""
+    """Return the declaration of an array for the elements of 16 rows."""
     return f"{C_TYPE[f.kernel.slots[g.slot].dtype.storage]} {name}[{columns * TILE}] {ALIGNED};"
 
 
@@ -308,7 +309,7 @@ class _Pairs:
         ]
 
     def where_needed(self, folds: Sequence[Fold], done: Sequence[Fold], loop: Loop) -> list[Statement]:
-        """Return the loop of some folds, left out where conditions of all pairs say that they fold nothing."""
+        """Return the loop of some folds, in an `if` that skips the loop where no pair has anything to fold."""
         emit = self.f.expressions()
         condition = needed(folds, self.f.inner, emit)
         if not condition:

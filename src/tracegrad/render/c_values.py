@@ -18,7 +18,7 @@ VECTOR = LANES // 2  # columns of the vectors that every processor has
 
 
 class CEmitter(Emitter):
-    """Writes values in C, with wide indices. A guarded value is always loaded, then cleared by its bits.
+    """Writes values in C, with wide indices. A guarded value is always computed, then cleared by its bits.
 
     sizes: the elements of each slot. last: the axis of the innermost loop. form: of functions; see `in_form`.
     """
@@ -84,7 +84,7 @@ class CEmitter(Emitter):
 
 
 def decided(root: Value) -> bool:
-    """Return whether an integer depends on a boolean. Behind a float, GCC does not recognise the boolean."""
+    """Return whether an integer depends on a boolean that GCC recognises. A float with other operands hides one."""
     found: set[Value] = set()
     for v in walk([root]):
         some = [a in found for a in v.args if a.op != "const"]
@@ -101,20 +101,21 @@ def moves(a: Atom, axis: str) -> bool:
 
 
 def reorders(v: Value, axis: str) -> bool:
-    """Return whether a value, used as an index, can read memory out of order, such as a selection of indices."""
+    """Return whether a value can read memory out of order along an axis: any use but by a load that moves forwards."""
     moving = [(a, c) for x in indices_of(v) for a, c in x.terms if moves(a, axis)]
     return any(v.op != "load" or c < 0 or not isinstance(a, Var) for a, c in moving)
 
 
 def rounded(width: int | str) -> str:
-    """Return a number of columns that are whole vectors."""
+    """Return code that rounds a number of columns up to whole vectors."""
     return f"({width} + {VECTOR - 1}) / {VECTOR} * {VECTOR}"
 
 
 def in_one_vector(last: Axis, lanes: int, roots: Sequence[Value], sizes: Sequence[int]) -> bool:
     """Return whether the last elements of a row, after whole vectors, are computed in one vector with padding.
 
-    Compilers use a vector for each power of two that is in their number, and compute the last one alone.
+    Otherwise compilers use a vector for each power of two in the number of these elements, and compute the last element
+    alone if the number is odd.
     """
     rest = int(last.size) % lanes if last.fixed else 0
     return rest & (rest - 1) > 0 and overruns(last, [v.arg for v in walk(roots) if v.op == "load"], sizes, lanes)
@@ -136,7 +137,7 @@ def overruns(last: Axis, reads: Sequence[tuple[int, Index]], sizes: Sequence[int
 
 
 def column_wise(kernel: Kernel) -> bool:
-    """Return whether neighbours in memory belong to different folds."""
+    """Return whether to fold column by column: rows are short, or neighbours in memory belong to different folds."""
     outer = [a for a in kernel.outer if a.size > 1]
     inner = [a for a in kernel.inner if a.size > 1]
     if not outer or outer[-1].size < SHORT_COLUMNS:
@@ -172,7 +173,7 @@ class Partial(NamedTuple):
 
 
 def needed(folds: Sequence[Fold], inner: Sequence[Axis], emit: Emitter) -> str:
-    """Return a test of a row, without which these folds fold nothing; "" if one of them has no such condition."""
+    """Return a condition on a row, without which these folds have no elements; "" if a fold has no such condition."""
     found = [_condition(f, [a.name for a in inner]) for f in folds]
     known = list(dict.fromkeys(c for c in found if c is not None))
     if None in found:

@@ -21,7 +21,7 @@ from tracegrad.kernels.form import Axis, Fold
 
 
 class Loop(NamedTuple):
-    """A loop over `body` for each `name` from `first` on that is less than `end`."""
+    """A loop that runs `body` with `name` = `first`, `first + step` and so on, while `name` is less than `end`."""
 
     name: str
     end: int | str
@@ -46,7 +46,7 @@ def when(condition: str, body: Sequence[Statement]) -> Block:
 
 
 def spelled(statements: Iterable[Statement], counter: str) -> list[str]:
-    """Return the lines of some statements. counter: the language's declaration of a loop variable."""
+    """Return the lines of some statements. counter: the word that declares a loop variable, such as "long" in C."""
     lines: list[str] = []
     for s in statements:
         if isinstance(s, str):
@@ -65,7 +65,7 @@ LIMITS = {"i32": (-(2**31), 2**31 - 1), "u32": (0, 2**32 - 1)}
 
 
 def f32_literal(x: float) -> str:
-    """Return a WGSL literal of the nearest f32. Infinities and NaN are variables: as constants they are errors."""
+    """Return WGSL for the nearest f32. WGSL rejects constant infinities and NaNs: variables hold their bits."""
     x = nearest_f32(x)
     if math.isnan(x):
         return "bitcast<f32>(nan_bits)"
@@ -76,7 +76,7 @@ def f32_literal(x: float) -> str:
 
 
 def literal(value: bool | int | float, dtype: DType) -> str:
-    """Return a constant of any dtype."""
+    """Return WGSL for a constant of any dtype."""
     if dtype.name == "f32":
         return f32_literal(float(value))
     if dtype.name == "bool":
@@ -87,13 +87,13 @@ def literal(value: bool | int | float, dtype: DType) -> str:
     return str(n) if n >= 0 else f"({n})" if n > -(2**31) else "(-2147483647 - 1)"
 
 
-@lru_cache(4096)  # because constants are among its attributes
+@lru_cache(4096)  # bounded, because `attrs` can hold constants of any value
 def row(wgsl: str, count: int, dtype: str, of: str, attrs: tuple[tuple[str, object], ...] = ()) -> str:
     """Return a row's code for operands `{0}`, `{1}` and so on, in the notation of WGSL."""
     return wgsl.format(*(f"{{{k}}}" for k in range(count)), t=dtype, of=of, **{k: str(x) for k, x in attrs})
 
 
-# how memory holds a value, if as another type
+# Conversions of values that memory holds as another type: before a store, and after a load
 STORED = {"bool": "select(0, 1, {0})", "u32": "bitcast<i32>({0})", "f16": "f16({0})"}
 LOADED = {"bool": "({0} != 0)", "u32": "bitcast<u32>({0})"}
 
@@ -101,10 +101,10 @@ LOADED = {"bool": "({0} != 0)", "u32": "bitcast<u32>({0})"}
 class Emitter:
     """Writes the values of one kernel. `inner` collects lines while a loop over the folded axes is being written.
 
-    copy: the suffix of names in one of several copies that are written side by side. `copied` axes and folds have it,
-          and so do all values that this copy names.
+    copy: a suffix of names, if the same statements are written several times side by side. The `copied` axes and folds
+          have this suffix, and so do all values that this copy names.
     step: a folded axis whose own variable is outside the loop, and the loop variable that is added to it.
-    loaded: value that has been loaded or computed already -> its name.
+    loaded: value that has been loaded or computed already -> the code that reads it.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Emitter:
         step: tuple[str, str] = ("", ""),
         loaded: Mapping[Value, str] | None = None,
     ) -> Emitter:
-        """Return an emitter of the same kernel, which has written nothing yet and collects the same helpers."""
+        """Return an emitter of the same kernel, which has written nothing yet and shares `helpers`."""
         made = Emitter(self.load, inner_axes, copied)
         made.copy, made.step, made.loaded, made.helpers = copy, step, loaded or {}, self.helpers
         return made
@@ -175,7 +175,7 @@ class Emitter:
         return [self._value(r, loop) for r in roots]
 
     def hold(self, roots: Sequence[Value]) -> None:
-        """Keep all names from now on: `roots` are all values still to be written, in lines without blocks."""
+        """Let later calls of `values` reuse names, in the same scope. roots: all values still to be written."""
         self._held = {}
         self._count_uses(roots)
 
@@ -185,7 +185,7 @@ class Emitter:
         return lines
 
     def vector(self, v: Value, read: Callable[[int, str], str], loop: bool) -> str:
-        """Return the name of four neighbours in memory, of which `v` is the first."""
+        """Load four neighbours in memory as a vector and return its name. v: the load of the first neighbour."""
         varies = loop and self.varies(v)
         name = f"w{self._count}{self.copy}"
         self._count += 1
@@ -325,7 +325,7 @@ class Emitter:
         return name
 
     def _quotient(self, atom: Quotient, loop: bool) -> str:
-        """Divide rounding down. WGSL rounds towards zero, so a dividend that can be negative gets a multiple added."""
+        """Return a quotient or remainder. WGSL rounds to zero, so a multiple of `d` makes dividends positive first."""
         turns = max(0, -(atom.index.lo // atom.d))
         text = self.index(atom.index + turns * atom.d, loop)
         if atom.mod:
@@ -348,7 +348,7 @@ def _times(text: str, c: int) -> str:
 
 
 def decode(flat: str, axes: Sequence[Axis]) -> list[str]:
-    """Return loop variables computed from one flat index."""
+    """Return lines that compute the variables of some axes from one flat index."""
     lines: list[str] = []
     stride = 1
     for k, a in reversed(list(enumerate(axes))):

@@ -1,6 +1,7 @@
 """Find the memory layout of the operands of a product.
 
-BLAS reads some operands without a copy. Elements of others are at the sum of an offset for k and one for the column.
+BLAS, and the products of c_product.py, read some operands without a copy. Some others have each element at the
+sum of an offset for k and an offset for the row or column.
 
 Windows of an image read an element at i * stride + k * dilation. The image and the zeros around it are written once (or
 are in memory already), not once for every window. The rule looks at indices only: two axes that always occur together,
@@ -70,7 +71,7 @@ class Operand(NamedTuple):
 
 
 def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
-    """Return the layout of an operand; None if its indices are not sums, or if writing it out is as good."""
+    """Return the layout of an operand; None if its indices are not sums of fixed axes, or if packing is as good."""
     v, batch, rows, columns = operand
     axes = [a for a in (*batch, *rows, *columns) if a.size != 1]
     indices = [i for x in walk([v]) for i in indices_of(x)]
@@ -92,9 +93,9 @@ def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
 def coordinates_of(
     terms: Sequence[Mapping[str, int]], rows: Sequence[Axis], columns: Sequence[Axis]
 ) -> list[Coordinate]:
-    """Return coordinates of an axis of one side and one of the other; each axis is in at most one.
+    """Return coordinates, each of an axis of the rows and one of the columns; an axis is in at most one coordinate.
 
-    A coordinate without a step may have more axes.
+    A coordinate of step 1 can have more axes.
     """
     found: list[Coordinate] = []
     taken: set[str] = set()
@@ -115,7 +116,7 @@ def coordinates_of(
 
 
 def _widened(p: Coordinate, terms: Sequence[Mapping[str, int]], axes: Sequence[Axis]) -> Coordinate:
-    """Return a coordinate without a step, and with those axes that always occur with it and leave no gaps."""
+    """Return a coordinate of step 1, extended by the axes that always occur with it and leave no gaps."""
     found = [(a, c) for a in axes if (c := _together(terms, p.first.name, a.name)) is not None]
     for a, (step, apart) in sorted(found, key=lambda one: one[1]):
         if step == 1 and apart <= p.extent:  # else values in between have no reader
@@ -124,7 +125,7 @@ def _widened(p: Coordinate, terms: Sequence[Mapping[str, int]], axes: Sequence[A
 
 
 def _together(terms: Sequence[Mapping[str, int]], x: str, y: str) -> tuple[int, int] | None:
-    """Return the smallest proportion in which two variables occur, if every index has the same."""
+    """Return the proportion of two variables in lowest terms; None if it varies or an index has just one of them."""
     both = [(t.get(x, 0), t.get(y, 0)) for t in terms if x in t or y in t]
     if any(a <= 0 or b <= 0 for a, b in both):
         return None
@@ -133,7 +134,7 @@ def _together(terms: Sequence[Mapping[str, int]], x: str, y: str) -> tuple[int, 
 
 
 def _copied(v: Value, coordinates: Sequence[Coordinate], axes: Sequence[Axis], batch: Sequence[Axis]) -> Gathered:
-    """Return a copy, in memory order: a coordinate is two axes, the remainder by its step and the quotient."""
+    """Return a copy, with axes in memory order: a coordinate becomes its remainder and its quotient by the step."""
     space = next(i.space for x in walk([v]) for i in indices_of(x))
     load = next((x.arg[1].strides for x in walk([v]) if x.op == "load"), dict[str, int]())
     varies = variables_of(v)
@@ -224,7 +225,7 @@ def span(lays: Sequence[Lay]) -> int | None:
 
 
 def lies(m: int, n: int, vectors: int) -> bool:
-    """Return whether a product reads its columns in place, with so many vectors, instead of packing them."""
+    """Return whether a product reads its columns in place, as this number of vectors, instead of packing them."""
     return n > LANES and m * (1 - n / (LANES * vectors)) <= LYING_ROWS  # tiles read two vectors at a time
 
 
@@ -234,7 +235,7 @@ def joins(n: int, k: int) -> bool:
 
 
 def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:
-    """Return axes sorted by descending step, so that neighbours in memory adjoin; None if this changes nothing."""
+    """Return axes by descending step, so that neighbours in memory adjoin; None if the last or no axis has step 1."""
     steps = {a.name: lay.step if lay.of == 1 else math.inf for a, lay in zip(axes, lays) if a.size > 1}
     last = next((steps[a.name] for a in reversed(axes) if a.size > 1), 1)
     if last == 1 or 1 not in steps.values():

@@ -30,5 +30,5 @@ LANGUAGES: Mapping[str, Language] = {
 
 
 def loop_in_wgsl(loop: BoundLoop) -> Shader:
-    """Return a loop in one launch."""
+    """Return the shader that runs all iterations of a loop in one launch."""
     return import_module("tracegrad.render.wgsl_loop").render_loop(loop)

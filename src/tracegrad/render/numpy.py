@@ -1,6 +1,6 @@
 """Kernels as NumPy: straight lines over preallocated arrays, products by BLAS.
 
-A kernel becomes a function `bind(np, view, scratch, memory, at)` that builds its views, index tables and scratch once
+A launch becomes a function `bind(np, view, scratch, memory, at)` that builds its views, index tables and scratch once
 and returns `run()`, which only computes. A load whose index is linear is a strided view; any other static load,
 padding included, is one `take` through a table. Every memory array ends with one zero, which padding reads.
 """
@@ -54,7 +54,7 @@ class _Writer:
         for s in self.kernel.body:
             if isinstance(s, Fold):
                 self.fold(s)
-        # In place, every load precedes the store to its element: so indirect stores come last.
+        # An update in place must load each element before it stores there. So stores that copy come last.
         stores = [self.store(s) for s in self.kernel.stores]
         self.arrays.lines += [f"{target} = {value}" for target, value in filter(None, stores)]
 
@@ -74,7 +74,7 @@ class _Writer:
         self.arrays.shapes[name] = shape
 
     def reduction(self, f: Fold, source: str, out: str) -> list[str]:
-        """Return the fold in NumPy's fastest form: a reduce costs about 15 ns for every result."""
+        """Return a fold in NumPy's fastest form: `reduce` takes about 15 ns a result, a product with ones less."""
         reducer, outer = PRIMITIVES[f.prim.combine].array, len(self.kernel.outer)
         inner = tuple(range(outer, len(self.arrays.axes)))
         full = self.spread(f.value, source)
@@ -139,7 +139,7 @@ class _Writer:
         return out
 
     def strided(self, v: Value, name: str) -> tuple[str, str, dict[str, int]] | None:
-        """Return array, offset, and stride along each axis of a value in memory or in scratch."""
+        """Return array, offset, and stride along each axis of a value in memory or in scratch; else None."""
         # otherwise half precision was converted into scratch memory
         as_it_lies = v.op == "load" and self.kernel.loaded(v) is f32
         if as_it_lies and v.arg[1].linear:

@@ -1,7 +1,7 @@
 """Arrays and values of NumPy kernels.
 
-Views of memory, index tables, masks and scratch are made once. Every shared value is computed once, by ufuncs with
-`out=`, and scratch is reused as soon as it is free.
+Views of memory, index tables, constant masks and scratch are made once. Every shared value is computed once, by ufuncs
+with `out=`, and scratch is reused as soon as it is free.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Arrays:
         return name
 
     def table(self, index: Index, dtype: str = "int64") -> str:
-        """Return a static index over all its points, computed once."""
+        """Return the name of an array that holds a static index at all its points, computed once."""
         key = f"{index} {dtype} {self.shape_of(index)}"
         if key not in self._tables:
             name = self.fresh("x")
@@ -119,7 +119,7 @@ class Arrays:
         return f"np.arange({self.axes[k].size}).reshape({shape})"
 
     def viewed(self, name: str) -> str:
-        """Return an i32 view of an array made in the setup."""
+        """Return an i32 view of an array. The setup makes the view if it makes the array."""
         if name not in self._int_views:
             self._int_views[name] = self.fresh("b")
             where = self.setup if name in self.scratch_of or name.startswith(("m", "x")) else self.lines
@@ -271,7 +271,7 @@ class Values:
         return name
 
     def mask(self, guards: Sequence[Guard]) -> str:
-        """Return where all guards hold."""
+        """Return the name of a boolean array that is True where all guards hold."""
         name, moving = self.arrays.fresh("g"), any(_depends(g.index) for g in guards)
         text, lines = (self.index_now, self.arrays.lines) if moving else (self.arrays.table_text, self.arrays.setup)
         parts: list[str] = []
@@ -302,7 +302,7 @@ class Values:
         return out
 
     def map(self, v: Value, out: str | None) -> str:
-        """Return an elementwise op."""
+        """Write the lines of an elementwise op, and return the name of its result."""
         name, attrs = v.arg
         rule = PRIMITIVES[name].array
         args = [self.name_of(a) for a in v.args]
@@ -321,7 +321,7 @@ class Values:
         return out
 
     def choice(self, v: Value, args: Sequence[str], out: str) -> list[str]:
-        """Compute `where` on bits. NumPy's masked copies branch on every element: 20 times slower on random masks."""
+        """Return lines that compute `where` on bits: NumPy's masked copies are 20 times slower on random masks."""
         condition, a, b = args
         if v.dtype.name == "bool":
             spare = self.arrays.allocate(self.shape(v), "bool")

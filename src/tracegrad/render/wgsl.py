@@ -1,6 +1,6 @@
 """Kernels as WGSL. Each kernel of a launch is a function; `main` assigns every workgroup to one of them.
 
-There are five skeletons, one for each kind of `Tiling`.
+There are six skeletons, one for each kind of `Tiling`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Function:
     vectors: Sequence[bool]  # of each slot: is its array one of vectors?
     aligned: Sequence[bool]  # of each slot: does it begin at a whole vector?
     bound: list[Sequence[int]]  # of each kernel, the bindings of its slots
-    moves: Mapping[int, tuple[int, int]] | None = None  # in a loop: slot -> the step and ring by which it moves
+    moves: Mapping[int, tuple[int, int]] | None = None  # in a loop: slot -> (step, ring), see `moved`
     fixed: frozenset[int] = frozenset()  # in a loop: slots whose elements are the same in all iterations
     room: int = 0  # in a loop: how many numbers a thread may keep in registers
     copies: Mapping[int, Copy] = field(default_factory=dict[int, Copy])  # in a loop: slots in workgroup memory, too
@@ -96,7 +96,7 @@ class Function:
 
 
 def declared(bindings: Sequence[Binding], elements: Sequence[str]) -> list[str]:
-    """Return the bindings in order. An array that is both read and written is bound once, as read_write."""
+    """Return declarations of the bindings. An array that is both read and written is bound once, as read_write."""
     out = ["enable f16;"] if any(b.dtype == f16.storage for b in bindings) else []
     for k, (b, element) in enumerate(zip(bindings, elements)):
         sized = b.size and element == b.dtype  # arrays of vectors have no size: memory comes in units of 16 bytes
@@ -119,7 +119,7 @@ SPECIAL = {"inf_bits": "0x7f800000u", "nan_bits": "0x7fc00000u"}
 
 
 def _main(functions: Sequence[Function], base: int | None) -> list[str]:
-    """The entry point. base: where the first workgroup's number is, behind the offsets; it is 0 in a step."""
+    """Return the entry point. base: where `at` has the first workgroup's number; None if this number is always 0."""
     begins = "" if base is None else f" + at[{base // 4}].{XYZW[base % 4]}"
     lines = [
         f"@compute @workgroup_size({functions[0].tiling.threads})",
@@ -150,7 +150,7 @@ class Writer:
         self.of, self.name, self.elements = function, name, elements
         self.kernel, self.tiling = function.kernel, function.tiling
         self.vectors, self.aligned = function.vectors, function.aligned
-        self.puts: dict[int, str] = {}  # slot -> functions that store into the array of the current kernel
+        self.puts: dict[int, str] = {}  # slot -> the function that stores into the array of the current kernel
         inner = [a.name for a in self.kernel.inner]
         self.emit = Emitter(self.load, inner, inner)
 
@@ -220,7 +220,7 @@ class Writer:
         return (kinds | {"scatter": self.scatter, "block": self.block})[self.tiling.kind]()
 
     def stores(self, stores: Sequence[Store], loop: bool) -> list[str]:
-        """Return values first, then writes: in place, every load precedes the store to its element."""
+        """Return lines that compute all values, then lines that store them: in place, loads must precede stores."""
         values, writes = self.written(self.emit, stores, loop)
         return [*values, *writes]
 
@@ -236,7 +236,7 @@ class Writer:
         return named, writes
 
     def named(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
-        """Return names of the stored values."""
+        """Return lines that compute the stored values and name them."""
         values = emit.values([s.value for s in stores], loop)
         return [f"let s{s.slot}{emit.copy} = {v};" for s, v in zip(stores, values)]
 
@@ -298,7 +298,7 @@ class Writer:
         return [f"let e = w * {t.threads} + lid;", check, *decode("e", self.kernel.outer), *self.emit.flush(), *written]
 
     def point(self, first: str, number: int) -> Point:
-        """Return one of the points that a thread computes side by side. first: of the workgroup's points."""
+        """Return one of the points that a thread computes side by side. first: the workgroup's first point."""
         t, rows, copy = self.tiling, self.kernel.rows, f"_{number}"
         e, edge = f"e{copy}", not divides(t.threads * t.each, rows)
         before = [f"let {e} = {first} + lid + {t.threads * number};"]
@@ -308,7 +308,7 @@ class Writer:
         before += decode(f"r{copy}" if edge else e, copied(self.kernel.outer, copy))
         return Point(copy, [a.name for a in self.kernel.outer], before, inside)
 
-    # one or a few threads a row
+    # one or more threads a row
     def rows(self) -> list[Statement]:
         return self.folding().lines()
 

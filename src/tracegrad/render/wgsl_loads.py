@@ -268,7 +268,7 @@ class Loads:
         return f"{q} / {LOAD_RUN} % {vectors}", f"{q} % {LOAD_RUN} + {q} / {LOAD_RUN * vectors} * {LOAD_RUN}"
 
     def stands_still(self) -> list[str]:
-        """Return lines that define all axes of k except the last, and `ks`, where a step begins along the last."""
+        """Return lines that define k's axes but the last, and `ks`, a step's start on it; none if not `stepped`."""
         if not self.stepped:
             return []
         *others, last = self.inner

@@ -12,7 +12,7 @@ from tracegrad.render.wgsl import Function, Writer, declared, variables
 from tracegrad.render.wgsl_loads import XYZW
 from tracegrad.tuning import KEPT_IN_REGISTERS
 
-COPIED = {array: dtype for dtype, array in ARRAYS.items()}  # the types of workgroup arrays that kernels pass on
+COPIED = {array: dtype for dtype, array in ARRAYS.items()}  # workgroup array of values that kernels pass on -> type
 
 
 def render_loop(launch: BoundLoop) -> Shader:
@@ -85,7 +85,7 @@ def _turn(number: int, tiling: Tiling) -> list[Statement]:
 
 
 def _main(threads: int, before: list[Statement], turns: list[Block], barrier: str, first: int) -> list[str]:
-    """Return the entry point. The first turn and the end of the turns are behind the offsets."""
+    """Return the entry point. `at` holds, behind the offsets, the first turn and the end of the turns."""
     begin, end = (f"at[{k // 4}].{XYZW[k % 4]}" for k in (first, first + 1))
     arguments = "@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32"
     turn = [Block(f"switch s % {len(turns)}", [*turns, "default: {}"]), barrier]

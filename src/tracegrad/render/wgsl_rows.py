@@ -1,4 +1,4 @@
-"""Kernels of rows: one or a few threads for each row, which fold its points and store to them.
+"""Kernels of rows: one or more threads for each row, which fold its points and store to them.
 
 The lanes of a row combine their partial folds through workgroup memory. If a thread has few points, their values stay
 in registers from one fold to the next.
@@ -37,7 +37,7 @@ class Rows:
         self.held = 0  # points of a row whose values a thread keeps in registers from one fold to the next
 
     def lines(self) -> list[Statement]:
-        """Return the kernel's function."""
+        """Return the body of the kernel's function."""
         t, k = self.tiling, self.kernel
         per_group = t.threads // t.lanes
         row, lane = f"lid / {t.lanes}", f"lid % {t.lanes}"
@@ -136,7 +136,7 @@ class Rows:
     def parts(self, folds: Sequence[Fold], loop: Sequence[Statement]) -> list[Statement]:
         """Return the loop in which one thread computes every part in turn, combined in the order of `tree`.
 
-        Parts come in the order of their number's reversed bits, so `tree` combines first two parts that follow each
+        Parts come in the order of their number's reversed bits, so the two parts that `tree` combines first follow each
         other. A part that waits for its other half at level b is in a variable, like a digit of a binary counter.
         """
         levels = range(self.tiling.parts.bit_length() - 1)
@@ -179,7 +179,7 @@ class Rows:
         ]
 
     def paired(self, f: Fold, place: str, stride: int, lanes: int, until: int) -> str:
-        """Combine every `until`-th element from a place on, first those of lanes / 2 apart."""
+        """Return every `until`-th of `lanes` elements combined. Elements half of the lanes apart are combined first."""
         found = [f"{place} + {stride * k}]" if k else f"{place}]" for k in range(0, lanes, until)]
         while len(found) > 1:
             half = len(found) // 2
@@ -208,7 +208,7 @@ class BlockFold:
         self.across = threads // shape.lanes  # rows that are folded side by side
         self.rounds = -(-shape.rows // self.across)
         turns = room // (self.rounds * len(self.kept)) if self.kept else 0
-        self.terms = min(shape.chunk, turns - turns % 4)  # of which a thread keeps the operands
+        self.terms = min(shape.chunk, turns - turns % 4)  # points whose operands a thread keeps
         self.edge = shape.lanes * shape.chunk != int(kernel.length)
 
     def registers(self) -> list[str]:
@@ -277,7 +277,7 @@ class BlockFold:
         return [f"let lane = lid / {self.across};", f"let first = lane * {self.shape.chunk};", *rows]
 
     def together(self, turns: Sequence[Term], vector: str) -> list[Statement]:
-        """Return four iterations at once, which load vectors from workgroup memory: first all values, then the sums."""
+        """Return lines for four terms, which share vectors from workgroup memory: first all values, then the sums."""
         at = f"lane * {self.shape.chunk // 4} + {vector}"
         names = [f"x{k}_{turns[0].name}" for k in range(len(self.gathered))]
         lines: list[Statement] = [f"let {x} = sv[{self.gathered_at(k)}{at}];" for k, x in enumerate(names)]

@@ -2,8 +2,8 @@
 
 A workgroup looks at some updates at a time. A thread that finds one of the workgroup's rows among their targets
 sets a bit for that update, in workgroup memory. Then each thread adds the updates of its rows, bit by bit. So targets
-are compared once for all columns, and the order of sums is the order of the updates. Most words of bits are 0: more
-bits tell which are not, so nothing reads the others or clears them again. Each thread has its sums in workgroup memory.
+are compared once for all columns, and the order of sums is the order of the updates. Most words of bits are 0. A second
+level of bits marks the other words, so only these are read and cleared. Each thread has its sums in workgroup memory.
 
 Adapters that run on a CPU compute squares of results instead, in the same order (`wgsl_tile`).
 """
@@ -31,7 +31,7 @@ class Scattering:
         self.rows, self.columns = points(self.scatter.m), points(self.scatter.n)
         self.updates = points(kernel.inner)
         self.zero = self.emit.identity(self.fold)
-        self.set = f"lid / {self.shape.columns}"  # of threads, to which a thread belongs
+        self.set = f"lid / {self.shape.columns}"  # the set of threads that a thread belongs to
         self.memory = PARTIAL[self.fold.value.dtype.name]
         tall, across = self.shape.rows, self.shape.columns
         self.down, self.across = -(-int(self.rows) // tall), -(-int(self.columns) // across)
@@ -103,7 +103,7 @@ class Scattering:
         return [*reads, *adds], before
 
     def update(self, number: int) -> tuple[list[str], list[str]]:
-        """Return lines that read an update and find its sum, and lines before the loop."""
+        """Return lines that read an update and compute the place of its sum, and lines before the loop."""
         inner, columns, copy = self.kernel.inner, self.scatter.n, f"k{number}"
         emit = self.emit.beside([a.name for a in inner], [a.name for a in (*inner, *columns)], copy)
         several = self.shape.deep > 1

@@ -1,8 +1,8 @@
 """Products by rectangles: a workgroup computes a tile of results, each thread a smaller one in registers.
 
-Both operands pass through workgroup memory, a part of k at a time, with k along lines, which are made of vectors
-(`wgsl_loads`). Results are stored by vectors or elements likewise. While one part is summed, the next is being
-loaded. Shapes alone decide the order in which a result sums over k.
+Both operands pass through workgroup memory, a part of k at a time: each k has a line of vectors (`wgsl_loads`).
+Results, too, are stored by vectors or by elements. While one part is summed, the next is being loaded. Shapes alone
+decide the order in which a result sums over k.
 
 Without workgroup memory, for adapters that run on a CPU, each thread computes a square, and reads both operands from
 memory. CPU caches replace workgroup memory, and a barrier would cost more than the work between two barriers. Every
@@ -171,9 +171,9 @@ class Tile:
         return self.exchange(results) if self.shape.slices > 1 else self.by_rows(results)
 
     def by_rows(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
-        """Return a loop in which each thread stores the rows that it summed: the first is stored, the others move up.
+        """Return a loop in which each thread stores the rows that it summed.
 
-        Registers cannot be indexed.
+        Registers cannot be indexed. So each iteration stores the first rows, and moves the others up.
         """
         t, vectors, together = self.shape, range(self.shape.wide // 4), ROWS_TOGETHER
         copies: list[Result] = []
@@ -199,7 +199,7 @@ class Tile:
         return f"first_n + {apart if self.right.apart else f'4 * ({vector}) + {element}'}"
 
     def exchange(self, results: Callable[[Sequence[Result]], list[Statement]]) -> list[Statement]:
-        """Add up slices through workgroup memory, some rows of every thread's results at a time."""
+        """Return lines that add up slices through workgroup memory, some rows of every thread's results at a time."""
         t = self.shape
         rows = t.rows_exchanged
         exchanged = t.down * rows * t.columns
@@ -250,7 +250,7 @@ class Tile:
         return [*lines, Loop("kk", t.k_slice, self.step("kk"))]
 
     def step(self, kk: int | str) -> list[str]:
-        """Return one k for the thread's results."""
+        """Return lines that add the terms of one k to the thread's results."""
         t = self.shape
         vectors = range(t.wide // 4)
 
@@ -266,7 +266,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result of a product: the suffix of its names, the lines before it, its row and column, its value.
+    """One result of a product or scatter: the suffix of its names, the lines before it, its row and column, its value.
 
     edge: the result can be beyond the product's edge.
     """

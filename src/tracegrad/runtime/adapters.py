@@ -115,7 +115,7 @@ class _Answer:
 
 
 def adapters() -> list[AdapterInfo]:
-    """Return every adapter of this machine, the best first; an empty list if there is none. Never raises."""
+    """Return all adapters of this machine that can compute, the best first; an empty list without any. Never raises."""
     return list(_ask().adapters)
 
 
@@ -151,7 +151,7 @@ class Search:
 
 
 def search(device: str) -> Search:
-    """Begin a search, and load wgpu meanwhile; `opened` ends the search. Never raises."""
+    """Begin a search, and load wgpu meanwhile if there can be an adapter; `opened` ends the search. Never raises."""
     found = Search(device)
     if (device == "auto" and not may_have_gpu()) or process.inherited_drivers():
         return found
@@ -172,6 +172,7 @@ def search(device: str) -> Search:
 def opened(found: Search, open: Callable[[AdapterInfo], T]) -> T | None:
     """Return the result of `open` for the adapter; None if "auto" finds no real GPU. Can be called again.
 
+    In a process forked from one that uses a GPU, "auto" warns and returns None.
     If an adapter that an earlier process found does not open, a child process lists the adapters again.
     Raises: DeviceError for "webgpu" on a machine without adapters, or in a process forked from one that uses a GPU;
             and any error of `open`.
@@ -273,7 +274,7 @@ def _ask(child: subprocess.Popen[bytes] | None = None) -> _Answer:
 
 
 def _probe(child: subprocess.Popen[bytes] | None) -> _Answer:
-    """Ask a child process for the adapters."""
+    """Ask a child process for the adapters; in a tab, ask the browser; in a frozen program, list them here."""
     if tab.IN_TAB:
         return _probe_browser()
     if importlib.util.find_spec("wgpu") is None:
@@ -326,7 +327,7 @@ class _ChildDiedError(Exception):
 
 
 def _started_child() -> subprocess.Popen[bytes] | None:
-    """Start PROBE in a child with this process's import path. None if the program's executable is not Python."""
+    """Start PROBE in a child with this process's import path. None if the executable is not Python, or without wgpu."""
     if getattr(sys, "frozen", False) or not sys.executable or importlib.util.find_spec("wgpu") is None:
         return None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -352,7 +353,7 @@ def _probe_child(child: subprocess.Popen[bytes]) -> str:
 
 
 def _probe_here() -> str:
-    """Ask in this process, for a frozen program whose executable is not Python."""
+    """List the adapters in this process, for a frozen program whose executable is not Python. Return JSON."""
     try:
         load_wgpu()
         with quiet_stderr():

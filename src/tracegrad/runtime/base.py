@@ -49,7 +49,10 @@ class DeviceInfo(Value):
 
 
 def as_run(program: Program, info: DeviceInfo) -> Program:
-    """Return the form of a program for a device: on a GPU, loops in one launch; on a software adapter, no barriers."""
+    """Return the form of a program for a device: for a GPU, loops in one launch; for a software adapter, no barriers.
+
+    Devices other than WebGPU's run the program unchanged.
+    """
     if info.name != "webgpu":
         return program
     return program.without_barriers() if info.software else joined(program)
@@ -162,7 +165,7 @@ class Session(Protocol):
         ...
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
-        """Run `runs` times after an untimed run, and time every dispatch. Nothing else can be in flight."""
+        """Run `runs` times after an untimed run, and time every dispatch. No other batch must be in flight."""
         ...
 
     def read(self, name: str) -> Any:
@@ -203,5 +206,5 @@ class Runtime(Protocol):
 
 
 def runtime(name: str) -> Runtime:
-    """Import and return the runtime of that name. Importing all would take a tenth of the time to import tracegrad."""
+    """Import and return the runtime of that name. Importing all of them would make importing tracegrad slower."""
     return cast("Runtime", importlib.import_module(f"tracegrad.runtime.{name}"))

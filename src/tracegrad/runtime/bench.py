@@ -92,7 +92,7 @@ class Bench:
         return self.entries[key]
 
     def _picked(self, elements: Sequence[Array]) -> tuple[int, int]:
-        """Return the position of these indices in the list of all, and their number."""
+        """Return where these indices begin in the list of all indices, and their number."""
         added = np.concatenate([x.reshape(-1) for x in elements]).astype(np.int32)
         key = added.tobytes()  # indices poisoned before a run are mostly the ones picked afterwards
         if key not in self.picked:
@@ -127,7 +127,7 @@ class Bench:
 
 
 # at[0] has two offsets, the number of elements, and the kind of copy. A copy writes one number to single elements,
-# picks single elements, or writes a pattern, shifted by what the kind exceeds PATTERN. A thread copies RUN elements,
+# picks single elements, or writes a pattern, shifted by the kind minus PATTERN. A thread copies RUN elements,
 # because a software adapter takes longer for a division than for an element.
 MOVE = """let what = at[0].w;
   var x = at[0].x;

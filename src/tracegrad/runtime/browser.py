@@ -1,7 +1,7 @@
 """The browser's WebGPU, for Python in its tab: Programs on the JavaScript runtime, in the thread that Python runs in.
 
 A program is passed to JavaScript once, as JSON. The runs of a batch are passed together, as one submission to the
-device, and their results come back together. Only `read` waits, and `load` where Python can wait.
+device, and their results come back together. Only `read` and `Batch.outputs` wait, and `load` if Python can wait.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Batch:
 class BrowserSession:
     """The browser's WebGPU device; `runtime.base.Session` documents each method.
 
-    Without stack switching `load` cannot wait: then the first run reports errors of device or program.
+    Without stack switching (JSPI), `load` cannot wait. Then the first run reports errors of the device or program.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class BrowserSession:
 
     @property
     def info(self) -> DeviceInfo:
-        """The adapter's name is known once the device is open."""
+        """The device, with its adapter's name once it is open."""
         name = str(self._tab.adapter) or "the browser's"
         return DeviceInfo("webgpu", f"{name} (browser)", "swiftshader" in name.lower())
 
@@ -139,7 +139,7 @@ class BrowserSession:
 
 
 def sent(data: bytes | bytearray) -> Any:
-    """Return a copy as a JavaScript Uint8Array."""
+    """Return a copy of the data as a JavaScript Uint8Array."""
     return pyodide("ffi").to_js(data)
 
 

@@ -1,12 +1,12 @@
 """Compile C texts to loaded libraries with this machine's compiler, and keep them in the user's cache directory.
 
-The key of a library is everything that decides its bytes: source, compiler, flags and processor. It is in a directory
-that only this user can write. Its file name contains the hash of its contents; a file that does not match its name is
-never loaded. Writing uses another name first, so a reader sees the whole file or nothing.
+The key of a library is a hash of everything that decides its bytes: source, compiler, flags and processor. The library
+is in a directory that only this user can write. Its file name contains the hash of its contents; a file that does not
+match its name is never loaded. Writing uses another name first, so a reader sees the whole file or nothing.
 
 Libraries lie in folders by the first digits of their keys, because looking through a folder takes time for each file in
-it. A folder takes at most its part of MOST_BYTES: after a compilation the least recently used are deleted. A process
-that has one open keeps it; a process about to load one compiles it again.
+it. A folder takes at most its part of MOST_BYTES: after a compilation the least recently used libraries are deleted. A
+process that has loaded a deleted library keeps it; a process about to load it compiles it again.
 
 A library is unloaded with the last Python object that refers to it. A library with threads of its own stays.
 """
@@ -40,8 +40,8 @@ from tracegrad.runtime.process import in_background
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
 OTHER_FLAGS = "TRACEGRAD_CFLAGS"  # flags that replace WIDE and GCC_FLAGS; they come last
 CANDIDATES = ("cc", "gcc", "clang")
-# Keeps NaN and infinities, and adds sums in the order of the source. Both compilers contract to fused products by
-# default.
+# These flags keep NaN and infinities, and add sums in the order of the source. By default, both compilers contract
+# products and sums to fused operations.
 NATIVE = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
 FLAGS = (
     "-O3", NATIVE, "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-std=gnu11", "-w", "-shared", "-fPIC",
@@ -238,7 +238,10 @@ def compiler() -> Compiler | None:
 
 @functools.cache
 def compiler_named(asked: str) -> Compiler | None:
-    """Return the compiler for one value of TRACEGRAD_CC. Warns of one that hangs when asked for its version."""
+    """Return the compiler for one value of TRACEGRAD_CC; None if there is none, or if the value switches C off.
+
+    Warn of a compiler that hangs when asked for its version, and of a value that is not a compiler.
+    """
     if asked.lower() in ("off", "0", "no") or os.name != "posix" or sys.platform == "emscripten":
         return None
     limit = min(seconds(), ANSWERS)

@@ -34,7 +34,7 @@ def is_own(path: Path) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the directory, and make it if it does not exist: this user's, private, without links in its path.
+    """Return tracegrad's cache directory, and make it if needed: this user's, private, without links in its path.
 
     Raises: PermissionError if another user could write into it, or exchange it or a folder above it; OSError if it
             cannot be made.
@@ -70,7 +70,7 @@ def _base() -> Path:
 
 
 def _unsafe(found: os.stat_result) -> str:
-    """Return why another user could exchange files in this folder; "" if only root could."""
+    """Return why another user could exchange files in this folder; "" if only root and this user could."""
     if found.st_uid not in (ROOT, os.getuid()):
         return "belongs to another user"
     if found.st_mode & stat.S_ISVTX:  # as in /tmp: only the owner of an entry, who is checked next, can rename it
@@ -124,7 +124,10 @@ def key_of(*parts: str) -> str:
 
 
 def find(folder: Path, key: str) -> Path | None:
-    """Return the file of the key, if its name has the hash of its contents and no other user could have written it."""
+    """Return the file of the key whose name has the hash of its contents, and that only this user could have written.
+
+    Delete files of the key that fail this test. Return None if there is no valid file.
+    """
     for path in folder.glob(f"{key}-*"):
         with contextlib.suppress(OSError):  # another process can delete it, or the folder be read-only
             if is_own(path) and path.stem == f"{key}-{digest(path.read_bytes())}":
@@ -135,7 +138,7 @@ def find(folder: Path, key: str) -> Path | None:
 
 
 class Verdicts:
-    """The verdicts on kernels of one device in one state. Without a cache directory of its own, it keeps none."""
+    """The verdicts on kernels of one device in one state. Later processes know them only if a file can be written."""
 
     def __init__(self, state: Sequence[str]) -> None:
         self._path: Path | None = None
@@ -151,7 +154,7 @@ class Verdicts:
         return self._known.get(key)
 
     def add(self, found: Mapping[str, str]) -> None:
-        """Store verdicts. Lines are appended in one write, so that processes do not mix their lines."""
+        """Store verdicts; found: what is wrong with each kernel, or "". One write appends all lines, so none mix."""
         verdicts = {key: WRONG if how else RIGHT for key, how in found.items()}
         self._known = self._known | verdicts
         if self._path is None or not found:
@@ -166,7 +169,7 @@ class Verdicts:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the complete lines. Only those are parsed that were appended since this process last read the file."""
+    """Return the verdicts in complete lines. Parse only lines appended since this process last read the file."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

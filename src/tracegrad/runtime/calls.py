@@ -77,7 +77,7 @@ class Call(NamedTuple):
     arguments: Any
     parts: int
     arrays: tuple[Array, ...]
-    at: AtSize | None = None  # None: it is the same in runs of all sizes
+    at: AtSize | None = None  # None: the call is the same in runs of all sizes
 
 
 class Moving(NamedTuple):
@@ -108,10 +108,10 @@ class BoundCalls:
         """Make the calls of one size.
 
         ends:   where each dispatch ends.
-        alike: the numbers of the calls that depend on the size in the same way.
-        rows:   of all calls, for `run_calls`.
-        sets:   what the size decides.
-        moving: the addresses that follow the size.
+        alike:  the numbers of the calls that depend on the size in the same way.
+        rows:   function, arguments and parts of each call, for `run_calls`.
+        sets:   rows of (address, value), which `run_calls` stores first: all that the size decides.
+        moving: the addresses that depend on the size.
         """
         self._libraries, self._calls, self._ends, self._alike = libraries, calls, ends, alike
         self._moving = moving
@@ -134,9 +134,9 @@ class BoundCalls:
         return tuple(itertools.pairwise(marks.tolist()))
 
     def at(self, size: int, cell: Array, kept: Sequence[int] | None = None) -> BoundCalls:
-        """Return the calls for runs of a size. They share all arguments with these calls, and set those that change.
+        """Return the calls for runs of a size. They share all arguments with these calls; a run sets what changes.
 
-        cell: from which functions read the size.
+        cell: the memory from which functions read the size.
         kept: which dispatches run at this size; all by default.
         """
         rows, sets = self._rows.copy(), [address(cell), size]
@@ -161,8 +161,8 @@ class CallList:
     """Collects the calls of a program.
 
     engine:    render.c_engine's library.
-    libraries: those with the kernels.
-    size:      the memory of a run's size, with the capacity.
+    libraries: the libraries of the kernels.
+    size:      the memory from which functions read the size of a run; here it holds the capacity.
     """
 
     def __init__(self, engine: ctypes.CDLL, libraries: Sequence[ctypes.CDLL], size: Array) -> None:
@@ -305,14 +305,14 @@ def places(lays: Sequence[Lay]) -> Array:
 
 
 def neighbours(at: Array) -> Array:
-    """Return for each offset the number of contiguous ones from there on."""
+    """Return for each offset the length of the run of contiguous offsets that begins with it."""
     ends = np.append(np.flatnonzero(np.diff(at) != 1) + 1, len(at))
     each = np.arange(len(at))
     return ends[np.searchsorted(ends, each, side="right")] - each
 
 
 def runs_of(neighbours: Array, lanes: int) -> Array:
-    """Return for each run of neighbours the number of vectors that cover it."""
+    """Return for each run of contiguous offsets the number of vectors of `lanes` elements that cover it."""
     first = np.append(True, neighbours[:-1] == 1)
     return -(-neighbours[first] // lanes)
 
@@ -345,7 +345,7 @@ class Lent:
 
 
 def lent_inputs(program: Program, memory: Mapping[str, Array]) -> dict[str, Lent]:
-    """Return the inputs of a program that are large enough, by name."""
+    """Return, by name, the inputs large enough to read in place, if memory has their axes in the caller's order."""
     arrays = [memory[b.name] for b in program.buffers]
     large = [f for f in program.inputs if not f.axis and lying(arrays[f.buffer], f).nbytes >= POOL_FROM]
     return {f.name: Lent(arrays[f.buffer], f.offset, f.size) for f in large}

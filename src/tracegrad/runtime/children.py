@@ -13,7 +13,7 @@ from tracegrad.runtime.process import in_background
 
 
 class StoppedError(subprocess.SubprocessError):
-    """Raised if `Children.stop` ended the process."""
+    """Raised if `Children.stop` ended the process, or kept it from starting."""
 
 
 class Children:
@@ -58,7 +58,8 @@ class Children:
     def answer(self, command: Sequence[str], seconds: float) -> str:
         """Return the output of a command, as `run` does; an interrupt of this thread ends the command.
 
-        Another thread runs it: an interrupt here cannot come while a child is started, and leave it without an owner.
+        Another thread runs the command, so an interrupt cannot come between starting a child and recording it.
+        Afterwards this object runs no more commands.
         """
         try:
             return in_background(lambda: self.run(command, "", seconds)).result()

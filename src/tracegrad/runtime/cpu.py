@@ -52,7 +52,7 @@ class _Loaded:
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # the array last copied into each input's memory
     lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs that are read in place
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # of each dispatch in NumPy
-    # bound kernels in NumPy, by number, buffers and offsets; all sizes share those that do not read the size
+    # bound kernels in NumPy, by number, buffers and offsets; all sizes share kernels that do not read the size
     made: dict[Any, Callable[[], None]] = field(default_factory=dict[Any, "Callable[[], None]"])
     whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
     bound: BoundCalls | None = None  # the calls of all dispatches in C
@@ -90,7 +90,7 @@ class CpuSession:
 
     def __init__(self, compiler: Compiler | None = None) -> None:
         self._compiler, self._children = compiler, Children()
-        # all programs share the engine, so it is compiled at once. It stays loaded, because its threads do
+        # all programs share the engine, so it is compiled at once. It stays loaded, because it has threads of its own
         self.door: Door | None = None
         self._engine = compiler.begin(ENGINE, self._children, keep=True) if compiler else None
         self._persistent: dict[str, Array] = {}
@@ -136,7 +136,7 @@ class CpuSession:
         return self._next
 
     def _begun(self, program: Program) -> list[Future[ctypes.CDLL | None]]:
-        """Begin to compile the program's libraries in parallel."""
+        """Begin to compile the program's libraries in parallel; return them, or an empty list without a compiler."""
         if self._compiler is None or self._engine is None:
             return []
         # sorted, so that a model of another depth, with the same functions, finds its libraries in the cache
@@ -245,7 +245,10 @@ class CpuSession:
         calls.add([call for _, call in steps])
 
     def _is_wrong(self, program: Program, libraries: Sequence[Future[ctypes.CDLL | None]]) -> bool:
-        """Return whether C computes a kernel wrongly. Expected values are computed while libraries compile."""
+        """Return whether C computes a kernel wrongly; False if it does not compile.
+
+        Expected values are computed while libraries compile.
+        """
         assert self._compiler is not None
 
         def prepared(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> Callable[[], object]:
@@ -372,9 +375,9 @@ class CpuSession:
 
 
 def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]], size: Array) -> CallList | None:
-    """Wait for libraries; return calls into them, or None if there are none, or one could not be compiled.
+    """Wait for libraries; return calls into them. Return None without libraries, or if one could not be compiled.
 
-    size: the memory of a run's size, with the capacity.
+    size: the memory from which functions read the size of a run; here it holds the capacity.
     """
     found = [x.result() for x in libraries]
     made = [x for x in found if x is not None]
@@ -382,7 +385,7 @@ def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]], size: Array) ->
 
 
 def _with_margins(size: int, dtype: Any) -> Array:
-    """Return this many elements with a zero after them, between margins."""
+    """Return an array of `size` zeros and one zero more, between margins."""
     return zeros_between_margins((size + 1) * np.dtype(dtype).itemsize).view(dtype)
 
 
@@ -393,7 +396,7 @@ def _in_turn(runs: Sequence[Callable[[], None]]) -> None:
 
 
 def _timed(runs: Sequence[Callable[[], None]]) -> tuple[tuple[float, float], ...]:
-    """Run all, and return when each began and ended."""
+    """Run all kernels, and return when each began and ended."""
     marks = [time.perf_counter()]
     with np.errstate(all="ignore"):
         for run in runs:

@@ -2,8 +2,8 @@
 
 The check of kernels uses ordinary numbers and allows rounding. So it misses a `minimum` that drops NaN, a square root
 of few digits, denormals that become 0, or a compiler that assumes that infinities do not exist. `Arithmetic` checks
-single operations of a C compiler, on operands where compilers and their flags go wrong. Each has exactly one right
-result, so no rounding is allowed.
+single operations of a C compiler, on operands where compilers and their flags go wrong. Each operation has exactly one
+right result, so no rounding error is allowed.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ ROWS = {
     "floor": 1, "ceil": 1, "round": 1, "minimum": 2, "maximum": 2, "less": 2, "less_equal": 2, "equal": 2,
     "not_equal": 2, "nonfinite": 1, "isnan": 1,
 }  # fmt: skip
-IN_HALF = {"half": 1}  # a quarter of what compilers take for all rows, so only programs that round to f16 wait for it
-GROUPED = 4  # rows a loop: a loop for each takes the compiler longer, and with 7 GCC chooses shorter vectors
+IN_HALF = {"half": 1}  # takes compilers a quarter of the time of all rows, so only programs that round to f16 wait
+GROUPED = 4  # rows in a loop: one loop per row takes the compiler longer, and with 7 GCC chooses shorter vectors
 # Zeros, denormals of both precisions, ties, values that overflow; each with both signs
 SPECIAL = (
     0.0, 1e-45, 1e-40, 2.0**-126, 2.0**-25, 2.0**-24, 3 * 2.0**-25, 5e-5, 2.0**-14, 0.1, 0.5, 1.0, 1.5, 2.5, 3.0, 7.3,
@@ -142,7 +142,7 @@ def source(rows: tuple[str, ...]) -> str:
 
 
 class Arithmetic:
-    """The check of some rows of one compiler. The compilation runs in the background."""
+    """The check of some primitives, compiled by one compiler. The compilation runs in the background."""
 
     def __init__(self, verdicts: Verdicts, begin: Begin, rows: Mapping[str, int]) -> None:
         # whether this process flushes denormals to 0: verdicts do not hold for processes that differ
@@ -172,7 +172,7 @@ def _computed(library: ctypes.CDLL, rows: Mapping[str, int]) -> Iterator[tuple[s
 
 
 def _difference(name: str, count: int, out: Array) -> str:
-    """Describe the first of `count` operands for which a row's result differs."""
+    """Describe the first operands for which the result of a row differs; "" if none does. count: of its operands."""
     used = operands()[:count]
     with np.errstate(all="ignore"):
         want = np.asarray(function_of(PRIMITIVES[name], len(used), {}, np)(*used)).astype(np.float32)

@@ -54,9 +54,10 @@ class Door:
         self._shut(self._at)
 
     def direct(self, handle: int) -> Direct | None:
-        """Return a function from inputs to outputs that does one run on its caller's thread; None if there can be none.
+        """Return a function that does one run on its caller's thread, from inputs to outputs.
 
-        The function returns None, and does nothing, if the door is shut or another thread is inside.
+        The function returns None, and does nothing, if the door is shut or another thread is inside. Return None
+        instead of a function if other threads cannot run this program.
         """
         parts = self._parts(handle)
         if parts is None:

@@ -1,8 +1,8 @@
 """Draw the first values of parameters: Mulberry32 and Box-Muller, the same numbers in Python, C and the browser.
 
-The versions in C and JavaScript repeat this recipe bit for bit. All arithmetic is float64, one rounding an operation,
-in the order written here. The recipe uses only `+ - * /`, `sqrt`, `rint` and exact scaling by powers of two, because
-the platforms' own `log` and `cos` differ in the last bit. The result is rounded to float32 at the end.
+The versions in C and JavaScript repeat this recipe bit for bit. All arithmetic is float64, with one rounding per
+operation, in the order written here. The recipe uses only `+ - * /`, `sqrt`, `rint` and exact scaling by powers of
+two, because the platforms' own `log` and `cos` differ in the last bit. The result is rounded to float32 at the end.
 
 1. Draw n (from 0) of the stream, in 32-bit arithmetic but for u:
 
@@ -11,10 +11,10 @@ the platforms' own `log` and `cos` differ in the last bit. The result is rounded
    u = k / 2^32, uniform
 
 2. A normal number takes two draws, u1 and then u2: sqrt(-2 log(max(u1, 1e-10))) * cos((2 * PI) * u2). A value is
-   that times the deviation (randn: scale; kaiming: gain / sqrt(fan_in); lecun: 1 / sqrt(fan_in);
+   this number times the deviation (randn: scale; kaiming: gain / sqrt(fan_in); lecun: 1 / sqrt(fan_in);
    xavier: gain * sqrt(2 / (fan_in + fan_out))). `normal` adds its mean.
-3. `uniform(low, high)` and similar ones take one draw: low + (high - low) * u. Zeros, ones and literals take none.
-   `truncated_normal` takes one as well; `orthogonal` takes normal numbers of deviation 1: see `shaped.py`.
+3. `uniform(low, high)` and similar initialisers take one draw: low + (high - low) * u. Zeros, ones and literals take
+   none. `truncated_normal` takes one draw as well; `orthogonal` takes normal numbers of deviation 1: see `shaped.py`.
 4. One stream runs through all parameters in declaration order, each in row-major order.
 
 log(x), x = m * 2^e with sqrt(1/2) <= m < sqrt(2):
@@ -110,7 +110,7 @@ def draw(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[NDArray[
 
 
 def _drawn_as(init: Initializer) -> Initializer:
-    """Return the initialiser to draw first: `init`, except that `shaped.py` builds on simpler numbers."""
+    """Return the initialiser to draw from: `init`, or a simpler one whose numbers `shaped.py` converts to `init`'s."""
     if isinstance(init, Orthogonal):
         return Randn(1.0)
     return Uniform(0.0, 1.0) if isinstance(init, TruncatedNormal) else init
@@ -155,7 +155,7 @@ def _fill(part: NDArray[Any], shape: Shape, init: Initializer, seed: int, at: in
 
 
 def uniform(seed: int, at: int, count: int) -> F64:
-    """Return draws `at` to `at + count`, in [0, 1). The state advances by a constant, so any draw is direct."""
+    """Return `count` draws from draw `at` on, in [0, 1). The state advances by a constant, so no draw needs others."""
     a = np.arange(count, dtype=np.uint32) * np.uint32(STEP) + np.uint32((seed + (at + 1) * STEP) & 0xFFFFFFFF)
     t = (a ^ a >> 15) * (a | 1)
     t ^= t + (t ^ t >> 7) * (t | 61)

@@ -67,7 +67,7 @@ class Inexact(Points):
         self.number, self.strict = number, strict
 
     def mapped(self, p: Primitive, function: Any, operands: Sequence[Array]) -> Array:
-        """Return a row's result, rounded differently."""
+        """Return a primitive's result, rounded differently."""
         y = super().mapped(p, function, operands)
         if y.dtype.kind != "f":
             return y
@@ -117,13 +117,14 @@ class Decided(NamedTuple):
             return ~(np.abs(got - exact) <= self.allowed + more) & np.isfinite(exact) & self.which
 
     def little(self, exact: Array) -> bool:
-        """Return whether the elements could be almost anything."""
+        """Return whether most elements could be almost anything."""
         return exact.dtype.kind == "f" and bool(np.median(self.allowed) > NOTHING * largest(exact))
 
 
 def decided(exact: Array, single: Array, others: Sequence[Array], more: float) -> Decided:
-    """Return the elements on which all simulated devices agree. An element is undecided if one is off by far more.
+    """Return the elements on which all simulated devices agree, and how far off they can be.
 
+    An element is left out if the result of a simulated device is off by far more than is usual.
     more: an additional allowance for all elements.
     """
     tries = [single, *others]
@@ -193,7 +194,10 @@ class Check(NamedTuple):
         return decided(self.storable(), again.single, again.others(), self.cancelled(again))
 
     def cancelled(self, again: Again) -> float:
-        """How far cancellation can move an element. 0 if it could hide defects: simulated devices show it then."""
+        """Return how far cancellation can move an element; 0 if allowing so much could hide defects.
+
+        Simulated devices then show the effect of cancellation.
+        """
         return allowed if (allowed := CANCELLED * EPS * again.scale) <= DISCARDED * largest(self.storable()) else 0.0
 
     def halves(self) -> Array:

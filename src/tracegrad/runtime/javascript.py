@@ -33,7 +33,7 @@ def joined(names: Iterable[str]) -> str:
 
 
 def without_imports(name: str) -> str:
-    """Return a module for a text in which its dependencies come first."""
+    """Return a module without its imports, for a text in which the modules that it needs come first."""
     return re.sub(r"^import .*\n", "", source(name), flags=re.MULTILINE)
 
 

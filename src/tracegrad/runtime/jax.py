@@ -22,7 +22,7 @@ def devices() -> list[DeviceInfo]:
 
 
 def begin(device: str) -> type[JaxSession]:
-    """Import JAX, which takes about a second. Raise DeviceError if it is missing."""
+    """Import JAX, which takes about a second, and return what makes a session. Raise DeviceError without JAX."""
     need_numpy(device)
     try:
         from tracegrad.runtime.jax_session import JaxSession

@@ -22,7 +22,7 @@ from tracegrad.runtime.process import in_background
 
 MOST_RUNS = 32  # of one call
 LONGER_RUNS = 8  # the same, of longer steps: a few of them hide the overhead of their call
-WORTH = 0.1  # of the first compilation's time, that runs take before the loop that would shorten them is compiled
+WORTH = 0.1  # share of the first compilation's time: after single runs that take so long, their loop is compiled
 LOOPED_BYTES = 4 << 20  # of the inputs and outputs of one call: stacking more would cost more than a call
 LEAST_RUNS = 4  # a loop over fewer saves nothing
 KEPT_BYTES = 1 << 16  # an input that comes again stays on the device if it is larger
@@ -100,10 +100,10 @@ class Begun(NamedTuple):
 
 
 class Loop:
-    """A loop over several runs, which XLA compiles at once, or while they run one by one.
+    """A loop over several runs. XLA compiles the loop at its first call (`at_once`), or in the background.
 
-    In the second case it is compiled when the runs that it would shorten have taken WORTH of the time of the first
-    compilation.
+    In the second case runs are called one by one until the loop is compiled. Compilation begins when such runs have
+    taken WORTH of the time of the first compilation.
     """
 
     def __init__(self, run_many: Callable[..., Any], at_once: bool) -> None:
@@ -119,7 +119,10 @@ class Loop:
         return self._compiled.result() if self._compiled is not None and self._compiled.done() else None
 
     def spend(self, seconds: float, compiling: float, given: Callable[[], Sequence[Any]]) -> None:
-        """Add the seconds that single runs took. compiling: seconds of the first compilation. given: arguments."""
+        """Add the seconds that single runs took; begin to compile the loop if they took long enough.
+
+        compiling: seconds of the first compilation. given: returns arguments of the loop, for their shapes.
+        """
         self._spent += seconds
         if self._compiled is None and self._spent > WORTH * compiling:
             shapes = jax.tree.map(_shaped, given())
@@ -176,7 +179,7 @@ class Calls:
         return begun
 
     def _begin(self, arrays: MutableMapping[str, Array], runs: Sequence[Mapping[str, Any]]) -> list[Begun]:
-        """Begin runs for which one call has room: by that call, if its loop is compiled."""
+        """Begin at most `most` runs: by one call if its loop is compiled, else one by one."""
         began, n = time.perf_counter(), len(runs)
         alone = self._platform != "cpu" and n < LEAST_RUNS
         loop = self._loops[n < self.most] if self._loops and not alone else None
@@ -212,7 +215,7 @@ class Calls:
             loop.close()
 
     def outputs(self, begun: Sequence[Begun]) -> list[dict[str, Array]]:
-        """Wait for the results of each run."""
+        """Wait for calls, and return the outputs of each run by name."""
         names = [self.function.outputs[k].name for k in self._large]
         found: list[dict[str, Array]] = []
         for one in begun:
@@ -255,7 +258,7 @@ class Calls:
         return self._run_many(old, held, rows, words, self.most)
 
     def _decide(self, arrays: Mapping[str, Array]) -> None:
-        """Loop over the runs if a step is shorter than the overhead of its call."""
+        """Decide how many runs share a call, by the operations of a step, and make their loops."""
         self._decided, f = True, self.function
         moved = 4 * sum(v.size for v in (*self._batch, *[f.outputs[k] for k in self._large]))
         most = min(MOST_RUNS, LOOPED_BYTES // max(moved, 1))
@@ -276,8 +279,8 @@ class Calls:
     def _stacked(self, runs: Sequence[Mapping[str, Any]]) -> tuple[list[Any], Array]:
         """Return the inputs of some runs, with room for the largest number of runs.
 
-        Each small input is one array with a new axis 0. A large one is a list, so that runs that are not there cost no
-        transfer: they have the first one's array.
+        Each small input is one array with a new axis 0. A large input is a list of arrays. For missing runs the list
+        repeats the first run's array, which is transferred once.
         """
         stacks: list[Any] = []
         for v in self._batch:
@@ -300,7 +303,7 @@ class Calls:
         return words if self._layout is None else self._layout.put(words, self._layout.whole())
 
     def _put(self, v: Field, x: Any) -> Array:
-        """Return an input on the device or for it; an array that was passed before is on the device already."""
+        """Return an input on the device, or an array to transfer. Large arrays that come again stay on the device."""
         before, there = self._given.get(v.name, (None, None))
         if before is x and there is not None:
             return there

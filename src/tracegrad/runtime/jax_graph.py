@@ -28,7 +28,10 @@ class Split:
     """
 
     def __init__(self, layout: Layout, gradients: Set[int], elements: int) -> None:
-        """gradients: serials of the nodes that compute the gradients of single parameters; elements: of parameters."""
+        """gradients: serials of the nodes that compute the gradients of single parameters.
+
+        elements: the size of all parameters together.
+        """
         self._layout, self.gradients, self._apart = layout, gradients, elements > GATHERED_TOGETHER
         self._views: set[int] = set()  # serials of views of whole parameters, which stay split as well
 
@@ -75,7 +78,7 @@ class Xla(NamedTuple):
     jax: Any
     lax: Any
     np: Any
-    cudnn: bool  # whether it has attention: NVIDIA GPUs from Ampere on
+    cudnn: bool  # whether cuDNN's attention works here: NVIDIA GPUs from Ampere on
     dtype: Any  # what operands of products are rounded to, or None
     narrow: Callable[[Array], Array]  # rounds an operand of a product to the requested precision
     by_rows: Callable[..., Array]  # see `Layout.by_rows`
@@ -90,7 +93,7 @@ class Xla(NamedTuple):
 
     @staticmethod
     def of(precision: str, layout: Layout | None) -> Xla:
-        """Return the names for products of one precision."""
+        """Return the argument for products of one precision."""
         dtype = PRODUCTS[precision][1]
 
         def narrow(x: Array) -> Array:
@@ -122,7 +125,7 @@ def run_graph(
     """Return the values of the roots of a graph from `for_xla`, under `jax.jit`; `leaf` gives the values of leaves.
 
     layout: the mesh, if there is one.
-    split: how parameters are split over devices between their readers, if they are.
+    split: how parameters are split over devices while no op reads them, if they are.
     """
     name, _ = PRODUCTS[graph.precision]
     with jax.default_matmul_precision(name):
@@ -176,7 +179,7 @@ def _once(x: Array) -> Array:
 
 
 def _scanned(t: Tensor, inputs: Sequence[Array], x: Xla) -> list[Array]:
-    """Return the results of a scan, by the index of their items."""
+    """Return the results of a scan: the last carries, then the stacked results of all steps."""
     body: Body = t.attrs["body"]
     carries, xs, consts = body.split(inputs)
 

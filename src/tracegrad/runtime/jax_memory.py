@@ -24,7 +24,7 @@ JaxError: type[Exception] = jax.errors.JaxRuntimeError
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a buffer. `name` is also the name of the piece's parameter or state, if it is one."""
+    """A piece of a buffer. `name` is the parameter or model state that the piece holds or belongs to, or ""."""
 
     key: str
     name: str
@@ -34,7 +34,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Return the number of elements."""
         return self.field.size
 
     @property
@@ -76,7 +76,7 @@ def follows(b: Buffer, run: Sequence[Part]) -> bool:
 
 
 def _covering(b: Buffer, fields: Sequence[Field]) -> tuple[Part, ...]:
-    """Return the fields as parts of the buffer if they cover it."""
+    """Return the fields as parts of the buffer if they cover it, each element once; else ()."""
     ordered = sorted(fields, key=lambda f: (f.offset, f.size))
     at = 0
     for f in ordered:

@@ -108,7 +108,7 @@ class Layout:
         return self.of_shape(part.shape) if self.fsdp and part.name else self.whole()
 
     def of_shape(self, shape: Sequence[int]) -> Any:
-        """Return the sharding of FSDP: over "data", along the longest axis that divides; whole without such an axis."""
+        """Return the sharding of FSDP: over "data", along the longest axis that its size divides; else whole."""
         n = self.mesh.shape[DATA]
         axes = [(size, -axis) for axis, size in enumerate(shape) if size % n == 0]
         if not axes:
@@ -118,7 +118,7 @@ class Layout:
         return jax.sharding.NamedSharding(self.mesh, spec)
 
     def of_input(self, field: Field) -> Any:
-        """Return the sharding of an input: its axis 0 over "data". Raise DeviceError if the axis does not divide."""
+        """Return the sharding of an input: axis 0 over "data". Raise DeviceError if it cannot be split equally."""
         n = self.mesh.shape.get(DATA, 1)
         if not field.shape or n == 1:
             return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
@@ -132,8 +132,8 @@ class Layout:
     def by_rows(self, f: Callable[..., Any], rows: Sequence[Any], whole: Sequence[Any], summed: bool) -> Any:
         """Return f(*rows, *whole), for ops that XLA splits wrongly over devices.
 
-        Each device computes the part of the result that belongs to its part of axis 0 of `rows`.
-        summed: the result is instead the sum over these parts.
+        Each device computes `f` on its part of axis 0 of `rows`. The results are parts of axis 0 of the whole result.
+        summed: the whole result is the sum of these results instead.
 
         With JAX 0.10.2, gradients of depthwise filters were three times too large when images were split over two of
         eight devices, and XLA ended the process when such filters were split.

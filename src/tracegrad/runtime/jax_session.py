@@ -63,8 +63,8 @@ class JaxSession:
         self.device = layout.mesh.devices.flat[0] if layout else jax.devices()[0]
         self._layout = layout
         self._memory = Memory(lambda part, x: layout.put(x, layout.of_part(part)), layout.fetch) if layout else Memory()
-        # After a step that was not applied, the steps under way are dropped; several processes must have begun the same
-        # ones.
+        # After a step that was not applied, the steps under way are dropped. Several processes must have begun the same
+        # steps.
         self.ahead = 1 if self._several else 2
         self._loaded: dict[int, Loaded] = {}
         self._next = 0
@@ -194,7 +194,7 @@ class JaxSession:
             self._memory.forget(names)
 
     def capacity(self, handle: int) -> int:
-        """Return the number of runs that is worth one wait: full calls of JAX."""
+        """Return the number of runs that is worth one wait: full calls of JAX; 1 in several processes."""
         most = self._loaded[handle].calls.most
         return 1 if self._several else MOST_RUNS // most * most
 
@@ -239,9 +239,9 @@ class JaxSession:
 
 
 def graph_of(program: Program, parts: Mapping[str, tuple[Part, ...]]) -> tuple[Graph, dict[str, str], set[int]]:
-    """Return the graph for XLA, over the parts of flat arrays; and for each write the key of the array it replaces.
+    """Return a program's graph for XLA, in which flat arrays are split into their parts.
 
-    Also return the serials of the gradients of single parameters.
+    Also return the key of the array that each write replaces, and the serials of the gradients of single parameters.
     """
     assert program.graph is not None
     flat: dict[str, list[Piece]] = {}
@@ -278,8 +278,8 @@ class PureStep:
         new, outputs = f.compute([arrays[k] for k in f.written], [arrays[k] for k in f.read], hyper | given)
         told = dict(zip([v.name for v in f.outputs], outputs))
         applied = computed_once(told.pop(HALTED).reshape(()) == 0, len(f.written))
-        # After a refused step, the host measures the bounds again; here they stay. Another choice of what the program
-        # keeps itself would make XLA copy the optimizer's states.
+        # After a refused step, the host measures the bounds again; here they stay. The program itself keeps the arrays
+        # of `f.kept`: selecting them again here would make XLA copy the optimizer's states.
         changed = {key: x if key in f.kept else jnp.where(applied, x, arrays[key]) for key, x in zip(f.written, new)}
         after = arrays | {key: self._placed(key, x) for key, x in changed.items()}
         del after[HALTED]
@@ -302,7 +302,7 @@ class PureStep:
 
 
 def first_state(arrays: Mapping[str, Array], hyper: Mapping[str, Any], step: int) -> State:
-    """Return copies: the training continues with its own arrays, whose memory each step passes to the next."""
+    """Return a first state with copies of the arrays. The training reuses the memory of its own arrays in each step."""
     return {
         "arrays": {key: jnp.copy(x) for key, x in arrays.items() if key != HALTED},
         "hyper": {n.removeprefix(PREFIX): jnp.array(x) for n, x in hyper.items() if n != f"{PREFIX}step"},

@@ -50,7 +50,7 @@ class Held(NamedTuple):
 
 
 def held_by(program: Program, fields: Sequence[Field]) -> dict[str, Held]:
-    """Return the place of each tensor of a checkpoint. Orbax writes no empty ones."""
+    """Return the place of each tensor of a checkpoint except empty ones, which Orbax does not write."""
     parts, found = parts_of(program), dict[str, Held]()
     for f in fields:
         within = [p for p in parts[program.buffers[f.buffer].name] if 0 <= f.offset - p.offset <= p.size - f.size]
@@ -98,7 +98,7 @@ class Stored:
         self.types: dict[str, Any] = dict(manager.item_metadata(number)[TENSORS])
 
     def read(self, wanted: Mapping[str, Any] | None = None) -> dict[str, Array]:
-        """Return the tensors; as arrays of these `jax.ShapeDtypeStruct`, with their placement, or all as NumPy's."""
+        """Return the tensors of `wanted`, placed as its `jax.ShapeDtypeStruct` say; or all tensors as NumPy arrays."""
         args, whole = self._orbax.args, None if wanted is None else dict(wanted)
         each = {name: self._orbax.RestoreArgs(restore_type=np.ndarray) for name in self.types}
         if whole is not None:
@@ -125,7 +125,7 @@ def opened(folder: Folder) -> Generator[Stored]:
 
 @contextlib.contextmanager
 def _refusing(folder: Folder) -> Generator[None]:
-    """Raise InputError, in one sentence, for whatever Orbax raises of a damaged folder."""
+    """Raise InputError, in one sentence, for any error that Orbax raises for a damaged folder."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as e:

@@ -2,10 +2,10 @@
 
 Host time on a two-core machine (wgpu 0.32.0, llvmpipe, medians). A dispatch with its pipeline, bind group and
 offsets costs 4.9 µs by the public API and 2.8 µs by direct calls, its share of finishing the command buffer included.
-`submit` of a two-dispatch program 64 and 29 µs, a 4 KB write 3.5 and 2.2 µs. A step of eight dispatches, with others in
-a submission, costs this thread 95 µs by direct calls and 67 compiled (on a slower day, no workgroups). Offsets by one
-bind group with a dynamic offset or by a group for each dispatch: 2.01 and 2.02 µs (direct, no workgroups), so the
-former: it needs one object.
+`submit` of a two-dispatch program costs 64 and 29 µs, a 4 KB write 3.5 and 2.2 µs. A step of eight dispatches, in a
+submission of several steps, costs this thread 95 µs by direct calls and 67 compiled (on a slower day, empty grids).
+Offsets cost 2.01 µs by one bind group with a dynamic offset, and 2.02 µs by a bind group for each dispatch (direct
+calls, empty grids). The session uses a dynamic offset, which needs only one object.
 
 A batch may be encoded and sent by another thread (wgpu_compiled.py) while the caller stages the next and reads the
 outputs of the one before. All other calls to the device wait until that thread is idle.
@@ -66,7 +66,7 @@ class Batch:
 
 
 def _library() -> ctypes.CDLL | None:
-    """Return SOURCE, compiled, if there is a compiler. It stays loaded, because it has threads."""
+    """Return the library of SOURCE, which stays loaded, because it has threads; None without a C compiler."""
     found = compiler()
     return found.library(SOURCE, "steps are submitted by Python", keep=True) if found else None
 
@@ -75,8 +75,8 @@ class NativeSession:
     """A wgpu device with named, persistent buffers; `runtime.base.Session` documents each method.
 
     adapter: what to open, from `adapters()`.
-    calls:   how to call wgpu: "compiled", which needs a C compiler, or "direct". The latter replaces the former where
-             there is none, or if it computes wrongly.
+    calls:   how to call wgpu: "compiled", which needs a C compiler, or "direct". A session calls wgpu directly also if
+             there is no C compiler, or if compiled calls compute wrongly.
     Raises:  DeviceError if the device cannot be opened or computes wrongly.
     """
 
@@ -205,7 +205,7 @@ class NativeSession:
                 batch.error = self._error(e, "submitting a run")
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
-        """Time by the device's timestamps if it has them, each dispatch in a pass of its own."""
+        """Time each dispatch in a pass of its own, by the device's timestamps, or else by the host's clock."""
         loaded = self._loaded(handle)
         self._settle()
         self.run(handle, [inputs]).outputs()  # uploads the inputs, which the runs below use again
@@ -285,7 +285,7 @@ class NativeSession:
             raise self._error(e, doing) from e
 
     def _error(self, e: Exception, doing: str) -> TracegradError:
-        """Return the error to raise for an error of wgpu's. After a loss the session refuses all calls."""
+        """Return the error to raise for an error of wgpu. After a lost device, the session refuses all calls."""
         error = e if isinstance(e, TracegradError) else device_error(str(e), doing)
         if self._tap.lost and type(error) is DeviceError:
             error = DeviceLostError(f"{error}; {self._tap.lost}")

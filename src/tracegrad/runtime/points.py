@@ -3,8 +3,9 @@
 The numbers that a check fills arrays with follow from seed and index. NumPy and `js/verify.js` make the same bits, so
 an exported page need not contain them.
 
-Points are columns, and the row that a point folds runs along the last axis. So every value has shape (points, 1),
-(1, row) or (points, row). Several trials add a leading axis. Nothing here depends on the text of a kernel.
+Outer points run along the first axis, and the row of values that each point folds runs along the last. So every value
+has shape (points, 1), (1, row) or (points, row). Several trials add a leading axis. Nothing here depends on the text of
+a kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Read = Callable[[int, Array], Array]  # returns elements of a slot, at these ind
 
 WORK = 2**13  # most points of a kernel to compute, including those of folded rows
 MOST = 96  # points, however short the rows
-EDGE = 8  # the first and last points, where vectors, tails and the work of threads end
+EDGE = 8  # points to choose at either end, where vectors, tails and the work of threads end
 CANDIDATES = 512  # candidates among which points on both sides of every guard are searched
 OF_EACH_SIDE = 3
 SIDES = 16  # points at least, if guards have so many sides and rows are long
@@ -49,7 +50,7 @@ class Written(NamedTuple):
 def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = None) -> Array:
     """Choose outer points: all if they are few, else both ends, both sides of every guard, and others.
 
-    group: returns the workgroups that compute points. The others are then in the same workgroups, or in a few more.
+    group: returns the workgroup of each point. All other points are then in the same workgroups, or in a few more.
     """
     rows = kernel.rows
     most = max(2, min(MOST, WORK // max(1, points(kernel.inner))))
@@ -71,7 +72,7 @@ def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = N
 
 
 def _last(axes: Sequence[Axis], candidates: Array) -> Array:
-    """Return points at the last coordinate of each axis, where loops that are one turn short leave something out."""
+    """Return points at the last coordinate of each axis, which a loop leaves out if it ends one iteration early."""
     first, stride, moved = candidates[:OF_EACH_END], 1, list[Array]()
     for a, x in zip(reversed(axes), _coordinates(axes, first).values()):
         moved.append(first + stride * (int(a.size) - 1 - x))
@@ -91,7 +92,7 @@ def _together(kernel: Kernel, group: Callable[[Array], Array], first: Array) -> 
 
 
 def _sides(kernel: Kernel, candidates: Array) -> Array:
-    """Return a number for each candidate; equal if all guards and comparisons of coordinates have the same outcome."""
+    """Return a number for each candidate: equal ones if all guards and comparisons of coordinates come out alike."""
     free = {a.name for a in kernel.outer}
     static: set[Value] = set()  # values that depend on coordinates of outer points alone
     tests: list[Guard | Value] = []
@@ -128,7 +129,7 @@ def _at_least(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def unread(slot: int, at: Array) -> Array:
-    """Return dummy contents of memory, for values that depend on coordinates only."""
+    """Fail: this is the `read` of `Points` for values that depend on coordinates only."""
     raise AssertionError("coordinates alone decide here")
 
 
@@ -152,15 +153,18 @@ class Points:
         self.counts = np.ones((len(outer), 1), bool)
 
     def scale(self) -> float:
-        """The largest rounded value or sum of magnitudes so far. Cancellation leaves rounding errors of this size."""
+        """Return the largest magnitude of a rounded value, or sum of the magnitudes of a folded row, so far.
+
+        Rounding errors that cancellation leaves are proportional to this number.
+        """
         rounded = [x for v, x in self.known.items() if not _is_exact(v)]
         found = [*rounded, *(np.abs(x).sum(axis=-1) for x in self.folded)]
         return max([largest(x) for x in found if x.dtype.kind == "f"], default=0.0)
 
     def one_sided(self) -> bool:
-        """Return whether a selection has the same outcome for all of a few values.
+        """Return whether some choice with at most FEW results has the same outcome for all of them.
 
-        A choice is a comparison, or a value of two operands that is always the first or always the second of them.
+        A choice is a comparison, or a primitive whose result is one of its two operands, such as a maximum.
         """
         return any(self._is_one_sided(v, x) for v, x in self.known.items() if v.op == "map" and x.size <= FEW)
 
@@ -197,7 +201,7 @@ class Points:
         return combination(prim).reduce(values, axis=-1, keepdims=True).astype(values.dtype)
 
     def counted(self, p: Product) -> Array:
-        """Return which points of the rows are summed. Values of results that nothing reads are left out."""
+        """Return which points of the rows are summed. Remove results that nothing reads from `counts`."""
         sides = {"m": self.flat(p.m), "n": self.flat(p.n), "k": self.row}
         out = np.ones((1, 1), bool)
         for limit in p.limits:
@@ -240,7 +244,7 @@ class Points:
         return self.mapped(PRIMITIVES[v.arg[0]], _function(v.arg, len(v.args)), [self.known[a] for a in v.args])
 
     def mapped(self, p: Primitive, function: Callable[..., Array], operands: Sequence[Array]) -> Array:
-        """Return a row's result, computed by `function`."""
+        """Return a primitive's result, computed by `function`."""
         return self.as_computed(function(*operands))
 
     def as_computed(self, x: Array) -> Array:
@@ -276,30 +280,33 @@ def largest(x: Array) -> float:
 
 
 def combination(prim: Primitive) -> Any:
-    """Return the function of NumPy that combines two elements of a fold."""
+    """Return the NumPy function (a ufunc) that combines two elements of a fold."""
     return getattr(np, str(PRIMITIVES[prim.combine].array))
 
 
 @lru_cache(256)
 def _order(v: Value) -> tuple[Value, ...]:
-    """Return every value that `v` is computed from, operands first: trials of a kernel compute the same ones."""
+    """Return `v` and all values that it depends on, operands first. Cached, because trials of a kernel share them."""
     return tuple(walk([v]))
 
 
 @lru_cache(256)
 def _function(row: tuple[str, Any], operands: int) -> Callable[..., Array]:
-    """Return the function of arrays of a row with its attributes."""
+    """Return the array function of a primitive, given by its name and attributes."""
     return function_of(PRIMITIVES[row[0]], operands, dict(row[1]), np)
 
 
 def forget() -> None:
-    """Drop what trials of the same kernels share: it would keep the kernels of closed models."""
+    """Clear the caches above, which would keep the kernels of closed models alive."""
     _order.cache_clear()
     _function.cache_clear()
 
 
 def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
-    """Yield slots of a product's operands and the elements, all zeros, that limits exclude at these points."""
+    """Yield, for a product's operands, the slot and the elements that limits exclude at these points.
+
+    These elements must be zeros in memory.
+    """
     p = form.product
     if p is None:
         return
@@ -315,7 +322,7 @@ def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
 
 
 def _coordinates(axes: Sequence[Axis], flat: Array) -> Mapping[str, Array]:
-    """Return each axis's coordinate at points of these numbers."""
+    """Return, by the name of each axis, its coordinate at the points with these row-major numbers."""
     out: dict[str, Array] = {}
     for a in reversed(axes):
         out[a.name] = flat % a.size
@@ -346,6 +353,7 @@ def kind_of(dtype: DType, below: int) -> Kind:
 class Patterns:
     """The numbers that arrays repeat: PERIOD of each kind, the same for all kernels of a trial.
 
+    strict: floats are multiples of 1 / STEPS, so that many comparisons are of equal numbers.
     shares: floats lie between 0 and 1, because sums of logarithms are NaN if any number is negative.
     """
 
@@ -364,13 +372,13 @@ class Patterns:
         return self._made[kind]
 
     def along(self, kind: Kind, at: int) -> Array:
-        """Return the period that begins with the number of this element. It is a view, because fills are many."""
+        """Return one period that begins with the number of element `at`, as a view, because fills are frequent."""
         if kind not in self._twice:
             self._twice[kind] = np.tile(self.of(kind), 2)
         return self._twice[kind][at % PERIOD :][:PERIOD]
 
     def floats(self, first: Array, second: Array) -> Array:
-        """Return floats of both signs, mostly positive, so that most roots and logarithms exist."""
+        """Return floats of both signs, mostly positive, so that most roots and logarithms exist; or else shares."""
         if self.shares:
             return LOW + (1 - 2 * LOW) * first
         magnitude = LOW + (HIGH - LOW) * first
@@ -391,7 +399,11 @@ class Patterns:
 
 
 def integers(first: Array, second: Array, below: int, signed: bool) -> Array:
-    """Return indices, many of them beyond both ends, where they are clamped: a kernel can read few of them."""
+    """Return integers from 0 to `below` - 1. If `signed`, many are -1 or `below` - 1.
+
+    These two are past the ends of what kernels index, where kernels clamp. A kernel can read so few integers that
+    it would seldom meet rare ones.
+    """
     values = np.floor(below * first)
     if signed:
         groups = np.arange(0, PERIOD, BEYOND)

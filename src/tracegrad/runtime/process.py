@@ -48,7 +48,7 @@ def processors() -> int:
 def quiet_stderr() -> Generator[None, None, None]:
     """Suppress output of C code to stderr inside the block; do nothing if stderr is not a real file.
 
-    Also do nothing if the compiler was told to print: it works at the same time, on another thread.
+    Also do nothing if TRACEGRAD_DEBUG is set: the compiler prints at the same time, on another thread.
     """
     if os.environ.get("TRACEGRAD_DEBUG"):
         yield

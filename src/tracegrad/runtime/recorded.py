@@ -1,6 +1,7 @@
-"""Record data to check a program's kernels in a browser, where js/verify.js cannot compute expected results.
+"""Record data to check a program's kernels in a browser, with expected results, which js/verify.js cannot compute.
 
-The record is the bench that `wgpu_verify` runs natively, with the expected results. Both sides make the patterns.
+The record is the bench that `wgpu_verify` runs natively, with the expected results. It contains no patterns, because
+js/verify.js makes the same ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tracegrad.runtime.inexact import EPS, NOTHING, Check
 from tracegrad.runtime.points import STRIDE, Patterns, drawn, kind_of, largest
 from tracegrad.runtime.trials import SEED, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trials_with
 
-MOST = 256  # elements of one store: they are most of the file
+MOST = 256  # elements to record of one store: they make up most of the file
 MOST_GROUPS = 0.5  # share of a kernel's workgroups from which on all of them run
 NEAR = 2  # workgroups that run too, because one more launch takes longer
 ROWS, LEAST = 2, 1.5  # examples; the second one is drawn if the count is above 1
@@ -52,7 +53,7 @@ class Expected(NamedTuple):
 def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded | None:
     """Record the check of all kernels; None if there are none. lines: the user's lines, by the number of a kernel.
 
-    Kernels without a definition are not checked. Kernels that draw from examples, whose number only the host knows,
+    Kernels without forms are not checked. Kernels that draw from examples, whose number only the host knows,
     draw from ROWS.
     """
     numbers = {k.wgsl: n for n, k in enumerate(program.kernels)}  # kernels of equal text count as one
@@ -165,7 +166,10 @@ def _with_few_examples(kernel: KernelSource, examples: Collection[int]) -> Kerne
 
 
 def _draws(drawing: Sequence[tuple[KernelSource, Layout]], seed: int) -> bool:
-    """Return whether all ROWS examples are drawn. Their number is a float below ROWS, among the seed's numbers."""
+    """Return whether kernels draw from all ROWS examples: with this seed, each single float is at least LEAST.
+
+    One of these floats is the number of examples, and all are below ROWS.
+    """
     patterns = Patterns(seed, strict=False)
     for kernel, layout in drawing:
         for k, s in enumerate(s for form in kernel.forms for s in form.slots):

@@ -24,7 +24,7 @@ from typing import Any, cast
 from tracegrad.runtime.cache import cache_folder, find, is_own, key_of, put
 from tracegrad.runtime.wgpu_types import compiled
 
-VARIABLE = "TRACEGRAD_PROBE"  # "always": ask in every process
+VARIABLE = "TRACEGRAD_PROBE"  # "always": each process asks a child for the adapters
 NODES = ("/dev/dri/*", "/dev/nvidia*", "/dev/kfd", "/dev/dxg", "/dev/mali*", "/dev/nvhost-gpu")
 FACTS = ("/proc/sys/kernel/random/boot_id", "/proc/driver/nvidia/version", "/proc/sys/kernel/osrelease")
 READ_BY_DRIVERS = (
@@ -110,7 +110,7 @@ def manifests() -> list[Path]:
 
 
 def _library(manifest: Path) -> Path | None:
-    """Return the driver that a manifest names by its path."""
+    """Return the driver that a manifest names by its path; None if it names no path."""
     try:
         said: Any = json.loads(manifest.read_text(encoding="utf-8")) if manifest.suffix == ".json" else {}
         name = str((said.get("ICD") or said.get("layer"))["library_path"])
@@ -142,7 +142,7 @@ def types() -> str:
     with contextlib.suppress(OSError):
         if text := types_file().read_text(encoding="utf-8"):
             return text
-    with contextlib.suppress(Exception):  # cffi's, of any kind: wgpu-py then parses for itself
+    with contextlib.suppress(Exception):  # cffi can raise any kind; wgpu-py then parses the header itself
         header, key = _header()
         if header:
             text = compiled(header)

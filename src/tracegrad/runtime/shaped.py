@@ -6,7 +6,7 @@ float32.
 truncated_normal: a draw u becomes mean + std * quantile(min(p_low + (p_high - p_low) * u, 1 - 2^-53)), kept within
   [low, high]. `quantile` maps p_low and p_high to (low - mean) / std and (high - mean) / std; 64 halvings of
   [1e-300, 1 - 2^-53] at sqrt(a) * sqrt(b) find them. If most of the interval is above the mean, everything is mirrored,
-  because small probabilities are exact.
+  because floats hold probabilities near 0 more exactly than those near 1.
 quantile: the normal distribution's, by Wichura's algorithm AS 241, PPND16 (1988), exact to 16 digits.
 orthogonal: modified Gram-Schmidt on the rows of a normal matrix, or its columns if these are fewer, each sum from left
   to right. The diagonal of R is positive, so all orthogonal matrices are equally likely (Mezzadri 2007).

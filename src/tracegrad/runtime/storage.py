@@ -24,7 +24,7 @@ def zeros_between_margins(size: int) -> Array:
 
 
 def between_margins(memory: Array, size: int) -> Array:
-    """Return `size` bytes of a memory of `size + AROUND`, which begin a cache line."""
+    """Return `size` bytes of a memory of `size + AROUND`, with a margin on each side; they begin a cache line."""
     first = MARGIN_BYTES + -(memory.ctypes.data + MARGIN_BYTES) % ALIGNED
     return memory[first : first + size]
 
@@ -38,7 +38,7 @@ def to_storage(x: Array, dtype: str) -> Array:
 
 
 def lying(flat: Array, field: Field) -> Array:
-    """Return a view of the values of `field` in its whole buffer, in its shape: integers for booleans."""
+    """Return a view of the values of `field`, given its whole buffer, in the field's shape; booleans are integers."""
     part = np.asarray(flat)[field.offset : field.offset + field.size]
     return in_shape(part.view(np.uint32) if field.dtype == "u32" else part, field)
 

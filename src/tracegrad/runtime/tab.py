@@ -14,7 +14,7 @@ IN_TAB = sys.platform == "emscripten"  # one thread, whose event loop is the bro
 
 
 def pyodide(name: str) -> Any:
-    """Return a module of Pyodide's, which exists in tabs only."""
+    """Return a module of Pyodide, which exists in tabs only."""
     return importlib.import_module(f"pyodide.{name}")
 
 

@@ -89,7 +89,10 @@ def _apart(own: Sequence[tuple[Name, int, Slot]], offsets: Sequence[int]) -> boo
 
 
 def indexed(form: Kernel) -> int:
-    """Return the size of what integers index, plus one: they reach past its end."""
+    """Return the bound of a form's integers: the size of the longest axis that they index, plus one to pass its end.
+
+    Return INDICES if integers index nothing.
+    """
     found = [a.hi + 2 for v in walk([s.value for s in form.body]) for i in indices_of(v)
              for a in atoms_of(i) if isinstance(a, Dynamic)]  # fmt: skip
     return max(found, default=INDICES)
@@ -117,7 +120,7 @@ class Odd(NamedTuple):
 
     array: Name
     at: int
-    value: float | int  # infinite, because steps that meet such a number must change nothing; 0; or a constant
+    value: float | int  # infinity, because steps that meet it must change nothing; 0; or an operand of a comparison
 
 
 class Plan(NamedTuple):
@@ -146,7 +149,7 @@ class Trial(NamedTuple):
 
 
 def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> Plan:
-    """Choose the points of each form to compare. few_groups: in few workgroups, where a device can run some of them."""
+    """Choose the points of each form to compare. few_groups: in few workgroups, so that a device can run only these."""
     groups: list[Any] = [None] * len(kernel.forms)
     if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
         groups = [partial(group_of, form, t) for form, t in zip(kernel.forms, kernel.apart)]
@@ -189,7 +192,7 @@ def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Ite
     """Yield elements that make both operands of a comparison equal at a few points.
 
     One operand is a load, or integer arithmetic on one, such as a clamp. The other is a constant, a coordinate or a
-    load; two loads both become TIE. A label that is compared with a coordinate becomes class after class.
+    load; two loads both become TIE. Labels that are compared with a coordinate take one class after another.
 
     Patterns seldom contain the constant that a value is compared with. The patterns for a device that divides
     inexactly have no equal numbers.
@@ -228,7 +231,7 @@ def places_of(kernel: KernelSource, layout: Layout) -> Iterator[list[tuple[Name,
 
 
 def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]]) -> list[Trial]:
-    """Return a trial with each of these numbers."""
+    """Return one trial for each pair of patterns and odd elements."""
     out = [Trial(plan, patterns, _singles(plan, odd), [], []) for patterns, odd in some]
     for trial in out:
         trial.puts.extend(Put(name, at, 0) for name, at in plan.zeros.items())
@@ -251,7 +254,10 @@ def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]]) -> l
 
 
 def _singles(plan: Plan, odd: Sequence[Odd]) -> list[Odd]:
-    """Return one number for each element that ties or `odd` name: puts run in any order. Zeros stay as they are."""
+    """Return the plan's ties and `odd`, one number for each element, because puts run in any order.
+
+    Where both name an element, `odd` decides. Elements that must be zeros are left out.
+    """
     last, zeros = {(x.array, x.at): x for x in (*plan.ties, *odd)}, plan.zeros
     return [x for x in last.values() if x.array not in zeros or not _among(np.asarray([x.at]), zeros[x.array])[0]]
 
@@ -274,7 +280,7 @@ def _is_undefined(trial: Trial) -> bool:
 
 
 def _together(reads: Sequence[Read]) -> Read:
-    """Return a function that reads the memory of several trials; its results have a leading axis for them."""
+    """Return a function that reads the memory of all trials; with several, its results have a leading axis for them."""
     if len(reads) == 1:
         return reads[0]
 
@@ -319,14 +325,14 @@ def _reader(
 
 
 def _among(x: Array, those: Array) -> Array:
-    """Return which of `x` are among some sorted numbers. NumPy's isin loads a module that takes 40 ms to import."""
+    """Return which elements of `x` are among sorted numbers. NumPy's isin loads a module that takes 40 ms to import."""
     if not those.size:
         return np.zeros(x.shape, bool)
     return those[np.minimum(cast("Array", np.searchsorted(those, x)), those.size - 1)] == x
 
 
 def _less_exact(form: Kernel, read: Read, outer: Array, *, strict: bool) -> Callable[[int], Again]:
-    """Return a function that computes with less precision what a form writes at these points, by the store's number."""
+    """Return a function from the number of a store to its results at these points, computed with less precision."""
 
     @cache
     def single() -> tuple[list[Written], float]:

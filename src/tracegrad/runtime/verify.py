@@ -18,7 +18,7 @@ from tracegrad.runtime.inexact import UNSURE
 from tracegrad.runtime.points import FEW, Patterns, forget
 from tracegrad.runtime.trials import SEED, Layout, Odd, Trial, at_points, places_of, plan_of, trials_with
 
-FURTHER = tuple(range(9, 21))  # seeds for kernels whose selections all had the same outcome
+FURTHER = tuple(range(9, 21))  # seeds for kernels with a choice among few values that fell one way for all of them
 OFTEN = 4  # this many of the seeds are always tried
 AGAIN = 8  # seed of a second trial with other numbers, because a tie that rounding decides is not a defect
 ODD = 6  # trials with infinite elements, at most
@@ -36,7 +36,7 @@ def enabled() -> bool:
 
 
 def _at_choices(trial: Trial) -> Trial:
-    """Return a trial for further seeds, reduced to forms with a selection that had only one outcome so far."""
+    """Return a trial for further seeds, reduced to forms with a choice that had only one outcome so far."""
     outer = [x if one else x[:0] for x, one in zip(trial.plan.outer, trial.one_sided)]
     return trial._replace(plan=at_points(trial.plan, outer))
 
@@ -44,8 +44,8 @@ def _at_choices(trial: Trial) -> Trial:
 def _odd(trial: Trial, patterns: Sequence[Patterns]) -> list[Trial]:
     """Return trials at few points where small slots of integers are 0, and some floats infinite.
 
-    In the first trial these are the elements behind all small slots of floats, which must change nothing. In each other
-    one it is the first or last element of one slot. Single numbers come first: they decide about whole steps.
+    In the first trial the elements just behind small slots of floats are infinite, which must change nothing. In every
+    other trial the first or last element of one slot is. Single numbers come first: they decide about whole steps.
     """
     plan, odds = trial.plan, list[list[list[Odd]]]()
     few = [x[:: max(1, x.size // POINTS_ODD)] for x in plan.outer]
@@ -63,7 +63,10 @@ def _odd(trial: Trial, patterns: Sequence[Patterns]) -> list[Trial]:
 
 
 def _with_odd(trials: Trials, seeds: Sequence[int], *, shares: bool) -> list[tuple[str, list[Trial]]]:
-    """Return odd trials of each kernel, if its device keeps what is not finite, and if it needs shares."""
+    """Return odd trials of the kernels whose device keeps infinities and NaN.
+
+    shares: for kernels whose results are mostly not finite otherwise; else for all other kernels.
+    """
     numbers = [Patterns(seed, strict=True, shares=shares) for seed in seeds]
     return [(key, _odd(x, numbers)) for key, x in trials if x.patterns.strict and x.undefined == shares]
 
@@ -71,8 +74,8 @@ def _with_odd(trials: Trials, seeds: Sequence[int], *, shares: bool) -> list[tup
 def trials_of(kernels: Kernels, *, strict: bool = False) -> Trials:
     """Return the first trial of each kernel; memory and points are the same in all of its trials.
 
-    strict: the device divides exactly, and rounds to the nearest f16. Then few different floats are drawn, so that many
-            comparisons are of equal ones, which inexact division would decide differently. WebGPU allows both.
+    strict: the device divides exactly, and rounds to the nearest f16; WebGPU guarantees neither. Then few different
+            floats are drawn, so that many comparisons are of equal floats, which inexact division can make unequal.
     """
     patterns = Patterns(SEED, strict)
     return [(key, trials_with(plan_of(*kernel), [(patterns, ())])[0]) for key, kernel in kernels.items()]

@@ -29,12 +29,15 @@ def is_webgpu_available() -> bool:
 
 
 def begin(device: str) -> Callable[[], Session | None]:
-    """Look for an adapter. The import comes first, because the caller compiles next, and the import would then wait."""
+    """Begin to look for an adapter, and import its code; return a function that opens it.
+
+    The import comes now, because later it would wait for the caller, which compiles next.
+    """
     if IN_TAB:
         return BrowserSession
     need_numpy(device)
     found = search(device)
-    compiler()  # tells its version here, because the session's thread would not end the wait at an interrupt
+    compiler()  # asks its version here, where an interrupt can end the wait; the session's thread gets no interrupt
     if found.loaded:
         native_runtime()
     return lambda: opened(found, lambda adapter: native_runtime()(adapter))

@@ -1,7 +1,8 @@
 """Call wgpu-native's C functions without the layers of wgpu-py.
 
-Encoding a step is most of what the host does, so `Calls` issues prepared C calls through wgpu-py's cffi handles. They
-are private to wgpu-py: `load_wgpu` refuses other versions, and a session tries them on a small program when it opens.
+Encoding a step is most of what the host does, so `Calls` issues prepared C calls through wgpu-py's cffi handles. These
+handles are private to wgpu-py: `load_wgpu` refuses other versions, and a session tries the handles on a small program
+when it opens.
 
 An error inside `wgpuQueueSubmit` or `wgpuBufferGetConstMappedRange` aborts the process, so both get only valid
 arguments. A command buffer lives inside one call of `submit`, which submits it only if finishing it reported no error;
@@ -35,7 +36,7 @@ class BoundDispatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """`size` bytes from one buffer to another."""
+    """A copy of `size` bytes from one buffer to another."""
 
     source: Any
     source_offset: int
@@ -46,7 +47,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """`size` bytes for a buffer, from byte `at` on: contiguous `values`, or an array that a submission brings."""
+    """A write of `size` bytes to a buffer, from byte `at` on: contiguous `values`, else an array given to `submit`."""
 
     buffer: Any
     at: int
@@ -119,7 +120,10 @@ class Calls:
         return api.GPUShaderModule(label, made, self._owner)
 
     def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
-        """Return (C function, arguments after the pass) for each call, without calls that would change nothing."""
+        """Return calls as (C function, arguments after the pass), and objects to keep alive as long as the calls.
+
+        Calls that would change nothing are left out.
+        """
         pointer, u32, size = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t
         set_pipeline, set_group, dispatch = self._recording()
         calls: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -239,7 +243,7 @@ class Calls:
 
 
 class LogTap(logging.Handler):
-    """Keeps wgpu's last messages for errors, and stops Python from printing them if logging is not set up."""
+    """Keeps the last messages of wgpu, and notes a lost device. Without logging set up, Python prints none of them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Make wgpu's calls of a whole submission as one call of C, if there is a C compiler.
 
 wgpu takes as long for a submission of many runs as Python does. So a C thread, which never waits for Python's lock,
-encodes and sends it, while Python reads the previous submission and stages the next. `Calls` is used without a
-compiler.
+encodes and sends each submission, while Python reads the outputs of the one before and stages the next. Without a
+compiler, `Calls` is used.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class _Write(ctypes.Structure):
 
 
 class _Commands(ctypes.Structure):
-    """A submission. `kept` keeps the targets of its pointers alive; `given`, until sent, its other writes."""
+    """A submission. `kept` and, until it is sent, `given` keep the targets of its pointers alive."""
 
     _fields_ = (
         *((n, POINTER) for n in ("writes", "runs", "copies")),
@@ -255,7 +255,7 @@ class CompiledCalls(Calls):
         self._end.atexit = False  # its owner closes it then
 
     def prepare(self, launches: Sequence[BoundDispatch]) -> Any:
-        """Return an array of C's, and the objects that keep its handles alive."""
+        """Return a C array of the launches, and the objects that keep its handles alive."""
         rows = (_BoundDispatch * len(launches))()
         for row, (x, new_pipeline, new_group) in zip(rows, changes(launches), strict=True):
             if new_pipeline:

@@ -97,7 +97,10 @@ class Shared:
             raise device_error(str(e), f"allocating {size} bytes for {name!r}") from e
 
     def array(self, b: Buffer, depth: int) -> Array:
-        """Return a buffer's array; a persistent one can exist. Inputs and outputs have parts for `depth` runs."""
+        """Return the array of a buffer: a new one, or the session's if it is persistent and exists.
+
+        Arrays of inputs and outputs have parts for `depth` runs.
+        """
         found = self.arrays.get(b.name) if b.role in PERSISTENT else None
         if found is not None:
             if (found.dtype, found.size) != (b.dtype, b.size):
@@ -201,7 +204,7 @@ class Loaded:
             at += size
 
     def group(self, layout: Any, ids: tuple[int, ...], run: int) -> Any:
-        """Return the bind group of arrays in the `run`-th run of a batch; all runs share it if none has parts."""
+        """Return the bind group of arrays in the `run`-th run of a batch; all runs share it if no array has parts."""
         arrays = [self.arrays[k] for k in ids]
         key = (id(layout), ids, run if any(a.stride for a in arrays) else 0)
         if key not in self.groups:
@@ -209,11 +212,14 @@ class Loaded:
         return self.groups[key]
 
     def place(self, numbers: Iterable[tuple[int, ...]]) -> tuple[Any, dict[tuple[int, ...], int]]:
-        """Return a group with the numbers of all dispatches, equal ones once, and where each begins; None if none."""
+        """Return a bind group with the numbers of all dispatches, and the byte at which each dispatch's numbers begin.
+
+        Equal numbers are stored once. The group is None if no dispatch has numbers.
+        """
         known = dict.fromkeys(n for n in numbers if n)
         if not known:
             return None, {}
-        span = 16 * (max(map(len, known)) // 4 + 1)  # or + 1, for the first workgroup's number, 0, after the offsets
+        span = 16 * (max(map(len, known)) // 4 + 1)  # always room for one more: the first workgroup's number, 0
         stride = ALIGN * -(-span // ALIGN)
         table = np.zeros((len(known), stride // 4), np.int32)
         for row, own in zip(table, known):
@@ -236,9 +242,9 @@ def offsets_of_kernels(program: Program) -> dict[int, tuple[int, ...]]:
 
 
 def check_limits(program: Program, limits: Mapping[str, int], features: Set[str], device: str) -> None:
-    """Raise DeviceError for a program that `device` is too small for.
+    """Raise DeviceError if a program exceeds a limit of `device`, or needs a feature that `device` lacks.
 
-    The error names the largest buffer, its largest value, and the limit.
+    The error names the limit, and for a buffer that is too large also its largest value.
     """
     if program.needs_f16 and HALF not in features:
         raise DeviceError(f'precision="f16" needs {HALF}, which {device} does not offer; compile with precision="f32"')
@@ -300,7 +306,7 @@ class Compiling:
         self._made = self._pool.map(made, self._order)
 
     def also(self, kernel: KernelSource) -> Future[Any]:
-        """Return the pipeline of one more kernel, after those of the program."""
+        """Return a future of the pipeline of one more kernel, which is compiled after those of the program."""
         self._shared.layout(kernel)
         return self._pool.submit(self._shared.pipeline, kernel)
 

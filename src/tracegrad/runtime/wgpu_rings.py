@@ -1,4 +1,4 @@
-"""Memory for the runs of a batch: each run has its own inputs and outputs, so nothing comes between the runs.
+"""Memory for the runs of a batch: each run has its own inputs and outputs, so no write or copy comes between runs.
 
 An array of inputs or outputs is as large as all runs of a batch need together, and the k-th run binds the k-th part. So
 the host writes all inputs at once, one pass runs all dispatches, and one copy per array returns all outputs. Outputs
@@ -32,7 +32,7 @@ ALIGN = 256  # bytes: the alignment of bound offsets that every device accepts
 
 @dataclass(slots=True, eq=False)
 class Array:
-    """A flat array on the device. `users` counts the loaded programs that share a persistent one."""
+    """A flat array on the device. `users` counts the loaded programs that share a persistent array."""
 
     name: str
     dtype: str
@@ -78,7 +78,8 @@ def stored_dtype(dtype: str) -> str:
 class Inputs:
     """The writes of the host before a batch.
 
-    Small values are staged. Large values are written from the caller's array, and must not change before.
+    Small values are staged. Large values are written from the caller's array, which must not change until the batch is
+    sent.
     """
 
     fields: tuple[Field, ...]
@@ -92,8 +93,8 @@ class Inputs:
 class BatchMemory:
     """The memory of one batch under way: its inputs on the host, its outputs on the device.
 
-    For each array of inputs there is one on the host, with a row for each run. Both memories stay in place, so the
-    commands are prepared once for each number of runs.
+    Each array of inputs has a copy on the host, with a row for each run. All this memory stays in place, so commands
+    are prepared once for each number of runs.
     """
 
     def __init__(self, plan: Inputs, results: Any) -> None:
@@ -175,7 +176,7 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     found = {f.buffer: arrays[f.buffer] for f in program.inputs}
     names = {f.name for f in program.inputs}
     large = tuple(f for f in program.inputs if 4 * f.size >= LARGE_INPUT)
-    # in a run smaller than the capacity, values are not contiguous; a feed writes others
+    # in a run smaller than the capacity, values are not contiguous; a feed writes other values of such an array
     apart = program.size < program.capacity
     given = Counter[int]()
     for f in program.inputs:
@@ -192,14 +193,14 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Bytes that a batch copies back: `size` from `start` on, or a part for each run."""
+    """Bytes that a batch copies back: `size` bytes from `start` on, from each run's part if it has one."""
 
     array: Array
     start: int
     size: int
 
     def bytes(self, runs: int) -> int:
-        """Return the bytes for `runs` runs: to the end of the last one's part."""
+        """Return the number of bytes for `runs` runs, to the end of the last run's part."""
         return (runs - 1) * self.array.stride + self.size
 
 
@@ -216,7 +217,7 @@ class Outputs:
         return sum(d.bytes(runs) for d in self.deliveries)
 
     def of_runs(self, raw: NDArray[np.uint8], runs: int) -> list[dict[str, Any]]:
-        """Return the outputs of each run by name. A large output has its own memory, so keeping it keeps no other."""
+        """Return the outputs of each run by name. Large outputs are copies: keeping one keeps no other in memory."""
         starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
         found: list[dict[str, Any]] = [{} for _ in range(runs)]
         for f, (number, first) in zip(self.fields, self.places, strict=True):

@@ -1,9 +1,9 @@
 """The C types of wgpu's header, compiled once: parsing them takes most of the time to open a device through wgpu-py.
 
-wgpu-py lets cffi read 0.1 MB of C at each import, and then every type that it names. A header can be compiled
-to tables instead (cffi's "out-of-line" mode, for which wgpu-py's code is ready). The tables are kept as
-text, literals of Python, and given to wgpu-py in place of a parser. Importing wgpu and opening a device takes 0.3 s
-then, instead of 2.1 s.
+wgpu-py lets cffi parse 0.1 MB of C at each import, and then every type that wgpu-py names. A header can be compiled
+to tables instead (cffi's "out-of-line" mode, which wgpu-py's code supports). The tables are kept as text, as literals
+of Python, and given to wgpu-py in place of a parser. Importing wgpu and opening a device then takes 0.3 s instead of
+2.1 s.
 
 No part of tracegrad is imported here: the child that asks for adapters executes this file, too.
 """
@@ -35,7 +35,7 @@ def compiled(header: str) -> str:
 
 @contextlib.contextmanager
 def known(tables: str) -> Generator[None]:
-    """Let wgpu be imported with these tables inside the block, if it is not yet. "" changes nothing."""
+    """Let an import of wgpu inside the block use these tables instead of parsing. "" changes nothing."""
     with LOCK:
         cffi: Any = importlib.import_module("cffi")
         parsing = cffi.FFI

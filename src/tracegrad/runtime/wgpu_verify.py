@@ -64,7 +64,7 @@ class Unchecked:
         self.helpers: list[Any] = []  # pipelines of the bench, kept until they were used
 
     def begin(self, compiled: Callable[[KernelSource], Any]) -> None:
-        """Compute the expected results while pipelines are compiled; `compiled` lets others compile one more kernel."""
+        """Compute expected results while other threads compile pipelines; `compiled` gives them one more kernel."""
         known, kernels = self.verdicts.known, self.program.kernels
         if verify.enabled():
             firsts = {d.kernel: d for d in reversed(self.program.dispatches)}
@@ -83,7 +83,7 @@ class Unchecked:
             self.trials = verify.trials_of(self.kernels)
 
     def _begin_loop(self, loop: KernelSource, first: Dispatch) -> None:
-        """Add the kernels of a loop in one launch. Each runs alone, in iteration 1 if there are several."""
+        """Add the kernels of a loop that is one launch. Each kernel runs alone, in iteration 1 if there are several."""
         turns = len(loop.turns)
         several = first.offsets[-1] > turns
         for k, turn in enumerate(loop.turns):

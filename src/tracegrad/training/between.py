@@ -33,7 +33,7 @@ def changed(store: TrainedParameters, stepper: Stepper, hyper: Mapping[str, Any]
 
 
 def lr_metric(store: TrainedParameters, stepper: Stepper, value: float, of_fit: bool = False) -> None:
-    """Tell the schedule a metric; see `CompiledTraining.lr_metric`. Raises InputError unless it is `lr.plateau`.
+    """Tell `lr.plateau` a metric; see `CompiledTraining.lr_metric`. Raises InputError for another schedule.
 
     of_fit: `fit` chose the metric. A later metric of the user takes its place."""
     rate = stepper.knobs.rate
@@ -110,7 +110,7 @@ def freeze(store: TrainedParameters, given: Selection, what: str) -> None:
 
 
 def turns(losses: Sequence[str], given: Any, what: str) -> tuple[str, ...]:
-    """Return the names of the losses in turn; () if there is one loss, which has no name. Raises InputError for others.
+    """Return the names of the losses in turn; () if there is one loss. Raises InputError for unknown names.
 
     given: `schedule=` of the call `what`."""
     example = f"schedule={tuple(losses)!r}"

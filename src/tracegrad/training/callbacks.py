@@ -60,8 +60,8 @@ class EarlyStopping:
     metric:    the name of a metric of the evaluation, such as "val_loss". It can also be "loss", or the name of a
                scalar in the dict that the loss returns beside its value. These two are means over the training steps
                since the previous evaluation. Without `validation` and `evaluate`, the end of each epoch counts as an
-               evaluation. At the first evaluation, `fit` raises InputError for an unknown metric, such as "val_loss"
-               without `validation`.
+               evaluation. `fit` raises InputError for an unknown metric at the first evaluation, and for "val_..."
+               without `validation` and `evaluate` when it begins.
     min_delta: an improvement is a change by more than this.
     restore:   True restores the parameters, states and optimizer state of the best evaluation when this callback stops
                `fit`. If `fit` ends by itself, as after its last epoch, it keeps the last values.
@@ -93,7 +93,9 @@ class EarlyStopping:
         self._start()
 
     def on_evaluate(self, state: FitState) -> None:
-        """Count evaluations without an improvement; at `patience`, stop `fit`. `fit` calls this after each evaluation.
+        """Count evaluations without an improvement. `fit` calls this after each evaluation.
+
+        At `patience`, stop `fit`, and with `restore` go back to the best evaluation.
 
         state: a `FitState`, as in all hooks of `fit`.
         """
@@ -143,7 +145,7 @@ class Checkpoint:
 class CSVLogger:
     r"""Write a CSV file with a line for each epoch: epoch, step, loss of the last step, and metrics.
 
-    path: the file. `fit` replaces the file when it begins, and after each epoch.
+    path: the file. `fit` replaces the file after each epoch.
 
     >>> log = tg.CSVLogger("log.csv")    # train, x, y below: as in the example of tg.compile
     >>> history = train.fit(x=x, y=y, epochs=2, progress=False, callbacks=[log])

@@ -271,7 +271,7 @@ class CompiledTraining(Training):
         return self.store.call(made, stepper)
 
     def _looked_at(self, loss: str | None, what: str) -> RunProgram:
-        """Return the program of the step, for the sizes used last. Raises InputError if no call has chosen sizes."""
+        """Return the program of the step, for the sizes used last. Raises InputError if none were used yet."""
         stepper = self.store.stepper_of(loss, what)
         if stepper.sized is not None and stepper.sized.latest is None:
             raise InputError.here(

@@ -114,7 +114,7 @@ def _array(name: str, value: Any, t: Any) -> Any:
 
 
 def from_arguments(x: Any, y: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return `x=` and `y=` by input name: dicts of inputs, or an array each. Raises InputError for one too many."""
+    """Return `x=` and `y=` by input name: dicts of inputs, or an array each. InputError for an array too many."""
     given: dict[str, Any] = {}
     left = list(names)
     for what, value in (("x", x), ("y", y)):
@@ -159,7 +159,7 @@ def sources(
 ) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:
     """Return the data to train on, and the data to validate on. Raises InputError for data of another kind."""
     if not types and data is None and x is None and y is None and validation is None:
-        return [{}], None  # nothing goes in: a pass is one step
+        return [{}], None  # the loss has no inputs: a pass is one step
     if data is not None and (x is not None or y is not None):
         raise InputError.here("fit: give data, or x= and y=, not both")
     named = x is not None or y is not None
@@ -200,7 +200,7 @@ def _split(
 
 
 def size_of(data: Rows | Iterable[Any]) -> list[int] | None:
-    """Return the numbers of examples and batches; without examples for an iterable, None if it has no length."""
+    """Return [examples, batches] of whole arrays, or [batches] of an iterable; None if it has no length."""
     if isinstance(data, Rows):
         return [data.count, len(data)]
     try:
@@ -260,7 +260,7 @@ class Position:
 
     @staticmethod
     def read(path: Any) -> Position:
-        """Read the position from a checkpoint, up to the first step, which `load` sets. Raises InputError for none."""
+        """Read the position from a checkpoint, except `first`, which `fit` sets. Raises InputError if there is none."""
         text = _metadata(path).get("fit")
         if text is None:
             raise InputError.here(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 POLYNOMIAL = 0x82F63B78  # of CRC-32C, bits reversed
-MASK = 0xA282EAD8  # TFRecord adds it to a rotated sum, so that sums of data that hold sums differ
+MASK = 0xA282EAD8  # TFRecord adds it to a rotated CRC, because plain CRCs of data that contain CRCs are unreliable
 FLUSH_SECONDS = 2.0
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types of protocol buffers
 _numbers = itertools.count()

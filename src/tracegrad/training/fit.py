@@ -238,7 +238,7 @@ class _Loop:
             yield from islice(data, skip, None)
 
     def _step(self, data: Rows | Iterable[Any], batch: Any) -> None:
-        """Take a step on a batch: the numbers of rows, if `data` are whole arrays."""
+        """Take a step on a batch, given by the numbers of its rows if `data` are whole arrays."""
         schedule = self.options.schedule
         loss = schedule[self.where.steps % len(schedule)] if schedule else ""
         self.latest = self.on_device.step(loss, batch) if self.on_device is not None else None
@@ -277,7 +277,7 @@ class _Loop:
         return self.history
 
     def settle(self) -> None:
-        """Wait for all queued steps, after an error or Ctrl-C. Only the first error is raised."""
+        """Wait for all queued steps at the end of `fit`, and record each step that was applied. Raise no errors."""
         while self.waiting:
             turn, pending = self.waiting.popleft()
             result = pending.result()

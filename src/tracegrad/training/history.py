@@ -21,7 +21,7 @@ class History:
 
     loss:        the loss of every step, in order.
     aux:         one dict for every step: the scalars that the loss returns beside itself.
-    step:        the number of every step, from the step counter of the training; with several losses, over all.
+    step:        the number of every step, from the step counter of the training; with several losses, counted over all.
     turn:        the name of the loss of every step; "" if there is one loss.
     metrics:     one dict for every evaluation: "step", and the results of validation and `evaluate`.
     epochs:      number of passes over the data that were begun.
@@ -78,8 +78,9 @@ class History:
         return axes
 
     def to_frame(self) -> Any:
-        """Return a pandas DataFrame by step: loss, its aux, and metrics at evaluations. Of several losses: "d/loss".
+        """Return a pandas DataFrame with a row for each step: loss, aux, and metrics at evaluations.
 
+        With several losses, columns have names such as "d/loss".
         A metric that is also the name of an aux gets the suffix _evaluated. Raises: ImportError without pandas.
         """
         table: Any = _imported("pandas", "history.to_frame")
@@ -123,7 +124,7 @@ class FitState:
     metrics:      metrics of the last evaluation, by name.
     stop:         `state.stop()`, or `state.stop = True`, ends the loop: no later step runs.
 
-    These are there at once. Reading any other attribute waits for the step.
+    These are available at once. Reading any other attribute waits for the step.
     """
 
     __slots__ = ("_knobs", "_pending", "_settle", "_since", "_stop", "epoch", "metrics", "train")
@@ -142,7 +143,7 @@ class FitState:
 
     @property
     def step(self) -> int:
-        """The number of the step, from the step counter of the training. A resumed `fit` can evaluate before a step."""
+        """The number of the step, from the step counter of the training. Before a first step, that counter's value."""
         if self._pending is None:
             return self.train.store.call(lambda session, stepper: stepper.counter)
         return self._pending.step

@@ -1,4 +1,4 @@
-"""Examples of a `fit` that stay on a GPU: whether they do, and steps that make their batches there."""
+"""Keep the examples of a `fit` on a GPU if that is faster, and take steps whose batches are made there."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Placed:
         return pending
 
     def _of(self, step: RunProgram) -> RunProgram | None:
-        """Return the program that makes batches of these examples; None if the step's program serves all sizes."""
+        """Return the program that makes batches of these examples; None if the step's program serves many sizes."""
         known = step.fed
         if step.base is not None or known in self._fed:
             return known

@@ -127,7 +127,7 @@ class Training(Parts):
             call = StepCall(stepper, stepper.knobs, pending, n, what, program)
             runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, program.inputs, n))
         except Exception as e:
-            pending.resolve(Failed(e))  # of Python's own, too: the loss is traced here for new sizes
+            pending.resolve(Failed(e))  # any error of the user's code: the loss is traced here for new sizes
             return pending
         pending.owner = self
         self.worker.enqueue(runs, pending)

@@ -105,7 +105,7 @@ class Validation:
         return values
 
     def _parts(self, outputs: dict[str, Any], measured: Mapping[int, tuple[str, Sequence[Any]]]) -> dict[Any, Any]:
-        """Return the outputs by name. A metric joined over batches is replaced by its parts: (name, number) of each."""
+        """Return the outputs by name. A metric joined over batches is replaced by its parts, named (name, number)."""
         self._order, found = list(outputs), dict[Any, Any]()
         for name, value in outputs.items():
             how, parts = measured.get(getattr(value, "serial", -1), ("", ()))

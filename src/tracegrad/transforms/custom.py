@@ -31,7 +31,7 @@ Pull = Callable[..., Sequence[Tensor | None]]  # (ct, *inputs) -> one cotangent 
 
 
 def _over_some(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]) -> list[Tensor]:
-    """Apply `fn` to `n` elements. An `xs` whose axis 0 has size 1 is the same for all elements."""
+    """Apply `fn` to `n` elements. A tensor of `xs` whose axis 0 has size 1 is the same for all elements."""
     many = [x for x in xs if x.shape[0] == n]
 
     def of_one(*ones: Tensor) -> Sequence[Tensor]:

@@ -28,7 +28,8 @@ _number = itertools.count()
 
 T = TypeVar("T")
 
-# Families that cost nothing inside a kernel: repeat them in every iteration instead of storing them before the first.
+# Families that cost nothing inside a kernel. Values that they alone make of constants are repeated in every iteration
+# instead of stored before the first.
 FREE = ("formula", "map", "view")
 # Families that a backward iteration does not recompute but reads from the forward pass.
 COSTLY = ("fold", "product", "scatter", "item", "composite")
@@ -95,7 +96,7 @@ def inner_leaf(kind: str, type: TensorType) -> Tensor:
 
 
 class Results:
-    """A value for each result of a SCAN, by the index of the item: cotangents, tangents, or `n` values of each."""
+    """Values of some results of a SCAN, by the index of the item: cotangents, tangents, or `n` values of each."""
 
     def __init__(self, items: Mapping[int, Tensor], shape: Shape = ()) -> None:
         self.items = dict(items)
@@ -136,7 +137,7 @@ def _scan_vjp(ct: Any, y: Tensor, *inputs: Tensor, body: Body, length: int, reve
 
 
 class _Backward(NamedTuple):
-    """One iteration of a backward scan, before it is a body."""
+    """The derivative of one iteration, from which `_scan_vjp` makes the body of the backward scan."""
 
     carries: list[int]  # of the forward scan, those with a cotangent in some iteration
     leaves: list[Tensor]  # of each of these, the cotangent that comes from the later iteration
@@ -148,7 +149,11 @@ class _Backward(NamedTuple):
 
 
 def _backward(body: Body, given: set[int], each: Sequence[tuple[Tensor, Tensor]]) -> _Backward:
-    """Differentiate one iteration. given: results with a cotangent; each: nodes among them, and their cotangents."""
+    """Differentiate one iteration.
+
+    given: indices of the results that have a cotangent.
+    each:  for those that are no carries, the node and the leaf of its cotangent.
+    """
     wrt = [t for t in body.leaves if t.dtype.is_float]
     carries = [k for k, t in enumerate(body.carries) if t.dtype.is_float]
     while True:
@@ -163,7 +168,7 @@ def _backward(body: Body, given: set[int], each: Sequence[tuple[Tensor, Tensor]]
 
 
 def _nonzero(cts: Mapping[int, tuple[Tensor, Tensor | None]], given: set[int], xs: Iterable[Tensor]) -> list[int]:
-    """Return the carries whose cotangent is not zero in some iteration.
+    """Return the numbers of the carries whose cotangent is nonzero in at least one iteration.
 
     cts:   of each carry, the cotangent that comes from the later iteration, and the one that goes to the earlier
     given: results with a cotangent
@@ -180,7 +185,7 @@ def _nonzero(cts: Mapping[int, tuple[Tensor, Tensor | None]], given: set[int], x
 
 
 def _moved(body: Body, moving: Sequence[Tensor]) -> list[int]:
-    """Return the carries that depend on the leaves `moving`, through floats and in any iteration."""
+    """Return the numbers of the f32 carries that depend on the leaves `moving` through floats, in any iteration."""
     order = toposort(body.roots)
     while True:
         found = depending(order, moving, floats=True)
@@ -215,7 +220,7 @@ def _scan_jvp(
 
 
 def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool) -> Results:
-    """Return a scan whose body computes `n` values of each node that differs; other values stay single."""
+    """Return a scan whose body computes `n` values of each node that differs between elements; others stay single."""
     c, m = len(body.new), len(body.new) + len(body.xs)
     one, leaves, many = _mapped(body, n, [k for k, x in enumerate(inputs) if x.shape[0] == 1 and n > 1])
     roots = [t if x is None else x for t, x in zip(body.roots, many)]
@@ -231,9 +236,10 @@ def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, rev
 
 
 def _mapped(body: Body, n: int, one: list[int]) -> tuple[list[int], list[Tensor], list[Tensor | None]]:
-    """Map one iteration over `n` elements. one: leaves with one value for all elements, also carries at first.
+    """Map one iteration over `n` elements. one: numbers of the leaves whose first value is the same for all elements.
 
-    Returns those leaves that keep one value, the leaves of the mapped body, and the `n` values of each root, or None.
+    Returns the numbers of the leaves that keep one value, the leaves of the mapped body, and for each root its
+    `n` values, or None if all are equal.
     """
     while True:
         types = [t.type if k in one else TensorType(t.dtype, (n, *t.shape)) for k, t in enumerate(body.leaves)]
@@ -249,9 +255,9 @@ def _mapped(body: Body, n: int, one: list[int]) -> tuple[list[int], list[Tensor]
 def _from_the_forward(
     roots: Sequence[Tensor], y: Tensor, inputs: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Return `roots` as a body of their own, and its elements.
+    """Return the roots of a body that reads saved values of the scan `y`, and the elements of this body.
 
-    roots:    they need values of the scan `y`; saved values become leaves.
+    roots:    nodes computed from the body of `y`. In the result, leaves take the place of saved values.
     elements: pairs of a leaf and its array: saved values of the forward pass, then the xs.
     """
     body: Body = y.attrs["body"]

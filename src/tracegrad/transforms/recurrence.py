@@ -112,7 +112,10 @@ def _types(xs: Sequence[Tensor]) -> str:
 def _results(
     result: Any, init: Any, leaves: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], Callable[[Sequence[Any]], Any]]:
-    """Return new carries and ys. Raises an error if the carry changes its form or a type."""
+    """Return the new carries, the leaves of y, and a function that rebuilds the tree y from other leaves.
+
+    Raises an error unless `result` is a pair, and if the carry changes its form or a type.
+    """
     if not is_pair(result):
         shown = getattr(result, "type", None) or article(type(result).__name__)
         raise TraceError.here(f"scan: fn must return a pair (carry, y), got {shown}; y may be None")

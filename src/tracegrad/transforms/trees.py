@@ -73,7 +73,7 @@ def arrays_in(value: Any) -> list[Any]:
 
 
 def with_arrays(value: Any, arrays: Iterable[Any]) -> Any:
-    """Return `value` with other arrays in the places of `arrays_in`."""
+    """Return `value` with `arrays` in place of the arrays that `arrays_in` returns, in the same order."""
     it = iter(arrays)
     return _map(lambda _: next(it), (value,), "", True, {})
 

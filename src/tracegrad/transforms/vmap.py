@@ -33,10 +33,10 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
 
     fn:       a function of one element of each argument. Arguments are tensors, arrays, numbers, or trees of them:
               lists, tuples, dicts and models.
-    in_axes:  the axis along which each argument has its elements: an integer for all arguments, or a tuple with an
-              entry for each, in the order of the signature. An entry is an integer, None for an argument that all
-              elements share, or a list, tuple or dict of these for a tree. Keyword-only arguments have their elements
-              along axis 0.
+    in_axes:  the axis along which each argument has its elements: an integer for all positional arguments, or a tuple
+              with an entry for each, in the order of the signature. An entry is an integer, None for an argument that
+              all elements share, or a list, tuple or dict of these for a tree. Keyword-only arguments have their
+              elements along axis 0. With an integer, so do all arguments passed by keyword.
     out_axes: the axis along which the result has its elements: an integer, or a list, tuple or dict like the result.
               None for a result that is the same for all elements, which gets no such axis.
     Returns:  a function of the arguments with the axis, whose result has the axis in each leaf.
@@ -80,9 +80,10 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
 
 
 def over(n: int, fn: Callable[..., Sequence[Tensor]], xs: Sequence[Tensor]) -> list[tuple[Tensor | None, Tensor]]:
-    """Apply `fn` to `n` elements of each of `xs`, along axis 0. Return for each result all values, and the node of one.
+    """Apply `fn` to `n` elements of each of `xs`, along axis 0.
 
-    None stands for all values of a result that does not depend on the element. Captures of `fn` cover all elements.
+    Returns for each result a pair: its values for all elements, or None if they are the same, and the node for one
+    element. Captures of `fn` hold the values of all elements.
     """
     running = ambient.require("vmap")
     with ExitStack() as stack:
@@ -143,7 +144,7 @@ def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
 
 
 def _placed(many: Tensor | None, y: Tensor, axis: int | None, n: int) -> Tensor:
-    """Return a result with the new axis at `axis`."""
+    """Return a result with the new axis at `axis`, or without that axis if `axis` is None."""
     if axis is not None and not -y.ndim - 1 <= axis <= y.ndim:
         raise ShapeError.here(
             f"vmap: out_axes={axis} is out of range for {y.type} with one more axis; leave it out for axis 0"

@@ -27,7 +27,7 @@ def cotangents(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tens
 
 
 def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor]) -> list[Tensor | None]:
-    """Do the same as `cotangents`, with None in place of zeros."""
+    """Return the same as `cotangents`, with None in place of zeros."""
     order = toposort(ys, min((x.serial for x in wrt), default=0))  # nodes that depend on x have larger serials
     needed = depending(order, wrt, floats=True)  # only nodes between `wrt` and the end
     cts: dict[int, Tensor] = {}
@@ -46,7 +46,7 @@ def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor
 
 
 def _pulled(ct: Tensor, t: Tensor) -> Sequence[Tensor | None]:
-    """Return the cotangents of a node's inputs: by its VJP, or by those of its expansion."""
+    """Return the cotangents of a node's inputs, by its VJP or those of its expansion; () if it has neither."""
     if t.prim.vjp is not None:
         return t.prim.vjp(ct, t, *t.inputs, **t.attrs)
     if t.prim.expand is None:
@@ -71,7 +71,10 @@ def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tenso
 
 
 def _transposed(ts: Sequence[Tensor | None], y: Tensor) -> Tensor | None:
-    """Return the tangent of `y` by its VJP, which is linear in the cotangent: d<vjp(z), ts>/dz, for any z."""
+    """Return the tangent of `y` by its VJP, which is linear in the cotangent: d<vjp(z), ts>/dz, for any z.
+
+    None stands for zeros, also if `y` has no VJP.
+    """
     if y.prim.vjp is None:
         return None
     z = bind(VARIABLE, zeros_like(y))
