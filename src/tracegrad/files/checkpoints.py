@@ -386,10 +386,7 @@ def storable(x: Array, dtype: str) -> Array:
 
 
 def _taken(rest: dict[str, Array], name: str, field: Field, problems: list[str]) -> Array:
-    """Remove a tensor from `rest`, and return it in the type of the field.
-
-    If it is missing or does not fit, add a line to `problems`, and return zeros.
-    """
+    """Remove a tensor from `rest`, and return it in the type of the field; zeros and a problem if it does not fit."""
     x = rest.pop(name, None)
     wanted = Field(field.name, 0, 0, field.dtype, field.shape)
     if x is None:

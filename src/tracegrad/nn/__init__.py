@@ -25,9 +25,9 @@ if not TYPE_CHECKING:  # type checkers export all that star imports bring, and a
     __all__ = sorted([*__all__, *" ".join(LATER.values()).split()])
 
     def __getattr__(name):
-        for file, names in LATER.items():
+        for module, names in LATER.items():
             if name in names.split():
-                globals()[name] = value = getattr(importlib.import_module(f"tracegrad.nn.{file}"), name)
+                globals()[name] = value = getattr(importlib.import_module(f"tracegrad.nn.{module}"), name)
                 return value
         raise foreign.no_such_name("tracegrad.nn", name, {"nn": __all__, "tg": ops.__all__})
 

@@ -245,10 +245,7 @@ class CpuSession:
         calls.add([call for _, call in steps])
 
     def _is_wrong(self, program: Program, libraries: Sequence[Future[ctypes.CDLL | None]]) -> bool:
-        """Return whether C computes a kernel wrongly; False if it does not compile.
-
-        Expected values are computed while libraries compile.
-        """
+        """Return whether C computes a kernel wrongly; False if it does not compile."""
         assert self._compiler is not None
 
         def prepared(kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int]) -> Callable[[], object]:
@@ -267,10 +264,7 @@ class CpuSession:
             return False  # nothing to check
 
     def _array(self, b: Buffer) -> Array:
-        """Return a flat array of the buffer's elements and one zero more, which NumPy's padding reads.
-
-        C can also read the margins around the array.
-        """
+        """Return a flat array of the buffer's elements, a zero for NumPy's padding, and margins that C can read."""
         if b.role in PERSISTENT and b.name in self._persistent:
             found = self._persistent[b.name]
             if found.size != b.size + 1:

@@ -3,9 +3,8 @@
 The numbers that a check fills arrays with follow from seed and index. NumPy and `js/verify.js` make the same bits, so
 an exported page need not contain them.
 
-Outer points run along the first axis, and the row of values that each point folds runs along the last. So every value
-has shape (points, 1), (1, row) or (points, row). Several trials add a leading axis. Nothing here depends on the text of
-a kernel.
+Outer points run along the first axis, and the row that each point folds along the last. So every value has shape
+(points, 1), (1, row) or (points, row). Several trials add a leading axis. Nothing depends on the text of a kernel.
 """
 
 from __future__ import annotations
@@ -153,19 +152,13 @@ class Points:
         self.counts = np.ones((len(outer), 1), bool)
 
     def scale(self) -> float:
-        """Return the largest magnitude of a rounded value, or sum of the magnitudes of a folded row, so far.
-
-        Rounding errors that cancellation leaves are proportional to this number.
-        """
+        """Return the largest rounded value or sum of magnitudes, to which errors by cancellation are proportional."""
         rounded = [x for v, x in self.known.items() if not _is_exact(v)]
         found = [*rounded, *(np.abs(x).sum(axis=-1) for x in self.folded)]
         return max([largest(x) for x in found if x.dtype.kind == "f"], default=0.0)
 
     def one_sided(self) -> bool:
-        """Return whether some choice with at most FEW results has the same outcome for all of them.
-
-        A choice is a comparison, or a primitive whose result is one of its two operands, such as a maximum.
-        """
+        """Return whether a comparison, or a choice of one of two operands, has one outcome for all of a few values."""
         return any(self._is_one_sided(v, x) for v, x in self.known.items() if v.op == "map" and x.size <= FEW)
 
     def _is_one_sided(self, v: Value, x: Array) -> bool:
@@ -303,10 +296,7 @@ def forget() -> None:
 
 
 def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
-    """Yield, for a product's operands, the slot and the elements that limits exclude at these points.
-
-    These elements must be zeros in memory.
-    """
+    """Yield slots of a product's operands, and elements that limits exclude here, which are zeros in memory."""
     p = form.product
     if p is None:
         return
@@ -399,11 +389,7 @@ class Patterns:
 
 
 def integers(first: Array, second: Array, below: int, signed: bool) -> Array:
-    """Return integers from 0 to `below` - 1. If `signed`, many are -1 or `below` - 1.
-
-    These two are past the ends of what kernels index, where kernels clamp. A kernel can read so few integers that
-    it would seldom meet rare ones.
-    """
+    """Return integers from 0 to `below` - 1. If `signed`, many are -1 or `below` - 1, indices that kernels clamp."""
     values = np.floor(below * first)
     if signed:
         groups = np.arange(0, PERIOD, BEYOND)

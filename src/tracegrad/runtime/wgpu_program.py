@@ -212,10 +212,7 @@ class Loaded:
         return self.groups[key]
 
     def place(self, numbers: Iterable[tuple[int, ...]]) -> tuple[Any, dict[tuple[int, ...], int]]:
-        """Return a bind group with the numbers of all dispatches, and the byte at which each dispatch's numbers begin.
-
-        Equal numbers are stored once. The group is None if no dispatch has numbers.
-        """
+        """Return a bind group with the numbers of all dispatches, or None, and the byte where each one's begin."""
         known = dict.fromkeys(n for n in numbers if n)
         if not known:
             return None, {}

@@ -63,7 +63,11 @@ class History:
 
     def plot(self) -> Any:
         """Plot loss, aux and metrics by step, and return matplotlib's axes. Raises ImportError without matplotlib."""
-        axes: Any = _imported("matplotlib.figure", "history.plot").Figure().subplots()
+        try:
+            figures: Any = import_module("matplotlib.figure")
+        except ImportError:
+            raise ImportError("history.plot needs matplotlib: pip install matplotlib") from None
+        axes: Any = figures.Figure().subplots()
         rows = [self.scalars(k) for k in range(len(self.loss))]
         for name in dict.fromkeys(n for row in rows for n in row):
             at = [k for k, row in enumerate(rows) if name in row]  # losses trained in turns have different names
@@ -83,7 +87,10 @@ class History:
         With several losses, columns have names such as "d/loss".
         A metric that is also the name of an aux gets the suffix _evaluated. Raises: ImportError without pandas.
         """
-        table: Any = _imported("pandas", "history.to_frame")
+        try:
+            table: Any = import_module("pandas")
+        except ImportError:
+            raise ImportError("history.to_frame needs pandas: pip install pandas") from None
         frame = table.DataFrame(
             [self.scalars(k) for k in range(len(self.loss))], index=table.Index(self.step, name="step")
         )
@@ -91,15 +98,6 @@ class History:
             return frame
         found = table.DataFrame(self.metrics).groupby("step").last()
         return frame.join(found.rename(columns={n: f"{n}_evaluated" for n in found.columns if n in frame.columns}))
-
-
-def _imported(module: str, what: str) -> Any:
-    """Return a module that `what` needs. Raises ImportError that says how to install its package."""
-    try:
-        return import_module(module)
-    except ImportError:
-        package = module.partition(".")[0]
-        raise ImportError(f"{what} needs {package}: pip install {package}") from None
 
 
 class Stop:
