@@ -238,7 +238,8 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
 def devices() -> list[DeviceInfo]:
     """Return every usable device as a `DeviceInfo`, in the order in which device="auto" tries them.
 
-    "auto" takes a GPU, else the CPU. It never takes an adapter with `software=True`, a CPU that acts as a GPU.
+    "auto" takes a GPU, else the CPU; the environment variable TRACEGRAD_DEVICE overrides it. An adapter with
+    `software=True`, a CPU that acts as a GPU, does not count as a GPU.
 
     >>> "cpu" in [device.name for device in tg.devices()]
     True
@@ -307,7 +308,7 @@ def open_session(first: Callable[[], Session | None], others: Sequence[str], sit
 
 
 def warn_if_slow(info: DeviceInfo) -> None:
-    """Warn at the user's line if the chosen device is a software adapter. "auto" never chooses one."""
+    """Warn at the user's line if the chosen device is a software adapter, except in a browser's tab."""
     if info.software and not IN_TAB:
         warnings.warn(
             f"{info.description} is a software adapter: correct, but much slower than device='cpu'",

@@ -100,7 +100,7 @@ def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
 
 @op
 def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
-    """Count the rows for each pair of true class and predicted class.
+    """Count how often each pair of a true class and a predicted class occurs.
 
     out[t, p] = the number of positions with the target t and the prediction p
 
@@ -174,8 +174,9 @@ def auc(scores: Any, targets: Any) -> Tensor:
 
     scores:  f32 of rank 1.
     targets: bool or i32 of the same shape; nonzero is positive.
-    Returns: f32, rank 0; NaN if all targets are equal. No gradient. Every score is compared with every other score.
-    Raises:  ShapeError if the shapes differ; DTypeError if `scores` are not f32.
+    Returns: f32, rank 0; NaN without a positive or without a negative. No gradient. Every score is compared with every
+             other score.
+    Raises:  ShapeError if the shapes differ or the rank is not 1; DTypeError if `scores` are not f32, or `targets` are.
 
     As sklearn.metrics.roc_auc_score (Hanley & McNeil 1982).
 

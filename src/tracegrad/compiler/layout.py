@@ -96,7 +96,7 @@ class Lifetime:
 
 
 class Beside(NamedTuple):
-    """Which temporaries launches touch together.
+    """The temporaries that launches read and write together.
 
     read:    key -> the values that some launch reads while it writes the key's value, or the other way round.
     written: key -> the values that some launch writes together with the key's value.

@@ -156,7 +156,7 @@ def _stored(graph: Graph) -> dict[str, Tensor]:
 
 
 def _parts(program: Program) -> Parts:
-    """Return the range of each trainable parameter in the arrays with one element for each of their elements."""
+    """Return each trainable parameter's name, and its range in arrays with one element per parameter element."""
     return tuple((f.name, slice(f.offset, f.offset + f.size)) for f in sorted(program.trained, key=lambda f: f.offset))
 
 

@@ -177,7 +177,7 @@ class Host(NamedTuple):
 
     @property
     def steps(self) -> Tensor:
-        """Number of updates of each parameter, including this one. Steps in which it is frozen do not count.
+        """Number of updates of each parameter, the current one included. Steps that freeze a parameter do not count.
 
         f32[] until a parameter is first frozen, then f32[n], n the arena's size. Without `Transform(..., counts=True)`,
         the same as `step`.
@@ -306,9 +306,9 @@ class Transform:
         counts: bool = False,
         **hyper: float,
     ) -> Transform:
-        """Make a transform with the hyperparameters `hyper`, in their `ranges`; others take any finite number.
+        """Make a transform with the hyperparameters `hyper`, whose values must be in `ranges`.
 
-        Raises InputError for a value outside of its range.
+        A hyperparameter without a range takes any finite number. Raises InputError for other values.
         """
         own = {name: ranges[name] for name in hyper if name in ranges}
         return Transform(state, update, checked_all(hyper, own, ""), own, bounds, counts)

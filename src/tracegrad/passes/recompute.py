@@ -87,7 +87,7 @@ class _Backward:
         self.copies: dict[tuple[int, int], Tensor] = {}
 
     def meetings(self) -> dict[int, Tensor]:
-        """Return, for each value to recompute, the first gradient that it is needed with."""
+        """Return, for each value to recompute, the gradient that its first reader in the backward pass waits for."""
         found: dict[int, Tensor] = {}
         seen: set[int] = set()
         for t in self.backward:

@@ -210,7 +210,7 @@ def _clamped(xp: Any, indices: Any, n: int) -> Any:
 
 
 def _shared_indices(t: Tensor, indices: Any) -> Any | None:
-    """Return the indices along the axis if input 1 repeats them at all other places, else None.
+    """Return the indices along the node's axis if input 1 repeats them along all other axes, else None.
 
     XLA then moves whole rows, many times faster than looking up one index for each element of a table's row.
     """

@@ -267,7 +267,8 @@ class _Writer:
     def stacks(self, p: Product, b: Spread) -> bool:
         """Return whether each vector should hold one element of several products, not several elements of one product.
 
-        That pays for few rows: vectors along a right operand that overlaps itself cross lines of the cache.
+        This is faster if the product has few rows. Vectors along a right operand that overlaps itself would cross cache
+        lines.
         """
         m, n, k = points(p.m), points(p.n), points(self.kernel.inner)
         near = max(n, reach([*b.rows, *b.columns])) <= STACKED

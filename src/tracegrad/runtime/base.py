@@ -22,7 +22,7 @@ class DeviceInfo(Value):
 
     name:        the name for `device=`: "webgpu", "cpu" or "jax".
     description: such as "NVIDIA H200 (Vulkan)".
-    software:    True for a CPU that acts as a GPU: correct, slow, never chosen by "auto".
+    software:    True for a CPU that acts as a GPU: correct and slow. "auto" takes it only if TRACEGRAD_DEVICE says so.
     gpu:         True for every WebGPU adapter, and for JAX unless it computes on a CPU.
     sizes:       how programs serve sizes that calls choose. "exact": one program serves many sizes, and computes
                  each at its own size if the model allows it, else as "room". "room": one program serves many sizes,
@@ -197,10 +197,12 @@ class Runtime(Protocol):
         ...
 
     def begin(self, device: str) -> Callable[[], Session | None]:
-        """Begin to look for a device and import its code; call the result, on another thread, to open the device.
+        """Begin to look for a device, import its code, and return a function that opens the device.
 
-        device: the runtime's own name, or "auto", for which the opened session can be None: no device.
-        Raises: DeviceError, here or when opening.
+        Call the function on the session's thread.
+
+        device: the runtime's own name, or "auto". For "auto", the function returns None if no device is suitable.
+        Raises: DeviceError, here or in the function.
         """
         ...
 

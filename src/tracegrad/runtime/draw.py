@@ -278,7 +278,7 @@ def _compiled() -> ctypes.CDLL | None:
 
 
 def _drawn_by_javascript(specs: Sequence[tuple[Shape, Initializer]], seed: int) -> list[Any]:
-    """Return the same values from js/random.js, for a tab without NumPy."""
+    """Return the values of `draw`, computed by js/random.js: for a tab without NumPy."""
     dtypes = [init.dtype.name if isinstance(init, Literal) else "f32" for _, init in specs]
     fields = [
         {"name": str(k), "shape": shape, "dtype": dtype, "spec": {"init": init.spec()}}

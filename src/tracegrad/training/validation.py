@@ -138,7 +138,7 @@ def share(parts: Parts) -> float:
 
 
 def counts(parts: Parts) -> Array:
-    """Return the sum of matrices of counts."""
+    """Return the sum of part 0, a matrix of counts, over all batches."""
     return np.sum([np.asarray(p[0], np.int64) for p in parts], axis=0)
 
 
