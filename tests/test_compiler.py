@@ -21,7 +21,7 @@ from tracegrad import optim
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime import c_compiler as module
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler, compiler_named
-from tracegrad.runtime.cache import cache_folder
+from tracegrad.runtime.cache import cache_folder, digest, is_own
 from tracegrad.runtime.calls import CallList
 
 SOURCE = "int answer(void) { return 42; }"
@@ -92,8 +92,8 @@ def test_a_spoiled_library_is_made_anew(cc: Compiler, spoil: Callable[[Path], No
     spoil(path)
     assert answer(cc.library(SOURCE)) == 42
     (path,) = libraries()
-    assert module.is_own(path)
-    assert path.stem.endswith(module.digest(path))
+    assert is_own(path)
+    assert path.stem.endswith(digest(path.read_bytes()))
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
@@ -120,7 +120,7 @@ def test_processes_at_the_same_time_do_not_disturb_each_other(cc: Compiler):
     )
     running = [subprocess.Popen([sys.executable, "-W", "error", "-c", code]) for _ in range(4)]
     assert [p.wait(timeout=120) for p in running] == [0] * 4
-    assert all(path.stem.endswith(module.digest(path)) for path in libraries())
+    assert all(path.stem.endswith(digest(path.read_bytes())) for path in libraries())
 
 
 def used(library: Path, seconds_ago: float) -> None:
