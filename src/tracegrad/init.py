@@ -25,7 +25,8 @@ SQRT2 = math.sqrt(2.0)
 class Randn(Gaussian):
     """Normal numbers of mean 0 and standard deviation `scale`: the default of `nn.Embedding` and `self.param`.
 
-    As torch.nn.init.normal_ with mean 0; the numbers follow from the seed of `tg.compile`.
+    As torch.nn.init.normal_ with mean 0; the numbers follow from the seed of `tg.compile`. Every initialiser raises
+    InputError for an argument that is no number, or out of range, such as a negative scale.
 
     >>> layer = nn.Linear(3, 4, init=init.randn(0.02))
     """
@@ -87,8 +88,8 @@ class TruncatedNormal(Initializer):
 class Kaiming(Gaussian):
     """Normal numbers of standard deviation gain / sqrt(fan_in), for layers before a relu (He et al. 2015).
 
-    fan_in is the number of inputs of an output. It is `in` for a matrix [in, out], and n for a vector [n]. For a
-    convolution [out, in/groups, *kernel], it is in/groups * (product of kernel).
+    fan_in is the number of input elements that each output element depends on. It is `in` for a matrix [in, out], and
+    n for a vector [n]. For a convolution [out, in/groups, *kernel], it is in/groups * (product of kernel).
     The default of `nn.Linear` and `nn.Conv1d` to `nn.Conv3d`, with gain sqrt(2). As torch.nn.init.kaiming_normal_.
 
     >>> layer = nn.Linear(3, 4, init=init.kaiming())

@@ -31,7 +31,7 @@ from tracegrad.schedule import (
 class Constant(Schedule):
     """The same `rate` at every step.
 
-    start: no effect here; see `Schedule`. As torch.optim.lr_scheduler.ConstantLR with factor 1.
+    start: no effect here. For errors, see `Schedule`. As torch.optim.lr_scheduler.ConstantLR with factor 1.
 
     >>> lr.constant(0.1).at(5)
     0.1
@@ -54,7 +54,7 @@ class Linear(Schedule):
 
     rate = peak + (final - peak) * min(s - 1, steps) / steps at step s, which counts from 1.
 
-    start: the training step that counts as s = 1; see `Schedule`.
+    start: the training step that counts as s = 1. For `start` and errors, see `Schedule`.
 
     As torch.optim.lr_scheduler.LinearLR.
 
@@ -82,7 +82,7 @@ class CosineAnnealing(Linear):
 
     rate = final + (peak - final) * (1 + cos(pi * min(s - 1, steps) / steps)) / 2 at step s, which counts from 1.
 
-    start: the training step that counts as s = 1; see `Schedule`.
+    start: the training step that counts as s = 1. For `start` and errors, see `Schedule`.
 
     As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
     `lr.cosine_restarts` begins again at `peak`.
@@ -104,7 +104,7 @@ class CosineRestarts(CosineAnnealing):
     rate = final + (peak - final) * (1 + cos(pi * e / n)) / 2, at step e = 0 to n - 1 of a cosine of n steps.
 
     growth: an integer of at least 1. The first cosine has `steps` steps, and each next one `growth` times as many.
-    start:  the training step at which the first cosine begins; see `Schedule`.
+    start:  the training step at which the first cosine begins. For `start` and errors, see `Schedule`.
 
     As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts (Loshchilov and Hutter 2017), whose T_0 is `steps`, T_mult
     `growth`, and eta_min `final`.
@@ -134,7 +134,7 @@ class Warmup(Schedule):
     """A linear rise to `peak` in `steps` steps, then another schedule: peak * s / steps at steps s = 1 to `steps`.
 
     after: the schedule that follows; it begins at its own step 1. A number means a constant rate.
-    start: the training step that counts as s = 1; see `Schedule`.
+    start: the training step that counts as s = 1. For `start` and errors, see `Schedule`.
 
     As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`.
 
@@ -163,7 +163,7 @@ class Staircase(Schedule):
 
     rate = peak * gamma^floor((s - 1) / every) at step s, which counts from 1.
 
-    start: the training step that counts as s = 1; see `Schedule`.
+    start: the training step that counts as s = 1. For `start` and errors, see `Schedule`.
 
     As torch.optim.lr_scheduler.StepLR.
 
@@ -190,7 +190,7 @@ class MultiStep(Schedule):
     """A rate that begins at `peak` and is multiplied by `gamma` after each step of `milestones`.
 
     milestones: numbers of steps. From step m + 1 on, the factor of milestone m applies.
-    start:      the training step that counts as step 1; see `Schedule`.
+    start:      the training step that counts as step 1. For `start` and errors, see `Schedule`.
 
     As torch.optim.lr_scheduler.MultiStepLR.
 
@@ -221,7 +221,7 @@ class MultiStep(Schedule):
 class Exponential(Schedule):
     """A rate that begins at `peak` and is multiplied by `gamma` after each step: peak * gamma^(s - 1) at step s.
 
-    start: the training step that counts as s = 1; see `Schedule`.
+    start: the training step that counts as s = 1. For `start` and errors, see `Schedule`.
 
     As torch.optim.lr_scheduler.ExponentialLR.
 
@@ -247,10 +247,10 @@ class OneCycle(Schedule):
     """A rise from peak / div_factor to `peak`, then a descent to nearly 0, within `steps` steps.
 
     The rise ends at step pct_start * steps. The descent ends at step `steps`, with peak / div_factor /
-    final_div_factor, where the rate stays.
+    final_div_factor. The rate then stays there.
 
-    anneal: "cos": both follow half cosines; "linear": both follow lines.
-    start:  the training step that counts as step 1; see `Schedule`.
+    anneal: "cos": rise and descent follow half cosines; "linear": they follow straight lines.
+    start:  the training step that counts as step 1. For `start` and errors, see `Schedule`.
 
     As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018).
 

@@ -176,7 +176,8 @@ def auc(scores: Any, targets: Any) -> Tensor:
     targets: bool or i32 of the same shape; nonzero is positive.
     Returns: f32, rank 0; NaN without a positive or without a negative. No gradient. Every score is compared with every
              other score.
-    Raises:  ShapeError if the shapes differ or the rank is not 1; DTypeError if `scores` are not f32, or `targets` are.
+    Raises:  ShapeError if the shapes differ or the rank is not 1; DTypeError unless `scores` are f32, and `targets`
+             bool or i32.
 
     As sklearn.metrics.roc_auc_score (Hanley & McNeil 1982).
 

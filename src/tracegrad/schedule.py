@@ -20,7 +20,7 @@ class Schedule(Protocol):
 
     start: the step of the training at which s is 1; before it, the rate is that of s = 1. None: step 1 in an optimizer,
            and the next step in `train.set_lr`.
-    Raises InputError for values out of range.
+    Raises InputError for values out of range, such as a rate below 0 or a number of steps below 1.
 
     To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
     `start: int | None = None` and the method `value(s)`.
@@ -87,17 +87,18 @@ def check(schedule: Schedule, *rates: str, **positive: float) -> None:
 class Plateau(Schedule):
     """A rate that is multiplied by `factor` when a metric has not improved for more than `patience` evaluations.
 
-    `train.fit` passes a metric to the schedule after each evaluation: `val_loss`, or without validation the mean
-    training loss of the epoch. With mode="max", it is the first of `metrics=`, or of the results of `evaluate=`. You
-    can call `train.lr_metric(value)` yourself: its metrics then replace those of `fit`.
+    `train.fit` passes a metric to the schedule after each evaluation. With mode="min", the metric is `val_loss`, or
+    without validation the mean training loss of the epoch. With mode="max", the metric is the first of `metrics=`, or
+    of the results of `evaluate=`. If you call `train.lr_metric(value)` yourself, your metrics replace those of `fit`.
 
     peak:      the first rate.
-    threshold: a metric improves if it is below best (1 - threshold), or with mode="max" above best (1 + threshold).
-               With threshold_mode="abs", below best - threshold, or above best + threshold.
+    mode:      "min" if a smaller metric is better, "max" if a larger one is.
+    threshold: with b the best metric so far, a metric improves if it is below b (1 - threshold), or with mode="max"
+               above b (1 + threshold). With threshold_mode="abs": below b - threshold, or above b + threshold.
     cooldown:  number of evaluations after a reduction that do not count.
-    min_lr:    the rate does not fall below it.
-    eps:       the rate stays as it is if it would change by less than this number.
-    now, best, bad and cooling are the schedule's state: leave them out. `start`: see `Schedule`.
+    min_lr:    the rate does not fall below this number.
+    eps:       a reduction by this number or less is left out.
+    now, best, bad and cooling are the schedule's state: leave them out. For `start` and errors, see `Schedule`.
     As torch.optim's ReduceLROnPlateau (PyTorch). The schedule can be the `after` of `lr.warmup`.
 
     >>> schedule = lr.plateau(1.0, factor=0.5, patience=0)

@@ -54,7 +54,7 @@ class ThreadDrive:
         return cast("int", self._thread.ident)
 
     def wake(self) -> None:
-        """Wake the thread: there is work now, or before `lock` is released. Called with `lock` held."""
+        """Wake the thread, because there is work, or will be before `lock` is released. Called with `lock` held."""
         slept = self._slept
         if slept != self._woken:
             self._bell.put(None)  # first: an interrupt between the two lines then only rings twice, which is harmless

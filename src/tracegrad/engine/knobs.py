@@ -19,7 +19,7 @@ STEP, RATE = f"{hypers.PREFIX}step", f"{hypers.PREFIX}lr"
 class Rate:
     """A learning rate, and the training step that is the schedule's step 1: the first step submitted under it.
 
-    untold: if `fit` passed the last metric, the schedule before that metric.
+    untold: the schedule before the last metric, if `fit` passed that metric; else None.
     """
 
     __slots__ = ("begun", "schedule", "start", "untold")

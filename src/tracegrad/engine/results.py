@@ -151,9 +151,10 @@ class CompletedRun(Completed):
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The result of a step or run that was ended before it completed. The work changed nothing.
+    """The result of a step or run that was ended before it completed. Work that was still queued has changed nothing.
 
-    `close` and `replace_model` end queued work; a newer call of a `tg.single_flight` function ends a queued one.
+    `close` and `replace_model` end queued work; a newer call of a `tg.single_flight` function ends a queued one. A run
+    that the device had begun when its forward was closed can have written states (`writes=True`).
 
     reason: why the work ended, in words, such as "closed".
 
@@ -169,7 +170,9 @@ class Aborted:
 class Failed:
     """The result of a step or run that failed.
 
-    The failed step changed nothing. In `run_steps`, the steps before the failed one stay applied.
+    The failed step changed nothing, unless the device failed while it computed the step: after such a `DeviceError`,
+    load a checkpoint, because the device may have applied the step. In `run_steps`, the steps before the failed one
+    stay applied.
 
     error: the exception, such as a `tg.InputError` for inputs that do not fit. `result()` does not raise it.
 

@@ -77,7 +77,7 @@ class RunProgram:
 
     @property
     def step(self) -> RunProgram:
-        """The program that is rebuilt if the source of a step changes."""
+        """The step's own program. A `FedProgram`, which also makes the batch, returns the program it was made from."""
         return self
 
     def given(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ class Explanation:
     """The explanation of a program. Print it, show it in a notebook, or `save` it as HTML.
 
     dispatches: one `DispatchInfo` per dispatch, with `label`, `kernel`, `workgroups`, `cost`, `sites` and `forms`.
-    verbose:    printing shows everything, including kernels, values and graph; else one screen.
+    verbose:    True prints everything, including kernels, values and graph; False prints one screen.
     """
 
     dispatches: tuple[DispatchInfo, ...]
@@ -152,7 +152,7 @@ NAMES = {
 
 
 class Memory(dict[str, int], Value):
-    """Bytes by role: "param" "grad" "state" "temp" "input" "output" "const", and "total"; prints as a table."""
+    """Bytes by role: "param", "grad", "state", "temp", "input", "output", "const", and "total". Prints as a table."""
 
     def __init__(self, *programs: Program):
         """Count the buffers of programs of one session. The programs share persistent buffers by name."""

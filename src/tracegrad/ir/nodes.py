@@ -51,7 +51,8 @@ class Primitive:
     repeats: (input type, result type) -> number of adjacent copies in the result of each input element. None if the
             result has another order (family "view"; without the rule, always None)
     expand: (*inputs, **attrs) -> Tensor (family "composite")
-    indexes: (*input types, **attrs) -> (number of the input with indices, size of the axis, an exempt value or None)
+    indexes: (*input types, **attrs) -> (number of the input with indices, size of the axis, exempt). The last is a
+            value that is valid although it is no index, such as an `ignore_index`, or None
     combine: name of the elementwise row that joins two partial results
     identity: result of a fold of no elements (`combine` and `identity`: families "fold", "product", "scatter")
     cost:   cost of computing one element; a load from memory costs 4

@@ -67,6 +67,7 @@ class LayerNorm(Module):
     b: f32[dim], at first zeros. With bias=False, the layer has no b.
     decay:     whether weight decay applies to g and b; None: `nn.decays` decides.
     trainable: False: no step changes g and b.
+    Raises:    ShapeError, when called, if the last axis of x has another size.
     As torch.nn.LayerNorm over the last axis.
 
     >>> tg.instantiate(nn.LayerNorm(2), seed=0)(np.array([[1.0, 3.0]], np.float32))
@@ -92,6 +93,7 @@ class RMSNorm(Module):
     g: f32[dim], at first ones.
     decay:     whether weight decay applies to g; None: `nn.decays` decides.
     trainable: False: no step changes g.
+    Raises:    ShapeError, when called, if the last axis of x has another size.
     As torch.nn.RMSNorm (Zhang and Sennrich 2019), whose default `eps` is 1.2e-7.
 
     >>> tg.instantiate(nn.RMSNorm(2), seed=0)(np.array([[3.0, 4.0]], np.float32))
@@ -140,6 +142,7 @@ class Dropout(Module):
 
     p: the probability of dropping an element. Kept elements are divided by 1 - p. Without training=True the layer
        returns x.
+    Raises: InputError if `p` is outside [0, 1].
     As torch.nn.Dropout (Srivastava et al. 2014), which trains by default.
 
     >>> tg.manual_seed(0)
@@ -222,7 +225,8 @@ class BatchNorm(Module):
     x and the result: f32[B, dim, ...]; axis 1 has the channels.
     g, b:   f32[dim], at first ones and zeros. With affine=False, the layer has neither.
     states: mean f32[dim], at first zeros, and var f32[dim], at first ones. Two calls in one loss update them twice.
-    Raises: ShapeError if x has another number of channels, or in training only one value per channel.
+    Raises: ShapeError if x has another number of channels, or in training only one value per channel; InputError if
+            `momentum` is outside [0, 1].
 
     >>> tg.instantiate(nn.BatchNorm(3), seed=0)(np.ones((2, 3), np.float32)).shape
     (2, 3)

@@ -275,7 +275,7 @@ def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
     """Limit each element of `x` to [lo, hi].
 
     x:        f32, any shape; i32 and u32 as well, if the limits are integers.
-    lo, hi:   the limits, numbers with lo < hi.
+    lo, hi:   the limits, numbers with lo < hi, which is not checked.
     Returns:  dtype and shape of `x`.
     Gradient: 1 where lo < x < hi, else 0; so 0 at the limits, where `clip` has 1.
     Raises:   DTypeError for another dtype.

@@ -163,8 +163,8 @@ def _scale(q: Tensor) -> float:
 def _as_one(x: Any, t: Tensor) -> bool:
     """Return whether JAX should compute attention as one op: if cuDNN takes the sizes, and is faster (bench/LOG.md).
 
-    Operands must be bf16: the result and the gradients are rounded to their type. bf16 has the range of f32, unlike
-                           f16.
+    Operands must be bf16, because the op rounds the result and the gradients to the type of the operands. bf16 has the
+    range of f32, and f16 has not.
     """
     *_, q, k, v = t.inputs
     rows, keys, size = q.shape[-2], k.shape[-2], q.shape[-1]

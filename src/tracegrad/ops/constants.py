@@ -31,7 +31,8 @@ def asarray(value: Any, dtype: DType | None = None) -> Tensor:
               (float64 is rounded), uint32 becomes u32, other integers i32, and booleans bool.
     Returns:  a tensor of the shape of `value`.
     Gradient: to `value` if it is a tensor.
-    Raises:   DTypeError if a number, list or array has a value that the dtype cannot hold, such as 1.5 or 2**31 in i32.
+    Raises:   DTypeError for a number that the dtype cannot hold, such as 1.5 or 2**31 in i32; for nested lists of
+              unequal lengths; and for anything else, such as text or None.
 
     As numpy.asarray.
 

@@ -129,7 +129,8 @@ def _in_range(k: int, n: int, axis: int, x: Tensor) -> int:
 def indices_for(indices: Any, n: int, what: str | None = None) -> Tensor:
     """Return `indices` as a tensor of i32. Constants are checked against [-n, n), and negative ones made positive.
 
-    what: None for indices of an axis. Numbers of something else, such as "classes", must be in [0, n).
+    what: None for indices of an axis. For other numbers, their name in the plural, such as "classes": these must be
+          in [0, n).
 
     Raises DTypeError for other dtypes, and ConstantIndexError for a constant out of range.
     """

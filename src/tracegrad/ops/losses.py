@@ -24,9 +24,11 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def reduced(values: Tensor, reduction: str, count: Tensor | None = None, more: tuple[str, ...] = ()) -> Tensor:
-    """Reduce `values` by "mean" (over `count` if given), "sum" or "none". more: further reductions of the caller.
+    """Reduce `values` by "mean", "sum" or "none". With `count`, the mean is the sum divided by `count`.
 
-    Raises InputError for any other reduction."""
+    more: names of reductions that the caller does itself, for the error.
+    Raises InputError for any other reduction.
+    """
     if reduction == "none":
         return values
     if reduction == "sum":
@@ -248,8 +250,8 @@ def nll_loss(
     Returns:      f32, rank 0; for "none" the shape of `targets`.
     Gradient:     to `log_probs`, -weight[target] at the target and 0 elsewhere; for "mean", divided as the loss is.
                   Also to `weight`.
-    Raises:       ShapeError if the shapes do not fit; DTypeError unless `log_probs` and `weight` are f32 and `targets`
-                  i32; InputError for another `reduction`.
+    Raises:       ShapeError if the shapes do not fit, or `ignore_index` is not an integer; DTypeError unless
+                  `log_probs` and `weight` are f32 and `targets` i32; InputError for another `reduction`.
 
     As torch.nn.functional.nll_loss, which has the classes on axis 1 and ignores -100 by default.
 

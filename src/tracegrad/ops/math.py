@@ -106,8 +106,8 @@ def remainder(a: Operand, b: Operand) -> Tensor:
     """Return a - b * floor(a / b), the remainder with the sign of `b`, element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype. Only the result is rounded, not a / b before it. For b = 0 the result is NaN, and `a` for
-              integers.
+    Returns:  the same dtype. a / b is not rounded before it is used; only the result is rounded. For b = 0 the result
+              is NaN, and `a` for integers.
     Gradient: 1 to `a`, -floor(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
@@ -126,8 +126,8 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     """Return a - b * trunc(a / b), the remainder with the sign of `a`, element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype, without rounding: a / b is not rounded first. For b = 0 the result is NaN, and `a` for
-              integers.
+    Returns:  the same dtype. The result is exact: a / b is not rounded before it is used. For b = 0 the result is NaN,
+              and `a` for integers.
     Gradient: 1 to `a`, -trunc(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 

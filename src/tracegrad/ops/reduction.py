@@ -262,7 +262,8 @@ def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     keepdims: True keeps these axes, with size 1.
     Returns:  the dtype of `x`, and its shape without the axes in `axis`.
     Gradient: to the largest element; tied elements share it evenly.
-    Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.max and torch.amax.
+    Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.max and
+              torch.amax.
 
     >>> tg.max([[1.0, 3.0], [2.0, 0.0]], axis=1)
     tensor([3., 2.])
@@ -279,7 +280,8 @@ def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     keepdims: True keeps these axes, with size 1.
     Returns:  the dtype of `x`, and its shape without the axes in `axis`.
     Gradient: to the smallest element; tied elements share it evenly.
-    Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.min and torch.amin.
+    Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.min and
+              torch.amin.
 
     >>> tg.min([[1.0, 3.0], [2.0, 0.0]], axis=1)
     tensor([1., 0.])
@@ -312,7 +314,7 @@ def any(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        any dtype. NaN counts as nonzero. For zero elements the result is False.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  bool.
+    Returns:  bool, the shape of `x` without the axes in `axis`.
     Gradient: none.
     Raises:   ShapeError if `axis` is out of range. As numpy.any and torch.any.
 
@@ -332,7 +334,7 @@ def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        any dtype. NaN counts as nonzero. For zero elements the result is True.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
-    Returns:  bool.
+    Returns:  bool, the shape of `x` without the axes in `axis`.
     Gradient: none.
     Raises:   ShapeError if `axis` is out of range. As numpy.all and torch.all.
 
@@ -373,9 +375,11 @@ def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32, i32 or u32.
     axis:     an integer, or a tuple of axes that count as one flattened axis.
     keepdims: True keeps these axes, with size 1.
-    Returns:  i32: the first index of tied elements, or of a NaN, as in NumPy.
+    Returns:  i32, the shape of `x` without the axes in `axis`. Of tied elements it is the first one's index. If an
+              element is NaN, it is the index of the first NaN, as in NumPy.
     Gradient: none.
-    Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.argmax and torch.argmax.
+    Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.argmax and
+              torch.argmax.
 
     >>> tg.argmax([[1.0, 3.0, 2.0]], axis=-1)
     tensor([1], dtype=i32)
@@ -390,9 +394,11 @@ def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32, i32 or u32.
     axis:     an integer, or a tuple of axes that count as one flattened axis.
     keepdims: True keeps these axes, with size 1.
-    Returns:  i32: the first index of tied elements, or of a NaN, as in NumPy.
+    Returns:  i32, the shape of `x` without the axes in `axis`. Of tied elements it is the first one's index. If an
+              element is NaN, it is the index of the first NaN, as in NumPy.
     Gradient: none.
-    Raises:   ShapeError if `axis` is out of range or has no elements. As numpy.argmin and torch.argmin.
+    Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.argmin and
+              torch.argmin.
 
     >>> tg.argmin([[1.0, 3.0, 2.0]], axis=-1)
     tensor([0], dtype=i32)

@@ -258,8 +258,8 @@ def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tens
     """Return the `k` largest elements along `axis`, the largest first, and their indices: (values, indices).
 
     x:        any dtype, rank 1 or more.
-    axis:     an axis of `x`, by default the last.
     k:        an integer from 0 to the size of the axis.
+    axis:     an axis of `x`, by default the last.
     largest:  False returns the smallest elements, the smallest first.
     Returns:  values of the dtype of `x`, and i32 indices, both of the shape of `x` with size `k` along `axis`. Equal
               elements keep their order, which torch.topk does not promise. NaN counts as the largest.

@@ -169,7 +169,7 @@ def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tenso
 
 
 def geometry(kernel: Shape, size: Shape, stride: Shape, padding: Shape, dilation: Shape) -> list[Steps]:
-    """Return the steps of each axis."""
+    """Return the `Steps` of each axis."""
     return [Steps(*each) for each in zip(kernel, size, stride, padding, dilation, strict=True)]
 
 

@@ -46,6 +46,7 @@ def scale_by_adafactor(
               v[i, j] = r[i] c[j] / max(mean(r), eps1)
     more than two axes: each matrix of the last two axes, with an r and c of its own
     The divisor sqrt(v) is at least eps1. As torch.optim.Adafactor (Shazeer & Stern 2018).
+    Raises InputError for a number out of range, such as a `beta2_decay` that is not below 0.
 
     >>> optim.custom(optim.scale_by_adafactor(eps1=1e-7), lr=1e-2)
     optim.custom(lr=0.01, beta2_decay=-0.8, eps1=1e-07, eps2=0.001, d=1.0)

@@ -62,7 +62,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
     g is the gradient of all parameters, and norm(g) its Euclidean length. To change `max_norm` during training, call
     `train.set(clip_grad_norm=...)` on the training that `tg.compile` returns.
-    As torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013).
+    As torch.nn.utils.clip_grad_norm_ (Pascanu et al. 2013). Raises InputError unless `max_norm` is above 0.
 
     >>> optim.custom(optim.chain(optim.clip_by_global_norm(1.0), optim.scale_by_momentum(0.9)), lr=0.1)
     optim.custom(lr=0.1, clip_grad_norm=1.0, momentum=0.9)

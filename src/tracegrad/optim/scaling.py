@@ -56,7 +56,7 @@ def add_decayed_weights(weight_decay: float) -> Transform:
 
     Before `scale_by_adam` or momentum, this is an L2 penalty. After them, and before `scale_by_lr`, it is AdamW's
     decoupled weight decay, p <- (1 - lr weight_decay) p (Loshchilov & Hutter 2019).
-    As optax.add_decayed_weights.
+    As optax.add_decayed_weights. Raises InputError for a negative `weight_decay`.
 
     >>> optim.custom(optim.chain(optim.scale_by_adam(), optim.add_decayed_weights(0.01)), lr=1e-3)
     optim.custom(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08, weight_decay=0.01)
@@ -83,6 +83,7 @@ def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transfor
     nesterov: True: replace g by g + momentum * m, with the new m.
 
     A momentum of 0 leaves g as it is, and does not change m. As torch.optim.SGD (Polyak 1964; Nesterov 1983).
+    Raises InputError for a number out of range.
 
     >>> optim.custom(optim.scale_by_momentum(0.9), lr=1e-2)
     optim.custom(lr=0.01, momentum=0.9)
@@ -110,7 +111,8 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
     m <- beta1 m + (1 - beta1) g,    m_hat = m / (1 - beta1^step)
     v <- beta2 v + (1 - beta2) g^2,  v_hat = v / (1 - beta2^step)
 
-    m and v start at 0. `step` counts updates from 1. As optax.scale_by_adam.
+    m and v start at 0. `step` counts updates from 1. As optax.scale_by_adam. Raises InputError for a number out of
+    range.
 
     >>> optim.custom(optim.scale_by_adam(beta2=0.99), lr=1e-3)
     optim.custom(lr=0.001, beta1=0.9, beta2=0.99, eps=1e-08)
@@ -131,7 +133,8 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
     """Replace the gradient g by sign(beta1 m + (1 - beta1) g), with a running mean m of g.
 
-    Then m <- beta2 m + (1 - beta2) g. m starts at 0. Chen et al. 2023, algorithm 2.
+    Then m <- beta2 m + (1 - beta2) g. m starts at 0 (Chen et al. 2023, algorithm 2). Raises InputError for a number
+    out of range.
 
     >>> optim.custom(optim.scale_by_lion(), lr=1e-4)
     optim.custom(lr=0.0001, beta1=0.9, beta2=0.99)
@@ -150,7 +153,7 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 
     centered: True: also m <- alpha m + (1 - alpha) g, and divide by sqrt(v - m^2) + eps, the standard deviation.
 
-    v and m start at 0. As torch.optim.RMSprop (Tieleman & Hinton 2012).
+    v and m start at 0. As torch.optim.RMSprop (Tieleman & Hinton 2012). Raises InputError for a number out of range.
 
     >>> optim.custom(optim.scale_by_rms(), lr=1e-2)
     optim.custom(lr=0.01, alpha=0.99, eps=1e-08)
@@ -182,7 +185,7 @@ def track_ema(decay: float) -> Transform:
     in a chain, after `scale_by_lr`.
     `train.download_params(ema=True)` reads the average, the state "ema". `train` is what `tg.compile` returns.
     As torch.optim.swa_utils.AveragedModel with multi_avg_fn=get_ema_multi_avg_fn(decay), whose average starts at the
-    parameters after the first step; Polyak and Juditsky 1992.
+    parameters after the first step; Polyak and Juditsky 1992. Raises InputError unless 0 <= decay < 1.
 
     >>> optim.custom(optim.chain(optim.scale_by_momentum(0.9), optim.scale_by_lr(), optim.track_ema(0.999)), lr=0.1)
     optim.custom(lr=0.1, momentum=0.9, ema=0.999)
@@ -244,7 +247,8 @@ def scale_by_muon(
                    are [out, in]; "match_rms_adamw": f = 0.2 sqrt(max(in, out)).
     only:          the matrices to orthogonalize; Adam takes the others. A pattern of names such as "blocks.*", a list
                    of patterns, or a function of the name. None: all parameters with two axes.
-    Raises InputError for an unknown `adjust_lr`, and for `ns_steps` that is no positive integer.
+    Raises InputError for an unknown `adjust_lr`, for `ns_steps` that is no positive integer, and for a number out of
+    range.
     Jordan et al. 2024, and torch.optim.Muon.
 
     >>> optimizer = optim.custom(optim.scale_by_muon(only=lambda name: name != "embed.W"), lr=1e-3)

@@ -94,7 +94,7 @@ def leaf(role: str, name: str, type: TensorType) -> Tensor:
 
 @contextmanager
 def placeholder(type: TensorType) -> Generator[Tensor]:
-    """Yield a leaf that a transform replaces before the block ends; a placeholder that leaks belongs to no trace."""
+    """Yield a leaf that a transform must replace before the block ends. Any later use of the leaf is an error."""
     running = ambient.require("transform")
     t = leaf("placeholder", "placeholder", type)
     try:

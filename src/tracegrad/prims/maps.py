@@ -156,8 +156,8 @@ def composite(
              Default: the derivative of `expand`.
     jvp:     forward-mode rule, if the one derived from `vjp` costs more.
     batch:   rule for `tg.vmap`, if batching `expand` costs more.
-    indexes: for an input of indices: (*input types, **attrs) -> (its number, size of the axis, an exempt value or
-             None).
+    indexes: for an input of indices: (*input types, **attrs) -> (number of this input, size of the axis, exempt). The
+             last is a value that is valid although it is no index, or None.
     xla:     an implementation in JAX, if XLA compiles it better than `expand`.
     xla_if:  (x, node) -> whether `xla` serves this node. Default: always.
     Returns: the `extend.Primitive`.

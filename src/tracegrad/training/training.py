@@ -79,7 +79,8 @@ class Training(Parts):
 
         Pass inputs by keyword, in one dict, or both. With several losses, pass the name of a loss first:
         `train.step("d", x=x, z=z)`. `step` does not raise for inputs that do not fit, a non-finite loss or device
-        errors. The result is then `Failed`, and nothing has changed; reading `loss` raises the error.
+        errors. The result is then `Failed`, and reading `loss` raises its error. Inputs that do not fit and a
+        non-finite loss change nothing.
 
         At most 8 steps are queued, or 96 short ones (128 in a browser tab). A further `step` waits for its turn.
 
@@ -279,6 +280,7 @@ class Training(Parts):
 
         lr:   a number, or a schedule of `tg.lr`. A schedule without `start` begins with the next step as its step 1.
         loss: the name of a loss. Required if there are several losses; leave it out if there is one.
+        Raises: InputError for a negative number, for anything else, and if `loss` is missing or unknown.
 
         >>> train.set_lr(lr.linear(peak=1e-2, final=0.0, steps=100))
         >>> train.lr
