@@ -472,6 +472,8 @@ def test_a_closed_training() -> None:
     assert isinstance(r, tg.Aborted)
     with pytest.raises(tg.AbortedError):
         train.download_params()
+    with pytest.raises(tg.AbortedError, match="this CompiledTraining is closed"):
+        train.attach(forward=sine_predict, inputs={"x": (None, 1)})
 
 
 # --- tracebacks ---

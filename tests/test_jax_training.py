@@ -208,6 +208,13 @@ def test_products_in_less_precision_are_near() -> None:
 def test_other_devices_refuse_the_precisions_of_xla(precision: str) -> None:
     with pytest.raises(tg.DeviceError, match='device="jax"'):
         compiled("cpu", precision=precision)
+    inputs = {"x": (None, 2)}  # no size is compiled yet
+    with pytest.raises(tg.DeviceError, match='device="jax"'):
+        tg.compile(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs=inputs, optimizer=optim.sgd(),
+                   device="cpu", precision=precision)  # fmt: skip
+    with pytest.raises(tg.DeviceError, match='device="jax"'):
+        tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs=inputs, device="cpu",
+                           precision=precision)  # fmt: skip
 
 
 MISSING = """

@@ -442,3 +442,26 @@ def test_the_mean_that_a_plateau_gets_includes_what_was_before_an_interrupt(tmp_
         with compiled(rate=lr.plateau(0.05, **STUCK)) as last:
             last.fit(x=X, y=Y, epochs=4, progress=False, resume=tmp_path / "t")
             assert last.digest() == train.digest()
+
+
+def test_each_validation_draws_the_same_numbers_also_after_resuming(tmp_path):
+    def noisy(m, x, y):
+        return tg.mse_loss(m(x) + tg.randn(y.shape), y)
+
+    def make():
+        inputs = {"x": (None, 3), "y": (None, 1)}
+        return tg.compile(
+            model=nn.Linear(3, 1), loss=noisy, inputs=inputs, optimizer=optim.sgd(lr=0.0), seed=0, device="cpu"
+        )
+
+    def fit(train, epochs, resume=None):
+        return train.fit(
+            x=X, y=Y, batch_size=24, epochs=epochs, validation=(X, Y), resume=resume, progress=False
+        ).metrics
+
+    with make() as train:
+        values = [m["val_loss"] for m in fit(train, 3)]
+        train.save(tmp_path / "t")
+        assert len(set(values)) == 1
+    with make() as again:
+        assert fit(again, 4, tmp_path / "t")[-1]["val_loss"] == values[0]

@@ -327,7 +327,7 @@ class TensorMethods(Spellings):
     __divmod__ = __rdivmod__ = _without("tensors have no divmod: write a // b and a % b")
     __xor__ = __rxor__ = _without("tensors have no ^: write a ** b for a power, a != b where just one of two is true")
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _without(
-        "tensors have no << and >>: write x * 2**k, or tg.floor(x / 2**k) of an f32"
+        "tensors have no << and >>: write x * 2**k and x // 2**k"
     )
     __contains__ = _without("a value is not looked up with in: write tg.any(x == value)")
     __delitem__ = _without("tensors never change: make a new one, with slices and tg.concat")

@@ -35,7 +35,7 @@ from tracegrad.hypers import checked_whole
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
 from tracegrad.refusals import helpful
-from tracegrad.runtime.base import Session
+from tracegrad.runtime.base import Session, check_precision_of
 from tracegrad.sites import SiteInfo
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class CompiledForward(HasStates):
         """
         self.store: ParameterStore = store
         check_precision(precision)
+        check_precision_of(store.worker.info, precision)
         types = input_types(inputs)
         check_function(forward, "forward")
         check_signature(forward, types, "forward")
@@ -258,6 +259,13 @@ class CompiledForward(HasStates):
         self.store.upload_params(own, True, "load")
         if found:
             self.store.set_states(found, False)
+
+    def redraw(self) -> None:
+        """Draw the random numbers of the first runs again, from the next run on.
+
+        >>> infer.redraw()
+        """
+        self._programs.runs = 0
 
     @property
     def cached_shapes(self) -> list[int | None | dict[str, int]]:

@@ -17,7 +17,7 @@ from tracegrad.errors import AbortedError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir.graph import Graph
 from tracegrad.program import Field, Program
-from tracegrad.runtime.base import Batch, Session, load_on
+from tracegrad.runtime.base import Batch, Session
 from tracegrad.sites import PATCH
 from tracegrad.tuning import QUEUED_BYTES
 
@@ -129,7 +129,7 @@ class RunProgram:
             self.handle = session.load(self.program, self.base.load(session))
         elif self.handle == UNLOADED:
             with blamed_lines(self.built.graph, self.program):
-                self.handle = load_on(session, self.program)
+                self.handle = session.load(self.program)
         return self.handle
 
     def unload(self, session: Session) -> None:

@@ -23,7 +23,7 @@ from tracegrad.engine.programs import SizedPrograms
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.lr import as_schedule, restarted
 from tracegrad.program import DRAWN, Buffer, Field, Program
-from tracegrad.runtime.base import DeviceInfo, Session, Timings, load_on
+from tracegrad.runtime.base import DeviceInfo, Session, Timings
 from tracegrad.tuning import OWN_SIZES, OWN_SIZES_ON_GPU
 
 WORD = 2**32 - 1
@@ -176,7 +176,7 @@ class Stepper:
         had = {b.name for b in self.program.buffers}
         before = bounds.known(session, self.program)
         with blamed_lines(built.graph, built.program):
-            new = load_on(session, built.program)
+            new = session.load(built.program)
         self.main.unload(session)
         self.main.take(built)
         self.source, self.main.handle = source, new

@@ -23,7 +23,7 @@ from tracegrad.errors import AbortedError, InputError
 from tracegrad.lr import as_schedule
 from tracegrad.program import Field, Program
 from tracegrad.refusals import Helped, helpful
-from tracegrad.runtime.base import DeviceInfo, Session, load_on
+from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.storage import from_storage
 
 T = TypeVar("T")
@@ -249,7 +249,7 @@ class OwnParameters(_Parameters):
         first = params.drawn(fields, seed)
 
         def install(session: Session) -> None:
-            load_on(session, self.layout)
+            session.load(self.layout)
             params.upload(session, self.layout, fields, first)
 
         self.worker = Worker(session_factory())

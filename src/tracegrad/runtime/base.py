@@ -77,15 +77,13 @@ def check_within(name: str, first: int, size: int, whole: int) -> None:
         raise DeviceError(f"elements {first} to {first + size} are outside {name!r}, which has {whole}")
 
 
-def load_on(session: Session, program: Program) -> int:
-    """Load a program and return its handle. Raise DeviceError for a precision that the device lacks."""
-    precision = program.graph.precision if program.graph else "f32"
-    if precision not in session.info.precisions:
-        raise DeviceError(
-            f'precision={precision!r} is XLA\'s: compile with device="jax"; {session.info.name!r} has '
-            f"{' and '.join(map(repr, session.info.precisions))}"
+def check_precision_of(info: DeviceInfo, precision: str) -> None:
+    """Raise DeviceError for a precision that the device lacks."""
+    if precision not in info.precisions:
+        raise DeviceError.here(
+            f'precision={precision!r} is XLA\'s: compile with device="jax"; {info.name!r} has '
+            f"{' and '.join(map(repr, info.precisions))}"
         )
-    return session.load(program)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ class CompiledTraining(Training):
         shuffle:    shuffle whole arrays in each epoch, by the seed. Iterables keep their order.
         validation: a share of the whole arrays (their last examples), arrays as for `data`, or batches. The results are
                     `val_loss`, and `val_<name>` for each scalar in the dict that the loss returns beside its value. A
-                    loss that takes an argument `training` gets False. States that the loss writes are restored. A
-                    schedule `lr.plateau` gets `val_loss`.
+                    loss that takes an argument `training` gets False. States that the loss writes are restored. Each
+                    validation draws the same random numbers. A schedule `lr.plateau` gets `val_loss`.
         metrics:    {"name": function}, whose results are `val_<name>`. A function takes the model and some inputs by
                     name, and is traced like the loss. Functions of `tg.metrics` are computed over the whole validation
                     set; the results of other functions are averaged over its examples.

@@ -23,7 +23,7 @@ from tracegrad.errors import InputError
 from tracegrad.hypers import checked_whole
 from tracegrad.patterns import Selection
 from tracegrad.refusals import helpful
-from tracegrad.runtime.base import Session
+from tracegrad.runtime.base import Session, check_precision_of
 from tracegrad.schedule import Schedule
 from tracegrad.training.between import changed, freeze, lr_metric, replace_model
 from tracegrad.training.parts import Parts
@@ -66,7 +66,8 @@ class Training(Parts):
         try:
             first = Stepper.all_of(traced, seed, most_sizes)[0]
             self.store: TrainedParameters = TrainedParameters(self.worker, first)
-            self.worker.opened().begin(self.store.stepper.install)
+            check_precision_of(self.worker.info, sources[0].precision)
+            self.worker.begin(self.store.stepper.install)
             self._share: tuple[int, int] = self.worker.info.share
         except BaseException:
             self.close()
@@ -379,12 +380,14 @@ class Training(Parts):
         forward, inputs: as for `tg.compile_forward`. The first run compiles the forward.
         max_cached_shapes, precision, writes: as for `tg.compile_forward`. The default precision is "f32", also if the
                                               training has another one.
-        Raises: InputError for inputs that are not types, or that `forward` does not take. Reading the result of the
-                first run raises all other errors.
+        Raises: InputError for inputs that are not types, or that `forward` does not take; AbortedError if the training
+                is closed; DeviceError for a precision that the device lacks. Reading the result of the first run
+                raises all other errors.
 
         >>> train.attach(forward=predict, inputs={"x": (None, 2)}).run(x=np.zeros((5, 2))).output.shape
         (5, 1)
         """
+        self.worker.check_open("CompiledTraining")
         return CompiledForward(
             self.store, forward, inputs, max_cached_shapes, precision=precision, writes=writes, training=self
         )

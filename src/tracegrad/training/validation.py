@@ -48,6 +48,8 @@ class Validation:
         data = self.data
         rows = isinstance(data, Rows)
         batches = (data.batch(at, names, train.copies) for at in data.orders()) if rows else data
+        for forward in self._forwards.values():
+            forward.redraw()
         try:
             for batch in batches:
                 given = {n: np.asarray(x) for n, x in as_inputs(batch, names).items()}
