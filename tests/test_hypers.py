@@ -231,7 +231,7 @@ class Breaking(lr.Schedule):
         return self.bad if s == self.when else 0.1
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e39, -0.1, "0.1"], ids=repr)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e39, -0.1, "0.1", None, np.ones(2)], ids=repr)
 def test_a_schedule_that_breaks_fails_its_step_and_changes_nothing(device_name, bad):
     optimizer = optim.adam(lr=Breaking(bad, 3), ema=0.9)
     with compiled(optimizer, device_name) as train:
@@ -249,3 +249,11 @@ def test_a_schedule_that_breaks_fails_its_step_and_changes_nothing(device_name, 
         assert isinstance(many, tg.Failed) and "the schedule at step 3" in str(many.error)
         train.set_lr(0.1)
         assert train.step(x=X).result().step == 3  # the two before it were applied
+
+
+def test_the_first_rate_of_a_schedule_is_checked_too():
+    with compiled(optim.adam(lr=Breaking(None, 1)), "cpu") as train:
+        before = train.download_params()
+        failed = train.step(x=X).result()
+        assert isinstance(failed, tg.Failed) and "the schedule at step 1: lr must be a number" in str(failed.error)
+        assert all(np.array_equal(x, before[n]) for n, x in train.download_params().items())

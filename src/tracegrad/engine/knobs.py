@@ -67,7 +67,7 @@ class Knobs:
             out[STEP] = np.asarray(step, dtype=np.uint32)
         if RATE in out:
             rate = self.rate.at(step)
-            if rate != last.rate:
+            if type(rate) is not float or rate != last.rate:  # the first `last.rate` is None
                 rate = hypers.checked("lr", rate, hypers.RANGES["lr"], f"the schedule at step {step}")
                 last.rate, last.lr = rate, np.asarray(rate, dtype=np.float32)
             out[RATE] = last.lr
