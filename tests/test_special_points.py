@@ -299,3 +299,22 @@ def test_the_gradient_of_logsumexp_is_as_exact_for_large_elements() -> None:
     _, second = tracegrad.jvp(tracegrad.grad(lambda x: tg.sum(tg.logsumexp(x, axis=1))), (x,), (along,))
     wanted = exact * (along - (exact * along).sum(1, keepdims=True))
     assert np.abs(np.asarray(second) - wanted).max() < 2e-6
+
+
+def test_a_grid_far_outside_of_the_image_reads_zeros(runtime: Any) -> None:  # noqa: F811
+    """PyTorch's weights are NaN where a coordinate overflows; inside, and just outside, both are the same."""
+    x = np.arange(1.0, 13.0, dtype=np.float32).reshape(1, 1, 3, 4)
+    near, far = [-1.75, -1.5, -1.25, -1.0, 0.1, 1.25, 1.5, 1.75], [3e38, -3e38, 1e30, INF, -INF]
+    pairs = [*itertools.product(near, near), *((f, 0.1) for f in far), *((0.1, f) for f in far)]
+    grid, count = np.array([[pairs]], np.float32), len(near) ** 2
+
+    def f(x: Tensor, grid: Tensor) -> tuple[Tensor, ...]:
+        y = tg.grid_sample(x, grid)
+        return (y, *gradients(tg.sum(y), [x, grid]))
+
+    a, b = (torch.tensor(v, requires_grad=True) for v in (x, grid[:, :, :count]))
+    F.grid_sample(a, b, align_corners=False).sum().backward()
+    y, dx, dgrid = computed(runtime, f, x, grid)
+    assert not y[..., count:].any() and not dgrid[:, :, count:].any()
+    np.testing.assert_allclose(dx, a.grad, rtol=1e-5)
+    np.testing.assert_allclose(dgrid[:, :, :count], b.grad, rtol=1e-5, atol=1e-5)

@@ -318,6 +318,8 @@ def grid_sample(
         at = (at + 1.0) * ((n - 1) / 2) if align_corners else ((at + 1.0) * n - 1.0) * 0.5
         if padding_mode == "border":
             at = where((at > 0.0) & (at < float(n - 1)), at, clip(stop_gradient(at), 0.0, float(n - 1)))
+        elif mode == "bilinear":
+            at = clip(at, -1.0, float(n))  # beyond, all pixels are 0; their weights would be NaN at 1e38
         first = round(at) if mode == "nearest" else floor(at)
         weights = [ones(at.shape)] if mode == "nearest" else [first + 1.0 - at, at - first]
         parts.append([_limited(cast(first, i32) + d, w, n) for d, w in enumerate(weights)])
