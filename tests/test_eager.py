@@ -738,3 +738,12 @@ def test_numbers_of_segments_and_classes_do_not_count_from_the_end(f: Any, n: in
                 f(x, numbers)
         with pytest.raises(IndexError, match=f"{bad} is out of range.* valid are 0 to {n - 1}"):
             tg.trace_forward(model=nn.Linear(1, 1), forward=lambda m, x, at=at: f(x, at), inputs={"x": (2,)})
+
+
+def test_an_eager_op_that_memory_cannot_hold_names_itself_and_the_line():
+    """NumPy raises at once: no machine has 90 TiB."""
+    with pytest.raises(tg.DeviceError, match=r"(?s)^eye: not enough memory: .*\(10000000, 10000000\).*test_eager\.py"):
+        tg.eye(10**7)
+    x = tg.zeros(10**7)
+    with pytest.raises(tg.DeviceError, match=r"^mul: not enough memory"):
+        x[:, None] * x

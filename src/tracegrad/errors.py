@@ -161,6 +161,9 @@ class AbortedError(TracegradError, RuntimeError):
     """
 
 
+OF_OPS = (ShapeError, DTypeError, InputError, TraceError, CallError)  # what functions of ops raise
+
+
 class Site(NamedTuple):
     """A line of the user's code."""
 

@@ -14,7 +14,7 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
-from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, TracegradError, placed
+from tracegrad.errors import OF_OPS, CallError, DeviceError, ShapeError, TraceError, TracegradError, placed
 from tracegrad.refusals import Count, check_call, shown, switch
 from tracegrad.sites import STATE, current_site
 
@@ -124,11 +124,12 @@ class Op:
         return placed(with_types(error, values), self.name, current_site())
 
     def misused(self, error: Exception, values: Sequence[Any]) -> TracegradError:
-        """Return a CallError for a Python error about the arguments."""
+        """Return a CallError for a Python error about the arguments, and a DeviceError if memory is short."""
+        if isinstance(error, MemoryError):
+            return placed(DeviceError(f"not enough memory: {error}"), self.name, current_site())
         given = ", ".join([f"{x}={shown(a)}" for x, a in zip(self.parameters, values)])
-        return placed(
-            CallError(f"cannot work with {given}: {error}; see help(tg.{self.name})"), self.name, current_site()
-        )
+        text = f"cannot work with {given}: {error}; see help(tg.{self.name})"
+        return placed(CallError(text), self.name, current_site())
 
     def write(self) -> None:
         """Generate the code of the public function."""
@@ -189,9 +190,8 @@ def entry({signature}):
     except _python as _e:
         raise _op.misused(_e, {parameters}) from _e
 """
-ERRORS = (ShapeError, DTypeError, InputError, TraceError, CallError)
 # Errors of Python for an argument of a type that the checks of the op do not cover
-PYTHON = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError)
+PYTHON = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, MemoryError)
 
 
 def _tuple(items: Sequence[str]) -> str:
@@ -216,7 +216,7 @@ def op(f: F) -> F:
     """
     entry = Op(f)
     scope = {
-        "_op": entry, "_plans": entry.plans, "_function": f, "_state": STATE, "_errors": ERRORS, "_python": PYTHON,
+        "_op": entry, "_plans": entry.plans, "_function": f, "_state": STATE, "_errors": OF_OPS, "_python": PYTHON,
         "_missing": MISSING, "_switch": switch, "__name__": f.__module__,
     }  # fmt: skip
     named: Any = FunctionType(_first.__code__, scope, f.__name__)
