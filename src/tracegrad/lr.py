@@ -272,8 +272,8 @@ class OneCycle(Schedule):
         share = checked("pct_start", self.pct_start, what="lr.one_cycle")
         if not 0 <= share <= 1 or self.anneal not in ("cos", "linear"):
             raise InputError.here(
-                f"lr.one_cycle: pct_start must be in [0, 1], got {self.pct_start!r}; "
-                f'anneal must be "cos" or "linear", got {self.anneal!r}'
+                f"lr.one_cycle: pct_start={self.pct_start!r} must be in [0, 1], "
+                f'and anneal={self.anneal!r} must be "cos" or "linear"'
             )
 
     def value(self, s: int) -> float:

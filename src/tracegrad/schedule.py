@@ -130,8 +130,8 @@ class Plateau(Schedule):
             checked_whole(name, getattr(self, name), "lr.plateau", 0)
         if self.mode not in ("min", "max") or self.threshold_mode not in ("rel", "abs"):
             raise InputError.here(
-                f'lr.plateau: mode must be "min" or "max", got {self.mode!r}; '
-                f'threshold_mode must be "rel" or "abs", got {self.threshold_mode!r}'
+                f'lr.plateau: mode={self.mode!r} must be "min" or "max", '
+                f'and threshold_mode={self.threshold_mode!r} must be "rel" or "abs"'
             )
 
     def value(self, s: int) -> float:

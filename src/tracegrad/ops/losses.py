@@ -53,8 +53,8 @@ def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
         raise DTypeError(f"logits are {x} and targets {targets}: they are swapped; give the logits first")
     float_type(x)
     if targets.dtype != i32:
-        hint = "declare them as tg.i32[...] in inputs=, or cast with tg.cast(targets, tg.i32)"
-        hint = "tg.argmax(targets, axis=-1) gives those of one-hot rows" if targets.shape == x.shape else hint
+        hint = "declare the targets as tg.i32[...] in inputs=, or cast with tg.cast(targets, tg.i32)"
+        hint = "for one-hot rows, write tg.argmax(targets, axis=-1)" if targets.shape == x.shape else hint
         raise DTypeError(f"targets must be class numbers, i32, got {targets}; the logits are {x}; {hint}")
     if x.ndim < 1 or targets.shape != x.shape[:-1]:
         second = x.ndim > 2 and targets.shape == (x.shape[0], *x.shape[2:])
