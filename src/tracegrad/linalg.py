@@ -78,7 +78,10 @@ def _each(fn: Callable[[Any, Tensor], Any], init: Any, n: int, reverse: bool = F
 
 
 def _filled(fn: Callable[[Tensor, Tensor], Tensor], like: Tensor, axis: int, reverse: bool = False) -> Tensor:
-    """Fill an array like `like` slice by slice along `axis`: slice i is fn of the array so far, whose rest is 0."""
+    """Fill an array like `like` slice by slice along `axis`: slice i is `fn(array, i)`.
+
+    The array holds the slices that are filled so far, and 0 elsewhere.
+    """
     here = iota((like.shape[axis], *[1] * (-axis - 1)), 0)
 
     def put(found: Tensor, i: Tensor) -> Tensor:

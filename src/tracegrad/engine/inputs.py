@@ -130,10 +130,11 @@ def fit_value(
     copied: Callable[[Array], Array] = new_copy,
     batch: bool = False,
 ) -> Array:
-    """Return `value` as a new contiguous array of the field's type. Raise InputError with the reason alone.
+    """Return `value` as a contiguous array of the field's type. Raise InputError with the reason alone.
 
-    lead:  the size of a further, leading axis that `value` can have: a batch for each of several steps.
-    batch: `value` is an input of a step or run. Only the hints of errors depend on it.
+    lead:   the size of a further, leading axis that `value` can have: a batch for each of several steps.
+    copied: as for `check_inputs`.
+    batch:  whether `value` is an input of a step or run. Only the hints of errors depend on it.
     """
     dtype = _numpy_dtype(field.dtype)
     if type(value) is np.ndarray and value.shape == field.shape and value.dtype == dtype:

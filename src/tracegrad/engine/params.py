@@ -75,9 +75,10 @@ def not_finite(field: Field, x: Array, xp: Any = np) -> str:
 def check_record(
     fields: Sequence[Field], record: Mapping[str, Any], strict: bool, what: str, kind: str = "parameter"
 ) -> dict[str, Array]:
-    """Return the arrays of `record`, cast without loss. Raise InputError with every problem.
+    """Return the arrays of `record` for `fields`, cast without loss. Raise InputError with every problem.
 
-    strict: a parameter missing from `record` is an error too.
+    strict: whether a parameter missing from `record` is an error too.
+    what:   the call, for errors.
     kind:   "parameter" or "state", for errors.
     """
     if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -249,8 +249,9 @@ if not TYPE_CHECKING:
 def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
     """Apply primitive `p`: infer the type, record the caller, and return the new node. Every op goes through `bind`.
 
-    On eager values, `p` runs at once.
-    Raises errors of the type rule of `p`, with the line of the caller.
+    inputs: tensors, as many as `p` takes. On eager tensors, `p` runs at once, and the result is an eager tensor.
+    attrs:  the settings of `p` by name, such as `axes` of a sum.
+    Raises: errors of the type rule of `p`, with the line of the caller.
 
     As the bind of JAX's primitives.
     """

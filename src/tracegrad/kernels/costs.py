@@ -50,9 +50,9 @@ def computed_by(c: Cluster, loaded: Iterable[Tensor]) -> list[Tensor]:
 
 
 def cost_of(c: Cluster, loaded: Sequence[Tensor], storage: Storage, at: Callable[[int], int] = int) -> Cost:
-    """Return the cost of one run of a cluster.
+    """Return the cost of one run of the cluster `c`.
 
-    loaded: what it reads from memory.
+    loaded: the values that it reads from memory.
     at:     converts a number of elements at the capacity to the number in a run.
     """
     terms, hidden = _of_product(c, at) if c.kind == "product" else (0, 0)

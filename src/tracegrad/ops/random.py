@@ -76,9 +76,10 @@ def _salted(salt: Tensor) -> Tensor:
 
 
 def _bits(shape: Shape, key: Tensor, draws: int = 1, draw: int = 0) -> Tensor:
-    """Return 32 random bits per element: draw number `draw` of `draws` for each linear index.
+    """Return 32 random bits for each element.
 
-    A `key` with axes has the first axes of `shape`, and gives each of its positions a stream of its own.
+    draws, draw: an op that needs `draws` numbers for each element calls this once for each `draw`, from 0 on.
+    key:         if the key has axes, they are the first axes of `shape`. Each position there has its own stream.
     """
     own = shape[key.ndim :]
     index = rows.cast(reshape(iota((math.prod(own),), 0), own), u32)

@@ -71,7 +71,7 @@ class Arena(NamedTuple):
 
     @staticmethod
     def of(entries: Iterable[tuple[str, Shape, bool]]) -> Arena:
-        """Make an arena for parameters given as (name, shape, decay). Decayed ones come first."""
+        """Make an arena for `entries`, the parameters as (name, shape, decay). Decayed ones come first."""
         ordered = sorted(entries, key=lambda e: (not e[2], _alignment(math.prod(e[1]))))
         slots: list[Slot] = []
         at = decayed = 0

@@ -36,8 +36,8 @@ def norm(x: Tensor, unit: Tensor | float = 1.0) -> Tensor:
 def length(x: Tensor, host: Host) -> tuple[Tensor, Tensor]:
     """Return the Euclidean length of unit * x, and the unit. The length of x itself can overflow f32.
 
-    If `x` is the gradient whose squares the guard sums, its unit fits, and both share one reduction. For any other `x`,
-    both units are tried.
+    If `x` is the raw gradient, the result shares its reduction with the guard, which sums the same squares in the unit
+    of the host. For any other `x`, both units are tried.
     """
     if x is host.guarded:
         return norm(x, host.unit), host.unit

@@ -38,7 +38,7 @@ SCALE_STATE = {SCALE: FIRST_SCALE, GOOD: 0.0, SKIPPED: 0.0}  # arrays of one ele
 
 
 class LossScale(NamedTuple):
-    """The scale of one step: f32[] each. Counts are exact up to 2^24."""
+    """The loss scale in one step, and counts that are exact up to 2^24. Each field is f32[]."""
 
     scale: Tensor
     good: Tensor  # steps since the scale last changed

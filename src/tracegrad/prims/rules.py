@@ -21,7 +21,7 @@ def symmetric(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | No
     """The `jvp` rule of a primitive whose Jacobians are symmetric: apply its VJP to the tangents.
 
     Jacobians of elementwise primitives are diagonal, so they are symmetric. Those of softmax are symmetric, too.
-    As JAX's JVP rules of elementwise primitives.
+    `extend.Primitive` describes the arguments of `jvp` rules. As JAX's JVP rules of elementwise primitives.
     """
     assert y.prim.vjp is not None
     parts = [y.prim.vjp(t, y, *xs, **attrs)[k] for k, t in enumerate(ts) if t is not None]
@@ -31,13 +31,16 @@ def symmetric(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | No
 def multilinear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor | None:
     """The `jvp` rule of a primitive that is linear in each input: put each tangent in its input's place, and add.
 
-    As JAX's rule for bilinear primitives.
+    `extend.Primitive` describes the arguments of `jvp` rules. As JAX's rule for bilinear primitives.
     """
     return total([bind(y.prim, *xs[:k], t, *xs[k + 1 :], **attrs) for k, t in enumerate(ts) if t is not None])
 
 
 def linear(ts: Tangents, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
-    """The `jvp` rule of a primitive that is linear in all inputs together: apply it to the tangents. JAX: deflinear."""
+    """The `jvp` rule of a primitive that is linear in all inputs together: apply the primitive to the tangents.
+
+    `extend.Primitive` describes the arguments of `jvp` rules. As deflinear in JAX.
+    """
     return bind(y.prim, *[zeros_like(x) if t is None else t for t, x in zip(ts, xs)], **attrs)
 
 
@@ -63,7 +66,7 @@ def spread(n: int, x: Tensor) -> Tensor:
 def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
     """The `batch` rule of a primitive that accepts extra leading axes: apply it with the same attributes.
 
-    As JAX's defvectorized.
+    `extend.Primitive` describes the arguments of `batch` rules. As JAX's defvectorized.
     """
     return bind(y.prim, *[spread(n, x) for x in xs], **attrs)
 
@@ -71,7 +74,7 @@ def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
 def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
     """The `batch` rule of a primitive with the attribute `axis`, `axes` or `shape`: adapt it to the new axis 0.
 
-    As JAX's batchers of reductions.
+    `extend.Primitive` describes the arguments of `batch` rules. As JAX's batchers of reductions.
     """
     if attrs.get("axis", -1) >= 0:  # a negative axis counts from the end, which does not change
         attrs["axis"] += 1
@@ -85,7 +88,7 @@ def shifted(n: int, y: Tensor, *xs: Tensor, **attrs: Any) -> Tensor:
 def merged(n: int, y: Tensor, x: Tensor, *shared: Tensor, **attrs: Any) -> Tensor:
     """The `batch` rule of a primitive that treats the elements of axis 0 separately: merge the new axis into axis 0.
 
-    shared: further inputs, equal for all elements, without the new axis.
+    shared: further inputs, equal for all elements, without the new axis. `extend.Primitive` describes the others.
     As JAX's batcher of convolutions, which merges the batch into one axis.
     """
     z = bind(y.prim, x.reshape((n * x.shape[1], *x.shape[2:])), *shared, **attrs)

@@ -104,9 +104,10 @@ class Compiler:
     ) -> ctypes.CDLL | None:
         """Return the loaded library. Return None, with a warning that has the compiler's message, if compiling fails.
 
-        more:     additional flags.
-        children: runs the compiler, and can end it; then the result is None without a warning.
-        keep:     never unload the library.
+        otherwise: what happens without a library, for the warning.
+        more:      additional flags.
+        children:  runs the compiler, and can end it; then the result is None without a warning.
+        keep:      whether never to unload the library.
         """
         key = key_of(source, *self.state, *more)
         if key in _kept:

@@ -38,7 +38,7 @@ def computes_wrongly(
 ) -> bool:
     """Return whether C computes a kernel or an operation wrongly. Warn if this was not known before.
 
-    begin:    compiles a library.
+    begin:    begins to compile a library, in the background.
     allocate: returns an array of zeros, by size and NumPy type.
     prepared: returns a function that runs a kernel on arrays, with its offsets.
     """

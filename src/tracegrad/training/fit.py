@@ -142,7 +142,7 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
 
 
 def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[dict[str, list[Hook]], bool]:
-    """Return all hooks by event, and whether a callback watches a metric. measured: is something evaluated?
+    """Return all hooks by event, and whether a callback watches a metric. measured: whether anything is evaluated.
 
     Raises InputError for a hook that is not callable, and for a metric that nothing measures."""
     if not hasattr(callbacks, "__iter__"):

@@ -156,7 +156,7 @@ def _of_all(f: Field, count: int) -> Field:
 def placed(train: Training, data: Rows, steps: int, changing: bool) -> Placed | None:
     """Put the examples on the device, and return them; None where the host should make the batches.
 
-    steps: how many there will be. changing: as for `Placed`.
+    steps: the number of steps to come. changing: as for `Placed`.
     """
     batch = sum(x[:1].nbytes for x in data.arrays.values()) * data.size
     whole = sum(x.nbytes for x in data.arrays.values())
