@@ -54,7 +54,7 @@ def order(
     """Yield the numbers of some dispatches in execution order, each with the iterations of the loops around it.
 
     loops: those in this range, in the order of their first dispatch, outer before inner.
-    size:  of the run.
+    size:  the size of the run.
     at:    the iterations of the loops around the range.
     """
     for k, loop, inside in _parts(loops, dispatches):

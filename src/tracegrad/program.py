@@ -72,7 +72,7 @@ class Field:
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape in memory."""
+        """The shape in memory, where the axis `axis` comes first."""
         return axis_first(self.shape, self.axis) if self.axis else self.shape
 
     @property
@@ -104,7 +104,7 @@ def with_rows(spec: Mapping[str, Any], rows: int, n: int, axis: int = 0) -> Mapp
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One launch."""
+    """One launch of a kernel: its buffers, the offsets of its values in them, and the number of workgroups."""
 
     kernel: int  # index into Program.kernels
     buffers: tuple[int, ...]  # buffer ids, in @binding order

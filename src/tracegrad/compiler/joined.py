@@ -44,7 +44,7 @@ class _Member(NamedTuple):
     slots: range
 
     def moves(self, slot: int) -> list[Move]:
-        """Return the moves of a slot."""
+        """Return how the offset of a slot moves in each loop around the kernel."""
         return [move for k, move in self.dispatch.moves if k == slot]
 
     def span(self, slot: int, depth: int) -> Span:
@@ -98,7 +98,7 @@ def _bound(members: Sequence[_Member], arrays: Sequence[int]) -> tuple[list[int]
 
 
 def _source(members: Sequence[_Member], bound: BoundLoop) -> KernelSource:
-    """Return the kernel of a loop."""
+    """Return the source of the one kernel that runs all iterations of a loop."""
     copied = sum(bound.mirrors.sizes.values()) if bound.mirrors else 0
     whole = KernelSource(
         label=f"loop of {', '.join(m.form.label for m in members)}",

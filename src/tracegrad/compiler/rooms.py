@@ -48,7 +48,7 @@ class Cut(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A program at some sizes."""
+    """A program at the sizes of a call, and how its inputs and results fit into the room."""
 
     built: Built
     fields: Mapping[str, Field]  # inputs, as calls give them

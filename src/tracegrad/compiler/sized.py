@@ -34,7 +34,7 @@ LEAST = 17  # the least capacity: larger than any axis that is unrolled, and rar
 
 
 class Whole(NamedTuple):
-    """A trace of a step or forward."""
+    """A trace of a whole step or forward, and its graph without composites."""
 
     traced: TracedProgram
     graph: Graph  # without composites

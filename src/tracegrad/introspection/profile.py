@@ -29,7 +29,7 @@ A, B, RESULT = "profile.a", "profile.b", "profile.result"  # no array of a user'
 
 
 class Limits(NamedTuple):
-    """The highest rates reached, per second."""
+    """The highest rates that the device has reached: operations, and bytes of memory, per second."""
 
     flops: float
     bytes: float
@@ -147,7 +147,7 @@ class Profile:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines that explain the numbers."""
+        """The lines of text below the table, which explain its numbers."""
         runs = len(self.timings.runs)
         return (
             f"{len(self.rows)} dispatches on {self.device}: {duration(self.seconds)}",
@@ -192,7 +192,7 @@ class Profile:
 
 
 def profiled(built: Built, timings: Timings, session: Session, holder: Holder) -> Profile:
-    """Compute the median times, and their shares of the total and of the device's limits. On the worker's thread."""
+    """Compute the median times, and their shares of the total and of the device's limits. Needs the worker's thread."""
     device, limits = session.info, holder.limits or measure_limits(session)
     holder.limits = limits
     program = as_run(built.program, device)

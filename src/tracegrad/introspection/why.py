@@ -48,7 +48,7 @@ class Value:
 
     @property
     def why(self) -> str:
-        """`stored` or `inlined`, and the rule."""
+        """A text such as "stored: the program delivers it": `stored` or `inlined`, and the rule."""
         return f"{'stored' if self.stored else 'inlined'}: {self.rule}"
 
     def __str__(self) -> str:

@@ -266,7 +266,7 @@ class Space:
         return self._guards[key]
 
     def value(self, op: str, dtype: DType, arg: Any = None, args: tuple[Value, ...] = (), key: Any = None) -> Value:
-        """Return the interned value."""
+        """Return the interned value of an op; equal arguments return the same object. key: in place of `arg`."""
         full = (op, dtype.name, key if key is not None else arg, args)
         found = self._values.get(full)
         if found is None:

@@ -229,18 +229,18 @@ class Kernel:
 
     @property
     def work(self) -> int:
-        """The number of points computed in all."""
+        """The number of points that the kernel computes, at the capacity. If uniform, it folds one row for all."""
         rows, length = int(self.rows), int(self.length)  # at the capacity, if they depend on the size of a run
         return rows + length if self.uniform else rows * length
 
     @property
     def folds(self) -> list[Fold]:
-        """The folds in order."""
+        """The folds of the body, in order."""
         return [s for s in self.body if isinstance(s, Fold)]
 
     @property
     def stores(self) -> list[Store]:
-        """The stores in order."""
+        """The stores of the body, in order."""
         return [s for s in self.body if isinstance(s, Store)]
 
     @property

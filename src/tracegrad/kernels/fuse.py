@@ -241,7 +241,7 @@ class Schedule:
         return deepest
 
     def _adopt(self, merged: Cluster, parts: Sequence[Cluster], clusters: dict[int, Cluster]) -> None:
-        """Replace the clusters `parts` by `merged`."""
+        """Replace the clusters `parts` by `merged`, and tell all others that depend on the parts."""
         for c in parts:
             del clusters[id(c)]
         clusters[id(merged)] = merged

@@ -69,7 +69,7 @@ def _stored_behind(ts: Iterable[Tensor], stored: Container[int]) -> set[int]:
 
 
 def _first(t: Tensor) -> list[int | None]:
-    """Return q for each input of a stored node."""
+    """Return, for each input of a stored node, the q with which the node reads this input."""
     if t.prim.family == "fold":
         return [1 if trailing(t) else None]
     if t.prim.family in ("product", "scatter", "scan"):
@@ -78,7 +78,7 @@ def _first(t: Tensor) -> list[int | None]:
 
 
 def _through(t: Tensor, q: int | None) -> list[int | None]:
-    """Return q for each operand of an inlined node that is read with `q`."""
+    """Return, for each operand of an inlined node, the q of its reader, if the reader reads the node with `q`."""
     if q is None or t.prim.family == "map":
         return [q] * len(t.operands)
     if t.prim.family == "gather":

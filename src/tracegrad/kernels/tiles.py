@@ -30,12 +30,12 @@ class TileShape:
 
     @property
     def down(self) -> int:
-        """Threads along the rows."""
+        """The number of threads along the rows."""
         return self.rows // self.tall
 
     @property
     def across(self) -> int:
-        """Threads along the columns."""
+        """The number of threads along the columns."""
         return self.columns // self.wide
 
     @property
@@ -95,7 +95,7 @@ class TileShape:
 
     @property
     def part(self) -> int:
-        """Elements of both operands during one step."""
+        """Elements of both operands that are in workgroup memory during one step of k."""
         return self.k_step * (self.left_line + self.right_line)
 
     @property
@@ -105,7 +105,7 @@ class TileShape:
 
     @property
     def shared(self) -> int:
-        """Elements of workgroup memory."""
+        """Elements that a workgroup has in its memory at a time, at most."""
         return max(self.part, self.rows_exchanged * tuning.WORKGROUP * self.wide)
 
 

@@ -67,7 +67,7 @@ class BlockShape(NamedTuple):
 
     @property
     def vectors(self) -> int:
-        """Vectors of each value in workgroup memory."""
+        """How many vectors of each gathered value are in workgroup memory."""
         return self.lanes * self.chunk // 4
 
 

@@ -27,7 +27,7 @@ MISSED = "freeze-missed"  # the name of the array of missed steps
 
 
 class Mask(NamedTuple):
-    """One mask."""
+    """One mask: its name, its number of elements, and the range of each parameter in it."""
 
     name: str
     size: int

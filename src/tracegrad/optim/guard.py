@@ -61,7 +61,10 @@ class LossScale(NamedTuple):
         return self.scale <= SMALLEST_SCALE
 
     def after(self, skipped: Tensor, bad: Tensor) -> dict[str, Tensor]:
-        """Return the new states. A `bad` step changes nothing unless it is also `skipped`; both are bool[]."""
+        """Return the values of the loss scale's states after the step, by name.
+
+        A `skipped` step halves the scale. A step that is `bad` and not skipped changes nothing. Both are bool[].
+        """
         ripe = self.good + 1.0 >= PATIENCE
         grown = where(ripe, minimum(self.scale * 2.0, LARGEST_SCALE), self.scale)
         scale = where(skipped, self.scale * 0.5, where(bad, self.scale, grown))

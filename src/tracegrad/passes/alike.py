@@ -80,7 +80,7 @@ def unnumbered(graph: Graph, numbers: Numbers) -> list[Tensor]:
 
 
 def numbered(body: Body) -> Numbers:
-    """Return the numbers of a body's leaves, which no other node has."""
+    """Return a number for each leaf of a body, by serial. No other node gets one of these numbers."""
     return {t.serial: -1 - k for k, t in enumerate(body.leaves)}
 
 

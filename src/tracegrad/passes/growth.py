@@ -51,7 +51,7 @@ class Length(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """How an axis grows."""
+    """How the length of an axis depends on the sizes, and the parts that it consists of."""
 
     length: Length
     parts: Parts | None  # None: any order of factors is right, because all elements along the axis are equal
@@ -78,7 +78,7 @@ class Axis(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of two traces."""
+    """The sizes of two traces, in the same order. Methods find what depends on which size by comparing the traces."""
 
     one: tuple[int, ...]
     other: tuple[int, ...]

@@ -70,7 +70,7 @@ class _Taker:
         self.separate: set[int] = set()  # serials of pieces that were values of their own, put together
 
     def rule(self, t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
-        """Return the replacement of `t`."""
+        """Return what replaces `t`, whose inputs are rebuilt as `inputs`; None keeps `t`. For `rewrite`."""
         if t.prim is LEAF and t.attrs["role"] == "state" and t.name in self.arrays:
             return self._whole([leaf("state", p.name, TensorType(t.dtype, p.shape)) for p in self.arrays[t.name]])
         pieces = self.layouts.get(t.size) if t.ndim == 1 else None

@@ -65,7 +65,7 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact
 
 
 class _Walk(Room):
-    """The nodes of two graphs in parallel."""
+    """Walks over two graphs in parallel, and stores for each node its value in the shapes of the room."""
 
     def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], exact: int | None, here: Any) -> None:
         super().__init__(sizes, lengths, exact)

@@ -137,7 +137,7 @@ def constant(t: Tensor) -> float | None:
 
 
 def iota(shape: Sequence[int], axis: int) -> Tensor:
-    """Return an i32 array whose value is the coordinate along `axis`."""
+    """Return an i32 array each of whose elements is the element's coordinate along `axis`."""
     return bind(IOTA, shape=tuple(shape), axis=axis)
 
 

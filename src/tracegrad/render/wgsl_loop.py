@@ -46,7 +46,7 @@ def render_loop(launch: BoundLoop) -> Shader:
 
 
 def _writers(launch: BoundLoop, elements: list[str]) -> list[Writer]:
-    """Return a writer of each kernel's function."""
+    """Return a `Writer` for the function of each kernel. elements: the element type of each binding's array."""
     out: list[Writer] = []
     first = 0
     for number, (kernel, tiling) in enumerate(zip(launch.blocks.kernels, launch.blocks.tilings)):

@@ -129,7 +129,11 @@ class Scattering:
         return found
 
     def found(self, mark: list[Statement], few: list[Statement], many: list[Statement]) -> Statement:
-        """Return the loop over all updates."""
+        """Return the loop over all updates, some at a time.
+
+        mark:      sets the bits of these updates.
+        few, many: add a few of the updates whose bits are set, and then all others.
+        """
         some = self.shape.some
         word = f"i / {some} * {self.shape.line} + i % {some} * {BITS} + i32(firstTrailingBit(used))"
         clear = Block("while (used != 0u)", [f"atomicStore(&sa[{word}], 0u);", "used &= used - 1u;"])

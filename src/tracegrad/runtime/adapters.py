@@ -77,7 +77,7 @@ class AdapterInfo:
 
     @property
     def description(self) -> str:
-        """`NVIDIA H200 (Vulkan)`."""
+        """The adapter's name and graphics interface, such as `NVIDIA H200 (Vulkan)`."""
         return f"{self.name} ({self.backend})"
 
 
@@ -338,7 +338,7 @@ def _started_child() -> subprocess.Popen[bytes] | None:
 
 
 def _probe_child(child: subprocess.Popen[bytes]) -> str:
-    """Return the child's output."""
+    """Wait for the child, and return its answer as JSON. Raises _ChildDiedError if there is none."""
     try:
         out, err = child.communicate(timeout=PROBE_SECONDS)
     except BaseException:

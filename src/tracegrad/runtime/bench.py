@@ -57,7 +57,7 @@ class Bench:
         self.found = 0
 
     def add(self, trial: Trial, launch: Launch) -> None:
-        """Prepare memory, run the kernel, and pick."""
+        """Add a trial: fill the memory that it needs, run its kernel, and pick the elements to compare."""
         for f in self.contents.lacking(trial):
             begin = self._entry(f.kind, trial.patterns.of(f.kind))
             self._move(f.array, begin, f.begin, f.end - f.begin, PATTERN + f.array[0] * STRIDE % PERIOD)

@@ -211,7 +211,7 @@ class CpuSession:
         return loaded.bound and DirectParts(loaded.bound, loaded.given, loaded.inputs, loaded.outputs)
 
     def _add(self, calls: CallList, kernel: KernelSource, memory: Sequence[Array], d: Dispatch) -> None:
-        """Add a dispatch in C."""
+        """Add the calls of one dispatch, the functions of its kernel in C, to `calls`."""
         capacity, offsets = int(calls.size[0]), d.offsets
 
         def at(place: Place, first: int = 0) -> tuple[Array, int]:
@@ -354,7 +354,7 @@ class CpuSession:
         target[offset : offset + flat.size] = flat
 
     def interrupt(self) -> None:
-        """End the compiler."""
+        """End compilers that are running for this session."""
         self._interrupted = True
         self._children.stop()
 

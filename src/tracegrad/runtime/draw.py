@@ -125,7 +125,7 @@ def _shape(flat: NDArray[Any], shape: Shape, init: Initializer) -> None:
 
 
 def _draws(init: Initializer) -> int:
-    """Return how many draws each value takes."""
+    """Return how many draws of the stream each value of a parameter takes."""
     return 2 if isinstance(init, Gaussian) else int(isinstance(init, Even))
 
 

@@ -30,7 +30,7 @@ KEPT_BYTES = 1 << 16  # an input that comes again stays on the device if it is l
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The function that a program computes."""
+    """A program as a function of JAX, and what it reads and writes."""
 
     compute: Callable[..., Any]  # (arrays written, arrays read, inputs by name) -> (new arrays, outputs)
     written: Sequence[str]

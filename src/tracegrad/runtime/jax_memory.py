@@ -44,7 +44,7 @@ class Part:
 
     @property
     def piece(self) -> Piece:
-        """Return the piece for the pass over the graph."""
+        """Return this part in the form that `passes/pieces.py` takes."""
         return Piece(self.key, self.offset, self.shape, self.size)
 
 

@@ -221,7 +221,7 @@ class Points:
         return self.known[v]
 
     def one(self, v: Value) -> Array:
-        """Return a value whose operands are known."""
+        """Return a value at every point, given those of its operands in `known`."""
         if v.op == "const":
             number = nearest_f32(float(v.arg)) if v.dtype.is_float else v.arg
             return np.full((1, 1), number, self.kind if v.dtype.is_float else v.dtype.numpy)
@@ -245,7 +245,7 @@ class Points:
         return x.astype(self.kind, copy=False) if x.dtype.kind == "f" else x
 
     def holds(self, g: Guard) -> Array:
-        """Return where a guard holds."""
+        """Return a boolean for every point: whether a guard holds there."""
         x = self.index(g.index)
         return (x >= g.lo) & (x < g.hi) & (x % g.step == 0)
 

@@ -166,9 +166,10 @@ def _with_few_examples(kernel: KernelSource, examples: Collection[int]) -> Kerne
 
 
 def _draws(drawing: Sequence[tuple[KernelSource, Layout]], seed: int) -> bool:
-    """Return whether kernels draw from all ROWS examples: with this seed, each single float is at least LEAST.
+    """Return whether, in a trial with this seed, the kernels draw from all ROWS examples.
 
-    One of these floats is the number of examples, and all are below ROWS.
+    The pattern of the trial gives the number of examples, a single float below ROWS. Nothing says which float of a
+    kernel is this number, so each single one must be at least LEAST.
     """
     patterns = Patterns(seed, strict=False)
     for kernel, layout in drawing:

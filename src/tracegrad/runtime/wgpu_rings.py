@@ -213,7 +213,7 @@ class Outputs:
     places: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # field -> delivery, first element
 
     def bytes(self, runs: int) -> int:
-        """Return the bytes of all deliveries."""
+        """Return how many bytes the deliveries of `runs` runs take together."""
         return sum(d.bytes(runs) for d in self.deliveries)
 
     def of_runs(self, raw: NDArray[np.uint8], runs: int) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class FedProgram(RunProgram):
 
     @property
     def step(self) -> RunProgram:
-        """The step's program."""
+        """The step's program, without the feed that makes its batch."""
         return self._of
 
     def given(self, arrays: Mapping[str, Array]) -> dict[str, Array]:

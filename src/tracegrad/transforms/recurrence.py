@@ -73,7 +73,7 @@ def scan(
 
 
 def _numbers(n: int) -> Tensor:
-    """Return the numbers of the iterations."""
+    """Return the numbers of `n` iterations, from 0 on, as an array that a scan reads."""
     return iota((n,), 0)
 
 
