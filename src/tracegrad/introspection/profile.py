@@ -50,7 +50,7 @@ class Limits(NamedTuple):
 
 
 class Holder(Protocol):
-    """The owner of a session, who keeps the limits of its device."""
+    """The owner of a session. It keeps the measured limits of the session's device."""
 
     limits: Limits | None
 

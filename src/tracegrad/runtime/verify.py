@@ -45,7 +45,8 @@ def _odd(trial: Trial, patterns: Sequence[Patterns]) -> list[Trial]:
     """Return trials at few points where small slots of integers are 0, and some floats infinite.
 
     In the first trial the elements just behind small slots of floats are infinite, which must change nothing. In every
-    other trial the first or last element of one slot is. Single numbers come first: they decide about whole steps.
+    other trial the first or last element of one such slot is infinite. Single numbers come first: they decide about
+    whole steps.
     """
     plan, odds = trial.plan, list[list[list[Odd]]]()
     few = [x[:: max(1, x.size // POINTS_ODD)] for x in plan.outer]

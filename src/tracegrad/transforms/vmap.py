@@ -131,7 +131,10 @@ _argument.__name__ = "vmap"
 
 
 def _count(chosen: Sequence[tuple[Tensor, int]]) -> int:
-    """Return how many elements there are."""
+    """Return the number of elements along the mapped axes.
+
+    Raises TraceError if no axis is mapped, ShapeError if the axes have different sizes.
+    """
     sizes = [x.shape[axis] for x, axis in chosen]
     if not sizes:
         raise TraceError.here("vmap: in_axes must give at least one argument an axis")
