@@ -1,4 +1,4 @@
-"""XLA with little optimisation, for tests that compile many programs: it takes half of the time.
+"""XLA with little optimisation, for tests that compile many programs: it takes a quarter of the time.
 
 What tracegrad gives to XLA is the same, so what it gets wrong there is wrong here, too. Other tests run what users
 have: every row of the table, random programs, and the steps of all models.
@@ -17,6 +17,7 @@ OPTIONS = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,  # LLVM starts anew for each part of a program
 }
 KNOWN = "0.10."  # versions of jaxlib with these options; XLA refuses those it lacks
 

@@ -36,6 +36,7 @@ from tracegrad.runtime import native
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.base import DeviceInfo
 from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
+from xla import options
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,10 +276,6 @@ def pytorch(g: Given, stored: Callable[[Any], Any] = lambda y: y) -> Outputs:
     return results
 
 
-# XLA's least: of 300 seeds, 133 with an answer, that takes 11 s of the processor; op by op they took 56 s.
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
 def jax(g: Given) -> Outputs:
     """JAX in float64, results and gradients compiled as one."""
     import jax
@@ -299,7 +296,7 @@ def jax(g: Given) -> Outputs:
         return jax.grad(total, has_aux=True)([every[k] for k in floats], every)
 
     with jax.enable_x64(True):
-        found, ys = jax.jit(run, compiler_options=QUICKLY)(*map(double, xs))
+        found, ys = jax.jit(run, compiler_options=options())(*map(double, xs))
         results = {f"y{k}": np.asarray(y) for k, y in enumerate(ys)}
         return results | {f"g{k}": np.asarray(x) for k, x in zip(floats, found)}
 
