@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -22,6 +23,12 @@ from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 from xla import quickly
 
+# Without bytecode, each process that a test starts compiles the package anew, for half a second.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Collecting makes hundreds of thousands of objects that stay: looking through them took a third of the time.
+gc.disable()
+
 # Set by tools/test in CI: a missing adapter or oracle fails the tests that want it, instead of hiding them.
 NO_SKIP = os.environ.get("TRACEGRAD_NO_SKIP") == "1"
 
@@ -35,6 +42,12 @@ os.environ.setdefault("GALLIVM_PERF", "nopt")
 # XLA compiles each program once in this process.
 XLA_CACHE = tempfile.mkdtemp(prefix="tracegrad-tests-")
 os.environ |= {"JAX_COMPILATION_CACHE_DIR": XLA_CACHE, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3"}
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
