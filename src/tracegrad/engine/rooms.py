@@ -21,7 +21,7 @@ MOST_WASTE = 2  # times a new room's elements: an old room up to this large serv
 
 
 class Room(NamedTuple):
-    """A program with room for some sizes."""
+    """A program that also serves smaller sizes, by padding. `base` is that program; `at` returns it for other sizes."""
 
     rooms: Rooms
     base: RunProgram

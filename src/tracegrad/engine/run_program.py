@@ -154,7 +154,7 @@ class Run(Protocol):
 
     @property
     def checked(self) -> object:
-        """If not None after `begin`, no other run is submitted before `finish`, which compares the results."""
+        """None, unless `finish` compares the results; then, after `begin`, no other run is submitted until `finish`."""
         ...
 
     @property

@@ -188,7 +188,7 @@ class Worker:
         return self.call(switch, urgent=True)
 
     def close(self, reason: str = "closed") -> None:
-        """Abort work under way, close the session, and end the thread. Closing twice is fine."""
+        """Abort work under way, close the session, and end the thread. A second call does nothing."""
         if self.forked:
             return  # the thread and its locks belong to the parent
         with self._lock:

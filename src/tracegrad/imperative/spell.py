@@ -56,7 +56,7 @@ class Writer:
     """Writes the body of one function: names of values, lines, and the objects that the lines refer to."""
 
     def __init__(self, double: bool):
-        """double: f32 stands for f64."""
+        """double: compute in float64 what the graph has in f32."""
         self.double = double
         self.names: dict[int, str] = {}
         self.lines: list[str] = []

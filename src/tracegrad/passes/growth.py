@@ -64,14 +64,14 @@ class Axis(NamedTuple):
 
     @property
     def ordered(self) -> Parts:
-        """The parts; if any order is right, the growing factors first, and the number innermost."""
+        """The parts. If they can have any order, the growing factors come first, and the number is innermost."""
         if self.parts is not None:
             return self.parts
         return (*self.length.factors, self.length.times) if self.length.times != 1 else self.length.factors
 
     @property
     def stacked(self) -> Axis:
-        """The axis; if any order of parts is right, that of concatenated blocks: the number of blocks is outermost."""
+        """This axis. If its parts can have any order, the number of blocks is outermost, as in concatenated blocks."""
         if self.parts is not None:
             return self
         return Axis(self.length, joined((self.length.times, *self.length.factors)))

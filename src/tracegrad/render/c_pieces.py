@@ -108,7 +108,10 @@ def _phased(f: Function, d: int) -> list[Statement]:
 
 
 def pieces(f: Function) -> list[int] | None:
-    """Return where pieces of the last axis begin, and its end; one piece if it has phases; None if of no use."""
+    """Return the points of the last axis at which pieces begin, and its end: one piece if the axis only has phases.
+
+    None if neither pieces nor phases gain anything.
+    """
     last = f.last
     stretches = stretches_of(f.kernel, last)
     starts = starts_of(stretches, last)

@@ -41,7 +41,7 @@ Statement = str | Loop | Block
 
 
 def when(condition: str, body: Sequence[Statement]) -> Block:
-    """Return statements under a condition."""
+    """Return an `if` statement with this condition and body."""
     return Block(f"if ({condition})", body)
 
 
@@ -89,7 +89,10 @@ def literal(value: bool | int | float, dtype: DType) -> str:
 
 @lru_cache(4096)  # bounded, because `attrs` can hold constants of any value
 def row(wgsl: str, count: int, dtype: str, of: str, attrs: tuple[tuple[str, object], ...] = ()) -> str:
-    """Return a row's code for operands `{0}`, `{1}` and so on, in the notation of WGSL."""
+    """Return the WGSL of a primitive's row, in which `{0}`, `{1}` and so on stand for its `count` operands.
+
+    dtype: the type of the result. of: the type of the first operand. attrs: the node's attributes, which the row names.
+    """
     return wgsl.format(*(f"{{{k}}}" for k in range(count)), t=dtype, of=of, **{k: str(x) for k, x in attrs})
 
 

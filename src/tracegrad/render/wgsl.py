@@ -182,7 +182,7 @@ class Writer:
         return [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *copies]
 
     def memory(self, slot: int) -> str:
-        """Return the array of a slot."""
+        """Return the name of the array that a slot lies in."""
         return f"mem{self.of.bound[0][slot]}"
 
     def vector(self, slot: int, index: str) -> str:

@@ -210,9 +210,9 @@ def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
 
 
 def may_have_gpu() -> bool:
-    """Return False without the package wgpu, or on Linux without a GPU's device file.
+    """Return False without the package wgpu, and on Linux without a GPU's device file; else True.
 
-    Then "auto" need not list adapters, which takes a second.
+    If False, "auto" need not list adapters, which takes a second.
     """
     if importlib.util.find_spec("wgpu") is None:  # as in a tab
         return False

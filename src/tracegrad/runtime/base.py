@@ -100,7 +100,7 @@ class Timings:
 
 
 class Batch(Protocol):
-    """Runs of one program that a session executes together. Dropping a batch without reading its outputs is fine."""
+    """Runs of one program that a session executes together. Callers may drop a batch and never read its outputs."""
 
     def outputs(self) -> list[dict[str, Any]]:
         """Wait, and return the outputs of each run by name. Called once."""
@@ -179,7 +179,7 @@ class Session(Protocol):
         ...
 
     def close(self) -> None:
-        """Free everything. Closing twice is fine."""
+        """Free everything. A second call does nothing."""
         ...
 
 

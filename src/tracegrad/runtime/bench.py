@@ -101,7 +101,7 @@ class Bench:
         return self.picked[key], added.size
 
     def _move(self, array: Name, first: int, second: int, size: int, what: int) -> None:
-        """Set elements of an array, or pick some."""
+        """Add a dispatch that sets elements of an array or, if `what` is PICKED, copies some to "found"."""
         ends, dtypes = (FIXED.index("table"), self.arrays[array]), ("i32", array[1])
         if what == PICKED:
             ends, dtypes = (self.arrays[array], FIXED.index("found")), (array[1], "i32")

@@ -132,7 +132,7 @@ class BrowserSession:
         """Do nothing, because nothing here takes long."""
 
     def close(self) -> None:
-        """Free everything. Closing twice is fine."""
+        """Free everything. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._tab.destroy()

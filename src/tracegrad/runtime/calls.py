@@ -38,7 +38,7 @@ class SizedParts(NamedTuple):
     capacity: int
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
-        """Return the arguments that change with the size, by number, and the most parts."""
+        """Return the arguments that change with the size, by number, and the largest number of parts."""
         return {}, max(1, self.parts * size // self.capacity)
 
 
@@ -48,7 +48,7 @@ class SizedProduct(NamedTuple):
     sizes: tuple[int, ...]  # the axes of the stack, m, n and k
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
-        """Return the arguments that change with the size, by number, and the most parts."""
+        """Return the arguments that change with the size, by number, and the largest number of parts."""
         return _product_of([decided(x, size) for x in self.sizes])
 
 
@@ -60,7 +60,7 @@ class SizedGathered(NamedTuple):
     joined: bool  # all products are computed as one, with the columns of all
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
-        """Return the arguments that change with the size, by number, and the most parts."""
+        """Return the arguments that change with the size, by number, and the largest number of parts."""
         *batch, m, n = [decided(x, size) for x in self.sizes]
         count, side = math.prod(batch), max(PRODUCT_SIDE, m)
         if self.joined:
@@ -71,7 +71,7 @@ class SizedGathered(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A function, its arguments, and the most parts it can be split into. Keeps the addressed arrays alive."""
+    """A function, its arguments, and the largest number of parts of the call. Keeps the addressed arrays alive."""
 
     function: int
     arguments: Any
@@ -284,7 +284,7 @@ def grows(sizes: Sequence[int]) -> bool:
 
 
 def _product_of(sizes: Sequence[int]) -> tuple[Mapping[int, int], int]:
-    """Return the arguments of a product that depend on its sizes, by number, and the most parts.
+    """Return the arguments of a product that depend on its sizes, by number, and the largest number of parts.
 
     A smaller run uses the first points of the stack, because all axes before the one that grows have size 1.
     """

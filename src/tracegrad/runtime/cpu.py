@@ -359,7 +359,7 @@ class CpuSession:
         self._children.stop()
 
     def close(self) -> None:
-        """Free everything. Closing twice is fine."""
+        """Free everything. A second call does nothing."""
         self._closed, self.door = True, None
         self.interrupt()
         self._loaded.clear()

@@ -230,7 +230,7 @@ class JaxSession:
         """Do nothing, because XLA's compiler cannot be ended."""
 
     def close(self) -> None:
-        """Free everything. Closing twice is fine."""
+        """Free everything. A second call does nothing."""
         self._closed = True
         for one in self._loaded.values():
             one.calls.close()

@@ -247,7 +247,7 @@ class NativeSession:
         """Do nothing, because nothing here takes long enough."""
 
     def close(self) -> None:
-        """Free everything. Closing twice is fine; any other call afterwards raises DeviceError."""
+        """Free everything. A second call does nothing; any other call afterwards raises DeviceError."""
         if self._closed:
             return
         self._closed = True

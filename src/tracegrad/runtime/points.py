@@ -241,7 +241,7 @@ class Points:
         return self.as_computed(function(*operands))
 
     def as_computed(self, x: Array) -> Array:
-        """Convert floats to the kind of this evaluation."""
+        """Return floats in the dtype of this evaluation, `kind`; return any other array unchanged."""
         return x.astype(self.kind, copy=False) if x.dtype.kind == "f" else x
 
     def holds(self, g: Guard) -> Array:
