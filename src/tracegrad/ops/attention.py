@@ -233,7 +233,7 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dr
     if seen is not None and not seen.dtype.is_float:
         weights = where(seen, weights, 0.0)
     if dropout:
-        weights = random.dropout(weights, dropout)
+        weights = random.dropout(weights, random.probability(dropout, "attention: dropout"))
     value = weights @ v
     return value if dropout or seen is not None else bind(ATTEND, value, weights, q, k, v, causal=causal)
 
