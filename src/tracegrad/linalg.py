@@ -279,7 +279,7 @@ def solve_triangular(a: Any, b: Any, *, upper: bool) -> Tensor:
     upper:    True: A is upper triangular, and rows are solved from the last one up. False: lower, from the first down.
     Returns:  f32, shape (..., n, k). A zero on the diagonal gives infinities or NaN.
     Gradient: A^-T dy to `b`, and -(A^-T dy) X^T to the triangle of `a`, dy the result's gradient.
-    Raises:   ShapeError if `a` is not square or `b` has other rows; DTypeError if one is not f32.
+    Raises:   ShapeError if `a` is not square or `b` has another number of rows; DTypeError if one is not f32.
 
     As torch.linalg.solve_triangular.
 
@@ -298,7 +298,7 @@ def solve(a: Any, b: Any) -> Tensor:
     b:        f32, shape (..., n, k), or (n,). Batch axes broadcast against those of `a`.
     Returns:  f32, shape (..., n, k), or (..., n) for a vector. A singular A gives infinities or NaN.
     Gradient: to both. For a positive definite A, `cholesky` and two of `solve_triangular` are more exact.
-    Raises:   ShapeError if `a` is not square or `b` has other rows; DTypeError if one is not f32.
+    Raises:   ShapeError if `a` is not square or `b` has another number of rows; DTypeError if one is not f32.
 
     As numpy.linalg.solve and torch.linalg.solve.
 

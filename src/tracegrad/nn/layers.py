@@ -67,7 +67,7 @@ class LayerNorm(Module):
     b: f32[dim], at first zeros. With bias=False, the layer has no b.
     decay:     whether weight decay applies to g and b; None: `nn.decays` decides.
     trainable: False: no step changes g and b.
-    Raises:    ShapeError, when called, if the last axis of x has another size.
+    Raises:    when called, ShapeError if the last axis of x has another size, InputError if `eps` is negative.
     As torch.nn.LayerNorm over the last axis.
 
     >>> tg.instantiate(nn.LayerNorm(2), seed=0)(np.array([[1.0, 3.0]], np.float32))
@@ -93,7 +93,7 @@ class RMSNorm(Module):
     g: f32[dim], at first ones.
     decay:     whether weight decay applies to g; None: `nn.decays` decides.
     trainable: False: no step changes g.
-    Raises:    ShapeError, when called, if the last axis of x has another size.
+    Raises:    when called, ShapeError if the last axis of x has another size, InputError if `eps` is negative.
     As torch.nn.RMSNorm (Zhang and Sennrich 2019), whose default `eps` is 1.2e-7.
 
     >>> tg.instantiate(nn.RMSNorm(2), seed=0)(np.array([[3.0, 4.0]], np.float32))
@@ -225,8 +225,8 @@ class BatchNorm(Module):
     x and the result: f32[B, dim, ...]; axis 1 has the channels.
     g, b:   f32[dim], at first ones and zeros. With affine=False, the layer has neither.
     states: mean f32[dim], at first zeros, and var f32[dim], at first ones. Two calls in one loss update them twice.
-    Raises: ShapeError if x has another number of channels, or in training only one value per channel; InputError if
-            `momentum` is outside [0, 1].
+    Raises: InputError if `momentum` is outside [0, 1]; when called, ShapeError if x has another number of channels, or
+            in training only one value per channel, and InputError if `eps` is negative.
 
     >>> tg.instantiate(nn.BatchNorm(3), seed=0)(np.ones((2, 3), np.float32)).shape
     (2, 3)
@@ -267,7 +267,8 @@ class GroupNorm(Module):
     x and the result: f32[B, dim, ...]. Axis 1 has the channels. Each of the `groups` groups of dim / groups
             neighbouring channels has its own mean and variance.
     g, b:   f32[dim], at first ones and zeros. With affine=False, the layer has neither.
-    Raises: ShapeError if `groups` does not divide `dim`, and when called if x has another number of channels.
+    Raises: ShapeError if `groups` does not divide `dim`; when called, ShapeError if x has another number of channels,
+            InputError if `eps` is negative.
     As torch.nn.GroupNorm (Wu & He 2018).
 
     >>> tg.instantiate(nn.GroupNorm(2, 4), seed=0)(np.zeros((1, 4, 3, 3), np.float32)).shape
@@ -299,7 +300,7 @@ class InstanceNorm(GroupNorm):
 
     x and the result: f32[B, dim, ...]; axis 1 has the channels.
     g, b:   f32[dim], at first ones and zeros, if affine=True. By default the layer has neither.
-    Raises: ShapeError if x has another number of channels.
+    Raises: when called, ShapeError if x has another number of channels, InputError if `eps` is negative.
     As `GroupNorm` with one channel per group, and torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
 
     >>> tg.instantiate(nn.InstanceNorm(4), seed=0)(np.zeros((1, 4, 3, 3), np.float32)).shape
