@@ -104,6 +104,14 @@ def device() -> Iterator[Any]:
     session.close()
 
 
+@pytest.fixture
+def quick_xla() -> Iterator[None]:
+    """XLA with little optimisation, where a test compares what programs compute and not how XLA compiles them."""
+    pytest.importorskip("jax", reason="JAX is not installed")
+    with quickly():
+        yield
+
+
 @pytest.fixture(params=["numpy", "c", "webgpu", "jax"])
 def device_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The `device` of a training, once for each runtime: NumPy kernels, C kernels, WebGPU, and JAX."""

@@ -210,6 +210,7 @@ def test_webgpu_trains_as_the_cpu_does(name: str, webgpu: None) -> None:
     assert_alike(got, want)
 
 
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_jax_trains_as_the_cpu_does(name: str) -> None:

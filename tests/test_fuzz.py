@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,10 @@ def test_random_programs_under_jax(start: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, SEEDS, BATCH))
 def test_random_programs_on_xla(start: int) -> None:
+    """A third of them as users compile them: that takes twice as long. tools/fuzz has no other way."""
     pytest.importorskip("jax", reason="JAX is not installed")
-    agree([grow(s) for s in range(start, start + BATCH)], "xla")
+    with nullcontext() if start % (3 * BATCH) == 0 else quickly():
+        agree([grow(s) for s in range(start, start + BATCH)], "xla")
 
 
 @pytest.mark.slow

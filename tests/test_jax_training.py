@@ -62,6 +62,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_are_those_of_the_cpu(name: str) -> None:
     """Losses, aux, captures, gradients, parameters, states and averages, step by step."""
@@ -99,6 +100,7 @@ def test_random_numbers_are_the_same_bits() -> None:
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_a_training_goes_to_jax_and_back(tmp_path: Path) -> None:
     """The file is the same, whichever device wrote it; and each goes on from it."""
     first, second, third = (tmp_path / f"{k}.safetensors" for k in range(3))
@@ -119,6 +121,7 @@ def test_a_training_goes_to_jax_and_back(tmp_path: Path) -> None:
         near([back.step(b).loss for b in data[4:]], losses[4:])
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_run_steps_freeze_and_several_sizes() -> None:
     data = batches(4)
     stacked = {n: np.stack([b[n] for b in data]) for n in data[0]}
@@ -195,6 +198,7 @@ def test_two_losses_over_shared_parameters() -> None:
         near(found[1][n], want)
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_products_in_less_precision_are_near() -> None:
     data = batches(3)
     with compiled("jax") as full, compiled("jax", precision="bf16") as less, compiled("jax", precision="tf32") as tf32:
@@ -263,6 +267,7 @@ def test_steps_have_the_same_bits_in_loops_and_outside_of_them(platform: str, mo
         assert [n for n in ran if n] == ([32, 32, 5, 5, 3, 32] if platform == "cpu" else [32, 5, 32])
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_large_inputs_of_a_loop_are_passed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are not there need no transfer of their inputs; the steps are the same."""
     from tracegrad.runtime import jax_calls

@@ -234,6 +234,7 @@ def test_an_input_that_nothing_reads_has_the_sizes_of_a_call_too() -> None:
             assert made.run(x=np.ones((n, t, D), np.float32), y=np.ones((n, t), np.float32)).output.shape == (n, t, t)
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_xla_compiles_few_programs_for_random_sizes() -> None:
     """A room for each power of two, and one program for each of the first sizes."""
     monitoring = pytest.importorskip("jax").monitoring

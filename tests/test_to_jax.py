@@ -70,6 +70,7 @@ def test_three_steps_are_those_of_the_training(way: str, batch: int | None) -> N
             np.testing.assert_allclose(state["arrays"][f"state.f32:state/{name}"], x, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_a_step_that_is_not_finite_changes_nothing_and_the_next_goes_on() -> None:
     bad, good = batches(2)
     bad["x"][0, 0] = np.nan
@@ -101,6 +102,7 @@ def test_state_that_is_given_away_is_updated_in_place(made: Any) -> None:
             np.testing.assert_array_equal(after["arrays"][key], x, err_msg=key)
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_other_jax_code_goes_through_it() -> None:
     """A scan over batches, and another learning rate."""
     data = batches(3)
