@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# PyTorch's threads wait for each other by spinning. Two tests at once have more of them than cores, and small arrays.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy is imported, and PyTorch
 
 from tracegrad.runtime import remembered
 from tracegrad.runtime.adapters import check_webgpu
