@@ -262,6 +262,26 @@ def test_devices_say_what_compiles_their_kernels(cc: Compiler, monkeypatch: pyte
     assert describe() == "NumPy, without a C compiler, on this machine's CPU"
 
 
+COUNTING = """
+void mark(void **at, long part, long parts) {
+  for (long *p = at[0], k = 700 * part / parts, end = 700 * (part + 1) / parts; k < end; k++)
+    __atomic_add_fetch(p + k, 1 + (part >= parts), __ATOMIC_SEQ_CST);
+}
+"""
+
+
+def test_each_part_of_a_call_is_done_once_by_any_number_of_threads(cc: Compiler):
+    engine, library = cc.library(ENGINE, keep=True), cc.library(COUNTING)
+    assert engine is not None and library is not None
+    calls = CallList(engine, [library], np.zeros(1, np.int64))
+    marks = [np.zeros(700, np.int64) for _ in range(140)]
+    calls.add([calls.call("mark", parts, [(m, 0)]) for parts, m in enumerate(marks, start=1)])
+    bound = calls.bound()
+    for n, threads in enumerate((1, 2, 3, 5, 2, 9) * 20, start=1):
+        engine.run_calls(*bound.given[:4], threads)
+        assert all((m == n).all() for m in marks), threads
+
+
 PRODUCTS = [*((m, n, 5) for m in range(1, 31) for n in (1, 15, 16, 17, 33)), (28, 1, 9), (40, 70, 600), (300, 600, 40),
           (17, 520, 1030)]  # fmt: skip
 PADDED = 1024  # columns of a left operand whose rows fall into one set of a cache

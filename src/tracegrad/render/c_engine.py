@@ -1,8 +1,10 @@
 """The C code that runs the functions of a program: a list of calls, each split over the available threads.
 
-Threads take the parts of a call one by one, and so does the caller. If other work keeps the helper threads from
-running, the caller does all parts itself; it waits only for a part that another thread is computing. A result does not
-depend on the thread that computes it.
+Threads take the parts of a call one by one, and so does the caller. Each begins with its own range, the same share of
+every call, so that it mostly reads what it wrote. Later it takes parts of other ranges. Where there are more parts than
+threads, each thread gets as many. If other work keeps the helper threads from running, the caller does all parts
+itself; it waits only for a part that another thread is computing. A result does not depend on the thread that computes
+it.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ ENGINE = f"""#include <pthread.h>
 typedef void (*function_)(void **, long, long);
 typedef struct {{ function_ function; void **at; long parts; }} call_;
 
-/* What is being done. A ticket is its number, how many parts it has, and how many were taken: 32, 16 and 16 bits. */
+/* The call that is being done, its number of parts, those that nobody has taken, one bit each, and how many are done. A
+   thread first takes parts of its own range: they lie in its cache if it did the same range of the call before. */
 static const call_ *current;
-static unsigned long ticket, done;
-static long helpers, sleeping;
+static long whole, helpers, sleeping;
+static unsigned long untaken, done;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER, gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
 
-enum {{ SPINS = 4000 }}; /* tens of microseconds: the next call of a step comes sooner */
+enum {{ BITS = 8 * sizeof untaken, SPINS = 4000 }}; /* tens of microseconds: the next call of a step comes sooner */
 
 static inline void breathe(void) {{
 #if defined(__x86_64__)
@@ -31,38 +34,39 @@ static inline void breathe(void) {{
 #endif
 }}
 
-static int left(unsigned long t) {{ return (t & 0xffff) < (t >> 16 & 0xffff); }}
-
-/* Take a part and do it; 0 if there is none */
-static int take(void) {{
-  unsigned long t = __atomic_load_n(&ticket, __ATOMIC_SEQ_CST);
-  while (left(t)) {{
+/* Take a part and do it; 0 if there is none. `current` stays as it is until that part is done. */
+static int take(long thread) {{
+  for (unsigned long any; (any = __atomic_load_n(&untaken, __ATOMIC_SEQ_CST));) {{
+    const long first = __atomic_load_n(&whole, __ATOMIC_SEQ_CST) * thread / (helpers + 1) % BITS;
+    const unsigned long near = any >> first << first;
+    const long part = near ? __builtin_ctzl(near) : BITS - 1 - __builtin_clzl(any);
+    if (!(__atomic_fetch_and(&untaken, ~(1UL << part), __ATOMIC_SEQ_CST) >> part & 1)) continue;
     const call_ *c = __atomic_load_n(&current, __ATOMIC_SEQ_CST);
-    if (!__atomic_compare_exchange_n(&ticket, &t, t + 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) continue;
-    c->function(c->at, t & 0xffff, t >> 16 & 0xffff);
+    c->function(c->at, part, __atomic_load_n(&whole, __ATOMIC_SEQ_CST));
     __atomic_add_fetch(&done, 1, __ATOMIC_SEQ_CST);
     return 1;
   }}
   return 0;
 }}
 
-static void *help(void *nothing) {{
+static void *help(void *thread) {{
   for (long idle = 0;; idle++) {{
-    if (take()) idle = 0;
+    if (take((long)thread)) idle = 0;
     breathe();
     if (idle < SPINS) continue;
     pthread_mutex_lock(&gate);
     __atomic_add_fetch(&sleeping, 1, __ATOMIC_SEQ_CST);
-    while (!left(__atomic_load_n(&ticket, __ATOMIC_SEQ_CST))) pthread_cond_wait(&more, &gate);
+    while (!__atomic_load_n(&untaken, __ATOMIC_SEQ_CST)) pthread_cond_wait(&more, &gate);
     __atomic_sub_fetch(&sleeping, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&gate);
     idle = 0;
   }}
-  return nothing;
+  return 0;
 }}
 
 static void start(long threads) {{
-  for (pthread_t t; helpers < threads - 1 && !pthread_create(&t, 0, help, 0); helpers++) pthread_detach(t);
+  for (pthread_t t; helpers < threads - 1 && !pthread_create(&t, 0, help, (void *)(helpers + 1)); helpers++)
+    pthread_detach(t);
 }}
 
 /* A forked child has only the thread that forked. A lock or condition variable that another thread used stays as it
@@ -71,22 +75,24 @@ static void forked(void) {{
   busy = gate = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
   more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   helpers = sleeping = 0;
-  ticket = done = 0;
+  untaken = done = 0;
 }}
 
 __attribute__((constructor)) static void loaded(void) {{ pthread_atfork(0, 0, forked); }}
 
 static void together(const call_ *c) {{
+  const long most = min_long(c->parts, BITS), parts = most - (most > helpers ? most % (helpers + 1) : 0);
   __atomic_store_n(&done, 0, __ATOMIC_SEQ_CST);
   __atomic_store_n(&current, c, __ATOMIC_SEQ_CST);
-  __atomic_store_n(&ticket, ((ticket >> 32) + 1) << 32 | (unsigned long)c->parts << 16, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&whole, parts, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&untaken, ~0UL >> (BITS - parts), __ATOMIC_SEQ_CST);
   if (__atomic_load_n(&sleeping, __ATOMIC_SEQ_CST)) {{
     pthread_mutex_lock(&gate);
     pthread_cond_broadcast(&more);
     pthread_mutex_unlock(&gate);
   }}
-  while (take()) {{}}
-  for (long turns = 0; __atomic_load_n(&done, __ATOMIC_SEQ_CST) < (unsigned long)c->parts; turns++)
+  while (take(0)) {{}}
+  for (long turns = 0; __atomic_load_n(&done, __ATOMIC_SEQ_CST) < (unsigned long)parts; turns++)
     turns < SPINS ? breathe() : (void)sched_yield();
 }}
 
