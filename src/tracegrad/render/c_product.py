@@ -16,6 +16,7 @@ from itertools import permutations
 
 from tracegrad.kernels.form import Limit
 from tracegrad.render.c_text import OPAQUE
+from tracegrad.tuning import IN_PLACE
 
 HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, take 31 of 32 registers
 
@@ -85,7 +86,7 @@ static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
 #endif
 {ZIP}
 #endif
-enum {{ NR = 2 * VL, KC = 512, MC = 16 * MR, NC = 512, FEW_ROWS = 4 * MR, APART = 1024 }};
+enum {{ NR = 2 * VL, KC = 512, MC = 16 * MR, NC = 512, FEW_ROWS = 4 * MR, APART = 1024, IN_PLACE = {IN_PLACE} }};
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 #if defined(__clang__)
 #define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
@@ -135,8 +136,7 @@ static OPAQUE void turn(float *to, const float *from, long n, long k, long step,
 }}
 
 /* n <= width rows (or columns) side by side. What lies beyond them is for results that nobody keeps. */
-static OPAQUE void pack(float *to, const float *from, long n, long k, long step, long along,
-                                           long width) {{
+static OPAQUE void pack(float *to, const float *from, long n, long k, long step, long along, long width) {{
   if (along == 1 && step != 1) {{
     /* the last ones first: where they are no whole vector, they write over what follows */
     for (long l = (n - 1) / VL * VL; l >= 0; l -= VL)
@@ -155,51 +155,6 @@ static OPAQUE void pack(float *to, const float *from, long n, long k, long step,
 {TILES}
 
 typedef struct {{ long row, column; }} steps_;
-
-static void product_one(long m, long n, long k, const float *a, steps_ sa, const float *b, steps_ sb, float *c,
-                        long row) {{
-  float edge[MR * NR];
-  const long chunks = (m + MC - 1) / MC, blocks = (k + KC - 1) / KC;
-  const long direct = sa.column == 1 && sa.row % APART; /* rows so far apart fall into one set of the nearest cache */
-  for (long jc = 0; jc < n; jc += NC) {{
-    const long nc = min_long(NC, n - jc);
-    for (long block = 0; block < blocks; block++) {{
-      const long pc = k * block / blocks, kc = k * (block + 1) / blocks - pc;
-      const float *from = b + jc * sb.column + pc * sb.row;
-      const long as_it_lies = sb.column == 1 && m <= FEW_ROWS ? nc - nc % NR : 0;
-      for (long j = as_it_lies; j < nc; j += NR)
-        pack(packed_b + j * kc, from + j * sb.column, min_long(NR, nc - j), kc, sb.column, sb.row,
-             nc - j > VL ? NR : VL);
-      for (long chunk = 0; chunk < chunks; chunk++) {{
-        const long top = m * chunk / chunks, rows = m * (chunk + 1) / chunks - top;
-        const float *above = a + top * sa.row + pc * sa.column;
-        for (long x = 0, h; x < rows && !direct; x += h) {{
-          h = height(rows - x);
-          pack(packed_a + x * kc, above + x * sa.row, h, kc, sa.row, sa.column, h);
-        }}
-        for (long j = 0; j < nc; j += NR) {{
-          const long columns = min_long(NR, nc - j), wide = columns > VL;
-          const float *right = j < as_it_lies ? from + j : packed_b + j * kc;
-          const long next = j < as_it_lies ? sb.row : wide ? NR : VL;
-          for (long x = 0, h; x < rows; x += h) {{
-            h = height(rows - x);
-            const float *left = direct ? above + x * sa.row : packed_a + x * kc;
-            const long step = direct ? sa.row : 1, along = direct ? 1 : h;
-            float *to = c + (top + x) * row + jc + j;
-            if (columns == (wide ? NR : VL)) {{
-              tracegrad_tiles[h][wide](kc, left, step, along, right, next, to, row, block > 0);
-              continue;
-            }}
-            tracegrad_tiles[h][wide](kc, left, step, along, right, next, edge, NR, 0);
-            for (long r = 0; r < h; r++)
-              for (long y = 0; y < columns; y++) to[r * row + y] = (block ? to[r * row + y] : 0.0f) + edge[r * NR + y];
-          }}
-        }}
-      }}
-    }}
-  }}
-}}
-
 typedef struct {{
   long batch, m, n, k;
   steps_ a, b;
@@ -210,24 +165,57 @@ typedef struct {{
 }} product_;
 {LIMIT_BITS}
 
-/* The same of rows [row, row + rows) and some columns, without what limits exclude; by blocks of rows and, where
-   limits say something of columns, of columns. Blocks lie where they do however a product is split. */
-static void product_within(const product_ *p, const long *o, long row, long rows, long column, long columns) {{
-  const long tall = p->limits ? FEW_ROWS : p->m, wide = p->limits & (k_n | n_k) ? FEW_ROWS : p->n;
-  for (long r = row, r_end; r < row + rows; r = r_end) {{
-    r_end = min_long(row + rows, (r / tall + 1) * tall);
-    long c = p->limits & m_n && r > column ? r : column, c_last = column + columns;
-    if (p->limits & n_m) c_last = min_long(c_last, r_end);
-    for (long c_end; c < c_last; c = c_end) {{
-      c_end = min_long(c_last, (c / wide + 1) * wide);
-      long begin = 0, end = p->k;
-      if (p->limits & k_m) end = min_long(end, r_end);
-      if (p->limits & k_n) end = min_long(end, c_end);
-      if (p->limits & m_k && r > begin) begin = r;
-      if (p->limits & n_k && c > begin) begin = c;
-      if (begin >= end) begin = 0, end = 1; /* one term at least: all of them are zeros */
-      product_one(r_end - r, c_end - c, end - begin, p->pa + o[0] + r * p->a.row + begin * p->a.column, p->a,
-                  p->pb + o[1] + c * p->b.column + begin * p->b.row, p->b, p->pc + o[2] + r * p->c + c, p->c);
+/* Rows [row, row + m) and columns [column, column + n) of a product. Limits leave out tiles of the result, and terms
+   of a tile, by blocks of MR rows and NR columns. Blocks lie where they do however a product is split. */
+static void product_one(const product_ *p, const long *o, long row, long m, long column, long n) {{
+  float edge[MR * NR];
+  const steps_ sa = p->a, sb = p->b;
+  const long k = p->k, limits = p->limits, chunks = (m - 1) / MC + 1, blocks = (k + KC - 1) / KC;
+  const long tall = (m + chunks * MR - 1) / (chunks * MR) * MR;
+  if (limits & n_m) n = min_long(n, row + m + MR - column);
+  for (long jc = limits & m_n && row > column ? (row - column) / NR * NR : 0; jc < n; jc += NC) {{
+    const long nc = min_long(NC, n - jc);
+    for (long block = 0; block < blocks; block++) {{
+      const long pc = k * block / blocks, kc = k * (block + 1) / blocks - pc;
+      const float *b = p->pb + o[1] + (column + jc) * sb.column + pc * sb.row;
+      const int lies = m <= FEW_ROWS || (m <= MC && sb.row % APART && kc * sb.row <= IN_PLACE);
+      const long as_it_lies = sb.column == 1 && lies ? nc - nc % NR : 0;
+      const int direct = sa.column == 1 ? sa.row % APART : sa.row == 1 && kc * sa.column <= IN_PLACE;
+      for (long j = as_it_lies; j < nc; j += NR)
+        pack(packed_b + j * kc, b + j * sb.column, min_long(NR, nc - j), kc, sb.column, sb.row, nc - j > VL ? NR : VL);
+      for (long top = 0; top < m; top += tall) {{
+        const long rows = min_long(tall, m - top);
+        const float *above = p->pa + o[0] + (row + top) * sa.row + pc * sa.column;
+        for (long x = 0, h; x < rows && !direct; x += h) {{
+          h = height(limits ? min_long(MR, rows - x) : rows - x);
+          pack(packed_a + x * kc, above + x * sa.row, h, kc, sa.row, sa.column, h);
+        }}
+        for (long j = 0; j < nc; j += NR) {{
+          const long c = column + jc + j, whole = min_long(NR, nc - j);
+          const long next = j < as_it_lies ? sb.row : whole > VL ? NR : VL;
+          for (long x = 0, h; x < rows; x += h) {{
+            h = height(limits ? min_long(MR, rows - x) : rows - x);
+            const long r = (row + top + x) / MR * MR, along = direct ? sa.column : h;
+            long columns = whole, first = 0, last = kc;
+            if ((limits & n_m && c >= r + MR) || (limits & m_n && c + NR <= r)) continue;
+            if (limits & n_m && c + VL >= r + MR) columns = min_long(columns, VL);
+            if (limits & k_m) last = min_long(last, r + MR - pc);
+            if (limits & k_n) last = min_long(last, c + NR - pc);
+            if (limits & m_k && r > pc) first = r - pc;
+            if (limits & n_k && c > pc + first) first = c - pc;
+            if (first >= last && block) continue;
+            if (first >= last) first = last;
+            const long wide = columns > VL, step = direct ? sa.row : 1, all = columns == (wide ? NR : VL);
+            const float *left = (direct ? above + x * sa.row : packed_a + x * kc) + first * along;
+            const float *right = (j < as_it_lies ? b + j : packed_b + j * kc) + first * next;
+            float *to = p->pc + o[2] + (row + top + x) * p->c + c;
+            tracegrad_tiles[h][wide](last - first, left, step, along, right, next, all ? to : edge, all ? p->c : NR,
+                                     all && block);
+            for (long i = 0; i < h && !all; i++, to += p->c)
+              for (long y = 0; y < columns; y++) to[y] = (block ? to[y] : 0.0f) + edge[i * NR + y];
+          }}
+        }}
+      }}
     }}
   }}
 }}
@@ -243,7 +231,7 @@ void product(void **at, long part, long parts) {{
     long row = 0, rows = p->m, column = 0, columns = p->n;
     if (!stack && by_row) row = first * width, rows = min_long(end * width, p->m) - row;
     if (!stack && !by_row) column = first * width, columns = min_long(end * width, p->n) - column;
-    product_within(p, o, row, rows, column, columns);
+    product_one(p, o, row, rows, column, columns);
   }}
 }}
 """
