@@ -26,6 +26,7 @@ from tracegrad.tuning import (
     C_UNROLLED_ROWS,
     FEW_LANES,
     FEW_PRODUCTS,
+    IN_PLACE,
     LANES,
     SPANNED_ROWS,
     STACKED,
@@ -318,7 +319,8 @@ class _Writer:
             spread = self.spread(left) if lying is not None and lying.copy is None else None
             if spread is not None:
                 return spread
-        if found is None or found.steps[-1] != 1:
+        turned = found is not None and found.steps[-2] == 1 and points(inner) * found.steps[-1] <= IN_PLACE
+        if found is None or (found.steps[-1] != 1 and not turned):
             found = self.packed(left, by_rows=True)
         return spread_of(found)
 

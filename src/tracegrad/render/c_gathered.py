@@ -89,6 +89,7 @@ typedef struct {{
   tile_ *const (*tiles)[2];              /* the engine's: to compile them once more takes as long as the rest */
   long reach;                            /* elements of b from the first to the last of one product */
   const long *nc;                        /* where each column of c lies; 0 if they are neighbours */
+  long along;                            /* from each k to the next in a; 0 if it varies */
 }} gathered_;
 
 /* Some rows as columns: to[p * width + l] = from[l][at[p]] for l < n <= VL. Writes VL values for each p. */
@@ -159,7 +160,7 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
   float edge[MR * NR];
   int heights[MC]; /* of the tiles of a chunk */
   const long chunks = (g->m + MC - 1) / MC, blocks = (g->k + KC - 1) / KC, lies = g->how == LYING_COLUMNS;
-  const long direct = g->ka_runs[0] == g->k && (g->step % APART || g->m == 1);
+  const long direct = g->step == 1 ? g->along : g->ka_runs[0] == g->k && (g->step % APART || g->m == 1);
   const long most = lies && g->m < (long)(sizeof few / sizeof *few) ? few[g->m] : 2;
   for (long block = 0; block < blocks; block++) {{
     const long pc = g->k * block / blocks, kc = g->k * (block + 1) / blocks - pc;
@@ -185,7 +186,7 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
         h = heights;
         for (long x = 0; x < rows; x += *h++) {{
           const float *left = direct ? above + x * g->step + g->ka[pc] : packed_a + x * kc;
-          const long step = direct ? g->step : 1, along = direct ? 1 : *h;
+          const long step = direct ? g->step : 1, along = direct ? g->along : *h;
           float *under = c + (top + x) * g->row, *out = whole ? under : edge;
           if (lies) (most > 2 ? lying_few : lying)[*h](kc, left, step, along, b, v->from + t, kb, out, to, row, more);
           else g->tiles[*h][wide](kc, left, step, along, packed_b + t * VL * kc, n * VL, out + *to, row, more);

@@ -245,6 +245,8 @@ class CallList:
         reach = int(tables[1].max() + tables[2].max()) + 1
         words += [t.ctypes.data for t in (*tables[:3], *runs[:3])]
         words += [how, whole[17], self._address("tracegrad_tiles"), reach, tables[3].ctypes.data if joined else 0]
+        along = np.unique(np.diff(tables[0]))
+        words.append(1 if k == 1 else int(along[0]) if len(along) == 1 else 0)
         at = SizedGathered(tuple(sizes), k, joined) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)
