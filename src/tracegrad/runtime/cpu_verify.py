@@ -26,7 +26,7 @@ from tracegrad.runtime import verify
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.cache import WRONG, Verdicts, key_of
 from tracegrad.runtime.points import PERIOD, STRIDE, Name
-from tracegrad.runtime.trials import Contents, Trial, layout_of, sizes_of
+from tracegrad.runtime.trials import Trial, layout_of, sizes_of
 
 
 def computes_wrongly(
@@ -57,10 +57,12 @@ def computes_wrongly(
         kernel, layout = placed[key]
         return prepared(kernel, [arrays[name] for name in layout.arrays], layout.offsets)
 
+    filled = set[str]()
+
     def run(trials: verify.Trials) -> Iterator[list[Array]]:
-        contents = Contents(sizes)
         for key, trial in trials:
-            _prepare(trial, contents, arrays)
+            _prepare(trial, arrays, whole=key not in filled)
+            filled.add(key)
             launch(key)()
             yield [arrays[c.array][c.at] for c in trial.checks]
 
@@ -74,15 +76,15 @@ def computes_wrongly(
     return any(verdicts.known(key) == WRONG for key in (*[x.key for x in arithmetic], *keyed))
 
 
-def _prepare(trial: Trial, contents: Contents, arrays: Mapping[Name, Array]) -> None:
-    """Fill the arrays with the values that a trial expects."""
-    for f in contents.lacking(trial):
+def _prepare(trial: Trial, arrays: Mapping[Name, Array], *, whole: bool) -> None:
+    """Give arrays the values that a trial expects. whole: also in elements on which no result depends."""
+    for f in trial.plan.fills if whole else ():
         target = arrays[f.array][f.begin : f.end]
         values = trial.patterns.along(f.kind, f.begin + f.array[0] * STRIDE)
         whole = target.size // PERIOD * PERIOD
         target[:whole].reshape(-1, PERIOD)[...] = values
         target[whole:] = values[: target.size - whole]
-    for array, at, value in trial.puts:
+    for array, at, value in (*trial.read, *trial.puts):
         arrays[array][at] = value
 
 
@@ -108,7 +110,6 @@ ROWS = {
     "not_equal": 2, "nonfinite": 1, "isnan": 1,
 }  # fmt: skip
 IN_HALF = {"half": 1}  # takes compilers a quarter of the time of all rows, so only programs that round to f16 wait
-GROUPED = 4  # rows in a loop: one loop per row takes the compiler longer, and with 7 GCC chooses shorter vectors
 # Zeros, denormals of both precisions, ties, values that overflow; each with both signs
 SPECIAL = (
     0.0, 1e-45, 1e-40, 2.0**-126, 2.0**-25, 2.0**-24, 3 * 2.0**-25, 5e-5, 2.0**-14, 0.1, 0.5, 1.0, 1.5, 2.5, 3.0, 7.3,
@@ -125,20 +126,17 @@ def operands() -> tuple[Array, Array]:
 
 @cache
 def source(rows: tuple[str, ...]) -> str:
-    """Return a C function for each GROUPED rows, written as in kernels: a loop over operands."""
-    helpers: dict[str, None] = {}
-    loops: list[str] = []
+    """Return a C function for these rows, written as in kernels: one loop, because each loop takes compilers longer."""
+    found = [PRIMITIVES[name] for name in rows]
+    helpers = dict.fromkeys([p.helper for p in found if p.helper])
+    values = [as_c(f"f32({p.wgsl.format('x', 'y', t='f32', of='f32')})") for p in found]
     count = operands()[0].size  # a multiple of all vector lengths: less for the compiler to write
-    for first in range(0, len(rows), GROUPED):
-        group = [PRIMITIVES[name] for name in rows[first : first + GROUPED]]
-        helpers |= dict.fromkeys([p.helper for p in group if p.helper])
-        values = [as_c(f"f32({p.wgsl.format('x', 'y', t='f32', of='f32')})") for p in group]
-        stores = " ".join(f"out[{k * count} + i] = {value};" for k, value in enumerate(values))
-        loops.append(
-            f"void check_{first}(const float *restrict a, const float *restrict b, float *restrict out) {{\n"
-            f"  for (long i = 0; i < {count}; i++) {{ const float x = a[i], y = b[i]; {stores} }}\n}}"
-        )
-    return "\n".join([PRELUDE, *map(helper, helpers), *loops])
+    stores = " ".join(f"out[{k * count} + i] = {value};" for k, value in enumerate(values))
+    loop = (
+        "void check(const float *restrict a, const float *restrict b, float *restrict out) {\n"
+        f"  for (long i = 0; i < {count}; i++) {{ const float x = a[i], y = b[i]; {stores} }}\n}}"
+    )
+    return "\n".join([PRELUDE, *map(helper, helpers), loop])
 
 
 class Arithmetic:
@@ -156,19 +154,12 @@ class Arithmetic:
         library = self._library and self._library.result()
         if library is None:
             return ""
-        how = next(filter(None, (_difference(*x) for x in _computed(library, self._rows))), "")
+        given = operands()
+        out = np.empty((len(self._rows), given[0].size), np.float32)
+        library.check(*[ctypes.c_void_p(x.ctypes.data) for x in (*given, out)])
+        how = next(filter(None, (_difference(*row, x) for row, x in zip(self._rows.items(), out))), "")
         self._verdicts.add({self.key: how})
         return how
-
-
-def _computed(library: ctypes.CDLL, rows: Mapping[str, int]) -> Iterator[tuple[str, int, Array]]:
-    """Yield each row with its number of operands and its results."""
-    given, ones = operands(), list(rows.items())
-    for first in range(0, len(ones), GROUPED):
-        group = ones[first : first + GROUPED]
-        out = np.empty((len(group), given[0].size), np.float32)
-        library[f"check_{first}"](*[ctypes.c_void_p(x.ctypes.data) for x in (*given, out)])
-        yield from ((*row, x) for row, x in zip(group, out))
 
 
 def _difference(name: str, count: int, out: Array) -> str:

@@ -144,6 +144,7 @@ class Trial(NamedTuple):
     odd: Sequence[Odd]  # and the plan's ties
     puts: list[Put]  # applied after the fills
     checks: list[Check]
+    read: list[tuple[Name, Array, Array]]  # elements that the results depend on, and their initial values
     undefined: bool = False  # are most results of a store not finite?
     one_sided: Sequence[bool] = ()  # for each form: did a choice among few values fall the same way for all of them?
 
@@ -232,7 +233,7 @@ def places_of(kernel: KernelSource, layout: Layout) -> Iterator[list[tuple[Name,
 
 def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]]) -> list[Trial]:
     """Return one trial for each pair of patterns and odd elements."""
-    out = [Trial(plan, patterns, _singles(plan, odd), [], []) for patterns, odd in some]
+    out = [Trial(plan, patterns, _singles(plan, odd), [], [], []) for patterns, odd in some]
     for trial in out:
         trial.puts.extend(Put(name, at, 0) for name, at in plan.zeros.items())
         trial.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in trial.odd)
@@ -241,7 +242,7 @@ def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]]) -> l
         if not outer.size:
             continue
         kinds = [kind_of(s.dtype, plan.below) for s in form.slots]
-        reads = [_reader(form.slots, kinds, places, plan.zeros, x.patterns, x.odd) for x in out]
+        reads = [_reader(form.slots, kinds, places, x) for x in out]
         exact = Points(form, _together(reads), outer, np.float64)
         written = list(exact.written())
         for k, (trial, read) in enumerate(zip(out, reads)):
@@ -303,23 +304,19 @@ def _left_out(kernel: KernelSource, layout: Layout, outer: Sequence[Array]) -> d
     return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
 
 
-def _reader(
-    slots: Sequence[Slot],
-    kinds: Sequence[Kind],
-    places: Sequence[tuple[Name, int]],
-    zeros: Mapping[Name, Array],
-    patterns: Patterns,
-    odd: Sequence[Odd],
-) -> Read:
-    """Return a function that reads a trial's memory, by slot and element."""
+def _reader(slots: Sequence[Slot], kinds: Sequence[Kind], places: Sequence[tuple[Name, int]], trial: Trial) -> Read:
+    """Return a function that reads a trial's memory, by slot and element, and notes what it read."""
 
     def read(slot: int, at: Array) -> Array:
-        name, offset = places[slot]
-        x = patterns.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
-        for array, element, value in odd:
+        (name, offset), zeros = places[slot], trial.plan.zeros
+        x = trial.patterns.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
+        for array, element, value in trial.odd:
             if name == array:
                 x = cast("Array", np.where(at + offset == element, np.asarray(value).astype(x.dtype), x))
-        return np.where(_among(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
+        x = np.where(_among(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
+        inside = (at >= 0) & (at < slots[slot].size)  # guards discard the others
+        trial.read.append((name, (at + offset)[inside], x[inside]))
+        return x
 
     return read
 
