@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import importlib
 import logging
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -243,17 +242,15 @@ class Calls:
 
 
 class LogTap(logging.Handler):
-    """Keeps the last messages of wgpu, and notes a lost device. Without logging set up, Python prints none of them."""
+    """Notes a lost device in wgpu's messages. Without logging set up, Python prints none of them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.messages: deque[str] = deque(maxlen=4)
         self.lost = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message; remember a lost device, unless it was closed."""
+        """Remember a lost device, unless it was closed."""
         text = record.getMessage()
-        self.messages.append(text)
         if "device was lost" in text and "(destroyed)" not in text:
             self.lost = " ".join(text.split())
 
