@@ -16,9 +16,9 @@ from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir.ambient import tracing
 from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.nodes import CycleError, Tensor, postorder
 from tracegrad.kernels import storage as rules
-from tracegrad.kernels.storage import Storage, analyse, postorder
+from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
 from tracegrad.runtime.cpu import CpuSession
@@ -135,8 +135,9 @@ def test_a_result_that_is_a_state_lies_where_the_state_does() -> None:
 
 def test_postorder_knows_cycles() -> None:
     after = {"a": ["b", "c"], "b": ["c"], "c": [], "d": ["e"], "e": ["d"]}
-    assert postorder(["a"], after.__getitem__) == ["c", "b", "a"]
-    assert postorder(["a", "d"], after.__getitem__) is None
+    assert list(postorder(["a"], after.__getitem__)) == ["c", "b", "a"]
+    with pytest.raises(CycleError):
+        list(postorder(["a", "d"], after.__getitem__))
 
 
 def test_analysing_changes_nothing() -> None:

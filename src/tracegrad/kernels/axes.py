@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad.dtypes import DType
+from tracegrad.ir.nodes import postorder
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, indices_of, quotients_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
@@ -209,20 +210,12 @@ class Replaced:
         return self.space.dynamic(self.value(atom.value), atom.hi + 1)
 
     def value(self, root: Value) -> Value:
-        """Return `root`, rebuilt. Iterative, because expressions can be deep."""
-        stack = [root]
-        while stack:
-            v = stack[-1]
-            if v in self._values:
-                stack.pop()
-                continue
-            missing = [a for a in v.args if a not in self._values]
-            if missing:
-                stack += missing
-                continue
-            self._values[v] = self.rebuilt(v, tuple([self._values[a] for a in v.args]))
-            stack.pop()
-        return self._values[root]
+        """Return `root`, rebuilt."""
+        made = self._values
+        if root not in made:
+            for v in postorder([root], lambda v: [a for a in v.args if a not in made]):
+                made[v] = self.rebuilt(v, tuple([made[a] for a in v.args]))
+        return made[root]
 
     def rebuilt(self, v: Value, args: tuple[Value, ...]) -> Value:
         if v.op == "const":

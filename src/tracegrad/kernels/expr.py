@@ -9,10 +9,12 @@ Both kinds are interned, so equality is identity.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Union
 
 from tracegrad.dtypes import DType, i32
+from tracegrad.ir.nodes import postorder
 
 MOST_WHOLE = 2**30  # no rule scales an index to a bound beyond this, because kernels count in 32 bits
 
@@ -294,20 +296,17 @@ class Space:
 
 def walk(roots: Iterable[Value]) -> Iterator[Value]:
     """Yield every value that `roots` are computed from, operands first, each once; also the values inside indices."""
-    seen: set[Value] = set()
-    stack: list[tuple[Value, bool]] = [(r, False) for r in roots]
-    while stack:
-        v, done = stack.pop()
-        if done:
-            yield v
-            continue
-        if v in seen:
-            continue
-        seen.add(v)
-        stack.append((v, True))
-        stack.extend((a, False) for a in v.args)
-        for index in indices_of(v):
-            stack.extend((a.value, False) for a in atoms_of(index) if isinstance(a, Dynamic))
+    return postorder(roots, used_by)
+
+
+def used_by(v: Value) -> list[Value]:
+    """Return the values that `v` is computed from directly: its operands, and those inside of its indices."""
+    return [*v.args, *(a.value for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Dynamic))]
+
+
+def uses_of(roots: Sequence[Value], used: Callable[[Value], Iterable[Value]] = used_by) -> Counter[Value]:
+    """Return how often each value is used, as a root or by another value. used: the values that one value uses."""
+    return Counter([*roots, *(x for v in walk(roots) for x in used(v))])
 
 
 def indices_of(v: Value) -> list[Index]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.nodes import Tensor, postorder
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.reads import array_of, base, region_of, trailing
-from tracegrad.kernels.storage import COMPUTED, DEEPEST, Storage, postorder
+from tracegrad.kernels.storage import COMPUTED, DEEPEST, Storage
 from tracegrad.kernels.triangles import Triangles
 from tracegrad.tuning import ONE_GROUP, RECOMPUTED
 
@@ -118,9 +118,8 @@ class Schedule:
         self.owner: dict[int, Cluster] = {}
         self.refused: dict[tuple[int, int], str] = {}
         self._fuse()
-        found = postorder([self.owner[t.serial] for t in storage.members], self.before_cluster)
-        assert found is not None, "fusing made a cycle"
-        self.clusters = found
+        last_first = [self.owner[t.serial] for t in reversed(storage.members)]
+        self.clusters = list(postorder(last_first, lambda c: reversed([*self.before_cluster(c)])))
         self._recompute_scalars()
         self._mark_outs()
         triangles = Triangles(storage.order, {t.serial for t in storage.graph.roots})

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.errors import ShapeError, placed
-from tracegrad.ir.nodes import Tensor, reached
+from tracegrad.ir.nodes import Tensor, postorder, reached
 from tracegrad.kernels.axes import Domain, all_indices, merge_axes, natural_domain, split_axes
 from tracegrad.kernels.coordinates import ravel, regroup
 from tracegrad.kernels.expr import (
@@ -40,29 +40,17 @@ def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[An
     key: list[Any] = [c.kind, c.rows, c.length, c.limits]
     mine = {t.serial for t in c.computes}
 
-    def number(root: Tensor) -> None:
-        stack = [root]
-        while stack:
-            t = stack[-1]
-            if t.serial in ids:
-                stack.pop()
-                continue
-            outside = (t.serial in stored and t.serial not in mine) or t.prim.family in IN_MEMORY
-            if outside or t.prim.family == "leaf":
-                key.append((t.type, "load", t.serial in halves))
-                externals.append(t)
-            else:
-                missing = [x for x in t.operands if x.serial not in ids]
-                if missing:
-                    stack.extend(reversed(missing))
-                    continue
-                attrs = tuple((k, repr(v) if k == "value" else v) for k, v in t.attrs.items())
-                key.append((t.prim.name, t.type, attrs, tuple([ids[x.serial] for x in t.operands])))
-            ids[t.serial] = len(ids)
-            stack.pop()
+    def loaded(t: Tensor) -> bool:
+        return t.prim.family in ("leaf", *IN_MEMORY) or (t.serial in stored and t.serial not in mine)
 
-    for t in c.computes:
-        number(t)
+    for t in postorder(reversed(c.computes), lambda t: () if loaded(t) else reversed(t.operands)):
+        if loaded(t):
+            key.append((t.type, "load", t.serial in halves))
+            externals.append(t)
+        else:
+            attrs = tuple((k, repr(v) if k == "value" else v) for k, v in t.attrs.items())
+            key.append((t.prim.name, t.type, attrs, tuple([ids[x.serial] for x in t.operands])))
+        ids[t.serial] = len(ids)
     outs = {t.serial for t in c.outs}
     replaces = replaced_slots(c, externals, storage.writes)
     key.append(

@@ -7,14 +7,14 @@ its expression is too deep. Each decision is one rule, in words for the user.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from tracegrad.dtypes import f16, f32
 from tracegrad.ir.graph import INLINED, Graph, computed_once
-from tracegrad.ir.nodes import Tensor, toposort
+from tracegrad.ir.nodes import CycleError, Tensor, postorder, toposort
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of, repeats
 from tracegrad.tuning import PRODUCT_READS, SPREAD, WIDER_READS
 
@@ -231,8 +231,12 @@ class Storage:
 
         None where new states and their readers need each other's old values: no order of in-place writes is right.
         """
-        serials = postorder([t.serial for t in self.members], lambda s: reversed(self.before[s]))
-        return None if serials is None else [self.nodes[s] for s in serials]
+        try:
+            return [
+                self.nodes[s] for s in postorder([t.serial for t in reversed(self.members)], self.before.__getitem__)
+            ]
+        except CycleError:
+            return None
 
     def array_name(self, serial: int) -> str:
         """Return the array that holds a stored node or a pack."""
@@ -274,28 +278,6 @@ def placed_arrays(graph: Graph) -> dict[int, str]:
         out[base(t).serial] = array_named(name, t.dtype)
         if t.prim.family == "pack":
             out |= {base(x).serial: name for x in t.inputs}
-    return out
-
-
-def postorder(roots: Sequence[T], before: Callable[[T], Iterable[T]]) -> list[T] | None:
-    """Return each item after all that come before it, or None if there is a cycle."""
-    done: set[T] = set()
-    open_: set[T] = set()
-    out: list[T] = []
-    stack = [(x, False) for x in reversed(roots)]
-    while stack:
-        x, ready = stack.pop()
-        if x in done:
-            continue
-        if ready:
-            done.add(x)
-            out.append(x)
-        elif x in open_:
-            return None
-        else:
-            open_.add(x)
-            stack.append((x, True))
-            stack.extend((y, False) for y in reversed([*before(x)]) if y not in done)
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 
 from tracegrad.ir import ambient
-from tracegrad.ir.nodes import Tensor, bind, rebind, toposort
+from tracegrad.ir.nodes import Tensor, bind, postorder, rebind, toposort
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.views import BARRIER
 from tracegrad.tuning import MUCH_SMALLER, RECOMPUTE_FROM
@@ -125,16 +125,16 @@ class _Backward:
         def key(t: Tensor) -> tuple[int, int]:
             return t.serial, -1 if t.serial in self.again else last.serial
 
-        stack = [] if key(x) in self.copies else [x]
-        while stack:  # a loop, because chains of recomputed values can be long
-            t = stack[-1]
-            computed = t.serial in self.again or _inlined(t, self.stored)
-            missing = [i for i in t.inputs if key(i) not in self.copies] if computed else []
-            if not missing:
-                parts = [self.copies[key(i)] for i in t.inputs] if computed else []
-                self.copies[key(t)] = rebind(t, parts) if computed else bind(BARRIER, t, self.new[last.serial])
-                stack.pop()
-            stack += missing
+        def computed(t: Tensor) -> bool:
+            return t.serial in self.again or _inlined(t, self.stored)
+
+        for t in postorder([x], lambda t: t.inputs if computed(t) and key(t) not in self.copies else ()):
+            if key(t) in self.copies:
+                continue
+            if computed(t):
+                self.copies[key(t)] = rebind(t, [self.copies[key(i)] for i in t.inputs])
+            else:
+                self.copies[key(t)] = bind(BARRIER, t, self.new[last.serial])
         return self.copies[key(x)]
 
 

@@ -10,13 +10,14 @@ a step runs.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from tracegrad.dtypes import LARGEST_F32, DType, nearest_f32
 from tracegrad.ir.nodes import PRIMITIVES
-from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of
+from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of, uses_of
 from tracegrad.kernels.form import Axis, Fold
 
 
@@ -125,7 +126,7 @@ class Emitter:
         self._outer_sums: dict[str, str] = {}
         self._is_inner: dict[Value | Index, bool] = {}
         self._held: dict[str, dict[Value, str]] | None = None  # copy -> names of values inside of loops
-        self._uses: dict[Value, int] = {}
+        self._uses = Counter[Value]()
         self._count = 0
 
     def beside(
@@ -171,16 +172,14 @@ class Emitter:
         """Return expressions of `roots`; shared parts become `let`s. Values constant in a loop move out of it."""
         self.inner = []
         if self._held is None:
-            self._inner_names, self._uses = {}, {}
-            self._count_uses(roots)
+            self._inner_names, self._uses = {}, uses_of(roots)
         else:
             self._inner_names = self._held.setdefault(self.copy, {})
         return [self._value(r, loop) for r in roots]
 
     def hold(self, roots: Sequence[Value]) -> None:
         """Let later calls of `values` reuse names, in the same scope. roots: all values still to be written."""
-        self._held = {}
-        self._count_uses(roots)
+        self._held, self._uses = {}, uses_of(roots)
 
     def flush(self) -> list[str]:
         """Return the statements outside of loops since the last call."""
@@ -216,19 +215,9 @@ class Emitter:
             return a.name in self.inner_axes
         return self.varies(a.index if isinstance(a, Quotient) else a.value)
 
-    def _count_uses(self, roots: Sequence[Value]) -> None:
-        stack = list(roots)
-        while stack:
-            v = stack.pop()
-            self._uses[v] = self._uses.get(v, 0) + 1
-            if self._uses[v] == 1:
-                stack += v.args
-                for index in indices_of(v):
-                    stack += [a.value for a in atoms_of(index) if isinstance(a, Dynamic)]
-
     def named(self, v: Value) -> bool:
         """Return whether a value gets a name, instead of being written where it is used."""
-        return self._uses.get(v, 0) > 1
+        return self._uses[v] > 1
 
     def _value(self, v: Value, loop: bool) -> str:
         if v.op == "const":

@@ -10,10 +10,9 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from tracegrad.dtypes import f16, f32, nearest_f32
-from tracegrad.ir.nodes import PRIMITIVES
-from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of, walk
+from tracegrad.ir.nodes import PRIMITIVES, postorder
+from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of, used_by, uses_of
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.storage import postorder
 
 Shape = tuple[int, ...]
 
@@ -133,10 +132,8 @@ class Values:
     def __init__(self, arrays: Arrays, roots: Sequence[Value]) -> None:
         self.arrays = arrays
         self.names: dict[Value | str, str] = {}  # of values, and of the kernel's locals
-        self.uses: dict[Value, int] = {}
+        self.uses = uses_of(roots, operands)
         self._shapes: dict[Value, Shape] = {}
-        for v in [*roots, *(x for reader in walk(roots) for x in operands(reader))]:
-            self.uses[v] = self.uses.get(v, 0) + 1
 
     def shape(self, v: Value) -> tuple[int, ...]:
         """Return the sizes along the axes on which a value depends, and 1 along the others."""
@@ -182,9 +179,9 @@ class Values:
         """Return the values that `root` needs and that have no name yet, operands first."""
 
         def unnamed(v: Value) -> list[Value]:
-            return [x for x in operands(v) if x not in self.names and x.op not in ("const", "local")]
+            return [x for x in reversed(operands(v)) if x not in self.names and x.op not in ("const", "local")]
 
-        return postorder(unnamed(root), unnamed) or []
+        return list(postorder(unnamed(root), unnamed))
 
     def name_of(self, v: Value) -> str:
         """Return the name or literal of a computed value."""
@@ -380,10 +377,7 @@ def _static_inside(v: Value) -> bool:
 
 def operands(v: Value) -> list[Value]:
     """Return the values to compute before `v`. A guarded static load is one step with its guard."""
-    if _static_inside(v):
-        return []
-    inside = [a.value for i in indices_of(v) for a in atoms_of(i) if isinstance(a, Dynamic)]
-    return [*v.args, *inside]
+    return [] if _static_inside(v) else used_by(v)
 
 
 def constant(v: Value) -> str:
