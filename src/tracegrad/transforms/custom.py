@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.ir import ambient
-from tracegrad.ir.nodes import Tensor, bind, toposort
+from tracegrad.ir.nodes import Tensor, bind, graft, toposort
 from tracegrad.prims.leaves import LEAF, as_tensor, const
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import spread, zeros_like
@@ -25,7 +25,7 @@ from tracegrad.prims.views import BARRIER, reshape
 from tracegrad.refusals import check_function
 from tracegrad.transforms.trees import arrays_in, is_pair, rebuilt, tree_leaves, tree_map, with_arrays
 from tracegrad.transforms.vmap import over
-from tracegrad.transforms.walks import cotangents, repeated, replayed
+from tracegrad.transforms.walks import cotangents, repeated
 
 Pull = Callable[..., Sequence[Tensor | None]]  # (ct, *inputs) -> one cotangent per input
 
@@ -105,7 +105,7 @@ def _checkpointed(y: Tensor, begin: int) -> Tensor:
     xs = list(older.values())
 
     def rebuild(*others: Tensor) -> Tensor:
-        return replayed([y], dict(zip(xs, others, strict=True)))[0]
+        return graft([y], {x.serial: other for x, other in zip(xs, others, strict=True)})[0]
 
     return bind(CHECKPOINT, y, *xs, rebuild=rebuild)
 

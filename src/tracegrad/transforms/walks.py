@@ -1,11 +1,11 @@
-"""Walk graphs: backwards with VJPs, forwards with JVPs or batching rules, and again on other leaves."""
+"""Walk graphs: backwards with VJPs, forwards with JVPs or batching rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad.ir import ambient
-from tracegrad.ir.nodes import Tensor, bind, depending, rebind, toposort
+from tracegrad.ir.nodes import Tensor, bind, depending, toposort
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import const
 from tracegrad.prims.rules import spread, zeros_like
@@ -104,13 +104,6 @@ def repeated(many: Tensor | None, y: Tensor, n: int) -> Tensor:
     with ambient.rewriting() as here:
         here.site = y.site
         return spread(n, reshape(y, (1, *y.shape))) if many is None else many
-
-
-def replayed(ys: Sequence[Tensor], stand_ins: Mapping[Tensor, Tensor]) -> list[Tensor]:
-    """Recompute `ys` with some nodes replaced: `stand_ins` maps a node to its replacement."""
-    new = {x.serial: value for x, value in stand_ins.items()}
-    _forwards(ys, new, lambda t: rebind(t, tuple([new.get(x.serial, x) for x in t.inputs])), lambda t: False)
-    return [new.get(y.serial, y) for y in ys]
 
 
 def _forwards(
