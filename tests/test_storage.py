@@ -15,8 +15,8 @@ from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir.ambient import tracing
-from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import CycleError, Tensor, postorder
+from tracegrad.ir.graph import CycleError, Graph, postorder
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels import storage as rules
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.leaves import leaf

@@ -106,13 +106,10 @@ install()
 # Type checkers export what a star brings or `as` repeats, and are to report unknown names themselves
 if not TYPE_CHECKING:
     __all__ = [
-        "Aborted", "CSVLogger", "Captures", "Checkpoint", "CompiledForward", "CompiledTraining", "Completed", "DType",
-        "DeviceInfo", "EarlyStopping", "Failed", "GradTensor", "Graph", "InputType", "Module", "Parameter", "Pending",
-        "Program", "Sweep", "Tensor", "TensorBoard", "TensorType", "WebGPUSupport", "bool_", "check_webgpu", "compile",
-        "compile_forward", "devices", "eager", "f32", "from_torch", "hyper", "i32", "init", "instantiate",
-        "is_webgpu_available", "load_forward", "lr", "manual_seed", "nn", "no_grad", "optim", "parameter",
-        "single_flight", "summary", "sweep", "tensor", "to_torch", "trace", "trace_forward", "u32",
+        "DType", "GradTensor", "Graph", "InputType", "Module", "Parameter", "Tensor", "TensorType", "bool_", "f32",
+        "hyper", "i32", "init", "lr", "manual_seed", "nn", "no_grad", "optim", "parameter", "tensor", "u32",
     ]  # fmt: skip
+    __all__ += " ".join(LATER.values()).split()
     __all__ += errors.__all__
     __all__ += alignment.__all__
     __all__ += ops.__all__

@@ -74,10 +74,8 @@ def checked(name: str, value: Any, range: Range = ANY, what: str = "") -> float:
     """
     who = f"{what}: {name}" if what else name
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
         hint = "; pass float(x)" if getattr(value, "shape", None) == () else ""
-        raise InputError.here(f"{who} must be a number, got {shown} ({type(value).__name__}){hint}")
+        raise InputError.here(f"{who} must be a number, got {shown(value)} ({type(value).__name__}){hint}")
     try:
         x = float(value)
     except OverflowError:  # an integer of 400 digits

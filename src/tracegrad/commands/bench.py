@@ -104,37 +104,29 @@ def digests(device: str | None) -> int:
 
     The code is 1 if a training resumed from a checkpoint has another digest than an uninterrupted one.
     """
-    names = places(device)
     differ = 0
-    for name, model in models().items():
-        for place in names:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # a software adapter was asked for by name
-                straight, resumed = hashes(model, place, STEPS)
-            differ += straight != resumed
-            said = "the same resumed" if straight == resumed else f"resumed: {resumed}"
-            print(f"{name:6} {place:6} {straight} {said}")
+    for name, model, place in each(device):
+        straight, resumed = hashes(model, place, STEPS)
+        differ += straight != resumed
+        said = "the same resumed" if straight == resumed else f"resumed: {resumed}"
+        print(f"{name:6} {place:6} {straight} {said}")
     print(f"SHA-256 of losses, parameters and optimizer state after {STEPS} steps")
     return int(differ > 0)
 
 
-def places(device: str | None) -> list[str]:
-    """Return the given device, or all devices but software adapters, and print their descriptions."""
+def each(device: str | None) -> Iterator[tuple[str, Model, str]]:
+    """Yield every model with the given device, or with all but software adapters; first print their descriptions."""
     found = tg.devices()
     names = [device] if device else list(dict.fromkeys(d.name for d in found if not d.software))
     print("\n".join(str(d) for d in found if d.name in names), end="\n\n")
-    return names
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a software adapter was asked for by name
+        yield from [(name, model, place) for name, model in models().items() for place in names]
 
 
 def run(device: str | None, seconds: float = SECONDS) -> int:
     """Print a row for every model on every device, or on the given one. Returns the exit code."""
-    names = places(device)
-    rows: list[tuple[str, ...]] = []
-    for name, model in models().items():
-        for place in names:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # a software adapter was asked for by name
-                rows.append(measured(name, model, place, seconds))
+    rows = [measured(name, model, place, seconds) for name, model, place in each(device)]
     print(Table(HEAD, rows, left=("model", "device")).text())
     print("Each step takes its batch from the host. Steps are queued, and the loss is read after each block of steps.")
     return 0

@@ -117,7 +117,7 @@ def _marked(graph: Graph) -> tuple[Graph, dict[int, Tensor]]:
 def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
     """Return the dispatches of the program that `graph` was compiled to, in order."""
     launches = iter(Planned.of(graph, program).launches)
-    times = Counter(run_order(program))
+    times = Counter(number for number, _ in program.order())
     at = partial(at_size, program)
     costs: dict[int, Cost] = {}  # clusters of equal form share a kernel
     out: list[DispatchInfo] = []
@@ -156,11 +156,6 @@ def blamed_lines(graph: Graph, program: Program) -> Generator[None, None, None]:
 def blamed(graph: Graph, program: Program) -> dict[int, tuple[Site, ...]]:
     """Return the lines to name in an error of each kernel of `program`, by the kernel's number."""
     return {d.kernel: d.sites[:SHOWN] for d in reversed(dispatches_of(graph, program))}
-
-
-def run_order(program: Program) -> list[int]:
-    """Return the numbers of the dispatches in the order they run; dispatches in loops repeat."""
-    return [number for number, _ in program.order()]
 
 
 def sites_of(c: Cluster, externals: Iterable[Tensor]) -> set[Site]:

@@ -14,9 +14,10 @@ U32 and booleans are stored as I32: other safetensors readers support F32 and I3
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -109,7 +110,7 @@ def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, nam
     """Return the part of a checkpoint that belongs to one of several losses, with its own metadata.
 
     Raises InputError if the file has other losses."""
-    try:
+    with _metadata(path):
         if "losses" not in file.metadata:
             said = f"losses: the file has one loss, this training has {shown([*names])}"
             raise InputError(f"{said}; {ALONE}")
@@ -117,9 +118,6 @@ def of_loss(path: str | os.PathLike[str], file: safetensors.File, name: str, nam
         if losses.keys() != {*names}:
             raise InputError(f"losses: the file has {shown([*losses])}, this training has {shown([*names])}")
         own = _object(losses[name], f"losses.{name}")
-    except InputError as e:
-        why = str(e).partition("\n  at ")[0]
-        raise InputError.here(f"load: {os.fspath(path)} does not fit; nothing was changed\n  metadata {why}") from None
     others = tuple(f"opt/{other}/" for other in names if other != name)
     tensors = {n: x for n, x in file.tensors.items() if not n.startswith(others)}
     texts = {n: x for n, x in own.items() if isinstance(x, str)}
@@ -243,7 +241,7 @@ def refuse(path: str | os.PathLike[str], problems: Sequence[str]) -> None:
 
 def settings(path: str | os.PathLike[str], metadata: Mapping[str, str], program: Program, current: Knobs) -> Snapshot:
     """Return the snapshot of a checkpoint's metadata, without arrays. Raise InputError for an entry that is wrong."""
-    try:
+    with _metadata(path):
         if "losses" in metadata:
             raise InputError(f"losses: the file has several losses, this training has one; {ALONE}")
         m = {name: _entry(metadata, name) for name in ENTRIES}
@@ -253,9 +251,6 @@ def settings(path: str | os.PathLike[str], metadata: Mapping[str, str], program:
         optimizer = _optimizer(_object(m["optimizer"], "optimizer"), program)
         schedule = _schedule(rate, current.rate.schedule)
         frozen = _frozen(metadata, program)
-    except InputError as e:
-        why = str(e).partition("\n  at ")[0]
-        raise InputError.here(f"load: {os.fspath(path)} does not fit; nothing was changed\n  metadata {why}") from None
     knobs = Knobs(Rate(schedule, start), {**current.values, **hyper})
     return Snapshot({}, {}, step, seed, knobs, optimizer, program, frozen)
 
@@ -289,6 +284,16 @@ def _arrays(
         states[f.name] = whole
     problems += [f"{cut(printable(name))}: not in this training" for name in rest]
     return values, states
+
+
+@contextlib.contextmanager
+def _metadata(path: str | os.PathLike[str]) -> Generator[None]:
+    """Raise an InputError about an entry of the metadata with the file's path."""
+    try:
+        yield
+    except InputError as e:
+        why = str(e).partition("\n  at ")[0]
+        raise InputError.here(f"load: {os.fspath(path)} does not fit; nothing was changed\n  metadata {why}") from None
 
 
 def _entry(metadata: Mapping[str, str], name: str) -> Any:

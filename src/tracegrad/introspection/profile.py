@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tracegrad.arrays import np
 from tracegrad.compiler.build import Built
-from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of, run_order
+from tracegrad.compiler.dispatches import COUNTED, DispatchInfo, dispatches_of
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
@@ -196,7 +196,7 @@ def profiled(built: Built, timings: Timings, session: Session, holder: Holder) -
     device, limits = session.info, holder.limits or measure_limits(session)
     holder.limits = limits
     program = as_run(built.program, device)
-    order = run_order(program)
+    order = [number for number, _ in program.order()]
     sums = [[0.0] * len(program.dispatches) for _ in timings.runs]
     for spans, run in zip(timings.runs, sums):
         for number, (begin, end) in zip(order, spans, strict=True):

@@ -8,14 +8,16 @@ does, is not a comparison.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 from tracegrad.dtypes import bool_
 from tracegrad.ir.nodes import Tensor, reached, toposort, unmoved
 from tracegrad.refusals import Value
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +171,27 @@ def inlined(roots: Sequence[Tensor], until: Set[int] = frozenset()) -> Iterator[
         return [x for x in values if x.prim.family in INLINED]
 
     return reached(inside(roots), lambda x: () if x.serial in until else inside(x.operands))
+
+
+class CycleError(ValueError):
+    """Raised by `postorder` where an item has to come before itself."""
+
+
+def postorder(roots: Iterable[T], before: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Yield each item once, after all that come before it. Of several roots or items before one, the last is first.
+
+    A loop, because expressions can be deep. Raises CycleError.
+    """
+    done: dict[T, bool] = {}
+    stack = [(x, False) for x in roots]
+    while stack:
+        x, ready = stack.pop()
+        if ready:
+            done[x] = True
+            yield x
+        elif x not in done:
+            done[x] = False
+            stack.append((x, True))
+            stack.extend([(y, False) for y in before(x)])
+        elif not done[x]:
+            raise CycleError

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tracegrad import foreign
 from tracegrad.dtypes import TensorType
@@ -19,7 +19,6 @@ from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
 from tracegrad.refusals import branching
 from tracegrad.sites import current_site, restored, rewriting
 
-T = TypeVar("T")
 _serial = itertools.count()
 
 # How the compiler treats a primitive. Everything else is in the row of the primitive.
@@ -323,30 +322,6 @@ def reached(roots: Iterable[Tensor], beyond: Callable[[Tensor], Iterable[Tensor]
             seen.add(t.serial)
             yield t
             stack.extend(beyond(t))
-
-
-class CycleError(ValueError):
-    """Raised by `postorder` where an item has to come before itself."""
-
-
-def postorder(roots: Iterable[T], before: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield each item once, after all that come before it. Of several roots or items before one, the last is first.
-
-    A loop, because expressions can be deep. Raises CycleError.
-    """
-    done: dict[T, bool] = {}
-    stack = [(x, False) for x in roots]
-    while stack:
-        x, ready = stack.pop()
-        if ready:
-            done[x] = True
-            yield x
-        elif x not in done:
-            done[x] = False
-            stack.append((x, True))
-            stack.extend([(y, False) for y in before(x)])
-        elif not done[x]:
-            raise CycleError
 
 
 def depending(order: Iterable[Tensor], on: Iterable[Tensor], floats: bool = False) -> set[int]:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from tracegrad.dtypes import DType
-from tracegrad.ir.nodes import postorder
+from tracegrad.ir.graph import postorder
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, indices_of, quotients_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Union
 
 from tracegrad.dtypes import DType, i32
-from tracegrad.ir.nodes import postorder
+from tracegrad.ir.graph import postorder
 
 MOST_WHOLE = 2**30  # no rule scales an index to a bound beyond this, because kernels count in 32 bits
 

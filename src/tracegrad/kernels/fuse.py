@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tracegrad.ir.nodes import Tensor, postorder
+from tracegrad.ir.graph import postorder
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.reads import array_of, base, region_of, trailing
 from tracegrad.kernels.storage import COMPUTED, DEEPEST, Storage

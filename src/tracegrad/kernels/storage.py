@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from tracegrad.dtypes import f16, f32
-from tracegrad.ir.graph import INLINED, Graph, computed_once
-from tracegrad.ir.nodes import CycleError, Tensor, postorder, toposort
+from tracegrad.ir.graph import INLINED, CycleError, Graph, computed_once, postorder
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of, repeats
 from tracegrad.tuning import PRODUCT_READS, SPREAD, WIDER_READS
 

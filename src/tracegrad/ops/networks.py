@@ -126,7 +126,7 @@ def _sized(x: Pairs, n: int) -> Pairs:
     """Return the first `n` pairs of the middle axis, padded at its end with pairs that sort last."""
     own = x.keys.shape[1]
     if n <= own:
-        return _cut_out(x, 1, n)
+        return Pairs(*[slice_(t, 1, 0, n) for t in x])
     return Pairs(*[where(iota((t := place(y, 1, 0, n)).shape, 1) < own, t, LAST) for y in x])
 
 
@@ -136,10 +136,6 @@ def _reshaped(x: Pairs, shape: Sequence[int]) -> Pairs:
 
 def _turned(x: Pairs) -> Pairs:
     return Pairs(*[permute(t, (0, 2, 1)) for t in x])
-
-
-def _cut_out(x: Pairs, axis: int, length: int) -> Pairs:
-    return Pairs(*[slice_(t, axis, 0, length) for t in x])
 
 
 def _flipped(x: Pairs, axes: Sequence[int]) -> Pairs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 
 from tracegrad.ir import ambient
-from tracegrad.ir.nodes import Tensor, bind, postorder, rebind, toposort
+from tracegrad.ir.graph import postorder
+from tracegrad.ir.nodes import Tensor, bind, rebind, toposort
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.views import BARRIER
 from tracegrad.tuning import MUCH_SMALLER, RECOMPUTE_FROM

@@ -10,7 +10,8 @@ import struct
 from collections.abc import Iterable, Sequence
 
 from tracegrad.dtypes import f16, f32, nearest_f32
-from tracegrad.ir.nodes import PRIMITIVES, postorder
+from tracegrad.ir.graph import postorder
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, indices_of, used_by, uses_of
 from tracegrad.kernels.form import Kernel
 

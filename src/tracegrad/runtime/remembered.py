@@ -1,8 +1,8 @@
 """Remember adapters and wgpu's C types between processes, so that most processes need no child and parse no C.
 
-The rows of adapters are kept in the user's cache directory, with everything that could change them, and are valid only
-while all of it is the same. Reading the rows deletes them; they are written again after a device opened. So if a driver
-crashes or hangs this process, the next process asks a child.
+The rows of adapters are kept in the user's cache directory, in a file whose name contains a hash of everything that
+could change them. Reading the rows deletes them; they are written again after a device opened. So if a driver crashes
+or hangs this process, the next process asks a child.
 
 The tables of C types (wgpu_types.py) are kept under a hash of the header and of cffi, in a file whose name contains the
 hash of its contents. They are data: nothing in the file is executed. The header is compiled again if anything differs,
@@ -48,9 +48,7 @@ def take() -> Rows | None:
                 return None
             text = path.read_text(encoding="utf-8")
             path.unlink()
-            said = json.loads(text)
-            if said["circumstances"] == circumstances():
-                return cast("Rows", said["rows"])
+            return cast("Rows", json.loads(text)["rows"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass  # the contents are unusable, so a child is asked
     return None
@@ -62,7 +60,7 @@ def keep(rows: Rows) -> None:
     if path is None:
         return
     with contextlib.suppress(OSError):
-        put(path, json.dumps({"circumstances": circumstances(), "rows": rows}).encode())
+        put(path, json.dumps({"rows": rows}).encode())
 
 
 def _path() -> Path | None:

@@ -252,7 +252,7 @@ class _Loop:
         # take results that are there, or if so many steps are queued that further ones would only wait
         most = 2 * self.train.worker.max_in_flight
         while self.waiting and (self.waiting[0][1].done() or len(self.waiting) >= most):
-            self._take()
+            self._note(*self.waiting.popleft())
 
     def _given(self, data: Rows | Iterable[Any], batch: Any, loss: str) -> Mapping[str, Any]:
         """Return the inputs of a step. Those of other losses are left out."""
@@ -273,7 +273,7 @@ class _Loop:
 
     def _drain(self) -> History:
         while self.waiting:
-            self._take()
+            self._note(*self.waiting.popleft())
         return self.history
 
     def settle(self) -> None:
@@ -284,11 +284,8 @@ class _Loop:
             if isinstance(result, CompletedStep):
                 self._note(turn, result)
 
-    def _take(self) -> None:
-        """Record the result of the oldest step."""
-        self._note(*self.waiting.popleft())
-
     def _note(self, turn: str, r: Pending[StepResult] | CompletedStep) -> None:
+        """Record the result of a step."""
         more = {name: float(x) for name, x in r.aux.items() if np.ndim(x) == 0} if r.aux else NONE
         self.history.loss.append(r.loss)
         step = self.begun + len(self.history.loss) if turn else r.step
