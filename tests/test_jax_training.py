@@ -143,7 +143,7 @@ def test_short_steps_share_a_call_and_one_that_fails_among_them_changes_nothing(
     data = batches(40)
     data[17]["x"][0, 0] = np.nan
     with compiled("jax") as one, compiled("jax") as other:
-        calls = other.worker.call(lambda s: s._loaded[1].calls)  # pyright: ignore
+        calls = other.worker.call(lambda s: s._loaded[1][1])  # pyright: ignore
         assert not other.step(data[0]).result().step - 1 and calls.most > 1, "a step this small is looped"
         one.step(data[0]).result()
         want = [one.step(b).result() for b in data[1:]]
@@ -157,7 +157,7 @@ def test_arrays_are_updated_without_a_copy() -> None:
     """XLA copies an array that it must still read after its successor was written over it."""
     with compiled("jax", optim.adamw(lr=1e-2, weight_decay=0.1, clip_grad_norm=0.5)) as train:
         train.step(batches(1)[0]).result()
-        memory, calls = train.worker.call(lambda s: (s._memory, s._loaded[1].calls))  # pyright: ignore
+        memory, calls = train.worker.call(lambda s: (s._memory, s._loaded[1][1]))  # pyright: ignore
         arrays = [[memory.arrays[key] for key in keys] for keys in (calls.function.written, calls.function.read)]
         words = np.zeros(len(calls._scalars.values), np.uint32)
         given = [calls._put(v, batches(1)[0][v.name]) for v in calls._batch]
@@ -247,7 +247,7 @@ def test_steps_have_the_same_bits_in_loops_and_outside_of_them(platform: str, mo
 
     monkeypatch.setattr(jax_calls, "WORTH", 0.0)
     with compiled("jax") as one, compiled("jax") as other:
-        loaded = lambda train: train.worker.call(lambda s: (s._memory.arrays, s._loaded[1].calls))  # pyright: ignore
+        loaded = lambda train: train.worker.call(lambda s: (s._memory.arrays, s._loaded[1][1]))  # pyright: ignore
         (arrays, calls), (wanted, single) = loaded(other), loaded(one)
         runs, run = list[Any](), calls.run
         keep = lambda given: runs.extend({name: np.array(x) for name, x in one.items()} for one in given)
@@ -277,7 +277,7 @@ def test_large_inputs_of_a_loop_are_passed_one_by_one(monkeypatch: pytest.Monkey
         want = [one.step(b).loss for b in data]
     monkeypatch.setattr(jax_calls, "KEPT_BYTES", 100)
     with compiled("jax") as other:
-        calls = other.worker.call(lambda s: s._loaded[1].calls)  # pyright: ignore
+        calls = other.worker.call(lambda s: s._loaded[1][1])  # pyright: ignore
         assert other.step(data[0]).loss == want[0]
         x, y = (calls._stacked([{**data[0], **blank_words(calls)}])[0][k] for k in (0, 1))
         assert isinstance(x, list) and len(x) == calls.most and not isinstance(y, list)

@@ -9,7 +9,7 @@ the other members go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from tracegrad import init
@@ -20,6 +20,7 @@ from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.params import declared, drawn
 from tracegrad.errors import InputError
 from tracegrad.hypers import ANY, COMPLEMENT, GROUP, OFF, checked
+from tracegrad.initializer import Initializer
 from tracegrad.ir.ambient import require
 from tracegrad.ir.nodes import Tensor
 from tracegrad.ir.states import STATE, StateTensor
@@ -30,7 +31,7 @@ from tracegrad.ops.reduction import any as any_, sum as sum_
 from tracegrad.optim.arena import Arena
 from tracegrad.optim.guard import PARAMS
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.optim.transform import NO_GROUPS, Groups, Host, Kept, PerParameter, State as Kepts, Transform
+from tracegrad.optim.transform import NO_GROUPS, Host, Kept, PerParameter, State as Kepts, Transform
 from tracegrad.passes.pieces import Piece, split
 from tracegrad.prims.elementwise import cast as cast_, nonfinite, stop_gradient, where
 from tracegrad.prims.folds import pack
@@ -93,29 +94,28 @@ class SweepPlan(NamedTuple):
         """Return the stacked model: parameters of all members by name, and the members' values as states."""
         n, fields = len(self.seeds), declared(model)
         draws = {seed: drawn(fields, seed) for seed in dict.fromkeys(self.seeds)}
+
+        def first(name: str, p: Parameter) -> Initializer:
+            return init.literal(np.stack([draws[seed][name] for seed in self.seeds]), p.dtype)
+
         parts: dict[str, Parameter] = {}
         for name, p in named_parameters(model).items():
-            first = init.literal(np.stack([draws[seed][name] for seed in self.seeds]), p.dtype)
             decay = decays(name, p, self.base.decay_filter)
-            parts[name] = Parameter((n, *p.shape), p.dtype, first, decay, p.trainable, p.site)
-        held: dict[str, Parameter] = {}
-        for name, p in named_states(model).items():
-            first = init.literal(np.stack([draws[seed][name] for seed in self.seeds]), p.dtype)
-            held[name] = State((n, *p.shape), p.dtype, first, None)
+            parts[name] = Parameter((n, *p.shape), p.dtype, first(name, p), decay, p.trainable, p.site)
+        held: dict[str, Parameter] = {
+            name: State((n, *p.shape), p.dtype, first(name, p), None) for name, p in named_states(model).items()
+        }
         states: dict[str, Parameter] = {n: State(x.shape, f32, init.literal(x), None) for n, x in self.states().items()}
         return {MODELS: parts, STATES: held, VALUES: {**states, SOUND: State((n,), f32, init.ones(), None)}}
 
     def optimizer(self, model: Any) -> Optimizer:
         """Return the optimizer that applies `base` to each member."""
-        count, parameters = len(self.seeds), named_parameters(model)
+        parameters = named_parameters(model)
         self.base.groups.check(list(parameters), "groups")
-        members = Members(
-            count, arena_of(parameters, self.base), f"{MODELS}.", self.base.groups, self._leaves, lambda: _sound(count)
-        )
         replaced = "lr" in self.values and isinstance(self.base.lr, (int, float))
         return replace(
             self.base,
-            transform=per_member(self.base.transform, members),
+            transform=per_member(self, arena_of(parameters, self.base)),
             lr=1.0 if replaced else self.base.lr,
             decay_filter=None,
             again=None,
@@ -123,9 +123,14 @@ class SweepPlan(NamedTuple):
             groups=NO_GROUPS,
         )
 
-    def _leaves(self) -> dict[str, Tensor]:
+    def leaves(self) -> dict[str, Tensor]:
+        """Return the members' hyperparameters inside a trace, f32[members] each."""
         type_ = TensorType(f32, (len(self.seeds),))
         return {name: leaf("state", f"{STATE}{VALUES}.{name}", type_) for name in self.names}
+
+    def sound(self) -> Tensor:
+        """Return bool[members], as the loss of this trace wrote it: True for a finite loss and gradient."""
+        return reshape(require("tg.sweep").writes[f"{STATE}{VALUES}.{SOUND}"], (len(self.seeds),)) > 0.0
 
     def loss(self, model: Any, loss: Callable[..., Any], names: Sequence[str], each: Sequence[str]) -> Loss:
         """Return the mean loss of the members, where a member's parameters get the gradient of its own loss."""
@@ -210,55 +215,40 @@ def is_list(given: object) -> bool:
     return not isinstance(given, str) and hasattr(given, "__len__") and hasattr(given, "__getitem__")
 
 
-def _sound(count: int) -> Tensor:
-    """Return bool[members], as the loss of this trace wrote it: True for a finite loss and gradient."""
-    return reshape(require("tg.sweep").writes[f"{STATE}{VALUES}.{SOUND}"], (count,)) > 0.0
-
-
 STEP = ""  # stands for the gradient, and for the update computed from it, beside the names of states
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """The members of a sweep: their number, parameters and own values.
+def apart(flat: Tensor, stacked: Arena, own: Arena, count: int) -> list[Tensor]:
+    """Return the parts of a flat array of the stacked parameters, each f32[count, slot.size].
 
-    arena:  the parameters of one member.
-    prefix: prefix of the names of the stacked parameters.
-    groups: groups of the optimizer, by the names of one member's parameters.
-    values: returns, inside a trace, the hyperparameters of the members, f32[count] each.
-    sound:  returns, inside a trace, bool[count]: True for members with a finite loss and gradient in this step.
+    stacked, own: the layouts of all members and of one.
     """
-
-    count: int
-    arena: Arena
-    prefix: str
-    groups: Groups
-    values: Callable[[], Mapping[str, Tensor]]
-    sound: Callable[[], Tensor]
-
-    def of_all(self, flat: Tensor, stacked: Arena, own: Arena) -> list[Tensor]:
-        """Return the parts of a flat array of the stacked parameters, each f32[count, slot.size]."""
-        if not own.slots:
-            return [broadcast_to(reshape(flat, (1, 1)), (self.count, 1))]
-        views = stacked.views(flat)
-        return [reshape(views[self.prefix + s.name], (self.count, s.size)) for s in own.slots]
-
-    def flat(self, parts: Sequence[Tensor], stacked: Arena, own: Arena) -> Tensor:
-        """Join such parts: the inverse of `of_all`."""
-        if not own.slots:
-            return slice_(reshape(parts[0], (self.count,)), 0, 0, 1)
-        return stacked.pack({self.prefix + s.name: x for s, x in zip(own.slots, parts)})
+    if not own.slots:
+        return [broadcast_to(reshape(flat, (1, 1)), (count, 1))]
+    views = stacked.views(flat)
+    return [reshape(views[f"{MODELS}.{s.name}"], (count, s.size)) for s in own.slots]
 
 
-def per_member(inner: Transform, members: Members) -> Transform:
-    """Apply `inner` to each member. The result has no bounds, so the device checks the new values of every step."""
-    kept = {name: _stacked(x, members.count) for name, x in inner.state.items()}
+def joined(parts: Sequence[Tensor], stacked: Arena, own: Arena) -> Tensor:
+    """Join such parts: the inverse of `apart`."""
+    if not own.slots:
+        return slice_(reshape(parts[0], (parts[0].size,)), 0, 0, 1)
+    return stacked.pack({f"{MODELS}.{s.name}": x for s, x in zip(own.slots, parts)})
+
+
+def per_member(plan: SweepPlan, one: Arena) -> Transform:
+    """Apply the update of `plan.base` to each member. one: the parameters of a member.
+
+    The result has no bounds, so the device checks the new values of every step.
+    """
+    inner, count = plan.base.transform, len(plan.seeds)
+    kept = {name: _stacked(x, count) for name, x in inner.state.items()}
 
     def layouts(name: str, arena: Arena) -> tuple[Arena, Arena]:
         outside, own = kept.get(name), inner.state.get(name)
         if isinstance(outside, PerParameter) and isinstance(own, PerParameter):
-            return outside.layout(arena), own.layout(members.arena)
-        return arena, members.arena
+            return outside.layout(arena), own.layout(one)
+        return arena, one
 
     def update(g: Tensor, p: Tensor, state: Kepts, host: Host) -> tuple[Tensor, Kepts]:
         cuts = [_pieces(layouts(name, host.arena)[1]) for name in (STEP, *state)]
@@ -266,7 +256,7 @@ def per_member(inner: Transform, members: Members) -> Transform:
         def of_one(
             parts: Mapping[str, Sequence[Tensor]], values: Mapping[str, Tensor], sound: Tensor
         ) -> dict[str, list[Tensor]]:
-            inside = Host(members.arena, host.updates, groups=members.groups, own=values)
+            inside = Host(one, host.updates, groups=plan.base.groups, own=values)
             g, p, *old = [pack(x) for x in parts.values()]
             before = dict(zip(state, old))
             step, new = inner.update(g, p, before, inside)
@@ -277,9 +267,9 @@ def per_member(inner: Transform, members: Members) -> Transform:
             # In pieces, because joining the parameters of each member would take longer than the update
             return {n: list(x) for n, x in zip(after, split(list(after.values()), cuts))}
 
-        parts = {n: members.of_all(x, *layouts(n, host.arena)) for n, x in {STEP: g, PARAMS: p, **state}.items()}
-        after = vmap(of_one)(parts, dict(members.values()), members.sound())
-        flats = {n: members.flat(x, *layouts(n, host.arena)) for n, x in after.items()}
+        parts = {n: apart(x, *layouts(n, host.arena), count) for n, x in {STEP: g, PARAMS: p, **state}.items()}
+        after = vmap(of_one)(parts, plan.leaves(), plan.sound())
+        flats = {n: joined(x, *layouts(n, host.arena)) for n, x in after.items()}
         return flats.pop(STEP), flats
 
     return replace(inner, state=kept, update=update, bounds=None)

@@ -182,16 +182,18 @@ def postorder(roots: Iterable[T], before: Callable[[T], Iterable[T]]) -> Iterato
 
     A loop, because expressions can be deep. Raises CycleError.
     """
-    done: dict[T, bool] = {}
-    stack = [(x, False) for x in roots]
+    done = object()
+    waiting: dict[T, Any] = {}  # item under way -> the one for which it was begun; or `done`
+    stack, latest = list(roots), None
     while stack:
-        x, ready = stack.pop()
-        if ready:
-            done[x] = True
+        x = stack[-1]
+        if x not in waiting:
+            waiting[x], latest = latest, x
+            stack += before(x)
+            continue
+        stack.pop()
+        if x is latest:
+            latest, waiting[x] = waiting[x], done
             yield x
-        elif x not in done:
-            done[x] = False
-            stack.append((x, True))
-            stack.extend([(y, False) for y in before(x)])
-        elif not done[x]:
+        elif waiting[x] is not done:
             raise CycleError

@@ -9,7 +9,7 @@ Both kinds are interned, so equality is identity.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Union
 
@@ -299,14 +299,23 @@ def walk(roots: Iterable[Value]) -> Iterator[Value]:
     return postorder(roots, used_by)
 
 
-def used_by(v: Value) -> list[Value]:
+def used_by(v: Value) -> Sequence[Value]:
     """Return the values that `v` is computed from directly: its operands, and those inside of its indices."""
-    return [*v.args, *(a.value for index in indices_of(v) for a in atoms_of(index) if isinstance(a, Dynamic))]
+    indices = indices_of(v)
+    if not indices:
+        return v.args
+    return [*v.args, *[a.value for index in indices for a in atoms_of(index) if isinstance(a, Dynamic)]]
 
 
-def uses_of(roots: Sequence[Value], used: Callable[[Value], Iterable[Value]] = used_by) -> Counter[Value]:
+def uses_of(roots: Sequence[Value], used: Callable[[Value], Iterable[Value]] = used_by) -> dict[Value, int]:
     """Return how often each value is used, as a root or by another value. used: the values that one value uses."""
-    return Counter([*roots, *(x for v in walk(roots) for x in used(v))])
+    found, stack = defaultdict[Value, int](int), list(roots)
+    while stack:
+        v = stack.pop()
+        found[v] += 1
+        if found[v] == 1:
+            stack += used(v)
+    return found
 
 
 def indices_of(v: Value) -> list[Index]:

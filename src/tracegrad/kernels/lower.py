@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from tracegrad.dtypes import DType, Shape, bool_, f16, f32
@@ -41,11 +41,16 @@ def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[An
     key: list[Any] = [c.kind, c.rows, c.length, c.limits]
     mine = {t.serial for t in c.computes}
 
-    def loaded(t: Tensor) -> bool:
-        return t.prim.family in ("leaf", *IN_MEMORY) or (t.serial in stored and t.serial not in mine)
+    loaded: dict[int, bool] = {}
 
-    for t in postorder(reversed(c.computes), lambda t: () if loaded(t) else reversed(t.operands)):
-        if loaded(t):
+    def read(t: Tensor) -> Iterable[Tensor]:
+        serial, family = t.serial, t.prim.family
+        outside = family == "leaf" or family in IN_MEMORY or (serial in stored and serial not in mine)
+        loaded[serial] = outside
+        return () if outside else reversed(t.operands)
+
+    for t in postorder(reversed(c.computes), read):
+        if loaded[t.serial]:
             key.append((t.type, "load", t.serial in halves))
             externals.append(t)
         else:

@@ -12,9 +12,8 @@ scan stores anyway.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 from tracegrad.ir import ambient
@@ -135,6 +134,9 @@ class _Loop:
     roots: list[Tensor] = field(init=False)
     xs: dict[Tensor, Tensor] = field(init=False)  # leaf of the body -> the value that it iterates over
     consts: dict[Tensor, Tensor] = field(init=False)  # leaf of the body -> the value that it stands for
+    # once the scan is bound again: what it outputs, whose inputs can stay inside, and serials of what iterations change
+    given: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])
+    varying: set[int] = field(default_factory=set[int])
 
     def __post_init__(self) -> None:
         body: Body = self.scan.attrs["body"]
@@ -204,7 +206,7 @@ class _Loop:
                 held = sum(x.size for x in toposort([t]) if x in self.xs)
                 if t.serial in kept or self.fits(t.size, held):
                     new[t.serial] = inner_leaf("x", t.type)
-                    self.xs[new[t.serial]] = self.stacked(t, {})
+                    self.xs[new[t.serial]] = self.stacked(t)
         self.roots = graft(self.roots, new)
 
     def fits(self, size: int, held: int) -> bool:
@@ -215,9 +217,9 @@ class _Loop:
         """Return `t`, which no iteration changes, as a value outside of the loop."""
         return graft([t], {leaf.serial: x for leaf, x in self.consts.items()})[0]
 
-    def stacked(self, t: Tensor, given: dict[Tensor, Tensor]) -> Tensor:
-        """Return the values of `t` in all iterations, outside of the loop. `given`: values that the loop outputs."""
-        known = self.xs | given
+    def stacked(self, t: Tensor) -> Tensor:
+        """Return the values of `t` in all iterations, along a new axis 0, outside of the loop."""
+        known = self.xs | self.given
         many = known[t] if t in known else batches([t], known, self.length)[0]
         return broadcast_to(self.around(t), (self.length, *t.shape)) if many is None else self.around(many)
 
@@ -249,17 +251,14 @@ class _Loop:
         left = [k for k in range(n) if k not in gone]
         each = [t for t in cuts.stored.values() if t not in self.xs]
         scan = self.bound(left, each)
-        given = {t: item(scan, len(left) + k) for k, t in enumerate(each)}
+        self.given = {t: item(scan, len(left) + k) for k, t in enumerate(each)}
+        self.varying = self.behind([*self.carries, *self.xs])
         results = {k: item(scan, place) for place, k in enumerate(left)}
-        outside = Outside(
-            self.length, partial(self.stacked, given=given), self.around, self.behind([*self.carries, *self.xs]),
-            {t.serial for t in given},
-        )  # fmt: skip
         for s in moved:
             results[s.carry] = self.scan.inputs[s.carry]
             for t in s.terms:
-                results[s.carry] = results[s.carry] + summed(t, outside)
-        return results | {k: self.stacked(self.roots[k], given) for k in values}
+                results[s.carry] = results[s.carry] + summed(t, self)
+        return results | {k: self.stacked(self.roots[k]) for k in values}
 
     def cut(self, values: Sequence[int]) -> tuple[Cuts, list[Sum]]:
         """Return what the loop stores in each iteration, and the sums to compute after it. values: items to return."""
@@ -294,28 +293,12 @@ class _Loop:
 LINEAR = ("neg", "add", "sub")
 
 
-class Outside(NamedTuple):
-    """The values of a loop's body that are available outside of the loop.
-
-    stacked: the values of a node in all iterations, along a new axis 0
-    around:  the value of a node that no iteration changes
-    varying: serials of all other nodes
-    stored:  serials of the nodes that the loop outputs. Their inputs can stay in the loop.
-    """
-
-    length: int
-    stacked: Callable[[Tensor], Tensor]
-    around: Callable[[Tensor], Tensor]
-    varying: set[int]
-    stored: set[int]
-
-
-def summed(t: Tensor, o: Outside) -> Tensor:
+def summed(t: Tensor, o: _Loop) -> Tensor:
     """Return the sum of `t` over all iterations, moved through linear ops to products, whose inner axis gets longer."""
     family, name = t.prim.family, t.prim.name
     if t.serial not in o.varying:
         return o.around(t) * const(o.length, t.dtype)
-    if t.serial in o.stored:
+    if t in o.given:
         return reshape(bind(SUM, o.stacked(t), axes=(0,)), t.shape)
     if name in LINEAR or (family == "view" and len(t.inputs) == 1) or (name == "sum" and _of_product(t)):
         return bind(t.prim, *[summed(x, o) for x in t.inputs], **t.attrs)
@@ -340,7 +323,7 @@ def _of_product(t: Tensor) -> bool:
     return t.prim.family == "product" or t.prim is SCATTER_ADD
 
 
-def _product(t: Tensor, o: Outside) -> Tensor:
+def _product(t: Tensor, o: _Loop) -> Tensor:
     """Return sum_t a_t @ b_t as one product: all a_t side by side, times all b_t stacked by rows."""
     a, b = t.inputs
     if a.serial not in o.varying:
@@ -348,7 +331,7 @@ def _product(t: Tensor, o: Outside) -> Tensor:
     if b.serial not in o.varying:
         return bind(MATMUL, summed(a, o), o.around(b))
     batch, n = tuple(range(1, t.ndim - 1)), t.ndim
-    if n == 2 and a.prim is PERMUTE and a.serial not in o.stored:  # a view of rows that are already stacked
+    if n == 2 and a.prim is PERMUTE and a not in o.given:  # a view of rows that are already stacked
         wide = permute(_below(o.stacked(a.inputs[0])), (1, 0))
     else:
         wide = permute(o.stacked(a), (*batch, n - 1, 0, n))
@@ -362,7 +345,7 @@ def _below(x: Tensor) -> Tensor:
     return reshape(x, (x.shape[0] * x.shape[1], x.shape[2]))
 
 
-def _scatter(t: Tensor, o: Outside) -> Tensor:
+def _scatter(t: Tensor, o: _Loop) -> Tensor:
     """Return one scatter of the updates of all iterations, one after the other."""
     x, indices = t.inputs
     if indices.serial not in o.varying:

@@ -10,7 +10,6 @@ a step runs.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -126,7 +125,7 @@ class Emitter:
         self._outer_sums: dict[str, str] = {}
         self._is_inner: dict[Value | Index, bool] = {}
         self._held: dict[str, dict[Value, str]] | None = None  # copy -> names of values inside of loops
-        self._uses = Counter[Value]()
+        self._uses: dict[Value, int] = {}
         self._count = 0
 
     def beside(
@@ -217,7 +216,7 @@ class Emitter:
 
     def named(self, v: Value) -> bool:
         """Return whether a value gets a name, instead of being written where it is used."""
-        return self._uses[v] > 1
+        return self._uses.get(v, 0) > 1
 
     def _value(self, v: Value, loop: bool) -> str:
         if v.op == "const":

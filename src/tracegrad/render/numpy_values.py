@@ -376,7 +376,7 @@ def _static_inside(v: Value) -> bool:
     return not any(_depends(i) for i in (*indices_of(v), *indices_of(v.args[0])))
 
 
-def operands(v: Value) -> list[Value]:
+def operands(v: Value) -> Sequence[Value]:
     """Return the values to compute before `v`. A guarded static load is one step with its guard."""
     return [] if _static_inside(v) else used_by(v)
 

@@ -31,14 +31,6 @@ SAME_PROGRAM = "every process must call tg.compile with the same model, loss, in
 SAME_VALUES = "every process must pass the same seed=, and write and load the same values"
 
 
-@dataclass(slots=True)
-class Loaded:
-    """A program in the form that JAX runs."""
-
-    program: Program
-    calls: Calls
-
-
 class JaxBatch:
     """Runs under way: JAX computes while Python continues."""
 
@@ -66,7 +58,7 @@ class JaxSession:
         # After a step that was not applied, the steps under way are dropped. Several processes must have begun the same
         # steps.
         self.ahead = 1 if self._several else 2
-        self._loaded: dict[int, Loaded] = {}
+        self._loaded: dict[int, tuple[Program, Calls]] = {}
         self._next = 0
         self._closed = False
 
@@ -115,13 +107,13 @@ class JaxSession:
             raise DeviceError(f"not enough memory for the arrays of the program: {e}") from e
         graph, writes, gradients = graph_of(program, parts)
         self._next += 1
-        self._loaded[self._next] = self._compiled(program, graph, parts, writes, gradients)
+        self._loaded[self._next] = program, self._compiled(program, graph, parts, writes, gradients)
         return self._next
 
     def _compiled(
         self, program: Program, graph: Graph, parts: Mapping[str, tuple[Part, ...]], writes: Mapping[str, str],
         gradients: Set[int],
-    ) -> Loaded:  # fmt: skip
+    ) -> Calls:  # fmt: skip
         keys = {**leaf_keys(program, parts), **{p.key: p.key for ps in parts.values() for p in ps}}
         written = sorted(set(writes.values()))
         leaves = graph.leaves("param", "frozen", "state")
@@ -148,7 +140,7 @@ class JaxSession:
         outputs = [Field(name, 0, 0, t.dtype.name, t.shape) for name, t in graph.results.items()]
         kept = kept_if_refused(graph.writes, HALTED) if HALTED in graph.writes else set[str]()
         function = Function(step, written, read, program.inputs, outputs, {writes[name] for name in kept})
-        return Loaded(program, Calls(function, self.device.platform, self._placed(program), self._layout))
+        return Calls(function, self.device.platform, self._placed(program), self._layout)
 
     def _placed(self, program: Program) -> dict[str, Any]:
         """Return the placement of each array and each input of a program on a mesh."""
@@ -161,9 +153,9 @@ class JaxSession:
     def function(self, handle: int, hyper: Mapping[str, Any], step: int) -> tuple[PureStep, State]:
         """Return a program as a pure function, and copies of its arrays. hyper: the inputs outside of the batch."""
         check_open(self._closed)
-        one = self._loaded[handle]
-        made = PureStep(one.calls.function, one.program.inputs, self._placed(one.program))
-        arrays = {key: self._memory.arrays[key] for key in (*one.calls.function.written, *one.calls.function.read)}
+        program, calls = self._loaded[handle]
+        made = PureStep(calls.function, program.inputs, self._placed(program))
+        arrays = {key: self._memory.arrays[key] for key in (*calls.function.written, *calls.function.read)}
         return made, first_state(arrays, hyper, step)
 
     def tensors(self, program: Program, fields: Sequence[Field]) -> dict[str, Array]:
@@ -189,19 +181,19 @@ class JaxSession:
     def unload(self, handle: int) -> None:
         """Free what only this program uses."""
         if (gone := self._loaded.pop(handle, None)) is not None:
-            gone.calls.close()
-            names = {b.name for one in self._loaded.values() for b in one.program.buffers}
+            gone[1].close()
+            names = {b.name for program, _ in self._loaded.values() for b in program.buffers}
             self._memory.forget(names)
 
     def capacity(self, handle: int) -> int:
         """Return the number of runs that is worth one wait: full calls of JAX; 1 in several processes."""
-        most = self._loaded[handle].calls.most
+        most = self._loaded[handle][1].most
         return 1 if self._several else MOST_RUNS // most * most
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> JaxBatch:
         """Begin the runs. Raises DeviceError if JAX failed."""
         check_open(self._closed)
-        calls = self._loaded[handle].calls
+        _, calls = self._loaded[handle]
         try:
             return JaxBatch(calls, calls.run(self._memory.arrays, inputs))
         except JaxError as e:
@@ -232,8 +224,8 @@ class JaxSession:
     def close(self) -> None:
         """Free everything. A second call does nothing."""
         self._closed = True
-        for one in self._loaded.values():
-            one.calls.close()
+        for _, calls in self._loaded.values():
+            calls.close()
         self._loaded.clear()
         self._memory.forget(set())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from tracegrad.arrays import Array, np
 from tracegrad.compiler.several import named_by
@@ -19,20 +19,14 @@ from tracegrad.training.training import Training
 Parts = Sequence[Sequence[Array]]  # for each batch, the values that the metric recorded
 
 
-class _Joined(NamedTuple):
-    """How the parts of a metric are joined over batches, and the number of parts per batch."""
-
-    how: str
-    parts: int
-
-
 class Validation:
     """Runs the loss on held-out batches. States that the loss writes are restored."""
 
     def __init__(self, train: Training, data: Rows | Iterable[Any], metrics: Mapping[str, Callable[..., Any]]):
         self.train, self.data, self.metrics = train, data, metrics
         self._forwards: dict[tuple[tuple[int, ...], ...], CompiledForward] = {}
-        self._joined: dict[str, _Joined] = {}  # metrics that are not means over batches
+        # metrics that are not means over batches: how their parts are joined, and the number of parts per batch
+        self._joined: dict[str, tuple[str, int]] = {}
         self._order: list[str] = []
 
     def __call__(self) -> dict[str, Any]:
@@ -55,8 +49,8 @@ class Validation:
                 given = {n: np.asarray(x) for n, x in as_inputs(batch, names).items()}
                 n = next((len(x) for x in given.values() if x.ndim), 1)
                 output = cast("Mapping[Any, Any]", self._forward(given).run(given).output)
-                for name, joined in self._joined.items():
-                    noted.setdefault(name, []).append([output[name, k] for k in range(joined.parts)])
+                for name, (_, parts) in self._joined.items():
+                    noted.setdefault(name, []).append([output[name, k] for k in range(parts)])
                 for name, value in output.items():
                     if isinstance(name, str) and np.asarray(value).ndim == 0:
                         total[name] = total.get(name, 0.0) + n * float(value)
@@ -74,7 +68,7 @@ class Validation:
                 "fit: validation has no batch; pass a list of at least one (a generator can be iterated once only)"
             )
         found: dict[str, Any] = {name: value / count for name, value in total.items()}
-        found |= {name: JOINED[self._joined[name].how](parts) for name, parts in noted.items()}
+        found |= {name: JOINED[self._joined[name][0]](parts) for name, parts in noted.items()}
         return {f"val_{name}": found[name] for name in self._order if name in found}
 
     def _forward(self, given: Mapping[str, Any]) -> CompiledForward:
@@ -112,7 +106,7 @@ class Validation:
         for name, value in outputs.items():
             how, parts = measured.get(getattr(value, "serial", -1), ("", ()))
             if how:
-                self._joined[name] = _Joined(how, len(parts))
+                self._joined[name] = how, len(parts)
                 found |= {(name, k): x for k, x in enumerate(parts)}
             else:
                 found[name] = value
