@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tracegrad as tg
+from tracegrad import tuning
 from tracegrad.errors import CallError
-from tracegrad.ops import sorting
 
 NAN, INF = float("nan"), float("inf")
 
@@ -57,7 +57,7 @@ def test_sorting_is_stable_and_puts_nan_last_as_in_pytorch(device_name: str, axi
 
 @pytest.mark.parametrize("scattered", [2, 1000])
 def test_gradients_of_a_sort_go_back_by_a_scatter_or_a_sort(scattered: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "SORT_SCATTERED", scattered)
+    monkeypatch.setattr(tuning, "SORT_SCATTERED", scattered)
     rng = np.random.default_rng(0)
     x, ct = rng.integers(0, 40, (3, 150)).astype(np.float32), rng.standard_normal((3, 150)).astype(np.float32)
     want = np.empty_like(ct)

@@ -12,6 +12,7 @@ import math
 from functools import partial
 from typing import Any
 
+from tracegrad import tuning
 from tracegrad.dtypes import TensorType, bool_, i32, integer, normalize_axis
 from tracegrad.errors import ShapeError
 from tracegrad.ir.nodes import Tensor, bind
@@ -27,17 +28,6 @@ from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import multilinear, shifted
 from tracegrad.prims.views import broadcast_to, place, reshape, slice_
-from tracegrad.tuning import (
-    SORT_BESIDE,
-    SORT_BLOCK,
-    SORT_DIRECT,
-    SORT_LANES,
-    SORT_LINES,
-    SORT_LONG,
-    SORT_SCATTERED,
-    SORT_SELECTED,
-    SORT_WHOLE,
-)
 
 __all__ = ["argsort", "sort", "topk"]
 
@@ -48,8 +38,8 @@ def _order_type(x: TensorType, *, axis: int, k: int, descending: bool) -> Tensor
 
 def _order(x: Tensor, *, axis: int, k: int, descending: bool) -> Tensor:
     """Return the indices in `x` of the first `k` elements of the sorted axis."""
-    n, beside = x.shape[axis], math.prod(x.shape[axis + 1 :]) >= SORT_LANES
-    if beside and n >= SORT_LONG and k == n:
+    n, beside = x.shape[axis], math.prod(x.shape[axis + 1 :]) >= tuning.SORT_LANES
+    if beside and n >= tuning.SORT_LONG and k == n:
         return network(_numbered(_stored(_keys(x, descending)), axis), axis)
     return swapaxes(_front(_keys(swapaxes(x, axis, -1), descending), k), axis, -1)
 
@@ -77,13 +67,13 @@ def _stored(x: Tensor) -> Tensor:
 def _front(keys: Tensor, k: int) -> Tensor:
     """Return the positions of the first `k` keys of each row in order."""
     n, x = keys.shape[-1], _numbered(keys, keys.ndim - 1)
-    if k <= SORT_SELECTED and 4 * k <= n:
-        return _selected(_candidates(keys, k, SORT_LINES) if k > 1 and n > SORT_DIRECT * k else x, k)
-    if 16 * k <= n and 4 * k <= SORT_BLOCK:
+    if k <= tuning.SORT_SELECTED and 4 * k <= n:
+        return _selected(_candidates(keys, k, tuning.SORT_LINES) if k > 1 and n > tuning.SORT_DIRECT * k else x, k)
+    if 16 * k <= n and 4 * k <= tuning.SORT_BLOCK:
         return _counted(_candidates(keys, k, 4), k)
-    if k < n and n > SORT_WHOLE:
+    if k < n and n > tuning.SORT_WHOLE:
         x = _chosen(keys, k)
-    return network(x, keys.ndim - 1) if x.keys.shape[-1] > SORT_BLOCK else _counted(x, k)
+    return network(x, keys.ndim - 1) if x.keys.shape[-1] > tuning.SORT_BLOCK else _counted(x, k)
 
 
 def _selected(x: Pairs, k: int) -> Tensor:
@@ -135,10 +125,10 @@ def _chosen(keys: Tensor, k: int) -> Pairs:
     kinds = keys < last, keys == last
     less, same = (bind(CUMSUM, cast(kind, i32), axis=axis, reverse=False) for kind in kinds)
     same = same + broadcast_to(slice_(less, axis, n - 1, 1), keys.shape)
-    lines = -(-n // SORT_BESIDE)
-    behind = k + slice_(reshape(iota((lines, SORT_BESIDE), 1), (lines * SORT_BESIDE,)), 0, 0, n)
+    lines = -(-n // tuning.SORT_BESIDE)
+    behind = k + slice_(reshape(iota((lines, tuning.SORT_BESIDE), 1), (lines * tuning.SORT_BESIDE,)), 0, 0, n)
     slots = where(kinds[0], less - 1, where(kinds[1] & (same <= k), same - 1, behind))
-    at = slice_(scatter_add(at, slots, axis, k + SORT_BESIDE), axis, 0, k)
+    at = slice_(scatter_add(at, slots, axis, k + tuning.SORT_BESIDE), axis, 0, k)
     return Pairs(bind(GATHER, keys, at, axis=axis), at)
 
 
@@ -208,7 +198,7 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
     if not 0 <= k <= n:
         raise ShapeError(f"k = {k} elements of axis {axis} of {t.type}; valid are 0 to {n}")
     at = bind(ORDER, cast(t, i32) if t.dtype is bool_ else t, axis=axis, k=k, descending=descending)
-    return bind(ARRANGED if k == n > SORT_SCATTERED else GATHER, t, at, axis=axis), at
+    return bind(ARRANGED if k == n > tuning.SORT_SCATTERED else GATHER, t, at, axis=axis), at
 
 
 @method
