@@ -13,7 +13,7 @@ from tracegrad.methods import op
 from tracegrad.ops.images import avg_pool2d, max_pool2d
 from tracegrad.ops.indexing import take
 from tracegrad.ops.linalg import matmul
-from tracegrad.ops.windows import Ints, int_pair, windows_of
+from tracegrad.ops.windows import Ints, check_images, int_pair, windows_of
 from tracegrad.prims.leaves import as_tensor, listed, literal
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import permute, reshape
@@ -190,17 +190,13 @@ def adaptive_avg_pool2d(x: Any, output_size: Ints) -> Tensor:
     tensor([[[[2., 3.]]]])
     """
     x, (h, w) = as_tensor(x), int_pair("output_size", output_size, 1)
-    float_type(x.type)
-    if x.ndim != 4:
-        raise ShapeError(f"x must be images [B,C,H,W], got {x.type}")
+    check_images(x.type)
     return _pooled(_pooled(x, 2, h), 3, w)
 
 
 def _sequence(x: Any) -> Tensor:
     x = as_tensor(x)
-    float_type(x.type)
-    if x.ndim != 3:
-        raise ShapeError(f"x must be sequences [B,C,L], got {x.type}")
+    check_images(x.type, 1)
     return x
 
 
