@@ -20,7 +20,7 @@ from tracegrad.kernels.expr import (
     quotients_of,
     variables_of,
 )
-from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Statement, Store, points
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Store, points
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.reads import IN_MEMORY, region_of
 from tracegrad.kernels.storage import COMPUTED, Storage
@@ -137,21 +137,15 @@ class _Lowering:
 
     def kernel(self) -> Kernel:
         """Return the kernel, with statements in the order of the nodes."""
-        body: list[Statement] = []
-        for t in self.c.computes:
-            if t.prim.family in COMPUTED:
-                body.append(self.fold(t))
+        folds = [self.fold(t) for t in self.c.computes if t.prim.family in COMPUTED]
         outs = {t.serial for t in self.c.outs}
-        stores: list[Statement] = []
-        for t in self.c.nodes:
-            if t.serial in outs:
-                stores.append(self.store(t))
+        stores = [self.store(t) for t in self.c.nodes if t.serial in outs]
         outer = [a for g in ("b", "m", "n", "i") for a in self.axes.get(g, ())]
         inner = [a for g in ("k", "j") for a in self.axes.get(g, ())]
         names = list(dict.fromkeys(t.prim.name for t in self.c.computes if t.prim is not COPY))
         label = "+".join(names[:6]) or "copy"
         return Kernel(
-            tuple(outer), tuple(inner), tuple(self.slots), (*body, *stores), label, uniform=bool(self.c.scalars)
+            tuple(outer), tuple(inner), tuple(self.slots), (*folds, *stores), label, uniform=bool(self.c.scalars)
         )
 
     # coordinates
