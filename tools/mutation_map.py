@@ -29,7 +29,7 @@ class Run:
 
 
 def noted(session: Any, files: Sequence[str], fresh: bool) -> list[Run]:
-    """The map: for each test what it runs. Tests whose entry is missing or old run, each module's in a fork."""
+    """Return the `Run` of each test. Tests whose entry is missing or old run again, in a fork for each module."""
     MAP.mkdir(exist_ok=True)
     for at in MAP.iterdir() if fresh else ():
         at.unlink()
@@ -63,19 +63,19 @@ def noted(session: Any, files: Sequence[str], fresh: bool) -> list[Run]:
 
 
 def _valid(entry: dict[str, Any] | None, old: set[str]) -> bool:
-    """Does an entry of the map still hold, when these files are others than they were?"""
+    """Return whether an entry of the map is still valid after the files `old` changed."""
     return entry is not None and not entry["failed"] and not old & set(entry["lines"])
 
 
 def digest(path: Path) -> str:
-    """What tells one content of a file from another."""
+    """Return a hash of a file's content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def note(
     session: Any, files: Sequence[str], items: list[int], at: Path, entries: dict[str, Any], head: dict[str, Any]
 ) -> None:
-    """Run tests, and write what lines each runs to the file `at`, beside the entries that it has."""
+    """Run tests, and add the lines that each of them runs to the file `at`."""
     measure = measured(files)
     measure.start()
     found: dict[str, dict[str, Any]] = {}
@@ -94,14 +94,14 @@ def note(
 
 
 def measured(files: Sequence[str]) -> Any:
-    """What notes the lines of files that run."""
+    """Return a `coverage.Coverage` that records which lines of the files run."""
     from coverage import Coverage
 
     return Coverage(data_file=None, config_file=False, include=[str(HOME / SRC / name) for name in files])
 
 
 def lines_by_context(measure: Any, files: Sequence[str]) -> dict[str, dict[str, int]]:
-    """For each context, "" at first, the lines of each file that ran in it, as bits."""
+    """Return, for each context, the lines of each file that ran in it, as bits. The first context is ""."""
     found: dict[str, dict[str, int]] = {"": {}}
     data = measure.get_data()
     for name in files:
@@ -113,7 +113,7 @@ def lines_by_context(measure: Any, files: Sequence[str]) -> dict[str, dict[str, 
 
 
 def in_fork(session: Any, job: Any) -> None:
-    """Do a job in a silent fork, so that nothing of it is left here."""
+    """Do a job in a fork that prints nothing, so that this process stays as it was."""
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
@@ -130,7 +130,7 @@ def in_fork(session: Any, job: Any) -> None:
 
 
 def end(child: int) -> None:
-    """Kill a fork and what it started."""
+    """Kill a fork and the processes that it started."""
     try:
         os.killpg(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -147,5 +147,5 @@ def silence(session: Any) -> None:
 
 
 def run(item: Any) -> None:
-    """One test, with its fixtures set up and torn down."""
+    """Run one test, with its fixtures set up and torn down."""
     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)

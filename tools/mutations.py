@@ -27,7 +27,7 @@ NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "sin": "cos", "
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a syntax tree: the n-th node in the order of `ast.walk`, and what is done to it."""
+    """One change of a syntax tree: the number of the node in the order of `ast.walk`, and the change in words."""
 
     node: int
     what: str
@@ -40,7 +40,7 @@ class Mutant:
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Every change of one node, in words, and the changed node; its children are shared."""
+    """Yield every change of one node, in words, and the changed node, which shares its children."""
     text = ast.unparse(node) if isinstance(node, ast.expr) else ""
     new: Any = copy.copy(node)
     match node:
@@ -81,14 +81,14 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _is_text(*nodes: ast.AST) -> bool:
-    """Joining text is not arithmetic."""
+    """Return whether a node is text. Joining texts is not arithmetic."""
     return any(
         isinstance(n, ast.JoinedStr) or (isinstance(n, ast.Constant) and isinstance(n.value, str)) for n in nodes
     )
 
 
 def skipped(tree: ast.Module) -> set[int]:
-    """Nodes that are no behaviour: annotations, decorators, messages of errors, f-strings; and code run at import."""
+    """Return nodes to leave out: annotations, decorators, messages of errors, f-strings, and code run at import."""
     out: set[int] = set()
 
     def skip(node: ast.AST | None) -> None:
@@ -117,7 +117,7 @@ def skipped(tree: ast.Module) -> set[int]:
 
 
 def mutants(source: str) -> list[Mutant]:
-    """Every mutant of a file, in the order of its nodes."""
+    """Return every mutant of a file, in the order of its nodes."""
     tree, lines = ast.parse(source), source.splitlines()
     unwanted = skipped(tree)
     found: list[Mutant] = []
@@ -133,7 +133,7 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def changed(source: str, mutant: Mutant) -> ast.Module:
-    """The tree of a file with one change."""
+    """Return the tree of a file with one change."""
     tree = ast.parse(source)
     node = list(ast.walk(tree))[mutant.node]
     ((_, new),) = changes(node)
@@ -149,7 +149,7 @@ def changed(source: str, mutant: Mutant) -> ast.Module:
 
 
 def functions(code: CodeType) -> Iterator[CodeType]:
-    """All code objects below a module's."""
+    """Yield all code objects inside that of a module."""
     for x in code.co_consts:
         if isinstance(x, CodeType):
             yield x
@@ -157,7 +157,7 @@ def functions(code: CodeType) -> Iterator[CodeType]:
 
 
 def compiled(path: str, tree: ast.Module) -> dict[tuple[str, int], list[CodeType]]:
-    """The code objects of a file's functions, by name and line. Several lambdas can share both."""
+    """Return the code objects of a file's functions, by name and line. Several lambdas can share both."""
     flags = annotations.compiler_flag
     found: dict[tuple[str, int], list[CodeType]] = {}
     for code in functions(compile(tree, path, "exec", dont_inherit=True, flags=flags)):
@@ -166,12 +166,12 @@ def compiled(path: str, tree: ast.Module) -> dict[tuple[str, int], list[CodeType
 
 
 def living(path: str) -> list[FunctionType]:
-    """All functions of a file that exist now, with those in tables and closures."""
+    """Return all functions of a file that exist now, also those in tables and closures."""
     return [f for f in gc.get_objects() if isinstance(f, FunctionType) and f.__code__.co_filename == path]
 
 
 def put_in(path: str, source: str, mutant: Mutant, functions: list[FunctionType]) -> int:
-    """Give these functions their changed code; returns how many changed."""
+    """Give these functions their changed code. Return how many changed."""
     new = compiled(path, changed(source, mutant))
     swap: dict[CodeType, CodeType] = {}
     for name, codes in compiled(path, ast.parse(source)).items():

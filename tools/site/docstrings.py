@@ -8,7 +8,7 @@ import griffe
 
 
 def markdown(text: str) -> str:
-    """A docstring of this project as Markdown; its columns are kept."""
+    """Return a docstring of this project as Markdown, with its columns kept."""
     head, _, rest = text.partition("\n\n")
     parts = [" ".join(line.strip() for line in head.splitlines())]
     kind, lines = "", list[str]()

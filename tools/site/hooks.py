@@ -47,7 +47,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def linked(files: Any) -> set[str]:
-    """Paths in the repository, outside docs/, that pages link to."""
+    """Return the paths in the repository, outside docs/, that pages link to."""
     found: set[str] = set()
     for file in files.documentation_pages():
         for match in LINK.finditer(file.content_string):
@@ -56,7 +56,7 @@ def linked(files: Any) -> set[str]:
 
 
 def outside(page: str, link: str) -> str:
-    """The path in the repository that a link of a page leaves docs/ for; "" if it stays."""
+    """Return the path in the repository if a link of a page leads outside docs/; else ""."""
     path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
     return "" if path.startswith("docs/") else path
 

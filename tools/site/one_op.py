@@ -28,7 +28,7 @@ def loss(m: Layer, x: tg.Tensor) -> tg.Tensor:
 
 
 def text() -> str:
-    """The page."""
+    """Return the text of the page."""
     built = ForwardSource(Layer(), forward, {"x": (5, 6)}).traced().compiled()
     kernel = built.program.kernels[0]
     graph = tg.trace_forward(model=Layer(), forward=forward, inputs={"x": (5, 6)})
@@ -72,12 +72,12 @@ def fenced(language: str, body: str) -> str:
 
 
 def plain(graph: str) -> str:
-    """Without the lines of this file."""
+    """Return a graph's text without the lines of this file."""
     return re.sub(r"  # [\w./]+:\d+$", "", graph, flags=re.MULTILINE)
 
 
 def row_of(name: str) -> str:
-    """The lines that assign a name in ops/activation.py."""
+    """Return the lines that assign a name in ops/activation.py."""
     source = inspect.getsource(activation)
     (node,) = [n for n in ast.parse(source).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name]
     return ast.get_source_segment(source, node) or ""

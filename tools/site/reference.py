@@ -89,7 +89,7 @@ def exported(module: str) -> list[str]:
 
 
 def entries(section: Section) -> Iterator[tuple[str, str]]:
-    """(what a user writes, path in the package) of each name of a section."""
+    """Yield, for each name of a section, the name that a user writes and the path in the package."""
     of_tg = [n for m in section.modules if section.prefix == "tg" for n in exported(m)]
     for name in dict.fromkeys([*section.names, *of_tg]):
         if name in tg.__all__:
@@ -102,7 +102,7 @@ def entries(section: Section) -> Iterator[tuple[str, str]]:
 
 
 def names() -> dict[str, tuple[str, str, Any]]:
-    """What a user writes -> (slug of its page, path, object); each name once, on the first page that has it."""
+    """Return name that a user writes -> (slug of its page, path, object). A name is on the first page that lists it."""
     found: dict[str, tuple[str, str, Any]] = {}
     for section in SECTIONS:
         for shown, path in entries(section):
@@ -158,7 +158,7 @@ TABLES = (
 
 
 def pytorch() -> str:
-    """The index by PyTorch's names, made of the tables that error messages use."""
+    """Return the index by PyTorch's names, made of the tables that error messages use."""
     lines = ["# By PyTorch's names", "",
              "The first tables list names that differ, and what to write instead. Other names "
              "are those of PyTorch, in lower case with underscores for functions: `F.gelu` is `tg.gelu`, `nn.ReLU()` "
@@ -179,7 +179,7 @@ def pytorch() -> str:
 
 
 def pages() -> dict[str, str]:
-    """Path below docs/ -> Markdown."""
+    """Return path below docs/ -> Markdown."""
     return {
         "reference/index.md": index(),
         "reference/pytorch.md": pytorch(),
