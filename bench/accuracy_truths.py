@@ -140,7 +140,7 @@ def factors(a: Array) -> Array:
 
 
 def factors_scale(a: Array) -> Array:
-    """|L| tril(|L⁻¹| |L| |Lᵀ| |L⁻ᵀ|): what errors of |L| |Lᵀ| in A do to L (Higham 2002, section 10.3)."""
+    """Return |L| tril(|L⁻¹| |L| |Lᵀ| |L⁻ᵀ|): the error of L if A's is |L| |Lᵀ| (Higham 2002, section 10.3)."""
     low = factors(a)
     inverse = np.abs(np.linalg.inv(low))
     inner = inverse @ np.abs(low)
@@ -153,12 +153,12 @@ def lower_solved(a: Array, b: Array) -> Array:
 
 
 def solved_scale(a: Array, b: Array) -> Array:
-    """|A⁻¹| |A| |X|: what errors of |A| in A do to X (Higham 2002, section 7.2)."""
+    """Return |A⁻¹| |A| |X|: the error of X if A's is |A| (Higham 2002, section 7.2)."""
     return np.abs(np.linalg.inv(a)) @ np.abs(a) @ np.abs(np.linalg.solve(a, b))
 
 
 def lower_solved_scale(a: Array, b: Array) -> Array:
-    """The same, of the lower triangle."""
+    """Return `solved_scale` of the lower triangle."""
     return solved_scale(np.tril(a), b)
 
 

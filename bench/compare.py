@@ -34,7 +34,7 @@ HEAD = ("model", "state", "dispatches", "temporaries MiB", "first step s", "kern
 
 
 def serve(name: str, device: str) -> None:
-    """A child: says what it compiled, then runs as many steps as it is told and answers with the seconds."""
+    """The child process: send facts about the program; then run as many steps as requested, and send the seconds."""
     w = workload(name)
     began = time.perf_counter()
     train = tracegrad_training(w, device)
@@ -48,7 +48,7 @@ def serve(name: str, device: str) -> None:
 
 
 def texts(train: Any) -> str:
-    """A hash of what the device of a training runs: the program, and its kernels in the language that it takes."""
+    """Return a hash of the program of a training, and of its kernels in the language that the device runs."""
     program, cpu = train.program, train.device.name == "cpu"
     total = hashlib.sha256(repr(program.buffers).encode())
     for k in program.kernels:

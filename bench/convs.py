@@ -90,7 +90,7 @@ class Filters(tg.Module):
 
 
 def ours(session: CpuSession, s: Shape, way: str, arrays: dict[str, np.ndarray]) -> tuple[Callable[[], Any], Any]:
-    """What runs the kernels of a program, and its result."""
+    """Return a function that runs the kernels of a program, and its result."""
     conv, _ = calls(s)
 
     def forward(m: Filters, x: Any) -> Any:
@@ -154,7 +154,7 @@ def arrays_of(s: Shape) -> dict[str, np.ndarray]:
 
 
 def measure(session: CpuSession, s: Shape, way: str, seconds: float, threads: int) -> tuple[float, float]:
-    """Seconds of both: by the one thread's own clock, which stands still while others have the processor."""
+    """Return the seconds of both. One thread is timed by its own clock, which stops while others use the processor."""
     arrays = arrays_of(s)
     run, result = ours(session, s, way, arrays)
     other = theirs(s, way, arrays)

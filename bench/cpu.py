@@ -50,7 +50,7 @@ HEAD = ("model", "library", "ms a step", "times {}", "first step s", "memory MiB
 
 
 def block_of(library: str, name: str) -> Callable[[int], float]:
-    """What runs n steps and gives the seconds."""
+    """Return a function that runs n steps and returns the seconds."""
     w = workload(name)
     if library == "jax":
         from peers_jax import jax_block
@@ -74,7 +74,7 @@ def resident(what: str) -> float:
 
 
 def serve(pipe: Any, library: str, name: str, device: str) -> None:
-    """A child: runs as many steps as it is told and answers with the seconds; first, what its first steps took."""
+    """The child process: send the seconds of the first steps; then run as many as requested, and send their seconds."""
     importlib.import_module(PACKAGES[library])
     before = resident("VmRSS")
     began = time.perf_counter()

@@ -142,7 +142,7 @@ def numpy_alone(text: str) -> tuple[Thunk, Thunk | None]:
 
 
 def arguments(text: str) -> list[str]:
-    """The names in an expression, each as often as it stands there."""
+    """Return the names in an expression, each as often as it occurs."""
     return "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
 
 

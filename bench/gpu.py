@@ -50,7 +50,7 @@ HEAD = ("model", "library", "ms a step", "times tracegrad", "first step s")
 
 
 def block_of(library: str, name: str) -> Callable[[int], float]:
-    """What runs n steps and gives the seconds."""
+    """Return a function that runs n steps and returns the seconds."""
     w = workload(name)
     if library == "jax":
         from peers_jax import jax_block
@@ -106,7 +106,7 @@ def graph_block(w: Workload, half: bool = False) -> Callable[[int], float]:
 
 
 def serve(pipe: Any, library: str, name: str, device: str) -> None:
-    """A child: runs as many steps as it is told and answers with the seconds; first, what its first step took."""
+    """The child process: send the seconds of the first step; then run as many as requested, and send their seconds."""
     os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
     name_of_package = (PACKAGES | HALVED)[library]
     package = importlib.import_module(name_of_package)

@@ -56,7 +56,7 @@ def sized(model: str, batch: int) -> Any:
 
 
 def fastest(block: Callable[[int], float], steps: int) -> float:
-    """Milliseconds a step."""
+    """Return milliseconds a step: the fastest block."""
     block(2)  # compiles
     block(steps)
     return min(block(steps) for _ in range(BLOCKS)) / steps * 1e3
@@ -165,7 +165,7 @@ def torch_block(w: Any, net: Any, loss: Callable[..., Any], place: Any, half: bo
 
 
 def run_row(row: dict[str, Any], patience: float) -> dict[str, Any]:
-    """A row in a process of its own; what it fails with is the answer, too."""
+    """Measure a row in a process of its own. If the process fails, return the text of its error."""
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     if row["model"] == "tiny":
         count = f"--xla_force_host_platform_device_count={row['devices']}"

@@ -94,7 +94,7 @@ SMALL, LARGE = MEASURED[3].rate, MEASURED[4].rate
 
 
 class Way(NamedTuple):
-    """A way to train on `n` GPUs: what it costs a step, for each of them."""
+    """A way to train on `n` GPUs, and the cost of a step for each GPU."""
 
     name: str
     seconds: float  # of communication, and of waiting
@@ -107,7 +107,7 @@ def link(n: int) -> float:
 
 
 def ways(m: Model, n: int, computing: float) -> Iterator[Way]:
-    """What each way costs on `n` GPUs. A GPU computes TOKENS tokens in `computing` seconds, whatever the way."""
+    """Yield each way with its cost on `n` GPUs. A GPU computes TOKENS tokens in `computing` seconds."""
     around, state, kept = (n - 1) / n, STATE * m.parameters, m.kept * TOKENS
     yield Way("data", 2 * around * WORD * m.parameters / link(n), state + kept)
     # gathered once, whole during a step; in a large model a layer at a time, for each pass; gradients are scattered

@@ -209,7 +209,7 @@ def heat_map(results: list[dict[str, Any]], path: str) -> None:
 
 
 def summary(results: list[dict[str, Any]]) -> str:
-    """The goal beside what was measured."""
+    """Return the goal beside the measured times."""
     ratios = sorted(r["torch"] / r["tracegrad"] for r in results)
     level, under = sum(x >= GOOD for x in ratios), sum(x < BAD for x in ratios)
     mean = float(np.exp(np.mean(np.log(ratios))))

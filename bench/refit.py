@@ -40,7 +40,7 @@ class Constant(NamedTuple):
     measured: str
 
     def around(self) -> list[float]:
-        """Half and twice the value; of a factor a little above 1, of what is above it."""
+        """Return half and twice the value. For a factor a little above 1, halve and double its excess over 1."""
         if isinstance(self.value, float) and 1 < self.value < 2:
             return [round(1 + (self.value - 1) * x, 4) for x in (0.5, 2)]
         whole = isinstance(self.value, int)
@@ -54,7 +54,7 @@ def constants() -> list[Constant]:
 
 
 def read_at_run_time(name: str) -> bool:
-    """Does the host read it while a program is loaded or runs? Then kernels' texts do not show what it changes."""
+    """Return whether the host reads a constant when it loads or runs a program: no kernel's text depends on it then."""
     files = [*(SOURCE / "runtime").glob("*.py"), *(SOURCE / "engine").glob("*.py")]
     return any(re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) for file in files)
 
@@ -119,7 +119,7 @@ def chosen(names: Sequence[str]) -> Iterator[Constant]:
 
 
 def main() -> None:
-    """The table, and what would change."""
+    """Print the table, and which constants would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="constants; all without any")
     parser.add_argument("--values", nargs="+", type=float, help="instead of half and twice today's")

@@ -117,7 +117,7 @@ def workload(point: str) -> Workload:
 
 
 def steady(block: Callable[[int], float], seconds: float) -> float:
-    """Milliseconds a step: the best of at least five blocks of steps. What else a machine does only adds."""
+    """Return milliseconds a step: the best of at least five blocks of steps, because other work only adds time."""
     n = steps_in(block, seconds / 10)
     times: list[float] = []
     while len(times) < 5 or sum(times) * n < seconds:
@@ -186,7 +186,7 @@ def peak_memory(point: str, library: str, device: str) -> Facts:
 
 
 def alone(fn: Callable[..., Any], *arguments: Any) -> Any:
-    """`fn(*arguments)` in a fresh process; what went wrong, as text, if that died or raised."""
+    """Return `fn(*arguments)`, called in a fresh process; the text of the error if the process died or raised."""
     try:
         with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
             return pool.submit(fn, *arguments).result()

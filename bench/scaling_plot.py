@@ -29,7 +29,7 @@ COLOURS = ("#0b7285", "#d9480f", "#5f3dc4")
 
 
 def value(row: dict[str, Any], measure: str) -> float:
-    """What a point shows."""
+    """Return the number that a point shows."""
     return row["persistent MB"] + row["temporaries MB"] if measure == "memory" else row[measure]
 
 

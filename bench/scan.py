@@ -36,7 +36,7 @@ class RNN(tg.Module):
 
 
 def loop(fn: Callable[..., Any], carry: Any, xs: tg.Tensor) -> tuple[Any, tg.Tensor]:
-    """What tg.scan does, written out."""
+    """Run `tg.scan` as a Python loop."""
     ys: list[tg.Tensor] = []
     for t in range(xs.shape[0]):
         carry, y = fn(carry, xs[t])

@@ -270,7 +270,7 @@ def text(n: Any, t: Any, device: str) -> Any:
 
 
 def pairs(device: str, count: int) -> None:
-    """Prints what steps cost whose batch and length both vary."""
+    """Print the time of steps whose batch and length both vary."""
     rng = np.random.default_rng(0)
 
     def given(n: int, t: int) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def pairs(device: str, count: int) -> None:
 
 
 def random_sizes(row: Row, device: str, count: int) -> None:
-    """Prints the time of steps of random sizes, PyTorch's, and what a size costs that was not seen."""
+    """Print the time of steps of random sizes, PyTorch's time, and the further time of the first step at a new size."""
     sizes = [int(n) for n in np.random.default_rng(0).integers(1, 257, count)]
     data = {n: batch(row, n) for n in sizes}
     for name, own in (("as it is", OWN), ("all shared", 0)):

@@ -56,7 +56,7 @@ def loss(m: Model, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the process holds."""
+    """The memory, threads and files that the process holds."""
 
     bytes: int
     threads: int
@@ -112,7 +112,7 @@ def train_on(train: tg.CompiledTraining, begin: int, end: int, data: list[dict[s
 
 
 def soak_steps(device: str, steps: int, speed: bool) -> list[str]:
-    """One run, and the same in two halves. What is wrong; `speed`: with how fast steps are."""
+    """Do one run, and the same in two halves. Return a list of problems. speed: also compare the times of steps."""
     data, problems = batches(), list[str]()
     bounds = [steps * k // PARTS for k in range(PARTS + 1)]
     seen: list[tuple[Usage, float, float]] = []
@@ -150,7 +150,7 @@ def soak_steps(device: str, steps: int, speed: bool) -> list[str]:
 
 
 def soak_models(device: str, count: int, variants: int) -> list[str]:
-    """Compile, run and close so many models, of so many kinds. What stays behind."""
+    """Compile, run and close so many models, of so many kinds. Return a list of resources that were not freed."""
     data = batches()
     first: Usage | None = None
     problems: list[str] = []

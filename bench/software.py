@@ -80,7 +80,7 @@ def textbook(n: int) -> Program:
 
 
 def with_barriers(program: Program) -> Program:
-    """What a GPU runs."""
+    """Return the program that a GPU runs."""
     kernels = [replace(k, texts=Texts(wgsl=k.texts["wgsl"])) for k in program.kernels]
     return replace(program, kernels=tuple(kernels))
 

@@ -57,7 +57,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Workload:
-    """One model: what tg.compile takes, and the same in PyTorch."""
+    """One model: the arguments of `tg.compile`, and the same model in PyTorch."""
 
     model: Callable[[], tg.Module]
     loss: Callable[..., Any]
@@ -251,7 +251,7 @@ def tracegrad_block(w: Workload, train: Any) -> Callable[[int], float]:
 
 
 def serve(pipe: Any, library: str, name: str, device: str) -> None:
-    """A child: says what it compiled, then runs as many steps as it is told and answers with the seconds.
+    """The child process: send facts about the program; then run as many steps as requested, and send the seconds.
 
     Each library has a process of its own: in one process their thread pools spin against each other.
     """
@@ -271,7 +271,7 @@ def serve(pipe: Any, library: str, name: str, device: str) -> None:
 
 
 def facts(program: tg.Program) -> dict[str, float]:
-    """What can be counted."""
+    """Return facts about a program that can be counted, such as its kernels."""
     size = lambda *roles: sum(b.bytes for b in program.buffers if b.role in roles)
     return {
         "dispatches": len(program.dispatches),
@@ -311,7 +311,7 @@ class Child:
 
 
 class Stopped(Child):
-    """A child that stands still between its blocks: idle threads of some libraries spin, and cost the others half."""
+    """A child process that is stopped between its blocks: idle threads of some libraries spin, which slows others."""
 
     def block(self, n: int) -> float:
         """Seconds of n steps."""
@@ -328,7 +328,7 @@ class Stopped(Child):
 
 
 class Blocks(Protocol):
-    """What runs so many steps, and gives the seconds."""
+    """A function that runs so many steps, and returns the seconds."""
 
     def block(self, n: int) -> float: ...
 
@@ -374,7 +374,7 @@ def medians(children: Mapping[str, Child], seconds: float, warm: int = 0) -> dic
 
 
 def measure(name: str, device: str, seconds: float, with_torch: bool) -> str:
-    """One row of the table."""
+    """Return one row of the table."""
     children = [Child("tracegrad", name, device)] + ([Child("torch", name, device)] if with_torch else [])
     own, *other = median_ms(children, seconds)
     for child in children:
@@ -387,7 +387,7 @@ def measure(name: str, device: str, seconds: float, with_torch: bool) -> str:
 
 
 def machine() -> str:
-    """What figures were measured on: the line above every table."""
+    """Return a description of the machine: the line above every table."""
     return f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}, NumPy {np.__version__}"
 
 

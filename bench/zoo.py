@@ -51,7 +51,7 @@ def batches_of(name: str) -> list[Batch]:
 
 
 def stepped(step: Callable[[Batch], Any], batches: list[Batch], read: Callable[[Any], float]) -> tuple[Block, Any]:
-    """What runs n steps and gives the seconds, and the first losses."""
+    """Return a function that runs n steps and returns the seconds, and the first losses."""
 
     def block(n: int) -> float:
         began = CLOCK()
@@ -174,7 +174,7 @@ MAKERS: dict[str, tuple[str, Any]] = {
 
 
 def serve(pipe: Any, library: str, device: str) -> None:
-    """A child: makes one model after the other, and runs as many steps as it is told."""
+    """The child process: make one model after the other, and run as many steps as each message says."""
     os.environ |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
     package, make = MAKERS[library]
     importlib.import_module(package)
@@ -194,7 +194,7 @@ def serve(pipe: Any, library: str, device: str) -> None:
 
 
 class Library:
-    """One of them in a process of its own, which stands still between its turns."""
+    """A library in a process of its own, which is stopped between its turns."""
 
     def __init__(self, name: str, device: str) -> None:
         self.pipe, theirs = CONTEXT.Pipe()
@@ -207,7 +207,7 @@ class Library:
         os.kill(self.process.pid or 0, how)
 
     def ask(self, what: Any) -> Any:
-        """What it answers; it stands still afterwards."""
+        """Send a message, return the answer, and stop the process again."""
         self.wake()
         self.pipe.send(what)
         answer = self.pipe.recv()
@@ -219,12 +219,12 @@ class Library:
         return self.ask(n)
 
     def close(self) -> None:
-        """End the process. One that stands still heeds no other signal."""
+        """Kill the process. A stopped process reacts to no other signal."""
         self.process.kill()
 
 
 def measure(name: str, libraries: dict[str, Library], device: str, seconds: float, blocks: int) -> dict[str, Any]:
-    """Milliseconds a step of each library, seconds to its first steps, and what failed."""
+    """Return, for each library, milliseconds a step, the seconds until its first steps ended, and errors."""
     facts: dict[str, Any] = {"tracegrad": libraries["tracegrad"].ask((name, device, None))}
     start = facts["tracegrad"].get("start")
     others = [x for x in libraries if x != "tracegrad" and (x != "channels_last" or ZOO[name].channels_last)]

@@ -37,7 +37,7 @@ class Model:
 
 
 def inputs_of(batch: Batch) -> dict[str, Any]:
-    """What `tg.compile` is told of them."""
+    """Return the argument `inputs` of `tg.compile` for a batch."""
     return {n: (tg.i32 if x.dtype == np.int32 else tg.f32)[x.shape] for n, x in batch.items()}
 
 

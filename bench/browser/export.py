@@ -50,7 +50,7 @@ def models(share: float) -> tuple[Training, ...]:
 
 
 def rows(name: str) -> dict[str, Any]:
-    """Data of the right shape; what it says does not matter here."""
+    """Return random data of the right shape: only the time of a step counts."""
     rng = np.random.default_rng(0)
     if name == "gpt":
         tokens = rng.integers(0, 65, (ROWS, 65)).astype(np.int32)

@@ -92,7 +92,7 @@ def on_node(work: Path, arguments: argparse.Namespace) -> Iterator[dict[str, Any
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Counts what it sends, as a host that compresses would send it."""
+    """Counts the bytes that it sends, compressed as a host would compress them."""
 
     sent = 0
 
@@ -106,7 +106,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 def row(url: str, library: str, model: str, options: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """One library on one model in a fresh browser; what failed, in place of figures."""
+    """Measure one library on one model in a fresh browser. Return an error's text in place of figures if it fails."""
     with sync_playwright() as playwright:
         adapter = [] if arguments.gpu else [SWIFTSHADER]
         browser = playwright.chromium.launch(
