@@ -45,7 +45,8 @@ class MultiheadAttention(Module):
               input is Failed; a computed position is clamped without an error, and the result is wrong.
     dropout:  the probability of dropping an attention weight. Pass 0 outside of training.
     Raises:   ShapeError for sizes that do not fit; TraceError for a cache without `causal`, and for a position without
-              a cache or with `memory`.
+              a cache or with `memory`. When called, DTypeError for a mask of integers, and InputError if `dropout` is
+              outside [0, 1].
 
     >>> x = np.zeros((2, 5, 8), np.float32)
     >>> tg.instantiate(nn.MultiheadAttention(8, 2), seed=0)(x).shape
