@@ -76,7 +76,7 @@ class Plan:
 
     inputs:  leaves in the order of the arrays; the last leaves are those of the random `streams`, which the plan fills
              itself
-    roots:   the results; `many` is the type of sequence that the op returns, None for a single result
+    roots:   the results; `many` is the type of what the op returns: a list, a tuple or a named one; None for one result
     double:  f32 stands for f64
     wrapped: serial of an index leaf -> (n, below): its numbers are in [-below, n); negative ones count from the end
     """
@@ -114,7 +114,8 @@ class Plan:
             spec = spec_of(y.type, self.double and y.dtype is f32, recorded)
             writer.scope |= {f"pullback{k}": result.pullback, f"spec{k}": spec}
         made = ", ".join([f"t{k}" for k in range(len(results))])
-        made = made if self.many is None else f"({made},)" if self.many is tuple else f"[{made}]"
+        writer.scope["many"] = self.many
+        made = {None: "{}", tuple: "({},)", list: "[{}]"}.get(self.many, "many({})").format(made)  # or a named tuple
         run: Any = writer.function(given, made)
         run.plan = self
         return run
@@ -223,7 +224,7 @@ def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> P
     with ambient.tracing(eager=True) as running, ambient.rewriting():
         leaves = [leaf("input", f"x{k}", s.type) for k, s in enumerate(specs)]
         result = build(iter(leaves))
-    many = None if isinstance(result, Tensor) else tuple if isinstance(result, tuple) else list
+    many: type[Any] | None = None if isinstance(result, Tensor) else cast("type[Any]", type(result))
     roots = cast("Sequence[Any]", result if isinstance(result, (tuple, list)) else [result])
     if not all(isinstance(t, Tensor) for t in roots):
         got = article(type(cast("object", result)).__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from tracegrad import tuning
 from tracegrad.dtypes import TensorType, bool_, i32, integer, normalize_axis
@@ -189,7 +189,14 @@ ARRANGED = composite(
 )
 
 
-def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[Tensor, Tensor]:
+class Sorted(NamedTuple):
+    """The results of `sort` and `topk`, as attributes or as a pair."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _first(x: Operand, most: int | None, axis: int, descending: bool) -> Sorted:
     """Return the first `most` elements (None: all) along `axis` in sorted order, and their indices."""
     t = as_tensor(x)
     axis = normalize_axis(axis, t.ndim)
@@ -198,11 +205,11 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> tuple[T
     if not 0 <= k <= n:
         raise ShapeError(f"k = {k} elements of axis {axis} of {t.type}; valid are 0 to {n}")
     at = bind(ORDER, cast(t, i32) if t.dtype is bool_ else t, axis=axis, k=k, descending=descending)
-    return bind(ARRANGED if k == n > tuning.SORT_SCATTERED else GATHER, t, at, axis=axis), at
+    return Sorted(bind(ARRANGED if k == n > tuning.SORT_SCATTERED else GATHER, t, at, axis=axis), at)
 
 
 @method
-def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+def sort(x: Operand, axis: int = -1, descending: bool = False) -> Sorted:
     """Sort `x` along `axis`, and return the sorted values and their indices in `x`: (values, indices).
 
     values[..., k, ...] = x[..., indices[..., k, ...], ...]
@@ -215,7 +222,7 @@ def sort(x: Operand, axis: int = -1, descending: bool = False) -> tuple[Tensor, 
     Gradient:   to each element, the gradient of its value in the result; none through the indices.
     Raises:     ShapeError if `axis` is out of range.
 
-    As torch.sort(stable=True). np.sort(x) is tg.sort(x)[0].
+    As torch.sort(stable=True). np.sort(x) is tg.sort(x).values.
 
     >>> values, indices = tg.sort([3.0, 1.0, 2.0])
     >>> values, indices
@@ -240,11 +247,11 @@ def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
     >>> tg.argsort([3.0, 1.0, 2.0])
     tensor([1, 2, 0], dtype=i32)
     """
-    return _first(x, None, axis, descending)[1]
+    return _first(x, None, axis, descending).indices
 
 
 @method
-def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> Sorted:
     """Return the `k` largest elements along `axis`, the largest first, and their indices: (values, indices).
 
     x:        any dtype, rank 1 or more.
