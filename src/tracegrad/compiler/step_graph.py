@@ -126,6 +126,13 @@ def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str
             "the loss has no gradient by any parameter: on the way are ops without a derivative, such as argmax, "
             "comparisons, casts to integers or tg.stop_gradient. Train with another loss, and report this one as aux"
         )
+    trained = {id(t.leaves[n]) for n in found}
+    calls = {name: on for name, on, own in t.trace.switched if own is None or id(own) in trained}
+    if calls and not any(on for _, on, _ in t.trace.switched):
+        texts.append(
+            f"the loss calls {' and '.join(calls)} with training=False, as for predictions: to train with "
+            "dropout and the statistics of the batch, pass training=True, as in predict(m, x, training=True)"
+        )
     if inputs:
         texts.append(
             f"the loss does not use the input {', '.join(map(repr, inputs))}: leave it out of inputs=, or use it"

@@ -30,6 +30,8 @@ class Trace:
         self.writes: dict[str, Tensor] = {}  # new values of the model's states, by `state/<path>`
         # serial of a metric -> how batches are joined, and the parts; None outside of validation
         self.measured: dict[int, tuple[str, tuple[Tensor, ...]]] | None = None
+        # calls of dropout and BatchNorm: a name for users, the argument `training`, and a parameter of the layer
+        self.switched: list[tuple[str, bool, Tensor | None]] = []
         self.random_sites = 0
         # for each open `vmap` the index of the element, for each open `scan` the number of the iteration
         self.lanes: list[Tensor] = []

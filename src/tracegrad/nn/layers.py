@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from tracegrad import init as inits
 from tracegrad.dtypes import check_integers
 from tracegrad.errors import ShapeError, TraceError
 from tracegrad.initializer import Initializer
+from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
 from tracegrad.ops import constants, indexing, linalg, random, shaping
@@ -247,6 +248,8 @@ class BatchNorm(Module):
         x, channels = constants.asarray(x), self.mean.shape[0]
         if x.ndim < 2 or x.shape[1] != channels:
             raise ShapeError.here(f"BatchNorm: x must be [B, {channels}, ...], with {channels} channels, got {x.type}")
+        if (trace := ambient.active()) is not None:
+            trace.switched.append(("nn.BatchNorm", training, cast("Any", self.g)))
         if not training:
             return batch_norm(x, self.g, self.b, self.eps, mean=self.mean, var=self.var)
         axes = tuple(d for d in range(x.ndim) if d != 1)
