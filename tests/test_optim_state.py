@@ -128,5 +128,5 @@ def test_a_state_that_no_parameter_has_a_part_of(bias: bool) -> None:
 
 def test_a_state_of_another_size_than_declared_is_refused() -> None:
     wrong = optim.Transform({"rows": ROWS}, lambda g, p, state, host: (g, {"rows": g}))
-    with pytest.raises(tg.ShapeError, match=r"the state 'rows' as f32\[32\]; it declares f32\[8\]"):
+    with pytest.raises(tg.ShapeError, match=r"the state 'rows' as f32\[32\]; it must be f32\[8\]"):
         compiled(optim.custom(wrong))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tracegrad import foreign
@@ -325,6 +325,8 @@ def as_schedule(lr: Schedule | float) -> Schedule:
     if not callable(getattr(lr, "at", None)) or isinstance(lr, type):
         hint = next((told for kind, told in NO_RATES if isinstance(lr, kind)), "")
         raise InputError.here(f"lr must be a number or a schedule of tracegrad.lr, got {shown(lr)}{hint}")
+    if not is_dataclass(lr) or getattr(type(lr), "value", None) is Schedule.value:
+        raise InputError.here(f"lr: {shown(lr)} must be a frozen dataclass with a method value(self, s)")
     return lr
 
 

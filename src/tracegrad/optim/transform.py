@@ -352,18 +352,8 @@ def chain(*transforms: Transform) -> Transform:
         def apply(g: Tensor, p: Tensor, old: State, host: Host) -> tuple[Tensor, State]:
             new: dict[str, Tensor] = {}
             for rule, own in zip(rules, names, strict=True):
-                g, part = rule(g, p, {name: old[full] for name, full in own.items()}, host)
-                if part.keys() != own.keys():
-                    raise InputError.here(
-                        f"a transform declares the state {sorted(own)}, but its update returned the state "
-                        f"{sorted(part)}"
-                    )
-                for name, value in part.items():
-                    declared = old[own[name]].type
-                    if value.shape != declared.shape:
-                        raise ShapeError.here(
-                            f"a transform gives the state {name!r} as {value.type}; it declares {declared}"
-                        )
+                kept = {name: old[full] for name, full in own.items()}
+                g, part = _checked(rule(g, p, kept, host), g, kept)
                 new |= {own[name]: value for name, value in part.items()}
             return g, new
 
@@ -373,6 +363,22 @@ def chain(*transforms: Transform) -> Transform:
     bounded = through(bounds) if len(bounds) == len(transforms) else None
     counts = any(t.counts for t in transforms)
     return Transform(state, through([t.update for t in transforms]), hyper, ranges, bounded, counts)
+
+
+def _checked(found: Any, g: Tensor, kept: State) -> tuple[Tensor, State]:
+    """Return what an `update` gave, (g', state). Raises InputError or ShapeError if it does not fit `g` and `kept`."""
+    if not isinstance(found, tuple) or len(typing.cast("tuple[Any, ...]", found)) != 2:
+        raise InputError.here(f"the update of a transform must return a pair (g, state), got {shown(found)}")
+    new, part = typing.cast("tuple[Tensor, State]", found)
+    if part.keys() != kept.keys():
+        raise InputError.here(
+            f"a transform declares the state {sorted(kept)}, but its update returned the state {sorted(part)}"
+        )
+    new = as_tensor(new)
+    for name, value, like in [("g", new, g), *((f"the state {n!r}", x, kept[n]) for n, x in part.items())]:
+        if value.shape != like.shape:
+            raise ShapeError.here(f"the update of a transform gives {name} as {value.type}; it must be {like.type}")
+    return new, part
 
 
 def _unused(name: str, taken: Mapping[str, Kept]) -> str:
