@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, cast
 
 from tracegrad import entrypoints, safetensors
@@ -13,6 +12,7 @@ from tracegrad.compiler.tracing import check_function, check_signature
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import StepResult
+from tracegrad.engine.stores import Closing
 from tracegrad.errors import InputError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.ir.states import StateTensor
@@ -96,7 +96,7 @@ def sweep(
     return Sweep(train, model, plan)
 
 
-class Sweep:
+class Sweep(Closing):
     """Many trainings, the members of the sweep, in one compiled step. `tg.sweep` makes it.
 
     train:   the `CompiledTraining` of all members, for all other methods: `fit`, `profile`, `explain`, `memory`. Its
@@ -110,6 +110,9 @@ class Sweep:
     >>> sweep.members, sweep.seeds
     (3, (0, 1, 2))
     """
+
+    remedies = "sweeps"
+    called = "sweep.step(x=..., y=...) trains, sweep.attach(forward=..., inputs=...) makes a forward"
 
     def __init__(self, train: CompiledTraining, model: Any, plan: SweepPlan) -> None:
         """Make a sweep. `tg.sweep` calls this."""
@@ -318,9 +321,3 @@ class Sweep:
 
     def __repr__(self) -> str:
         return f"<Sweep of {self.members}: {self.train!r}>"
-
-    def __enter__(self) -> Sweep:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tracegrad.arrays import Array, handed_out
@@ -279,11 +278,22 @@ class OwnParameters(_Parameters):
 ParameterStore = TrainedParameters | OwnParameters
 
 
-class HasStates(Helped):
+class Closing(Helped):
+    """A context manager: leaving the `with` block calls `close`."""
+
+    close: Callable[[], None]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class HasStates(Closing):
     """The common part of trainings and forwards: their device, and the parameters and states of their model."""
 
     store: Any  # a ParameterStore; each class declares which
-    close: Callable[[], None]
 
     @property
     def param_names(self) -> list[str]:
@@ -353,9 +363,3 @@ class HasStates(Helped):
         >>> train.set_states({})
         """
         self.store.set_states(record, strict)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
