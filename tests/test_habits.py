@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -171,3 +173,95 @@ def test_keywords_of_pytorch_get_a_remedy() -> None:
 def test_short_names_of_losses_are_the_losses() -> None:
     assert tg.huber is tg.huber_loss and tg.hinge is tg.hinge_loss and tg.smooth_l1 is tg.smooth_l1_loss
     assert tg.adaptive_avg_pool is tg.adaptive_avg_pool2d
+
+
+def test_results_of_sorts_have_pytorchs_names() -> None:
+    x = np.array([[3.0, 1.0, 2.0]], np.float32)
+    for result in (tg.sort(x), tg.tensor(x).topk(3)):
+        values, indices = result
+        assert result.values is values and result.indices is indices and type(result.values) is tg.GradTensor
+    assert tg.sort(x).indices.tolist() == [[1, 2, 0]]
+    infer = tg.compile_forward(
+        model=tg.nn.Linear(1, 1), forward=lambda m, x: tg.topk(x, 2), inputs={"x": (1, 3)}, device="cpu", seed=0
+    )
+    values, indices = infer.run(x=x).output
+    assert values.tolist() == [[3.0, 2.0]] and indices.tolist() == [[0, 2]]
+
+
+class Switched(tg.Module):
+    def __init__(self) -> None:
+        self.norm, self.drop, self.out = tg.nn.BatchNorm(3), tg.nn.Dropout(0.5), tg.nn.Linear(3, 1)
+
+    def __call__(self, x: Any, training: bool = False) -> Any:
+        return self.out(self.drop(self.norm(x, training), training))
+
+
+@pytest.mark.parametrize(
+    ("loss", "frozen", "named"),
+    [
+        (lambda m, x: tg.mean(m(x)), (), ["nn.BatchNorm and tg.dropout with training=False"]),
+        (lambda m, x: tg.mean(m(x)), "norm.*", ["the loss calls tg.dropout with training=False"]),
+        (lambda m, x: tg.mean(m(x, training=True)), (), []),
+        (lambda m, x: tg.mse_loss(m(x, training=True), m(x)), (), []),  # a student and its teacher
+    ],
+)
+def test_a_loss_that_forgets_to_train_its_layers_gets_a_warning(loss: Any, frozen: Any, named: list[str]) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tg.compile(
+            model=Switched(), loss=loss, inputs={"x": (4, 3)}, optimizer=tg.optim.sgd(), frozen=frozen, device="cpu"
+        ).close()
+    texts = [str(w.message) for w in caught if "training=False" in str(w.message)]
+    assert len(texts) == len(named) and all(part in text for part, text in zip(named, texts))
+
+
+def test_a_tensor_as_axis_is_no_integer() -> None:
+    x = np.ones((4, 3), np.float32)  # as torch.scatter_add(x, 1, indices, values)
+    with pytest.raises(tg.ShapeError, match=re.escape("scatter_add: axis must be an integer, got f32[4,3]")):
+        tg.trace_forward(
+            model=tg.nn.Linear(1, 1), forward=lambda m, x: tg.scatter_add(x, 1, np.zeros((4, 1), np.int32), x),
+            inputs={"x": x.shape},
+        )  # fmt: skip
+    with pytest.raises(tg.TracegradError, match=re.escape("got an array float32[4,3]")):
+        tg.no_grad(x)
+
+
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        (lambda g, p, state, host: g, "must return a pair (g, state), got f32["),
+        (lambda g, p, state, host: (tg.sum(g), {}), "gives g as f32[]; it must be f32["),
+        (lambda g, p, state, host: (g, {"m": g}), "declares the state [], but its update returned the state ['m']"),
+    ],
+)
+def test_what_an_update_of_a_transform_returns_must_fit(update: Any, said: str) -> None:
+    with pytest.raises((tg.InputError, tg.ShapeError), match=re.escape(said)):
+        tg.compile(
+            model=tg.nn.Linear(3, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 3)}, device="cpu",
+            optimizer=tg.optim.custom(tg.optim.Transform({}, update), lr=0.1),
+        )  # fmt: skip
+
+
+def test_a_schedule_is_a_dataclass_with_a_value() -> None:
+    class Plain(tg.lr.Schedule):
+        def value(self, s: int) -> float:
+            return 0.1
+
+    @dataclass(frozen=True)
+    class Valueless(tg.lr.Schedule):
+        start: int | None = None
+
+    for schedule in (Plain(), Valueless()):
+        with pytest.raises(tg.InputError, match=re.escape("must be a frozen dataclass with a method value(self, s)")):
+            tg.optim.sgd(lr=schedule)
+
+
+def test_a_sweep_names_the_training_for_other_methods() -> None:
+    inputs = {"x": (4, 3)}
+    with tg.sweep(
+        model=tg.nn.Linear(3, 1), loss=lambda m, x: tg.mean(m(x)), inputs=inputs, optimizer=tg.optim.sgd(),
+        seeds=[0, 1], device="cpu",
+    ) as sweep:  # fmt: skip
+        for name, said in (("fit", "sweep.train.fit(...)"), ("set_lr", "sweep.set(lr=[...])")):
+            with pytest.raises(tg.errors.MissingNameError, match=re.escape(said)):
+                getattr(sweep, name)

@@ -157,13 +157,13 @@ Axes = int | Sequence[int] | None
 def whole(value: object) -> int | None:
     """Return `value` as an int if it is an integer of Python, NumPy or the like; None for anything else and for a bool.
 
-    Raises the error of a traced tensor, which has no value."""
+    Raises the error of a traced scalar, which has no value."""
     if type(value) is int:
         return value
     # a number that depends on a size that calls choose: `int` would make it a constant
     if isinstance(value, int) and hasattr(value, "note"):
         return value
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "ndim", 0):
         return None
     # An eager tensor counts if its dtype is an integer. A traced tensor raises an error of its own.
     try:

@@ -68,7 +68,8 @@ def compile(
                device="jax", precision applies to matmuls: "f16" and "bf16" round the operands, and "tf32" lets GPUs
                round them.
     frozen:    parameters that are never trained: a pattern of names such as "backbone.*", a list of patterns, or a
-               function of the name. Their gradients are not computed. (`train.freeze` can be undone, `frozen` cannot.)
+               function of the name; an empty list is none. Their gradients are not computed. (`train.freeze` can be
+               undone, `frozen` cannot.)
     max_cached_shapes: number of programs to keep if calls choose sizes. A further choice drops the least recently used.
     mesh:      jax.make_mesh(...): train on all devices of the mesh, with device="jax". Batches are split over the axis
                "data". The loss is still the mean over the whole batch. The mesh changes results by rounding only.

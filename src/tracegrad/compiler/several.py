@@ -65,7 +65,7 @@ def shared(
     """Return the same sources, each with its part of the model's parameters."""
     model = next(iter(sources.values())).model
     parameters = {n: p for n, p in named_parameters(model).items() if p.trainable}
-    if frozen is not None:
+    if frozen:
         for n in chosen(named_parameters(model), frozen, "frozen"):
             parameters.pop(n, None)
     trains = {

@@ -77,7 +77,7 @@ def traced(
     parameters = {n: p for n, p in arrays.items() if n not in states}
     if not arrays:
         raise no_parameters(model)
-    if frozen is not None:
+    if frozen:
         named = chosen(parameters, frozen, "frozen")
         parameters |= {n: replace(parameters[n], trainable=False) for n in named}
     inputs = declared(inputs)

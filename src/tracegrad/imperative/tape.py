@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from tracegrad.arrays import Array
 from tracegrad.errors import TraceError, TracegradError
 from tracegrad.ir import ambient
+from tracegrad.refusals import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -130,7 +131,7 @@ LATE = "no_grad: an async function or a generator runs after no_grad has ended; 
 
 def _refuse_late(fn: Any) -> None:
     if not callable(fn):
-        raise TracegradError.here(f"no_grad takes a function without arguments, or nothing; got {fn!r}")
+        raise TracegradError.here(f"no_grad takes a function without arguments, or nothing; got {shown(fn)}")
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
         raise TracegradError.here(LATE)
 

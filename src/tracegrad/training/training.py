@@ -380,9 +380,8 @@ class Training(Parts):
         forward, inputs: as for `tg.compile_forward`. The first run compiles the forward.
         max_cached_shapes, precision, writes: as for `tg.compile_forward`. The default precision is "f32", also if the
                                               training has another one.
-        Raises: InputError for inputs that are not types, or that `forward` does not take; AbortedError if the training
-                is closed; DeviceError for a precision that the device lacks. Reading the result of the first run
-                raises all other errors.
+        Raises: InputError for inputs that are not types, or that `forward` does not take; AbortedError if this is
+                closed; DeviceError for a precision that the device lacks. The first run's result raises all others.
 
         >>> train.attach(forward=predict, inputs={"x": (None, 2)}).run(x=np.zeros((5, 2))).output.shape
         (5, 1)
