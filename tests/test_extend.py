@@ -17,6 +17,12 @@ softsign = extend.elementwise(
 )  # fmt: skip
 
 
+written = extend.elementwise(
+    "test_written", array=lambda xp, a, b: a / (1 + xp.abs(b)), wgsl="({0} / (1.0 + abs({1})))",
+    vjp=lambda ct, y, a, b: (ct / (1.0 + tg.abs(b)), -ct * y * tg.sign(b) / (1.0 + tg.abs(b))), cost=5,
+)  # fmt: skip
+
+
 def sign_descent() -> extend.Transform:
     return extend.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
 
@@ -83,3 +89,18 @@ def test_a_wrong_row_is_found(row: dict[str, Any], message: str, request: pytest
     right = {"array": "{0} * {0}", "wgsl": "({0} * {0})", "vjp": lambda ct, y, x: (ct * 2.0 * x,)}
     with pytest.raises(AssertionError, match=message):
         testing.check_op(extend.elementwise(name, **(right | row), cost=1), (3, 4), low=0.5, on=["cpu"])
+
+
+@pytest.mark.parametrize("cc", ["", "off"])
+def test_an_array_rule_can_be_a_function_in_c_and_numpy(cc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEGRAD_CC", cc)
+    x = np.linspace(-2, 2, 15, dtype=np.float32).reshape(5, 3)
+    with tg.compile(
+        model=nn.Linear(3, 2), loss=lambda m, x: tg.mean(written(m(x), x[:, :2])), inputs={"x": (5, 3)},
+        optimizer=optim.sgd(lr=0.5), seed=0, device="cpu",
+    ) as train:  # fmt: skip
+        p = train.params()
+        value = float(np.mean((x @ p["W"] + p["b"]) / (1 + np.abs(x[:, :2]))))
+        assert abs(train.step(x=x).loss - value) < 1e-6
+        slope = 1 / (1 + np.abs(x[:, :2])) / 10
+        np.testing.assert_allclose(train.params()["W"], p["W"] - 0.5 * x.T @ slope, atol=1e-6)

@@ -189,8 +189,9 @@ def elementwise(
     """Register an op that computes each element by a formula, and return it as a function whose inputs broadcast.
 
     name:    a new name.
-    array:   the op in NumPy: a function (xp, *arrays) -> array, where xp has NumPy's functions; or the name of one.
-    wgsl:    the op as an expression in WGSL, with {0} and {1} for the inputs. The compiler translates it to C.
+    array:   the op in NumPy: a function (xp, *arrays) -> array, where xp has NumPy's functions; the name of one; or an
+             expression of xp, with {0} and {1} for the inputs.
+    wgsl:    the op as an expression in WGSL, with {0} and {1} too. The compiler translates it to C.
     vjp:     (ct, y, *inputs) -> one gradient for each input. y is the result, ct its gradient. Default: no gradient.
     accepts: the dtypes that inputs can have. All inputs of a call have one dtype.
     out:     dtype of the result; None takes the dtype of the inputs.

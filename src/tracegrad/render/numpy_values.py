@@ -305,11 +305,11 @@ class Values:
         rule = PRIMITIVES[name].array
         args = [self.name_of(a) for a in v.args]
         shape, dtype = self.shape(v), v.dtype.numpy
-        assert isinstance(rule, str), f"{name} needs a textual array rule"
-        if name == "where" or "{0}" in rule:
+        if not isinstance(rule, str) or name == "where" or "{0}" in rule:
             # before the operands are freed, because the text uses them several times
             out = out or self.arrays.allocate(shape, dtype)
-            text = rule.format(*args, **dict(attrs)).replace("xp.", "np.")
+            called = f"primitives[{name!r}].array(np, {', '.join(args)}, **{dict(attrs)})"
+            text = rule.format(*args, **dict(attrs)).replace("xp.", "np.") if isinstance(rule, str) else called
             self.arrays.lines += self.choice(v, args, out) if name == "where" else [f"np.copyto({out}, {text})"]
             self.release(*v.args)
             return out

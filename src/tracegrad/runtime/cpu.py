@@ -21,6 +21,7 @@ from tracegrad.arrays import HAVE_NUMPY, Array, need_numpy, np
 from tracegrad.dtypes import STORED
 from tracegrad.errors import DeviceError
 from tracegrad.files.jsontext import shown
+from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE
 from tracegrad.program import PERSISTENT, Buffer, Dispatch, Field, Program
@@ -282,7 +283,7 @@ class CpuSession:
     def _bound(self, text: str) -> Callable[..., Any]:
         """Return a kernel's `bind`, compiled once per text."""
         if text not in self._sources:
-            scope: dict[str, Any] = {}
+            scope: dict[str, Any] = {"primitives": PRIMITIVES}  # ops of users whose array rule is a function
             exec(compile(text, "<kernel>", "exec"), scope)
             self._sources[text] = scope["bind"]
         return self._sources[text]
