@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tracegrad import tuning
 from tracegrad.dtypes import TensorType, bool_, i32, integer, normalize_axis
@@ -189,14 +189,17 @@ ARRANGED = composite(
 )
 
 
-class Sorted(NamedTuple):
+T = TypeVar("T")
+
+
+class Sorted(NamedTuple, Generic[T]):
     """The results of `sort` and `topk`, as attributes or as a pair."""
 
-    values: Tensor
-    indices: Tensor
+    values: T
+    indices: T
 
 
-def _first(x: Operand, most: int | None, axis: int, descending: bool) -> Sorted:
+def _first(x: Operand, most: int | None, axis: int, descending: bool) -> Sorted[Tensor]:
     """Return the first `most` elements (None: all) along `axis` in sorted order, and their indices."""
     t = as_tensor(x)
     axis = normalize_axis(axis, t.ndim)
@@ -209,7 +212,7 @@ def _first(x: Operand, most: int | None, axis: int, descending: bool) -> Sorted:
 
 
 @method
-def sort(x: Operand, axis: int = -1, descending: bool = False) -> Sorted:
+def sort(x: Operand, axis: int = -1, descending: bool = False) -> Sorted[Tensor]:
     """Sort `x` along `axis`, and return the sorted values and their indices in `x`: (values, indices).
 
     values[..., k, ...] = x[..., indices[..., k, ...], ...]
@@ -251,7 +254,7 @@ def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
 
 
 @method
-def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> Sorted:
+def topk(x: Operand, k: int, axis: int = -1, largest: bool = True) -> Sorted[Tensor]:
     """Return the `k` largest elements along `axis`, the largest first, and their indices: (values, indices).
 
     x:        any dtype, rank 1 or more.
