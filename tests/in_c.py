@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tracegrad as tg
@@ -26,8 +26,12 @@ def text(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> str:
 
 def computed(fn: Callable[..., Any], *arrays: Any, dtype: DType = f32) -> Any:
     """What C gives."""
-    given = {f"x{k}": x for k, x in enumerate(arrays)}
-    types = {name: TensorType(dtype, x.shape) for name, x in given.items()}
+    return of_each(fn, [arrays], dtype)[0]
+
+
+def of_each(fn: Callable[..., Any], several: Sequence[Sequence[Any]], dtype: DType = f32) -> list[Any]:
+    """What C gives for each list of arrays. They have the same shapes, so one program computes all."""
+    types = {f"x{k}": TensorType(dtype, x.shape) for k, x in enumerate(several[0])}
     forward = lambda m, **xs: fn(*xs.values())
     with tg.compile_forward(model=One(), forward=forward, inputs=types, device="cpu", seed=0) as f:
-        return f.run(given).output
+        return [f.run(dict(zip(types, arrays, strict=True))).output for arrays in several]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from in_c import computed, text
+from in_c import computed, of_each, text
 from tracegrad.runtime.c_compiler import VARIABLE
 from tracegrad.tuning import MOST_CUT, MOST_PIECES, PIECE_GRAIN
 
@@ -208,7 +208,7 @@ def test_the_last_elements_of_a_row_are_one_vector(n: int, rows: int) -> None:
     x = np.random.default_rng(n).standard_normal((rows, n)).astype(np.float32)
     x[rows // 2] = np.nan
     x[rows // 3, -1] = np.inf
-    each = lambda fn: np.concatenate([computed(fn, x[k : k + 1]) for k in range(rows)])
+    each = lambda fn: np.concatenate(of_each(fn, [[x[k : k + 1]] for k in range(rows)]))
     for fn in (tg.softmax, lambda x: tg.logsumexp(x, -1), lambda x: tg.max(x, -1), lambda x: tg.sum(tg.tanh(x), -1)):
         np.testing.assert_array_equal(computed(fn, x), each(fn))
     with np.errstate(all="ignore"):
