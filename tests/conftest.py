@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -20,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy is imported, an
 
 from tracegrad.runtime import remembered
 from tracegrad.runtime.adapters import check_webgpu
-from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
+from tracegrad.runtime.c_compiler import FLAGS, OTHER_FLAGS, VARIABLE, compiler_named
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.native import NativeSession
 from xla import quickly
@@ -62,6 +63,17 @@ def c_compiler() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, "")
         yield
+
+
+@pytest.fixture
+def quick_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C with little optimisation, where a test compares trainings and not what the compiler makes of their kernels.
+
+    Every row (test_kernels, test_shapes_that_matter) and random programs (test_fuzz) have the flags of users.
+    """
+    found = compiler_named("")
+    if found is not None and OTHER_FLAGS not in os.environ:
+        monkeypatch.setenv(OTHER_FLAGS, shlex.join([*found.flags[len(FLAGS) :], "-O1"]))
 
 
 @pytest.fixture
@@ -120,8 +132,10 @@ def device_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param == "webgpu":
         request.getfixturevalue("webgpu")
     monkeypatch.setenv(VARIABLE, "off" if request.param == "numpy" else "")
-    if request.param == "c" and compiler_named("") is None:
-        pytest.skip("no C compiler")
+    if request.param == "c":
+        if compiler_named("") is None:
+            pytest.skip("no C compiler")
+        request.getfixturevalue("quick_c")
     if request.param == "jax":
         pytest.importorskip("jax", reason="JAX is not installed")
     with quickly() if request.param == "jax" else nullcontext():
