@@ -27,8 +27,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "webgpu":
         request.getfixturevalue("webgpu")
         return "webgpu"
-    if request.param == "numpy":
-        monkeypatch.setenv("TRACEGRAD_CC", "off")
+    monkeypatch.setenv("TRACEGRAD_CC", "" if request.param == "c" else "off")
     return "cpu"
 
 
