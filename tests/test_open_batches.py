@@ -93,8 +93,7 @@ def batch(n: int) -> dict[str, Any]:
 def test_steps_of_every_batch_are_those_of_a_training_compiled_for_it(
     net: Net, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if runner == "numpy":
-        monkeypatch.setenv("TRACEGRAD_CC", "off")
+    monkeypatch.setenv("TRACEGRAD_CC", "" if runner == "c" else "off")
     for name in ("OWN_SIZES", "OWN_SIZES_ON_GPU"):
         monkeypatch.setattr(stepper, name, 0)
     kinds: set[Any] = set()
@@ -113,8 +112,7 @@ def test_steps_of_every_batch_are_those_of_a_training_compiled_for_it(
 
 @pytest.mark.parametrize("runner", ["numpy", "c"])
 def test_results_have_the_batch_where_the_model_has_it(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if runner == "numpy":
-        monkeypatch.setenv("TRACEGRAD_CC", "off")
+    monkeypatch.setenv("TRACEGRAD_CC", "" if runner == "c" else "off")
 
     def forward(m: Layers, x: Any) -> Any:
         h, each = tg.scan(lambda h, v: (tg.tanh(m.a(v) + m.b(h)),) * 2, m.a(x[:, 0]), tg.swapaxes(x, 0, 1))

@@ -16,6 +16,8 @@ from tracegrad.compiler.rooms import build_rooms
 from tracegrad.engine import programs, stepper
 from tracegrad.loops import BY_SIZE
 
+pytestmark = pytest.mark.usefixtures("quick_c")
+
 B, LENGTHS, FEW = 5, (9, 4, 5, 1, 2, 3, 12, 40), (9, 4, 2, 5)  # few where each length takes a second to compile
 Loss = Callable[[Any, Any, Any], Any]
 
@@ -120,8 +122,7 @@ def check(
 
 
 def device_of(runner: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    if runner == "numpy":
-        monkeypatch.setenv("TRACEGRAD_CC", "off")
+    monkeypatch.setenv("TRACEGRAD_CC", "" if runner == "c" else "off")
     return "webgpu" if runner == "webgpu" else "cpu"
 
 

@@ -16,6 +16,8 @@ from tracegrad.engine import programs, stepper
 from tracegrad.engine.results import CompletedRun
 from xla import quickly
 
+pytestmark = pytest.mark.usefixtures("quick_c")
+
 D = 8
 BOTH = ((2, 9), (5, 3), (4, 11), (7, 12), (1, 5), (6, 1), (2, 2), (9, 17))
 
@@ -176,8 +178,7 @@ def on_each() -> list[tuple[Callable[..., Any], str]]:
 def test_steps_are_those_of_programs_for_each_size(
     loss: Callable[..., Any], runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if runner == "numpy":
-        monkeypatch.setenv("TRACEGRAD_CC", "off")
+    monkeypatch.setenv("TRACEGRAD_CC", "" if runner == "c" else "off")
     monkeypatch.setattr(stepper, "OWN_SIZES_ON_GPU", 2)
     if runner == "jax":
         pytest.importorskip("jax")
