@@ -17,7 +17,7 @@ from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, flat_index, points
-from tracegrad.render.c_orders import OrderedFunction, scatter_loops
+from tracegrad.render.c_orders import OrderedFunction, running, scatter_loops
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.c_tiles import paired
 from tracegrad.render.emit import Statement
@@ -125,7 +125,7 @@ def render_c(launch: BoundLaunch) -> CSource:
     functions: dict[str, str] = {}
     first = 0
     for kernel in launch.kernels:
-        whole = paired(OrderedFunction(kernel, {})) is not None
+        whole = running(kernel) is not None or paired(OrderedFunction(kernel, {})) is not None
         writer = _Writer(kernel if whole else unroll(kernel, C_UNROLLED_ROWS), first)
         writer.write()
         steps += writer.steps
