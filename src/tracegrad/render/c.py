@@ -195,7 +195,10 @@ class Function:
         return [*([] if loop else emit.flush()), *emit.inner, *named, *writes]
 
     def row(self) -> list[Statement]:
-        lines = [*self.read(), *self.folds_of_row()]
+        return [*self.read(), *self.folds_of_row(), *self.results_of_row()]
+
+    def results_of_row(self) -> list[Statement]:
+        lines: list[Statement] = []
         inner = [s for s in self.kernel.stores if s.inner]
         if inner:
             written = self.stores(self.emit, inner, loop=True)

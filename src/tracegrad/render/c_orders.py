@@ -23,7 +23,7 @@ from tracegrad.kernels.triangles import CHOICE
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_pieces import cut, loops_by_pieces, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
-from tracegrad.render.c_tiles import paired_loops, short_loops, turned_loops
+from tracegrad.render.c_tiles import lane_loops, paired_loops, turned_loops
 from tracegrad.render.emit import Block, Loop, Statement, when
 from tracegrad.tuning import LANES, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 
@@ -250,6 +250,6 @@ def scatter_loops(f: Function, fold: Fold, out: int) -> list[Statement]:
 # The first of these that suits a kernel writes its loops
 Order = Callable[[OrderedFunction], list[Statement] | None]
 POINTWISE: Sequence[Order] = (
-    turned_loops, short_loops, _written_out, _in_parts, loops_by_pieces, padded_loops, blocked_loops,
+    turned_loops, _written_out, _in_parts, loops_by_pieces, padded_loops, blocked_loops,
 )  # fmt: skip
-FOLDING: Sequence[Order] = (paired_loops, short_loops, running_loops)
+FOLDING: Sequence[Order] = (paired_loops, running_loops, lane_loops)

@@ -3,8 +3,8 @@
 The loads of a transpose run across the rows of memory. A tile of them is transposed first, four by four in vectors,
 into a local array. The loops over a tile then read and write neighbours. Otherwise each element would be moved alone.
 
-The elements of short rows, which are written out, are read at steps such as 5 or 7. Compilers do not vectorize these
-loads. So 16 rows are transposed: all first elements are neighbours then, and so on. Results are transposed back.
+Short rows that are folded twice, as in a softmax, are transposed, too: all first elements of 16 rows are neighbours
+then, and so on. A vector folds 16 rows, and computes functions of their results.
 
 A sum over k of f(x[i, k], y[j, k]) for pairs of rows, as in distances, is computed by vectors of j. A sum of a short
 row in one vector ends with steps that wait for each other. So a block of y is transposed first, and read for many i.
@@ -13,18 +13,17 @@ Sums of a few rows i stay in registers, together with those of a block of j.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from tracegrad import tuning
 from tracegrad.dtypes import f32, i32
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of, walk
-from tracegrad.kernels.form import Axis, Fold, Store, fold_batches
+from tracegrad.kernels.form import Axis, Fold, fold_batches
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_values import column_wise, needed
-from tracegrad.render.emit import Block, Emitter, Loop, Statement, when
+from tracegrad.render.emit import Block, Loop, Statement, when
 
 TILE = 16  # elements of a tile's side: a line of the cache
 
@@ -109,121 +108,112 @@ def _tile(f: Function, t: Turned) -> list[Statement]:
     return [*arrays, start, Loop("lr", TILE, [Loop("lc", TILE, point)])]
 
 
-class Group(NamedTuple):
-    """Elements of one row in memory: a slot, the index of the first, offsets from there, and the step to other rows."""
+def side_by_side(f: Function) -> dict[Value, int] | None:
+    """Return the loads to transpose in a kernel that folds short rows, with their steps to other rows; else None.
 
-    slot: int
-    first: Index
-    offsets: tuple[int, ...]
-    step: int
-
-
-def short_rows(f: Function) -> tuple[dict[Value, tuple[Group, int]], list[tuple[Group, tuple[Store, ...]]]] | None:
-    """Return the loads of a kernel of short rows, and its stores, by groups; None if transposing them is of no use.
-
-    Each load has its group, and its offset from the first element of the group.
+    A vector along a row ends each fold with steps that wait for each other. For one fold, transposing takes as long,
+    unless rows are shorter than a vector and call functions.
     """
-    if not _long(f.last) or f.loaded or f.inner or f.kernel.folds:
+    kernel, last, twice = f.kernel, f.last, len(fold_batches(f.kernel)) > 1
+    if not _long(last) or len(f.inner) != 1 or f.loaded or kernel.uniform:
         return None
-    last, stores, values = f.last.name, f.kernel.stores, f.values()
-    loads = [v for v in values if v.op == "load"]
-    steps = [_stride(i, last) for i in (*(v.arg[1] for v in loads), *(s.index for s in stores))]
-    if set(loads) != set(_bare(f)) or any(c is None or not 0 <= c <= tuning.LONG_ROWS for c in steps):
+    (inner,), values = f.inner, list(walk([x.value for x in kernel.folds]))
+    if not inner.fixed or not tuning.SHORT_ROWS <= inner.size <= tuning.LONG_ROWS:
         return None
-    read = {
-        loads[k]: (group, loads[k].arg[1].const - group.first.const)
-        for group, members in _groups([(v.arg[0], v.arg[1]) for v in loads], last)
-        if _worth_turning(f, group)
-        for k in members
-    }
-    written = [(g, tuple([stores[k] for k in at])) for g, at in _groups([(s.slot, s.index) for s in stores], last)]
-    calls = any(v.op == "map" and PRIMITIVES[v.arg[0]].helper for v in values)
-    pays = _unlike_vectors([g for g, _ in read.values()], [g for g, _ in written if _whole(f, g)], calls)
-    return (read, written) if pays else None
-
-
-def _unlike_vectors(read: Sequence[Group], whole: Sequence[Group], calls: bool) -> bool:
-    """Return whether transposing these groups is faster than what compilers make of them.
-
-    GCC vectorizes function calls only at steps that are powers of two. Compilers vectorize plain arithmetic, but with
-    short vectors. Transposing then pays for long rows only.
-    """
-    if calls:
-        return bool(whole) or any(g.step & (g.step - 1) for g in read)
-    return any(g.step >= tuning.PLAIN_ROWS for g in whole)
-
-
-def _groups(places: Sequence[tuple[int, Index]], axis: str) -> list[tuple[Group, list[int]]]:
-    """Group places by all but the constants of their indices, and give the numbers of the places of each group."""
-    alike: dict[tuple[int, Index], list[int]] = {}
-    for k, (slot, index) in enumerate(places):
-        alike.setdefault((slot, index + -index.const), []).append(k)
-    groups: list[tuple[Group, list[int]]] = []
-    for (slot, rest), members in alike.items():
-        members.sort(key=lambda k: places[k][1].const)
-        first = places[members[0]][1]
-        offsets = tuple([places[k][1].const - first.const for k in members])
-        groups.append((Group(slot, first, offsets, _stride(rest, axis) or 0), members))
-    return groups
-
-
-def _worth_turning(f: Function, g: Group) -> bool:
-    """Return whether a group has most elements of a row, of four bytes each, and the row is long enough."""
-    wide = f.kernel.slots[g.slot].dtype.storage in (f32.storage, i32.storage)
-    return wide and tuning.SHORT_ROWS <= g.step < 2 * len(g.offsets) and g.offsets[-1] < g.step
-
-
-def _whole(f: Function, g: Group) -> bool:
-    """Return whether stores cover all elements of a row."""
-    return _worth_turning(f, g) and len(set(g.offsets)) == len(g.offsets) == g.step
-
-
-def short_loops(f: Function) -> list[Statement] | None:
-    """Return the loops of a kernel of short rows, 16 rows at a time; None for any other kernel."""
-    found = short_rows(f)
-    if found is None:
+    if any(x.product or x.scatter for x in kernel.folds) or (inner.size >= tuning.LANES and column_wise(kernel)):
         return None
-    (read, written), (*others, last) = found, f.outer
-    groups = list(dict.fromkeys([g for g, _ in read.values()]))
-    emit = f.expressions()
-    arrays = [_array(f, f"u{k}", g, -(-(g.offsets[-1] + 1) // 4) * 4) for k, g in enumerate(groups)]
-    turns = [
-        f"turn(&{_at(f, emit, g)}, {g.step}, {TILE}, {g.offsets[-1] + 1}, u{k}, {TILE});" for k, g in enumerate(groups)
+    rows = [
+        *(PRIMITIVES[x.prim.combine] for x in kernel.folds),
+        *(PRIMITIVES[v.arg[0]] for v in values if v.op == "map"),
     ]
-    start = Block("", [f"const long {last.name} = rt;", *f.read(), *emit.flush(), *turns])
-    emit = f.expressions()
-    emit.loaded = {v: f"u{groups.index(g)}[{offset * TILE} + l]" for v, (g, offset) in read.items()}
-    held = {s: f"w{k}[{n * TILE} + l]" for k, (_, stores) in enumerate(written) for n, s in enumerate(stores)}
-    kept = f.stores(emit, list(held), loop=False, place=held.__getitem__)
-    point = [f"const long {last.name} = rt + l;", *f.read(), *kept]
-    emit = f.expressions()
-    ends = [line for k, (g, _) in enumerate(written) for line in _written(f, emit, f"w{k}", g)]
-    results = [_array(f, f"w{k}", g, -(-len(g.offsets) // 4) * 4) for k, (g, _) in enumerate(written)]
-    end = Block("", [f"const long {last.name} = rt, rows = min({last.size}L - rt, {TILE}L);", *emit.flush(), *ends])
-    body = [*arrays, *results, start, at_once(TILE, point), end]
-    if not others:
-        return f.share("rt", last.size, TILE, body)
-    return f.split(others, [Loop("rt", last.size, body, step=TILE)])
+    if not twice and (inner.size >= tuning.LANES or not any(p.helper for p in rows)):
+        return None
+    emit, found = f.expressions([inner.name]), dict[Value, int]()
+    for v in [v for v in values if v.op in ("load", "inside") and emit.varies(v)]:
+        step = _stride(v.arg[1], last.name) if v.op == "load" and kernel.loaded(v) in (f32, i32) else None
+        if step is None or _stride(v.arg[1], inner.name) != 1:
+            return None
+        if step and not inner.size <= step <= tuning.LONG_ROWS:
+            return None
+        if step:
+            found[v] = step
+    return found or None
 
 
-def _at(f: Function, emit: Emitter, g: Group) -> str:
-    """Return the first element of a group."""
-    return f.element(g.slot, emit.index(g.first, False))
+def lane_loops(f: Function) -> list[Statement] | None:
+    """Return the loops of a kernel that folds short rows, 16 rows side by side; None for any other kernel."""
+    loads = side_by_side(f)
+    return None if loads is None else _Lanes(f, loads).loops()
 
 
-def _array(f: Function, name: str, g: Group, columns: int) -> str:
-    """Return the declaration of an array for the elements of 16 rows."""
-    return f"{C_TYPE[f.kernel.slots[g.slot].dtype.storage]} {name}[{columns * TILE}] {ALIGNED};"
+class _Lanes:
+    """Writes the loops of one kernel. held: values that arrays hold for 16 rows -> the code that reads them."""
 
+    def __init__(self, f: Function, loads: Mapping[Value, int]) -> None:
+        self.f, self.loads, (self.inner,), (*self.others, self.last) = f, loads, f.inner, f.outer
+        self.held = {v: f"u{k}[{self.inner.name} * {TILE} + l]" for k, v in enumerate(loads)}
+        self.done, self.body = list[Fold](), list[Statement]()
 
-def _written(f: Function, emit: Emitter, name: str, g: Group) -> list[Statement]:
-    """Return the statements that write the results of a group: whole rows together, else each column alone."""
-    if _whole(f, g):
-        turned = f"int rows_[{g.step * TILE + 4}] {ALIGNED};"
-        back = f"turn({name}, {TILE}, {g.step}, {TILE}, rows_, {g.step});"
-        return [Block("", [turned, back, f"__builtin_memcpy(&{_at(f, emit, g)}, rows_, rows * {4 * g.step});"])]
-    columns = [f"(&{_at(f, emit, g)})[l * {g.step} + {o}] = {name}[{n * TILE} + l];" for n, o in enumerate(g.offsets)]
-    return [Loop("l", "rows", columns)]
+    def loops(self) -> list[Statement]:
+        f = self.f
+        self.turn()
+        for folds in fold_batches(f.kernel):
+            self.fold(folds)
+        self.call([s.value for s in f.kernel.stores])
+        f.emit = f.expressions([self.inner.name])
+        f.emit.loaded = {v: text for v, text in self.held.items() if v not in self.loads}
+        self.body.append(Loop("l", f"min({TILE}L, {self.last.size} - rt)", [*self.known(), *f.results_of_row()]))
+        if not self.others:
+            return f.share("rt", self.last.size, TILE, self.body)
+        return f.split(self.others, [Loop("rt", self.last.size, self.body, step=TILE)])
+
+    def turn(self) -> None:
+        """Transpose what is folded."""
+        f, emit, inner = self.f, self.f.expressions(), self.inner
+        turns = list[str]()
+        for k, (v, step) in enumerate(self.loads.items()):
+            self.array(v, f"u{k}", int(inner.size) + 3)
+            place = f.element(v.arg[0], emit.index(v.arg[1], False))
+            turns.append(f"turn(&{place}, {step}, {TILE}, {inner.size}, u{k}, {TILE});")
+        self.body.append(Block("", [f"const long {self.last.name} = rt, {inner.name} = 0;", *emit.flush(), *turns]))
+
+    def fold(self, folds: Sequence[Fold]) -> None:
+        """Fold 16 rows."""
+        f, emit, roots = self.f, self.f.expressions(), [x.value for x in folds]
+        self.call(roots)
+        emit.loaded = self.held
+        values = emit.values(roots, loop=False)
+        for x in folds:
+            self.array(x.value, f"t{x.local}")
+        step = [f"t{x.local}[l] = {emit.combine(x, f't{x.local}[l]', v)};" for x, v in zip(folds, values)]
+        self.body.append(at_once(TILE, [f"t{x.local}[l] = {emit.identity(x)};" for x in folds]))
+        self.body += f.nest(f.inner, [at_once(TILE, [*self.known(), *emit.flush(), *step])])
+        self.done += folds
+
+    def call(self, roots: Sequence[Value]) -> None:
+        """Compute costly functions of the rows' results, each for 16 rows at once."""
+        emit, fixed = self.f.expressions(), self.f.expressions([self.inner.name])
+        emit.loaded = self.held
+        calls = [v for v in walk(roots) if v.op == "map" and PRIMITIVES[v.arg[0]].cost >= tuning.LONG_CALL]
+        calls = [v for v in calls if v not in self.held and not fixed.varies(v)]
+        texts, names = emit.values(calls, loop=False), [f"h{len(self.held) + k}_" for k in range(len(calls))]
+        for v, name in zip(calls, names):
+            self.array(v, name)
+        lines = [f"{name}[l] = {text};" for name, text in zip(names, texts)]
+        self.body += [at_once(TILE, [*self.known(), *emit.flush(), *lines])] if calls else []
+        self.held |= {v: f"{name}[l]" for v, name in zip(calls, names)}
+
+    def array(self, v: Value, name: str, columns: int = 1) -> None:
+        """Declare an array for values of 16 rows."""
+        dtype = self.f.kernel.loaded(v) if v.op == "load" else v.dtype
+        self.body.append(f"{C_TYPE[dtype.name]} {name}[{columns * TILE}] {ALIGNED};")
+
+    def known(self) -> list[str]:
+        """Return lines that name a row and its results."""
+        return [
+            f"const long {self.last.name} = rt + l;",
+            *[self.f.emit.let(x.local, f"t{x.local}[l]") for x in self.done],
+        ]
 
 
 def paired(f: Function) -> list[Value] | None:
