@@ -121,8 +121,8 @@ def of_torch(torch: Any, row: Row, arrays: dict[str, np.ndarray], place: str) ->
     given = {n: x.long() if n[0] == "i" else x for n, x in given.items()}
     ct, xs = given.pop("ct", None), list(given.values())
     floats = xs[: len(row.shapes)]
-    few = [x.detach() for x in floats if x.numel() <= REMEMBERED]
-    renew = None if wait else lambda: [x.uniform_(row.low, row.high) for x in few]
+    few = [(x.detach(), n) for x, n in zip(xs, [0] * len(floats) + [n for _, n in row.ints]) if x.numel() <= REMEMBERED]
+    renew = None if wait else lambda: [x.random_(n) if n else x.uniform_(row.low, row.high) for x, n in few]
     if ct is None:
         return repeated(lambda: row.torch(*xs), wait, renew)
     floats = [x.requires_grad_() for x in floats]
