@@ -27,7 +27,7 @@ from tracegrad.kernels.storage import COMPUTED, Storage
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import SCATTER_ADD
 
-MAX_REFINEMENTS = 8  # each splits at least one axis; real models need one or two
+MAX_REFINEMENTS = 8  # each splits or merges some axes; real models need one to three
 # The most points of a kernel, and the largest index. Shaders count in i32, and loops step past the last point by up to
 # a workgroup.
 LARGEST = 2**31 - 2**16
@@ -75,8 +75,9 @@ def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int,
 def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
     """Return the kernel of a cluster.
 
-    Axes are split until indices need no division, then merged where merging adds no division. Raises ShapeError for a
-    cluster that is too large.
+    Axes are split until indices need no division, then merged where merging adds no division, then split again: a
+    transpose can divide axes that only together are multiples of a divisor. Raises ShapeError for a cluster that is too
+    large.
     """
 
     def over(domain: Domain) -> Kernel:
@@ -85,12 +86,10 @@ def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
     domain = natural_domain(c)
     kernel = over(domain)
     for _ in range(MAX_REFINEMENTS):
-        split = split_axes(kernel, domain)
-        if split is None:
+        changed = split_axes(kernel, domain) or merge_axes(kernel, domain)
+        if changed is None:
             break
-        domain, kernel = split, over(split)
-    merged = merge_axes(kernel, domain)
-    kernel = over(merged) if merged is not None else kernel
+        domain, kernel = changed, over(changed)
     if largest_number(kernel) > LARGEST:
         raise _too_large(c)
     return kernel
