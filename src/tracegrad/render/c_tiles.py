@@ -115,28 +115,23 @@ def side_by_side(f: Function) -> dict[Value, int] | None:
     unless rows are shorter than a vector and call functions.
     """
     kernel, last, twice = f.kernel, f.last, len(fold_batches(f.kernel)) > 1
-    if not _long(last) or len(f.inner) != 1 or f.loaded or kernel.uniform:
+    called = any(x.product or x.scatter for x in kernel.folds)
+    if not _long(last) or len(f.inner) != 1 or f.loaded or kernel.uniform or called:
         return None
     (inner,), values = f.inner, list(walk([x.value for x in kernel.folds]))
-    if not inner.fixed or not tuning.SHORT_ROWS <= inner.size <= tuning.LONG_ROWS:
+    short = inner.size < tuning.LANES
+    if not inner.fixed or not tuning.SHORT_ROWS <= inner.size <= tuning.LONG_ROWS or not (short or twice):
         return None
-    if any(x.product or x.scatter for x in kernel.folds) or (inner.size >= tuning.LANES and column_wise(kernel)):
-        return None
-    rows = [
-        *(PRIMITIVES[x.prim.combine] for x in kernel.folds),
-        *(PRIMITIVES[v.arg[0]] for v in values if v.op == "map"),
-    ]
-    if not twice and (inner.size >= tuning.LANES or not any(p.helper for p in rows)):
+    rows = [*(x.prim.combine for x in kernel.folds), *(v.arg[0] for v in values if v.op == "map")]
+    if not (twice or any(PRIMITIVES[name].helper for name in rows)) or (not short and column_wise(kernel)):
         return None
     emit, found = f.expressions([inner.name]), dict[Value, int]()
     for v in [v for v in values if v.op in ("load", "inside") and emit.varies(v)]:
         step = _stride(v.arg[1], last.name) if v.op == "load" and kernel.loaded(v) in (f32, i32) else None
-        if step is None or _stride(v.arg[1], inner.name) != 1:
+        near = step == 0 or (step and inner.size <= step <= tuning.LONG_ROWS)
+        if step is None or not near or _stride(v.arg[1], inner.name) != 1:
             return None
-        if step and not inner.size <= step <= tuning.LONG_ROWS:
-            return None
-        if step:
-            found[v] = step
+        found |= {v: step} if step else {}
     return found or None
 
 
