@@ -55,14 +55,14 @@ def all_indices(kernel: Kernel) -> list[Index]:
     return [*stored, *(index for v in walk([s.value for s in kernel.body]) for index in indices_of(v))]
 
 
-def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
-    """Return the domain with some axes split, or None if no axis can be split.
+def split_axes(kernel: Kernel, indices: Sequence[Index], domain: Domain) -> Domain | None:
+    """Return the domain with some axes split, or None if no axis can be split. indices: all that the kernel uses.
 
     An axis is split if an index divides its variable, alone or plus a constant, by a divisor of the axis's size.
     """
     sizes = {a.name: a.size for a in (*kernel.outer, *kernel.inner)}
     cuts: dict[str, int] = {}
-    for q in quotients_of(all_indices(kernel)):
+    for q in quotients_of(indices):
         if len(q.index.terms) == 1:
             ((var, c),) = q.index.terms
             if c == 1 and isinstance(var, Var) and sizes[var.name] % q.d == 0 and sizes[var.name] > q.d > 1:
@@ -85,12 +85,11 @@ def split_axes(kernel: Kernel, domain: Domain) -> Domain | None:
     return tuple((group, cut(group, factors)) for group, factors in domain)
 
 
-def merge_axes(kernel: Kernel, domain: Domain) -> Domain | None:
+def merge_axes(indices: Sequence[Index], domain: Domain) -> Domain | None:
     """Return the domain with fewer axes, or None if nothing changes.
 
     Neighbouring axes are merged if every index treats them as one. Axes of size 1 are dropped.
     """
-    indices = all_indices(kernel)
     coefficients = [x.strides for x in (*indices, *(q.index for q in quotients_of(indices)))]
     changed = False
     groups: list[tuple[str, tuple[tuple[int, ...], ...]]] = []

@@ -85,11 +85,14 @@ def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
 
     domain = natural_domain(c)
     kernel = over(domain)
+    merged = False
     for _ in range(MAX_REFINEMENTS):
-        changed = split_axes(kernel, domain) or merge_axes(kernel, domain)
+        indices = all_indices(kernel)
+        split = split_axes(kernel, indices, domain)
+        changed = split if split or merged else merge_axes(indices, domain)
         if changed is None:
             break
-        domain, kernel = changed, over(changed)
+        domain, kernel, merged = changed, over(changed), split is None
     if largest_number(kernel) > LARGEST:
         raise _too_large(c)
     return kernel
