@@ -75,9 +75,8 @@ def replaced_slots(c: Cluster, externals: Sequence[Tensor], writes: Mapping[int,
 def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
     """Return the kernel of a cluster.
 
-    Axes are split until indices need no division, then merged where merging adds no division, then split again: a
-    transpose can divide axes that only together are multiples of a divisor. Raises ShapeError for a cluster that is too
-    large.
+    Axes are split until indices need no division, and merged where merging adds no division. Then they are split again,
+    because a divisor can divide the size of a merged axis alone. Raises ShapeError for a cluster that is too large.
     """
 
     def over(domain: Domain) -> Kernel:
