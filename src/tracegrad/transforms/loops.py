@@ -359,6 +359,12 @@ def scanned(
 ) -> Scanned:
     """Bind a SCAN. `xs` and `consts`: pairs of a body's leaf and its value; `roots`: the new carries first."""
     leaves = [*carries, *(t for t, _ in xs), *(t for t, _ in consts)]
+    if length == 1:  # no loop: launches of one iteration cannot merge with those around it
+        elements = [(t, reshape(x, t.shape)) for t, x in xs]
+        pairs = (*zip(carries, init), *elements, *consts)
+        values = graft(roots, {t.serial: x for t, x in pairs})
+        rest = [reshape(t, (1, *t.shape)) for t in values[len(carries) :]]
+        return Scanned(values[: len(carries)], rest)
     roots, around = _closed(roots, leaves)
     order = toposort(roots)
     used = {t.serial for t in order}
