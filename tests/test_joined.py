@@ -12,9 +12,10 @@ import tracegrad as tg
 from all_cases import ALL_CASES, Case
 from fuzzing.runners import taken_for_a_gpu
 from test_kernels import NOTHING, assert_same, graph_of, inputs_of, run
-from tracegrad import optim
+from tracegrad import optim, tuning
 from tracegrad.compiler.joined import joined
 from tracegrad.compiler.pipeline import make_program
+from tracegrad.engine import stepper
 from tracegrad.errors import CompileError
 from tracegrad.render import wgsl, wgsl_loop
 
@@ -125,10 +126,100 @@ def test_trainings_run_their_loops_in_one_launch(name: str, reverse: bool, gpu: 
 
 
 @pytest.mark.parametrize("name", MEETING)
-def test_rows_that_meet_stay_a_loop(name: str, gpu: None) -> None:
+def test_rows_that_meet_are_one_block(name: str, gpu: None) -> None:
     train = training(MEETING[name], "webgpu")
-    assert any(x.count == T for x in joined(train.program).loops)
+    run = joined(train.program)
+    assert train.program.loops and not run.loops
+    assert (1, 1) in [run.dispatches[k].grid for k, d in enumerate(run.dispatches) if run.kernels[d.kernel].turns]
     assert_close(gradients(train), gradients(training(MEETING[name], "cpu")))
+
+
+def test_large_rows_that_meet_stay_a_loop(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "BLOCK_WORK", 1)
+    assert any(x.count == T for x in joined(training(mixed, "webgpu").program).loops)
+
+
+def test_one_sequence_whose_elements_meet(gpu: None) -> None:
+    """Indices that a comparison chooses, a system of equations and a running choice, without any batch."""
+
+    def loss(m: Cell, x: Any) -> Any:
+        def step(h: Any, e: Any) -> tuple[Any, Any]:
+            first = h[tg.argmax(e * h)]
+            h = tg.linalg.solve(m.w + 3 * tg.eye(5), tg.roll(h, 1, 0) + e) + 0.1 * first
+            return h, tg.max(h)
+
+        last, peaks = tg.scan(step, m.b, x)
+        return tg.mean(tg.square(last)) + tg.sum(peaks)
+
+    def compiled(device: str) -> Any:
+        return tg.compile(model=Cell(5), loss=loss, inputs={"x": (T, 5)}, optimizer=optim.sgd(0.1), seed=1,
+                          device=device, keep_grads=True)  # fmt: skip
+
+    x = np.random.default_rng(0).standard_normal((T, 5)).astype(np.float32)
+    found: list[dict[str, Any]] = []
+    for device in ("webgpu", "cpu"):
+        with compiled(device) as train:
+            found.append({"loss": np.asarray(train.step(x=x).loss), **train.download_grads()})
+    assert_close(found[0], found[1])
+
+
+def nested(m: Cell, h: Any, x: Any) -> Any:
+    """A loop inside of an iteration, between other kernels."""
+    inner = tg.scan(lambda g, e: (tg.tanh(g @ m.w + e), None), h, tg.stack([x, h * 0.5, x * h]))[0]
+    return tg.tanh(inner @ m.w.T + h)
+
+
+def twice_nested(m: Cell, h: Any, x: Any) -> Any:
+    """Two loops inside, with a kernel between them."""
+    first = nested(m, h, x) @ (m.w * 0.3)  # larger weights enlarge roundings
+    return tg.scan(lambda g, _: (tg.sin(g @ (m.w * 0.3) + first), None), x, length=2)[0]
+
+
+def solved(m: Cell, h: Any, x: Any) -> Any:
+    """A system of equations, whose elimination is a loop that looks at all rows."""
+    return tg.linalg.solve(m.w[:B, :B] + 3 * tg.eye(B), h) + 0.1 * x
+
+
+INSIDE = {f.__name__: f for f in (nested, twice_nested, solved)}
+
+
+@pytest.mark.parametrize(("name", "reverse"), list(zip(INSIDE, (False, True, True))))
+def test_loops_inside_of_loops_are_one_launch(name: str, reverse: bool, gpu: None) -> None:
+    train = training(INSIDE[name], "webgpu", reverse=reverse)
+    assert len(train.program.loops) >= 4 and not joined(train.program).loops
+    assert_close(gradients(train), gradients(training(INSIDE[name], "cpu", reverse=reverse)))
+
+
+def of_any_batch(m: Cell, x: Any, y: Any) -> Any:
+    """Sums over the batch in each iteration, whose columns do not meet."""
+    return tg.scan(lambda h, e: (h * m.b[:5] + tg.sin(e) - tg.mean(h, 0), None), x[0] * 0 + 0.5, x)[0]
+
+
+def of_any_length(m: Cell, x: Any, y: Any) -> Any:
+    """Loops whose length a call chooses, beside others of a fixed length."""
+    w = m.w[:5, :5]
+    h = tg.scan(lambda h, e: (tg.tanh(h @ w + e), None), tg.ones((6, 5)), x.transpose(1, 0, 2))[0]
+    h = tg.scan(lambda h, e: (tg.cos(h @ w.T + e), None), h, y)[0]
+    return tg.scan(lambda h, e: (tg.tanh(h @ w - e), h), h, x.transpose(1, 0, 2), reverse=True)[1]
+
+
+@pytest.mark.parametrize("model", [of_any_batch, of_any_length], ids=lambda f: f.__name__)
+def test_loops_of_open_sizes(model: Callable[..., Any], gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OWN_SIZES", "OWN_SIZES_ON_GPU"):
+        monkeypatch.setattr(stepper, name, 0)  # all sizes share a program
+
+    def compiled(device: str) -> Any:
+        return tg.compile(model=Cell(), loss=lambda m, x, y: tg.mean(tg.square(model(m, x, y))) + tg.sum(m.b) ** 2,
+                          inputs={"x": (6, "N", 5), "y": (4, 6, 5)}, optimizer=optim.sgd(0.01), seed=1,
+                          device=device, keep_grads=True)  # fmt: skip
+
+    rng = np.random.default_rng(0)
+    with compiled("webgpu") as ours, compiled("cpu") as reference:
+        for n in (5, 12, 3, 8, 2, 13):
+            batch = {"x": rng.standard_normal((6, n, 5), np.float32), "y": rng.standard_normal((4, 6, 5), np.float32)}
+            found = [{"loss": np.asarray(t.step(batch).loss), **t.download_grads()} for t in (ours, reference)]
+            assert ours.program.capacity and (model is of_any_batch or not joined(ours.program).loops)
+            assert_close(found[0], found[1])
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
@@ -159,9 +250,20 @@ def test_weights_in_registers_and_weights_that_are_read(
 
 def test_each_kernel_of_a_loop_is_checked(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that takes the wrong iteration is found, and the error names the line."""
-    monkeypatch.setattr(wgsl, "moved", lambda step, ring: f"({step}) * ((t + 1) % {ring})")
+    monkeypatch.setattr(wgsl, "moved", lambda move: f"({move.step}) * ((t + 1) % {move.ring})")
     with pytest.raises(CompileError, match=r"computes wrongly.*\n.*test_joined"):
         gradients(training(plain, "webgpu"))
+
+
+def test_each_kernel_of_a_loop_inside_is_checked(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wgsl, "moved", lambda move: f"({move.step}) * (({'tu'[move.depth]} + u) % {move.ring})")
+
+    def forward(m: Cell, x: Any) -> Any:
+        return tg.scan(lambda h, e: (tg.scan(lambda g, y: (tg.tanh(g * m.b + y), None), h, e)[0], None), m.b, x)[0]
+
+    infer = tg.compile_forward(model=Cell(5), forward=forward, inputs={"x": (3, 4, 5)}, device="webgpu", seed=0)
+    with infer, pytest.raises(CompileError, match=r"computes wrongly.*\n.*test_joined"):
+        _ = infer.run(x=np.ones((3, 4, 5), np.float32)).output
 
 
 def test_the_profile_and_the_explanation_have_a_row_for_each_loop(gpu: None) -> None:

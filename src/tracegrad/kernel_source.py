@@ -13,6 +13,7 @@ from tracegrad.files.jsontext import LOCAL, demand, natural
 from tracegrad.kernels.blocks import Blocks, Mirrors
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import Reach, Tiling
+from tracegrad.loops import Loop, Move
 
 FILED = ("wgsl", "serial_wgsl")  # the languages stored in files
 
@@ -45,7 +46,34 @@ class BoundLoop:
     mirrors: Mirrors | None  # None: kernels pass on what they write through storage
     binding_of: Sequence[int]  # binding of each slot, for one kernel after the other
     bindings: tuple[Binding, ...]
-    moves: Mapping[int, tuple[int, int]]  # slot -> the step and ring by which its offset moves
+    moves: Mapping[int, Sequence[Move]]  # slot -> how its offset moves in this loop, and in the loop inside of it
+    nest: Nest
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The turns of a loop: each kernel takes one in each iteration, but some repeat in a loop inside.
+
+    iterations: how many there are at most. inside: loops over the numbers of the kernels, in order.
+    """
+
+    iterations: int
+    kernels: int
+    inside: tuple[Loop, ...] = ()
+
+    @property
+    def turns(self) -> int:
+        """The number of turns of an iteration."""
+        return self.kernels + sum((x.count - 1) * (x.end - x.begin) for x in self.inside)
+
+    def count(self, kernel: int) -> int:
+        """Return how often a kernel runs in an iteration."""
+        return next((x.count for x in self.inside if x.begin <= kernel < x.end), 1)
+
+    def turn(self, kernel: int, u: int) -> int:
+        """Return the number of a kernel's turn in iteration `u` of the loop inside."""
+        before = sum((x.count - 1) * (x.end - x.begin) for x in self.inside if x.end <= kernel)
+        return before + kernel + u * next((x.end - x.begin for x in self.inside if x.begin <= kernel < x.end), 0)
 
 
 SPELLING = [threading.RLock()]  # generating a text changes expressions that several kernels share
@@ -146,6 +174,8 @@ class KernelSource:
     turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     # what a software adapter runs for `wgsl` and `serial_wgsl`, if it can run workgroups separately
     apart: tuple[Tiling, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
+    # does the text for a GPU read the size of a run?
+    follows: bool = field(default=False, repr=False, compare=False, metadata=LOCAL)
     # if the number of workgroups depends on the size of a run: that number for wgsl and for serial_wgsl
     reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
     serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
@@ -182,13 +212,15 @@ class KernelSource:
 class Turn:
     """A kernel of a loop that runs in one launch.
 
-    Two offsets, after those of all kernels, say which turns to run. In iteration t, the k-th of n kernels is turn t * n
-    + k, so a launch can run one kernel alone.
+    Two offsets, after those of all kernels, say which turns to run, so a launch can run one kernel alone. If an
+    iteration has n turns, turn k of iteration t is number t * n + k.
     """
 
     source: KernelSource  # with the form and the bindings of this kernel
     first: int  # the number of its first slot
-    moved: tuple[int, ...]  # how far each of its slots has moved in iteration 1
+    moves: tuple[Sequence[Move], ...]  # of each of its slots
+    nest: Nest
+    number: int  # of the kernel in the nest
     kernel: int  # its number among the kernels of the program whose loop is not in one launch
     launch: int  # the number of its dispatch in an iteration there
 

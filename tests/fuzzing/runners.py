@@ -24,7 +24,6 @@ from fuzzing.open_sizes import trained_at_open_sizes, with_open_sizes
 from fuzzing.program import Array, Program
 from fuzzing.table import NoCounterpartError
 from fuzzing.training import naming, trained, trained_by_torch
-from tracegrad import tuning
 from tracegrad.compiler.joined import joined
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
@@ -161,12 +160,11 @@ def as_on_a_gpu(program: Compiled, info: DeviceInfo) -> Compiled:
 
 
 @contextmanager
-def taken_for_a_gpu(fewest: int = 1) -> Iterator[None]:
-    """Sessions that take any adapter for a GPU, whose loops run in one launch for batches of `fewest` rows or more."""
+def taken_for_a_gpu() -> Iterator[None]:
+    """Sessions that take any adapter for a GPU, whose loops run in one launch."""
     with ExitStack() as stack:
         for module in (native, profile, explain):
             stack.enter_context(patch.object(module, "as_run", as_on_a_gpu))
-        stack.enter_context(patch.object(tuning, "FEWEST_BLOCKS", fewest))
         yield
 
 

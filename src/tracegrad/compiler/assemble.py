@@ -12,7 +12,7 @@ from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
-from tracegrad.kernels.form import on_device
+from tracegrad.kernels.form import Extent, on_device
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import grid_of, reach_of, takes_first, without_barriers, workgroup_bytes
@@ -180,6 +180,7 @@ def source_of(
         forms=tuple(kernels),
         binding_of=tuple(binding_of),
         apart=tuple(lowered) if takes_first(lowered) else (),
+        follows=any(isinstance(a.size, Extent) for k in launch.sized for a in on_device(k).inner),
         reach=next(map(reach_of, launch.sized, tilings), None),  # such a launch has only one kernel
         serial_reach=next(map(reach_of, launch.sized, serial), None),
     )

@@ -123,15 +123,16 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
     out: list[DispatchInfo] = []
     for number, d in enumerate(program.launched()):
         source, cost, sites, forms = program.kernels[d.kernel], Cost(), set[Site](), list[Kernel]()
-        for plan, launch in islice(launches, source.launches):
+        inside = {turn.launch: turn.nest.count(turn.number) for turn in source.turns}
+        for k, (plan, launch) in enumerate(islice(launches, source.launches)):
             forms += launch.kernels
             for c, kernel in zip(launch.clusters, launch.kernels):
                 if id(kernel) not in costs:
                     costs[id(kernel)] = cost_of(c, plan.externals[id(c)], plan.storage, at)
-                cost += costs[id(kernel)]
+                cost += costs[id(kernel)].repeated(inside.get(k, 1))
                 sites |= sites_of(c, plan.externals[id(c)])
         workgroups, n = d.grid[0] * d.grid[1], times[number]
-        own = cost.repeated(n * (d.offsets[-1] // len(source.turns) if source.turns else 1))
+        own = cost.repeated(n * (at(source.turns[0].nest.iterations) if source.turns else 1))
         out.append(DispatchInfo(number, n, d.kernel, source.label, workgroups, own, tuple(sorted(sites)), tuple(forms)))
     return tuple(out)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
-from tracegrad.kernel_source import Binding, BoundLoop, KernelSource, Texts, Turn
+from tracegrad.kernel_source import Binding, BoundLoop, KernelSource, Nest, Texts, Turn
 from tracegrad.kernels.blocks import Span, blocks_of, with_mirrors
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS
@@ -18,19 +19,15 @@ from tracegrad.tuning import MOST_LOOP_TURNS
 
 
 def joined(program: Program) -> Program:
-    """Return the program with one dispatch in place of each innermost loop whose blocks are independent."""
-    for number in reversed(range(len(program.loops))):
-        loop = program.loops[number]
-        inside = program.dispatches[loop.begin : loop.end]
-        if loop.per or any(move.depth == BY_SIZE for d in inside for _, move in d.moves):
-            continue  # such a launch is made for one size
-        if not all(program.kernels[d.kernel].forms for d in inside):
-            continue  # a loop inside is one launch already
-        if any(loop.begin <= x.begin < loop.end for x in program.loops[number + 1 :]):
-            continue  # another loop is inside
-        made = _in_one_launch(program, loop, sum(x.end >= loop.end for x in program.loops[:number]))
-        if made is not None:
-            program = _with(program, number, *made)
+    """Return the program with one dispatch in place of each loop whose blocks are independent, with loops inside."""
+    number = 0
+    while number < len(program.loops):
+        inside = [x for x in program.loops[number + 1 :] if x.begin < program.loops[number].end]
+        made = _in_one_launch(program, number, inside)
+        if made is None:
+            number += 1
+        else:
+            program = _with(program, number, len(inside), *made)
     return program
 
 
@@ -48,7 +45,7 @@ class _Member(NamedTuple):
         return [move for k, move in self.dispatch.moves if k == slot]
 
     def span(self, slot: int, depth: int) -> Span:
-        """Return the memory of a slot in all iterations of the loop at `depth`."""
+        """Return the memory of a slot in all iterations of the loop at `depth`, and of other loops."""
         own, moves = self.form.slots[slot - self.slots.start], self.moves(slot)
         (move,) = [(m.step, m.ring) for m in moves if m.depth == depth] or [(0, 1)]
         outer = tuple((m.depth, m.step, m.ring) for m in moves if m.depth != depth)
@@ -71,25 +68,49 @@ def _members(program: Program, loop: Loop) -> list[_Member]:
     return found
 
 
-def _in_one_launch(program: Program, loop: Loop, depth: int) -> tuple[KernelSource, Dispatch] | None:
-    """Return the kernel and the dispatch of a loop inside of `depth` others; None if it must stay a loop."""
+def _in_one_launch(program: Program, number: int, inside: Sequence[Loop]) -> tuple[KernelSource, Dispatch] | None:
+    """Return the kernel and the dispatch of a loop with those inside of it; None if it must stay a loop."""
+    loop, depth = program.loops[number], sum(x.end >= program.loops[number].end for x in program.loops[:number])
+    dispatches = program.dispatches[loop.begin : loop.end]
+    if any(x.per for x in inside) or any(program.kernels[d.kernel].follows for d in dispatches):
+        return None  # such a launch is made for one size
+    if any(a.end > b.begin for a, b in pairwise(inside)):
+        return None  # a loop inside has another one inside
     members = _members(program, loop)
-    runs = len(members) * loop.count
+    nest = _nest(members, loop, inside)
+    runs = nest.turns * loop.count
     arrays = tuple(dict.fromkeys(m.array(s) for m in members for s in m.slots))
     if len(arrays) > MAX_BUFFERS or runs > MOST_LOOP_TURNS:
         return None
     spans = [[m.span(s, depth) for s in m.slots] for m in members]
-    blocks = blocks_of([m.form for m in members], spans)
+    blocks = blocks_of([m.form for m in members], spans, [nest.count(k) for k in range(len(members))])
     if blocks is None:
         return None
     slots = [(m, s) for m in members for s in m.slots]
     moves = [(k, move) for k, (m, s) in enumerate(slots) for move in m.moves(s)]
-    own = {k: (x.step, x.ring) for k, x in moves if x.depth == depth}
-    blocks, mirrors = with_mirrors(blocks, spans, loop.count)
-    kernel = _source(members, BoundLoop(blocks, mirrors, *_bound(members, arrays), own))
+    own: dict[int, list[Move]] = {}
+    for k, move in moves:
+        if move.depth >= depth:
+            own.setdefault(k, []).append(replace(move, depth=move.depth - depth))
+    mirrors = None
+    if not inside:
+        blocks, mirrors = with_mirrors(blocks, spans, loop.count)
+    kernel = _source(members, BoundLoop(blocks, mirrors, *_bound(members, arrays), own, nest))
     offsets = [m.dispatch.offsets[s] for m, s in slots]
-    outer = tuple((k, move) for k, move in moves if move.depth < depth)
-    return kernel, Dispatch(0, arrays, (*offsets, 0, runs), grid_of(blocks.number), outer)
+    outer = [(k, move) for k, move in moves if move.depth < depth]
+    begin, end = 0, runs
+    if loop.per:  # the first turn, or the end, follows the size of a run
+        begin = end = runs * loop.reverse
+        step = loop.per * nest.turns * (-1 if loop.reverse else 1)
+        outer.append((len(offsets) + (not loop.reverse), Move(BY_SIZE, step, loop.count + 1)))
+    return kernel, Dispatch(0, arrays, (*offsets, begin, end), grid_of(blocks.number), tuple(outer))
+
+
+def _nest(members: Sequence[_Member], loop: Loop, inside: Sequence[Loop]) -> Nest:
+    """Return the turns of a loop over dispatches, with the loops inside of it."""
+    first = [sum(m.launch < launch for m in members) for launch in range(members[-1].launch + 2)]
+    loops = [Loop(first[x.begin - loop.begin], first[x.end - loop.begin], x.count) for x in inside]
+    return Nest(loop.count, len(members), tuple(loops))
 
 
 def _bound(members: Sequence[_Member], arrays: Sequence[int]) -> tuple[list[int], tuple[Binding, ...]]:
@@ -110,11 +131,11 @@ def _source(members: Sequence[_Member], bound: BoundLoop) -> KernelSource:
     )
     turns: list[Turn] = []
     first = 0
-    for m in members:
+    for k, m in enumerate(members):
         end = first + len(m.slots)
         own = replace(whole, label=m.form.label, forms=(m.form,), binding_of=tuple(bound.binding_of[first:end]))
-        moved = [step * (1 % ring) for step, ring in (bound.moves.get(k, (0, 1)) for k in range(first, end))]
-        turns.append(Turn(own, first, tuple(moved), m.dispatch.kernel, m.launch))
+        moves = tuple(bound.moves.get(s, ()) for s in range(first, end))
+        turns.append(Turn(own, first, moves, bound.nest, k, m.dispatch.kernel, m.launch))
         first = end
     return replace(whole, turns=tuple(turns))
 
@@ -127,15 +148,14 @@ def _binding(members: Sequence[_Member], array: int) -> Binding:
     return Binding(found[0].dtype, any(b.written for b in found), min(b.size for b in found))
 
 
-def _with(program: Program, number: int, kernel: KernelSource, dispatch: Dispatch) -> Program:
-    """Return the program with a kernel and its dispatch in place of a loop."""
+def _with(program: Program, number: int, inside: int, kernel: KernelSource, dispatch: Dispatch) -> Program:
+    """Return the program with a kernel and its dispatch in place of a loop and the loops `inside` of it."""
     loop = program.loops[number]
     fewer = loop.end - loop.begin - 1
     own = replace(dispatch, kernel=len(program.kernels))
     dispatches = (*program.dispatches[: loop.begin], own, *program.dispatches[loop.end :])
     loops = [
-        Loop(x.begin - fewer * (x.begin >= loop.end), x.end - fewer * (x.end >= loop.end), x.count)
-        for x in program.loops
-        if x is not loop
+        replace(x, begin=x.begin - fewer * (x.begin >= loop.end), end=x.end - fewer * (x.end >= loop.end))
+        for x in (*program.loops[:number], *program.loops[number + inside + 1 :])
     ]
     return replace(program, kernels=(*program.kernels, kernel), dispatches=dispatches, loops=tuple(loops))

@@ -3,6 +3,7 @@
 A loop over a batch of sequences computes each sequence by itself. A workgroup then runs every iteration of one block of
 sequences, and no workgroup waits for another. Indices prove that blocks are independent. In every value that the loop
 writes, element `e` belongs to block `e // step % count`. The kernels of a block access only its elements of the value.
+A small loop whose sequences need each other, or that has only one, is a single block.
 """
 
 from __future__ import annotations
@@ -73,26 +74,31 @@ class Blocks(NamedTuple):
     fixed: tuple[frozenset[int], ...]  # of each kernel, the slots whose elements are the same in all iterations
 
 
-def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]]) -> Blocks | None:
+def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]], times: Sequence[int]) -> Blocks | None:
     """Return the kernels of a loop in blocks, or None if blocks are not independent or would be too large.
 
-    spans: of each kernel, the memory of its slots.
+    spans: of each kernel, the memory of its slots. times: how often each runs in an iteration.
     """
     if not all(map(_simple, kernels)):
         return None
     shared = [[any(s.meets(x) for own in spans for x in own) for s in own] for own in spans]
     for count in _counts(kernels):
         found = _cut(count, kernels, spans, shared)
-        if found is None:
+        tilings = tuple(map(in_workgroup, found or ()))
+        if not found or _too_large(found, tilings, times):
             continue
-        tilings = tuple(map(in_workgroup, found))
-        if max(k.work for k in found) > tuning.MOST_BLOCK_WORK or workgroup_bytes(tilings) > WORKGROUP_BYTES:
-            return None
         fixed = [
             frozenset(k for k, s in enumerate(own) if not (s.steps or both[k])) for own, both in zip(spans, shared)
         ]
         return Blocks(count, found, tilings, tuple(fixed))
     return None
+
+
+def _too_large(kernels: Sequence[Kernel], tilings: Sequence[Tiling], times: Sequence[int]) -> bool:
+    """Return whether the kernels of a block have too little memory, or take longer than their launches would."""
+    rows = sum(k.work * n for k, t, n in zip(kernels, tilings, times) if t.kind != "block")  # no operands in registers
+    long = max(k.work for k in kernels) > tuning.MOST_FOLDED or rows >= tuning.BLOCK_WORK * sum(times)
+    return long or workgroup_bytes(tilings) > WORKGROUP_BYTES
 
 
 def _simple(kernel: Kernel) -> bool:
@@ -102,21 +108,26 @@ def _simple(kernel: Kernel) -> bool:
 
 
 def _counts(kernels: Sequence[Kernel]) -> list[int]:
-    """Return the numbers of blocks to try, the largest first; numbers that leave too few points come last."""
+    """Return the numbers of blocks to try, the largest first.
+
+    Numbers that leave too few points come later, and those that leave most of a large GPU idle last.
+    """
     sizes = {a.size for k in kernels for a in k.outer}
-    counts = sizes | {n // tuning.LOOP_THREADS for n in sizes if n % tuning.LOOP_THREADS == 0}
+    counts = {1} | sizes | {n // tuning.LOOP_THREADS for n in sizes if n % tuning.LOOP_THREADS == 0}
     fewest = min(k.rows for k in kernels)
 
-    def order(count: int) -> tuple[bool, int]:
-        return fewest // count < tuning.BLOCK_POINTS, -count
+    def order(count: int) -> tuple[bool, bool, int]:
+        return count < tuning.FEWEST_BLOCKS, fewest // count < tuning.BLOCK_POINTS, -count
 
-    return sorted((n for n in counts if tuning.FEWEST_BLOCKS <= n <= tuning.MOST_BLOCKS), key=order)
+    return sorted((n for n in counts if n <= tuning.MOST_BLOCKS), key=order)
 
 
 def _cut(
     count: int, kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]], shared: Sequence[Sequence[bool]]
 ) -> tuple[Kernel, ...] | None:
     """Return the kernels restricted to one of `count` blocks along an axis of each; None if no axes will do."""
+    if count == 1:
+        return tuple([replace(k, body=body_of(k, Replaced(Space(), {}))) for k in kernels])
     chosen: list[Kernel] = []
     known: list[tuple[Span, tuple[int, int]]] = []  # memory that the loop writes, and how it is divided
 
@@ -352,7 +363,9 @@ def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> di
         if len(met) > 1:
             return None
         ((j, other, w),) = met
-        whole = all(steps[n].get(m) == x.size // blocks.number for n, m, x in ((k, slot, s), (j, other, w)))
+        whole = blocks.number == 1 or all(
+            steps[n].get(m) == x.size // blocks.number for n, m, x in ((k, slot, s), (j, other, w))
+        )
         later = int(j >= k)
         handed = s.follows(w, later, range(min(length - later, LOOKED_AT)))
         if not (whole and handed and s.size == w.size and s.dtype in ARRAYS):

@@ -13,6 +13,7 @@ from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.blocks import BLOCK, Copy, local
 from tracegrad.kernels.form import SIZE, Axis, Extent, Kernel, Store, divides, fold_batches, plus, points
 from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
+from tracegrad.loops import Move
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, spelled, when
 from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
 from tracegrad.render.wgsl_rows import BlockFold, Rows
@@ -74,7 +75,7 @@ class Function:
     vectors: Sequence[bool]  # of each slot: is its array one of vectors?
     aligned: Sequence[bool]  # of each slot: does it begin at a whole vector?
     bound: list[Sequence[int]]  # of each kernel, the bindings of its slots
-    moves: Mapping[int, tuple[int, int]] | None = None  # in a loop: slot -> (step, ring), see `moved`
+    moves: Mapping[int, Sequence[Move]] | None = None  # in a loop: how the offset of a slot moves, see `moved`
     fixed: frozenset[int] = frozenset()  # in a loop: slots whose elements are the same in all iterations
     room: int = 0  # in a loop: how many numbers a thread may keep in registers
     copies: Mapping[int, Copy] = field(default_factory=dict[int, Copy])  # in a loop: slots in workgroup memory, too
@@ -138,9 +139,9 @@ def _main(functions: Sequence[Function], base: int | None) -> list[str]:
     return [*lines, "}"]
 
 
-def moved(step: int, ring: int) -> str:
-    """Return how far an offset has moved in iteration `t`."""
-    return f"({step}) * (t % {ring})"
+def moved(move: Move) -> str:
+    """Return how far an offset has moved in iteration `t` of a loop, or `u` of the loop inside of it."""
+    return f"({move.step}) * ({'tu'[move.depth]} % {move.ring})"
 
 
 class Writer:
@@ -167,7 +168,7 @@ class Writer:
     def arguments(self) -> str:
         """The parameters of the function."""
         several = ", n: i32, first: i32" if self.of.times > 1 else ""
-        return "w: i32, lid: i32" + several + (f", {BLOCK}: i32, t: i32" if self.of.moves is not None else "")
+        return "w: i32, lid: i32" + several + (f", {BLOCK}: i32, t: i32, u: i32" if self.of.moves is not None else "")
 
     def offsets(self) -> list[str]:
         """Return the lines that define `o0`, `o1` and so on, the offsets of the slots."""
@@ -177,7 +178,7 @@ class Writer:
         else:
             places = [f"at[(first + {s}) / 4][(first + {s}) % 4]" for s in slots]
         if f.moves is not None:
-            places = [f"{p} + {moved(*f.moves[s])}" if s in f.moves else p for s, p in enumerate(places)]
+            places = [" + ".join([p, *map(moved, f.moves.get(s, ()))]) for s, p in enumerate(places)]
         copies = [f"let c{s} = {copy.at('t')};" for s, copy in f.copies.items()]
         return [*(f"let o{s} = {place};" for s, place in zip(slots, places)), *copies]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracegrad.kernel_source import BoundLoop, Shader
+from tracegrad.kernel_source import BoundLoop, Nest, Shader
 from tracegrad.kernels.blocks import ARRAYS, BLOCK
 from tracegrad.kernels.tiling import GRID_X, Tiling, workgroup_arrays
 from tracegrad.render.emit import Block, Loop, Statement, spelled, when
@@ -29,8 +29,8 @@ def render_loop(launch: BoundLoop) -> Shader:
         if prepared:
             head = f"fn before{number}({writer.arguments})"
             texts += [*registers, *spelled([Block(head, [*writer.offsets(), *prepared])], "var")]
-            call = f"before{number}(0, i32(lid), {BLOCK}, begin / turns);"
-            before.append(when(f"end > begin + 1 || begin % turns == {number}", [call]))
+            call = f"before{number}(0, i32(lid), {BLOCK}, begin / turns, 0);"
+            before.append(when(f"end > begin + 1 || turn_of(begin).x == {number}", [call]))
         helpers.update(writer.emit.helpers)
         turns.append(Block(f"case {number}:", _turn(number, tilings[number])))
     copied: Mapping[str, int] = launch.mirrors.sizes if launch.mirrors else {}
@@ -38,7 +38,8 @@ def render_loop(launch: BoundLoop) -> Shader:
         before.append("workgroupBarrier();")
     barrier = "workgroupBarrier();" if copied else "storageBarrier();"
     first = len(launch.binding_of)
-    text = "\n".join([*helpers, *texts, *_main(tilings[0].threads, before, turns, barrier, first)])
+    main = _main(tilings[0].threads, before, launch.nest.turns, turns, barrier, first)
+    text = "\n".join([*helpers, *texts, *_turn_of(launch.nest), *main])
     arrays = [f"var<workgroup> {name}: array<{COPIED[name]}, {size}>;" for name, size in copied.items()]
     head, body = declared(launch.bindings, elements), [*variables(tilings, text), *arrays, text]
     start, rest = ("".join(f"{line}\n" for line in lines) for lines in (head, body))
@@ -80,18 +81,31 @@ def _prepared(writer: Writer) -> tuple[list[str], list[Statement]]:
 def _turn(number: int, tiling: Tiling) -> list[Statement]:
     """Return a loop that calls a kernel's function for a block, once for each workgroup of the kernel's tiling."""
     shared = ["workgroupBarrier();"] if workgroup_arrays([tiling]) else []
-    call = f"k{number}(w, i32(lid), {BLOCK}, s / turns);"
+    call = f"k{number}(w, i32(lid), {BLOCK}, s / turns, turn.y);"
     return [Loop("w", tiling.workgroups, [call, *shared])]
 
 
-def _main(threads: int, before: list[Statement], turns: list[Block], barrier: str, first: int) -> list[str]:
+def _turn_of(nest: Nest) -> list[str]:
+    """Return the function that gives the kernel of turn `s`, and its iteration of the loop inside, or 0."""
+    lines: list[Statement] = [f"var k = s % {nest.turns};", "var u = 0;"]
+    for x in nest.inside:
+        width, more = x.end - x.begin, (x.count - 1) * (x.end - x.begin)
+        inside = [f"u = (k - {x.begin}) / {width};", f"k = {x.begin} + (k - {x.begin}) % {width};"]
+        behind = f"if (k >= {x.end + more}) {{ k -= {more}; }}"
+        lines.append(f"{behind} else if (k >= {x.begin}) {{ {' '.join(inside)} }}")
+    return spelled([Block("fn turn_of(s: i32) -> vec2<i32>", [*lines, "return vec2<i32>(k, u);"])], "var")
+
+
+def _main(
+    threads: int, before: list[Statement], turns: int, kernels: list[Block], barrier: str, first: int
+) -> list[str]:
     """Return the entry point. `at` holds, behind the offsets, the first turn and the end of the turns."""
     begin, end = (f"at[{k // 4}].{XYZW[k % 4]}" for k in (first, first + 1))
     arguments = "@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32"
-    turn = [Block(f"switch s % {len(turns)}", [*turns, "default: {}"]), barrier]
+    turn = ["let turn = turn_of(s);", Block("switch turn.x", [*kernels, "default: {}"]), barrier]
     lines: list[Statement] = [
         f"let {BLOCK} = i32(wid.x + wid.y * {GRID_X}u);",
-        f"let turns = {len(turns)};",
+        f"let turns = {turns};",
         f"let begin = {begin};",
         f"let end = {end};",
         *before,

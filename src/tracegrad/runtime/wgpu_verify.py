@@ -83,17 +83,19 @@ class Unchecked:
             self.trials = verify.trials_of(self.kernels)
 
     def _begin_loop(self, loop: KernelSource, first: Dispatch) -> None:
-        """Add the kernels of a loop that is one launch. Each kernel runs alone, in iteration 1 if there are several."""
-        turns = len(loop.turns)
-        several = first.offsets[-1] > turns
+        """Add the kernels of loops that are one launch. Each kernel runs alone, in iteration 1 if there are several."""
         for k, turn in enumerate(loop.turns):
+            turns, u = turn.nest.turns, int(turn.nest.count(turn.number) > 1)
+            t = int(turn.nest.iterations > 1)
             key = key_of(loop.wgsl, f"{loop.bindings} {k}")
             if self.verdicts.known(key) != RIGHT:
-                moved = turn.moved if several else (0,) * len(turn.moved)
+                moved = tuple(sum(move.at((t, u)[move.depth]) for move in moves) for moves in turn.moves)
                 own = [x + more for x, more in zip(first.offsets[turn.first :], moved)]
                 self.numbers[key] = turn.kernel
                 self.kernels[key] = turn.source, layout_of(turn.source, own)
-                self.launches[key] = Launch(first.grid, False, (loop.slots, turn.first, moved), several * turns + k)
+                self.launches[key] = Launch(
+                    first.grid, False, (loop.slots, turn.first, moved), t * turns + turn.nest.turn(turn.number, u)
+                )
 
     def refuse_wrong(self, session: Session) -> None:
         """Run the kernels. Raise CompileError, with the kernel's number, for a wrong one."""
