@@ -129,3 +129,19 @@ def test_short_rows_side_by_side_keep_their_bits(name: str, width: int) -> None:
 def test_short_rows_are_turned_where_compilers_would_make_no_vectors(name: str) -> None:
     fn, _, turns = ROWS[name]
     assert (TURN in text(fn, (1000, 7))) == turns
+
+
+def test_lanes_beyond_the_last_row_read_its_memory() -> None:
+    """The next row of the wide array would lie behind all of it: 17 rows are computed as 32."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        z = x * y[:, :1]
+        return z - tg.max(z, 1, keepdims=True)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(-9, 10, (17, 7)).astype(np.float32), np.zeros((17, 1_000_000), np.float32)
+    y[:, 0] = rng.integers(1, 5, 17)
+    made = text(fn, x.shape, y.shape)
+    assert TURN in made and "min(rt + l, (long)16)" in made  # a read behind it often finds memory
+    z = x * y[:, :1]
+    np.testing.assert_array_equal(computed(fn, x, y), z - z.max(1, keepdims=True))

@@ -19,7 +19,7 @@ from tracegrad import tuning
 from tracegrad.dtypes import f32, i32
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of, walk
-from tracegrad.kernels.form import Axis, Fold, fold_batches
+from tracegrad.kernels.form import Axis, Fold, divides, fold_batches, plus
 from tracegrad.render.c import Function, at_once
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_values import column_wise, needed
@@ -204,9 +204,11 @@ class _Lanes:
         self.body.append(f"{C_TYPE[dtype.name]} {name}[{columns * TILE}] {ALIGNED};")
 
     def known(self) -> list[str]:
-        """Return lines that name a row and its results."""
+        """Return lines that name a row and its results. Beyond the last, the last repeats: others may be no memory."""
+        n = self.last.size
+        row = "rt + l" if divides(TILE, n) else f"min(rt + l, (long){plus(n, -1)})"
         return [
-            f"const long {self.last.name} = rt + l;",
+            f"const long {self.last.name} = {row};",
             *[self.f.emit.let(x.local, f"t{x.local}[l]") for x in self.done],
         ]
 
