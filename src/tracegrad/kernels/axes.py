@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tracegrad.dtypes import DType
 from tracegrad.ir.graph import postorder
@@ -126,14 +127,17 @@ def unroll(kernel: Kernel, rows: int = 0) -> Kernel:
     space = Space()
     points = itertools.product(*(map(space.number, range(a.size)) for a in axes))
     copies = [Replaced(space, dict(zip([a.name for a in axes], at))) for at in points]
+    left = [tuple(a for a in group if a not in axes) for group in (kernel.outer, kernel.inner)]
+    # without rows, all values are computed before the first store: it can replace what a written-out fold reads
+    whole = all(a.size == 1 for a in left[1]) and any(s.replaces >= 0 for s in kernel.slots)
     body: list[Statement] = []
     for s in kernel.body:
         if isinstance(s, Fold):
             body += _folds(s, copies, space, kernel)
         else:
             inner = s.inner or any(a in kernel.outer for a in axes)
-            body += [c.store(s) for c in (copies if inner else copies[:1])]
-    left = [tuple(a for a in group if a not in axes) for group in (kernel.outer, kernel.inner)]
+            made = [c.store(s) for c in (copies if inner else copies[:1])]
+            body += [replace(x, inner=False) for x in made] if whole else made
     return Kernel(left[0], left[1], kernel.slots, tuple(body), kernel.label, kernel.uniform)
 
 
