@@ -213,7 +213,8 @@ class Turn:
     """A kernel of a loop that runs in one launch.
 
     Two offsets, after those of all kernels, say which turns to run, so a launch can run one kernel alone. If an
-    iteration has n turns, turn k of iteration t is number t * n + k.
+    iteration has n turns, turn k of iteration t is number t * n + k of all. Kernel `number` takes turn
+    `nest.turn(number, u)` of an iteration.
     """
 
     source: KernelSource  # with the form and the bindings of this kernel

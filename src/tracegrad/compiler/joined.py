@@ -72,8 +72,11 @@ def _in_one_launch(program: Program, number: int, inside: Sequence[Loop]) -> tup
     """Return the kernel and the dispatch of a loop with those inside of it; None if it must stay a loop."""
     loop, depth = program.loops[number], sum(x.end >= program.loops[number].end for x in program.loops[:number])
     dispatches = program.dispatches[loop.begin : loop.end]
-    if any(x.per for x in inside) or any(program.kernels[d.kernel].follows for d in dispatches):
+    kernels = [program.kernels[d.kernel] for d in dispatches]
+    if any(x.per for x in inside) or any(k.follows for k in kernels):
         return None  # such a launch is made for one size
+    if not all(k.forms for k in kernels):
+        return None  # a file has only texts
     if any(a.end > b.begin for a, b in pairwise(inside)):
         return None  # a loop inside has another one inside
     members = _members(program, loop)

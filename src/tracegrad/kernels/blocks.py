@@ -264,8 +264,13 @@ def kept(kernel: Kernel, fixed: Set[int]) -> list[Value]:
     The loads read `fixed` slots, at elements that do not depend on the block.
     """
     together = gathered(kernel)
-    loads = [v for v in _folded_loads(kernel) if v.arg[0] in fixed and BLOCK not in _variables(v)]
+    loads = [v for v in _folded_loads(kernel) if _slots(v) <= fixed and BLOCK not in _variables(v)]
     return [v for v in loads if v not in together]
+
+
+def _slots(load: Value) -> set[int]:
+    """Return the slots that a load reads, also for its index."""
+    return {v.arg[0] for v in walk([load]) if v.op == "load"}
 
 
 def _folded_loads(kernel: Kernel) -> list[Value]:
