@@ -203,6 +203,7 @@ class Switched(tg.Module):
         (lambda m, x: tg.mean(m(x)), "norm.*", ["the loss calls tg.dropout with training=False"]),
         (lambda m, x: tg.mean(m(x, training=True)), (), []),
         (lambda m, x: tg.mse_loss(m(x, training=True), m(x)), (), []),  # a student and its teacher
+        (lambda m, x: tg.mse_loss(m.out(x), tg.stop_gradient(m(x))), "norm.*", []),
     ],
 )
 def test_a_loss_that_forgets_to_train_its_layers_gets_a_warning(loss: Any, frozen: Any, named: list[str]) -> None:
@@ -232,10 +233,12 @@ def test_a_tensor_as_axis_is_no_integer() -> None:
         (lambda g, p, state, host: g, "must return a pair (g, state), got f32["),
         (lambda g, p, state, host: (tg.sum(g), {}), "gives g as f32[]; it must be f32["),
         (lambda g, p, state, host: (g, {"m": g}), "declares the state [], but its update returned the state ['m']"),
+        (lambda g, p, state, host: (g, None), "must return a pair (g, state), got the state None"),
+        (lambda g, p, state, host: (g > 0, {}), "gives g as bool["),
     ],
 )
 def test_what_an_update_of_a_transform_returns_must_fit(update: Any, said: str) -> None:
-    with pytest.raises((tg.InputError, tg.ShapeError), match=re.escape(said)):
+    with pytest.raises((tg.InputError, tg.ShapeError, tg.DTypeError), match=re.escape(said)):
         tg.compile(
             model=tg.nn.Linear(3, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 3)}, device="cpu",
             optimizer=tg.optim.custom(tg.optim.Transform({}, update), lr=0.1),

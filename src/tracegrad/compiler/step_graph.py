@@ -9,14 +9,14 @@ from tracegrad.compiler.layout import HALTED
 from tracegrad.compiler.tracing import Traced
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor, toposort
+from tracegrad.ir.nodes import Tensor, reached, toposort
 from tracegrad.optim import freezing
 from tracegrad.optim.arena import Part
 from tracegrad.optim.gradients import sum_of_squares
 from tracegrad.optim.guard import PARAMS, Guard, LossScale, NewStates, any_nonfinite
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.transform import Host
-from tracegrad.prims.elementwise import nonfinite, where
+from tracegrad.prims.elementwise import STOP_GRADIENT, nonfinite, where
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import LEAF, as_tensor, constant, leaf, require_own
 from tracegrad.prims.views import broadcast_to
@@ -126,9 +126,13 @@ def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str
             "the loss has no gradient by any parameter: on the way are ops without a derivative, such as argmax, "
             "comparisons, casts to integers or tg.stop_gradient. Train with another loss, and report this one as aux"
         )
-    trained = {id(t.leaves[n]) for n in found}
-    calls = {name: on for name, on, own in t.trace.switched if own is None or id(own) in trained}
-    if calls and not any(on for _, on, _ in t.trace.switched):
+    if t.trace.switched and not any(on for _, on, _ in t.trace.switched):
+        fixed = {id(x) for n, x in t.leaves.items() if n not in found}
+        learnt = {id(x) for x in reached([y], lambda x: () if x.prim is STOP_GRADIENT else x.inputs)} - fixed
+        calls = {name: None for name, _, x in t.trace.switched if id(x) in learnt}
+    else:
+        calls = {}
+    if calls:
         texts.append(
             f"the loss calls {' and '.join(calls)} with training=False, as for predictions: to train with "
             "dropout and the statistics of the batch, pass training=True, as in predict(m, x, training=True)"

@@ -31,7 +31,7 @@ class Trace:
         # serial of a metric -> how batches are joined, and the parts; None outside of validation
         self.measured: dict[int, tuple[str, tuple[Tensor, ...]]] | None = None
         # calls of dropout and BatchNorm: a name for users, the argument `training`, and a parameter of the layer
-        self.switched: list[tuple[str, bool, Tensor | None]] = []
+        self.switched: list[tuple[str, bool, Tensor]] = []
         self.random_sites = 0
         # for each open `vmap` the index of the element, for each open `scan` the number of the iteration
         self.lanes: list[Tensor] = []

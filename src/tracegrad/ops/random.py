@@ -394,5 +394,5 @@ def dropout(x: Any, p: float, training: bool = True) -> Tensor:
     x, p = as_tensor(x), probability(p)
     key = _key("dropout")  # drawn even if unused: switching one dropout off must not change the other masks
     if p > 0.0:
-        ambient.require("dropout").switched.append(("tg.dropout", training, None))
+        ambient.require("dropout").switched.append(("tg.dropout", training, x))
     return bind(DROPOUT, x, key, rate=p) if training and p > 0.0 else x

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from tracegrad.dtypes import Shape, f32
-from tracegrad.errors import InputError, ShapeError
+from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.hypers import ANY, COMPLEMENT, GROUP, RANGES, UNIT, Range, checked, checked_all, scalar
 from tracegrad.ir.nodes import Tensor
 from tracegrad.optim.arena import Arena, Slot
@@ -366,16 +366,20 @@ def chain(*transforms: Transform) -> Transform:
 
 
 def _checked(found: Any, g: Tensor, kept: State) -> tuple[Tensor, State]:
-    """Return what an `update` gave, (g', state). Raises InputError or ShapeError if it does not fit `g` and `kept`."""
+    """Return what an `update` gave, (g', state). Raises InputError, ShapeError or DTypeError if it does not fit."""
     if not isinstance(found, tuple) or len(typing.cast("tuple[Any, ...]", found)) != 2:
         raise InputError.here(f"the update of a transform must return a pair (g, state), got {shown(found)}")
     new, part = typing.cast("tuple[Tensor, State]", found)
+    if not isinstance(part, Mapping):
+        raise InputError.here(f"the update of a transform must return a pair (g, state), got the state {shown(part)}")
     if part.keys() != kept.keys():
         raise InputError.here(
             f"a transform declares the state {sorted(kept)}, but its update returned the state {sorted(part)}"
         )
-    new = as_tensor(new)
+    new, part = as_tensor(new), {n: as_tensor(x) for n, x in part.items()}
     for name, value, like in [("g", new, g), *((f"the state {n!r}", x, kept[n]) for n, x in part.items())]:
+        if value.dtype is not like.dtype:
+            raise DTypeError.here(f"the update of a transform gives {name} as {value.type}; it must be {like.type}")
         if value.shape != like.shape:
             raise ShapeError.here(f"the update of a transform gives {name} as {value.type}; it must be {like.type}")
     return new, part
