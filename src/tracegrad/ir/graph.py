@@ -180,7 +180,7 @@ class CycleError(ValueError):
 def postorder(roots: Iterable[T], before: Callable[[T], Iterable[T]]) -> Iterator[T]:
     """Yield each item once, after all that come before it. Of several roots or items before one, the last is first.
 
-    A loop, because expressions can be deep. Raises CycleError.
+    A loop, because expressions can be deep. Raises CycleError; but `before(x)` must not give `x` itself.
     """
     done = object()
     waiting: dict[T, Any] = {}  # item under way -> the one for which it was begun; or `done`

@@ -37,7 +37,8 @@ static inline void breathe(void) {{
 /* Take a part and do it; 0 if there is none. `current` stays as it is until that part is done. */
 static int take(long thread) {{
   for (unsigned long any; (any = __atomic_load_n(&untaken, __ATOMIC_SEQ_CST));) {{
-    const long first = __atomic_load_n(&whole, __ATOMIC_SEQ_CST) * thread / (helpers + 1) % BITS;
+    const long threads = __atomic_load_n(&helpers, __ATOMIC_RELAXED) + 1;
+    const long first = __atomic_load_n(&whole, __ATOMIC_SEQ_CST) * thread / threads % BITS;
     const unsigned long near = any >> first << first;
     const long part = near ? __builtin_ctzl(near) : BITS - 1 - __builtin_clzl(any);
     if (!(__atomic_fetch_and(&untaken, ~(1UL << part), __ATOMIC_SEQ_CST) >> part & 1)) continue;
@@ -65,7 +66,8 @@ static void *help(void *thread) {{
 }}
 
 static void start(long threads) {{
-  for (pthread_t t; helpers < threads - 1 && !pthread_create(&t, 0, help, (void *)(helpers + 1)); helpers++)
+  for (pthread_t t; helpers < threads - 1 && !pthread_create(&t, 0, help, (void *)(helpers + 1));
+       __atomic_add_fetch(&helpers, 1, __ATOMIC_RELAXED))
     pthread_detach(t);
 }}
 

@@ -81,9 +81,9 @@ def _prepare(trial: Trial, arrays: Mapping[Name, Array], *, whole: bool) -> None
     for f in trial.plan.fills if whole else ():
         target = arrays[f.array][f.begin : f.end]
         values = trial.patterns.along(f.kind, f.begin + f.array[0] * STRIDE)
-        whole = target.size // PERIOD * PERIOD
-        target[:whole].reshape(-1, PERIOD)[...] = values
-        target[whole:] = values[: target.size - whole]
+        periods = target.size // PERIOD * PERIOD
+        target[:periods].reshape(-1, PERIOD)[...] = values
+        target[periods:] = values[: target.size - periods]
     for array, at, value in (*trial.read, *trial.puts):
         arrays[array][at] = value
 
