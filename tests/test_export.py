@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,7 @@ def test_a_canvas_for_images_and_continuation_for_tokens(browser: Any, tmp_path:
 
 
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
     class Mine(lr.Schedule):
         start: int | None = None
 

@@ -135,9 +135,7 @@ FEW_PRODUCTS = 1  # products | a result that sums more of them is worth a call: 
 PRODUCT_GRAIN = 2**20  # products | of two numbers worth a thread of their own: some microseconds | ?
 PRODUCT_PARTS = 16  # parts | of one product | ?
 PRODUCT_SIDE = 96  # rows, columns | of a part: with fewer, packing the other operand once more takes too long | 2 cores
-IN_PLACE = (
-    2**16
-)  # elements | from a product's first row of k to its last, up to which an operand is not packed | 2 cores
+IN_PLACE = 2**16  # elements | from a product's first row of k to its last, up to which nothing is packed | 2 cores
 PRODUCT_STACK = 4  # products | in a stack that are split between threads | ?
 SPANNED_ROWS = 16  # rows | of a product, up to which the elements between its columns are computed, too | 2 cores
 STACKED = 4096  # elements | that an operand spans, if vectors hold one element of each of several products | 2 cores
