@@ -369,20 +369,21 @@ def _checked(found: Any, g: Tensor, kept: State) -> tuple[Tensor, State]:
     """Return what an `update` gave, (g', state). Raises InputError, ShapeError or DTypeError if it does not fit."""
     if not isinstance(found, tuple) or len(typing.cast("tuple[Any, ...]", found)) != 2:
         raise InputError.here(f"the update of a transform must return a pair (g, state), got {shown(found)}")
-    new, part = typing.cast("tuple[Tensor, State]", found)
-    if not isinstance(part, Mapping):
-        raise InputError.here(f"the update of a transform must return a pair (g, state), got the state {shown(part)}")
+    new, given = typing.cast("tuple[Any, Any]", found)
+    if not isinstance(given, Mapping):
+        raise InputError.here(f"the update of a transform must return a pair (g, state), got the state {shown(given)}")
+    part = typing.cast("Mapping[str, Any]", given)
     if part.keys() != kept.keys():
         raise InputError.here(
             f"a transform declares the state {sorted(kept)}, but its update returned the state {sorted(part)}"
         )
-    new, part = as_tensor(new), {n: as_tensor(x) for n, x in part.items()}
-    for name, value, like in [("g", new, g), *((f"the state {n!r}", x, kept[n]) for n, x in part.items())]:
+    new, state = as_tensor(new), {n: as_tensor(x) for n, x in part.items()}
+    for name, value, like in [("g", new, g), *((f"the state {n!r}", x, kept[n]) for n, x in state.items())]:
         if value.dtype is not like.dtype:
             raise DTypeError.here(f"the update of a transform gives {name} as {value.type}; it must be {like.type}")
         if value.shape != like.shape:
             raise ShapeError.here(f"the update of a transform gives {name} as {value.type}; it must be {like.type}")
-    return new, part
+    return new, state
 
 
 def _unused(name: str, taken: Mapping[str, Kept]) -> str:
