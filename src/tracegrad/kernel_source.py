@@ -64,7 +64,7 @@ class Nest:
     @property
     def turns(self) -> int:
         """The number of turns of an iteration."""
-        return self.kernels + sum((x.count - 1) * (x.end - x.begin) for x in self.inside)
+        return self.turn(self.kernels, 0)
 
     def count(self, kernel: int) -> int:
         """Return how often a kernel runs in an iteration."""

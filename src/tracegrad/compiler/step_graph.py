@@ -126,13 +126,7 @@ def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str
             "the loss has no gradient by any parameter: on the way are ops without a derivative, such as argmax, "
             "comparisons, casts to integers or tg.stop_gradient. Train with another loss, and report this one as aux"
         )
-    if t.trace.switched and not any(on for _, on, _ in t.trace.switched):
-        fixed = {id(x) for n, x in t.leaves.items() if n not in found}
-        learnt = {id(x) for x in reached([y], lambda x: () if x.prim is STOP_GRADIENT else x.inputs)} - fixed
-        calls = {name: None for name, _, x in t.trace.switched if id(x) in learnt}
-    else:
-        calls = {}
-    if calls:
+    if calls := _never_trained(t, y, found):
         texts.append(
             f"the loss calls {' and '.join(calls)} with training=False, as for predictions: to train with "
             "dropout and the statistics of the batch, pass training=True, as in predict(m, x, training=True)"
@@ -142,3 +136,12 @@ def doubtful(t: Traced, y: Tensor, aux: Mapping[str, Tensor], found: Mapping[str
             f"the loss does not use the input {', '.join(map(repr, inputs))}: leave it out of inputs=, or use it"
         )
     return tuple(texts)
+
+
+def _never_trained(t: Traced, y: Tensor, found: Mapping[str, Tensor]) -> list[str]:
+    """Return the kinds of layers through which the loss learns, if all their calls have training=False."""
+    if not t.trace.switched or any(on for _, on, _ in t.trace.switched):
+        return []
+    fixed = {id(x) for n, x in t.leaves.items() if n not in found}
+    learnt = {id(x) for x in reached([y], lambda x: () if x.prim is STOP_GRADIENT else x.inputs)} - fixed
+    return list(dict.fromkeys([name for name, _, x in t.trace.switched if id(x) in learnt]))
