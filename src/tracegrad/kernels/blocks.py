@@ -110,7 +110,7 @@ def _simple(kernel: Kernel) -> bool:
 def _counts(kernels: Sequence[Kernel]) -> list[int]:
     """Return the numbers of blocks to try, the largest first.
 
-    Numbers that leave too few points come later, and those that leave most of a large GPU idle last.
+    Numbers that leave too few points come later. Numbers that leave most of a large GPU idle come last.
     """
     sizes = {a.size for k in kernels for a in k.outer}
     counts = {1} | sizes | {n // tuning.LOOP_THREADS for n in sizes if n % tuning.LOOP_THREADS == 0}
