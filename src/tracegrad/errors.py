@@ -23,6 +23,12 @@ NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename, thr
 class TracegradError(Exception):
     """The base class of all errors that tracegrad defines. Catch it to catch any of them.
 
+    Four further classes are not names of `tg`. Catch them as one of their base classes:
+    - `CallError`, also a TypeError: an argument is missing, unknown or too many.
+    - `MissingNameError`, a TraceError and an AttributeError: an attribute does not exist.
+    - `RangeError`, an InputError and an IndexError: an index is out of range.
+    - `ConstantIndexError`, a ShapeError and an IndexError: a constant index is out of range.
+
     >>> issubclass(tg.ShapeError, tg.TracegradError)
     True
     """

@@ -139,7 +139,10 @@ class Plateau(Schedule):
         return self.peak if self.now is None else self.now
 
     def after(self, metric: float) -> Plateau:
-        """Return the schedule after one more metric. NaN never improves. Raises InputError unless finite or NaN."""
+        """Return the schedule after one more metric. NaN counts as no improvement.
+
+        Raises InputError for infinity and for a metric that is no number.
+        """
         nan = isinstance(metric, numbers.Real) and math.isnan(metric)
         value = metric if nan else checked("metric", metric, what="lr_metric")
         better = not nan and self._improves(value)

@@ -293,7 +293,8 @@ class Sweep(Closing):
     def load(self, path: str | os.PathLike[str]) -> None:
         """Resume from a file that `save(path)` wrote, including the members' hyperparameters.
 
-        Raises InputError, with nothing changed, for a file of another model, optimizer or number of members.
+        Raises InputError, with nothing changed, for a file of another model, optimizer or number of members; OSError
+        for a file that cannot be read.
 
         >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)},
         ...                  optimizer=optim.adam(), seeds=[0, 1, 2])

@@ -80,7 +80,7 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
 
     x:        f32, i32 or u32, any shape; bool counts as i32.
     axis:     None flattens `x` first.
-    Returns:  dtype and shape of `x`; a vector for axis=None.
+    Returns:  the dtype of `x`, i32 for bool; the shape of `x`, or a vector for axis=None.
     Gradient: dx[k] = dy[k] + dy[k + 1] + ..., dy being the result's gradient.
     Raises:   ShapeError if `axis` is out of range.
 
@@ -153,7 +153,7 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
 
     x:        f32, i32 or u32, any shape; bool counts as i32.
     axis:     None flattens `x` first.
-    Returns:  dtype and shape of `x`; a vector for axis=None.
+    Returns:  the dtype of `x`, i32 for bool; the shape of `x`, or a vector for axis=None.
     Gradient: dx[k] = sum over i >= k of dy[i] * (product of x[0] to x[i] without x[k]), dy being the result's gradient.
               Zeros in `x` do no harm, because nothing is divided by `x`.
     Raises:   ShapeError if `axis` is out of range.

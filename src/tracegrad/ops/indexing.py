@@ -214,8 +214,8 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
                        0.
     dtype:    None: i32 if all three are integers, else f32.
     Returns:  shape (ceil((stop - start) / step),), or (0,) if that is negative. No gradient.
-    Raises:   ShapeError for arange(n) with a negative n; InputError for a step of 0 or a number that is not finite;
-              DTypeError for integers outside of i32.
+    Raises:   ShapeError for arange(n) with n < 0 or n >= 2^31; InputError for a step of 0, or a number that is not
+              finite; DTypeError for other integers outside of i32.
 
     As numpy.arange and torch.arange.
 

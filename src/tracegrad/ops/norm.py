@@ -358,7 +358,7 @@ def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     Returns:  f32, the shape of `x` without the axes in `axis`.
-    Gradient: softmax(x) over the same axes, with NaN where the result is infinite.
+    Gradient: softmax(x) over the same axes. If the result is infinite, NaN for the elements that equal the result.
     Raises:   DTypeError if `x` is not f32; ShapeError if `axis` is out of range. As torch.logsumexp.
 
     >>> tg.logsumexp([[0.0, 0.0]], axis=-1)

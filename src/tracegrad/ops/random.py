@@ -198,7 +198,8 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
     Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient:  to `mean`, the result's gradient. To `std`, the result's gradient times the numbers that `randn` draws.
                Each is summed over broadcast axes (the reparameterization of Kingma & Welling 2014).
-    Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`.
+    Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`; DTypeError for a tensor
+               that is not f32.
 
     As torch.normal, but with the shape first.
 

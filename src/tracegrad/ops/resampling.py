@@ -241,7 +241,7 @@ def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     stride:      s, the distance between windows; None means `kernel_size`.
     padding:     p, elements before and after each sequence, at most k / 2. They are never the largest.
     Returns:     f32 [B, C, floor((L + 2*p - k) / s) + 1].
-    Gradient:    to the first of the largest elements of each window.
+    Gradient:    to the first of the largest elements of each window; to no element of a window with NaN.
     Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool1d.

@@ -209,6 +209,7 @@ class CompiledTraining(Training):
     def profile(self, steps: int = 10, mapping: Given = None, *, loss: str | None = None, **inputs: Any) -> Profile:
         """Run a step `steps` times, and return the median time of each dispatch, as a table to print.
 
+        steps:    the number of timed runs.
         inputs:   a batch as for `step`, by keyword, in one dict, or both. Without inputs, zeros are used.
         loss:     the name of a loss. Required if there are several losses; leave it out if there is one.
         Returns:  a `Profile`: the times beside bytes, FLOPs, the device's limits and your source lines. `.save(path)`

@@ -245,7 +245,7 @@ class Training(Parts):
         a mesh of any shape, or on any other device; all processes must call `load`. Loading executes no code from the
         file.
         Raises: InputError, with nothing changed, if the file is not a checkpoint, is damaged, or belongs to another
-                model or optimizer.
+                model or optimizer; OSError for a file that cannot be read.
 
         >>> train.save("checkpoint.safetensors")
         >>> train.load("checkpoint.safetensors")
@@ -281,7 +281,8 @@ class Training(Parts):
 
         lr:   a number, or a schedule of `tg.lr`. A schedule without `start` begins with the next step as its step 1.
         loss: the name of a loss. Required if there are several losses; leave it out if there is one.
-        Raises: InputError for a negative number, for anything else, and if `loss` is missing or unknown.
+        Raises: InputError for a negative number, for an `lr` that is neither a number nor a schedule, and if `loss` is
+                missing or unknown.
 
         >>> train.set_lr(lr.linear(peak=1e-2, final=0.0, steps=100))
         >>> train.lr
