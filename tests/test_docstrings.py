@@ -41,15 +41,11 @@ PARTS = {
     "shapes": re.compile(r"shape|rank|ax[ei]s|\["),
 }
 SOURCE = re.compile(
-    r"\b(1[89]|20)\d\d\b|https?://|NumPy|numpy\.|PyTorch|torch(metrics)?\.|\bJAX\b|jax\.|sklearn\.|[Oo]ptax|et al\."
+    r"\b(1[89]|20)\d\d\b|https?://|NumPy|numpy\.|PyTorch|torch(metrics)?\.|\bJAX\b|jax\.|[Oo]ptax|sklearn\.|scipy\.|"
+    r"[Kk]eras|concurrent\.|et al\."
 )
-# What is made by others, or of this project alone, has no source
-OWN = {
-    "tg.Parameter", "tg.summary", "nn.Module", "nn.Sequential", "nn.as_states", "nn.bound", "nn.decays",
-    "nn.named_parameters", "nn.named_states", "nn.stack", "optim.Arena", "optim.Host", "optim.Optimizer",
-    "optim.Options", "optim.PerParameter", "optim.Slot", "optim.Transform", "optim.accumulate", "lr.Schedule",
-    "init.literal", "tg.from_torch", "tg.to_torch",
-}  # fmt: skip
+# Parts of this project alone have no source
+OWN = {"optim.Host", "optim.PerParameter", "optim.Slot"}
 # Types that users read and never make, and the rules that prims are made with: their tables are the examples
 NO_EXAMPLE = {
     "optim.Host", "optim.Slot", "extend.Host", "extend.Primitive", "extend.alike",

@@ -82,6 +82,8 @@ def nearest_f32(x: float) -> float:
 class TensorType(NamedTuple):
     """The type of a tensor: `dtype`, the type of its elements, and `shape`, a tuple of integers. Prints as `f32[2,3]`.
 
+    As jax.ShapeDtypeStruct.
+
     >>> tg.zeros((2, 3)).type
     f32[2,3]
     """
@@ -109,7 +111,7 @@ class InputType(NamedTuple):
     """The declared type of an input: `dtype` and `shape`. Write `tg.i32["B", 128]`; it prints as `i32[B,128]`.
 
     Each entry of `shape` is an integer, or a size that each call chooses: None, or a name. Axes with the same name have
-    the same size within a call.
+    the same size within a call. As keras.Input and tf.TensorSpec, with None for a size that varies.
 
     >>> tg.i32["B", 128].shape
     ('B', 128)

@@ -210,6 +210,7 @@ def trace(
     model, loss, inputs, optimizer: as for `compile`.
     Returns: a `Graph`, to print or to look into.
     Raises:  the errors of `compile` about these arguments.
+    As jax.make_jaxpr.
 
     >>> graph = tg.trace(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)})
     >>> graph.params, graph.outputs
@@ -227,6 +228,7 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
     model, forward, inputs: as for `compile_forward`.
     Returns: a `Graph`, to print or to look into.
     Raises:  the errors of `compile_forward` about these arguments, and errors inside `forward`.
+    As jax.make_jaxpr, and torch.fx.symbolic_trace.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph.outputs
@@ -240,7 +242,7 @@ def devices() -> list[DeviceInfo]:
     """Return every usable device as a `DeviceInfo`, in the order in which device="auto" tries them.
 
     "auto" takes a GPU, else the CPU; the environment variable TRACEGRAD_DEVICE overrides it. An adapter with
-    `software=True`, a CPU that acts as a GPU, does not count as a GPU.
+    `software=True`, a CPU that acts as a GPU, does not count as a GPU. As jax.devices.
 
     >>> "cpu" in [device.name for device in tg.devices()]
     True

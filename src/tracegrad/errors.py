@@ -23,9 +23,10 @@ NOT_THE_USER = (PACKAGE_DIR, contextlib.contextmanager.__code__.co_filename, thr
 class TracegradError(Exception):
     """The base class of all errors that tracegrad defines. Catch it to catch any of them.
 
-    Four further classes are not names of `tg`. Catch them as one of their base classes:
+    Five further classes are names of `tracegrad.errors` only:
     - `CallError`, also a TypeError: an argument is missing, unknown or too many.
     - `MissingNameError`, a TraceError and an AttributeError: an attribute does not exist.
+    - `MissingKeyError`, an InputError and a KeyError: a result has no such name.
     - `RangeError`, an InputError and an IndexError: an index is out of range.
     - `ConstantIndexError`, a ShapeError and an IndexError: a constant index is out of range.
 

@@ -279,6 +279,7 @@ def literal(array: Any, dtype: DType | str = f32) -> Literal:
     """Make an initialiser of given values: an array, a nested list or a number, stored as `dtype`.
 
     Raises DTypeError for anything else, and for values that `dtype` cannot hold.
+    As jax.nn.initializers.constant, which takes an array too.
 
     >>> layer = nn.Linear(1, 2, init=init.literal([[1.0, 2.0]]))
     >>> tg.instantiate(layer, 0).W

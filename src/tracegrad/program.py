@@ -131,6 +131,8 @@ class Dispatch:
 class Program:
     """A compiled training step or forward, as plain data: all that a runtime needs to execute it.
 
+    As torch.export.ExportedProgram.
+
     kernels:    the texts of the kernels, and what they bind.
     buffers:    the flat arrays on the device.
     dispatches: launches of kernels, in order, each with its buffers and the offsets of its values.

@@ -24,6 +24,7 @@ class Schedule(Protocol):
 
     To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
     `start: int | None = None` and the method `value(s)`.
+    As a schedule of Optax, and torch.optim.lr_scheduler.LRScheduler.
 
     >>> lr.cosine_annealing(peak=1.0, final=0.0, steps=10).spec()
     {'kind': 'cosine_annealing', 'peak': 1.0, 'final': 0.0, 'steps': 10}

@@ -244,6 +244,7 @@ class CompiledForward(HasStates):
         path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
         Raises:  InputError for a damaged file, and for parameters that are missing, unknown or of another type, which
                  the error names. Nothing has changed then. OSError for a file that cannot be read.
+        As load_state_dict of PyTorch.
 
         >>> train.save("checkpoint.safetensors")
         >>> own = tg.compile_forward(model=nn.Linear(2, 1), forward=predict, inputs={"x": (None, 2)}, seed=0)

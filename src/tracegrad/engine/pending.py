@@ -51,7 +51,7 @@ class Pending(NoArray, Generic[T]):
 
     The properties `loss`, `losses`, `step`, `aux`, `output` and `captures` wait too, and return that part of a
     `Completed`. For a `Failed` they raise its `error`, and for an `Aborted` they raise `tg.AbortedError`. The library
-    warns if you never read a `Failed`.
+    warns if you never read a `Failed`. As concurrent.futures.Future, whose `result` raises the error itself.
 
     >>> pending = train.step(x=x, y=y)    # train, x, y: as in the example of tg.compile, with a batch x, y
     >>> pending.step

@@ -359,6 +359,7 @@ class HasStates(Closing):
         record:  arrays by name.
         strict:  True requires every state in `record`.
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and NaN, before anything is written.
+        As load_state_dict of PyTorch, for the buffers only.
 
         >>> train.set_states({})
         """

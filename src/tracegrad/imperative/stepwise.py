@@ -28,6 +28,7 @@ def instantiate(model: M, seed: int | None = None) -> M:
              `tg.manual_seed`. Random ops such as dropout draw from the seed of `tg.manual_seed` in both cases.
     Returns: the copy m. Call it, call `backward()` on the result, and read `m.W.grad`.
     Raises:  TraceError if `model` is not a tree of modules.
+    As the init of a module of Flax. Modules of PyTorch have values from the start.
 
     >>> import tracegrad as tg
     >>> m = tg.instantiate(tg.nn.Linear(2, 1, init=tg.init.ones()), seed=0)
@@ -52,6 +53,7 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     Raises:  the errors of the ops, at the line of the op; InputError if a conversion would lose values.
 
     Random ops draw from the seed of `tg.manual_seed`. With a training, they draw the numbers of its next step.
+    As jax.disable_jit, for one call.
 
     >>> import tracegrad as tg
     >>> def double(m, x):

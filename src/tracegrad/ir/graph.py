@@ -29,6 +29,8 @@ class Graph(Value):
     writes:    what a run stores: new states of the model, and with an optimizer new parameters and optimizer state.
     precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision.
 
+    As a jaxpr of JAX, and torch.fx.Graph.
+
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> graph
     <Graph of 7 nodes: output f32[4,1]; print it for all of them>

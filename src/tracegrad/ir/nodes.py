@@ -121,6 +121,7 @@ class Tensor(TensorMethods):
     type:   element type and shape.
     site:   your line of code that made it.
     serial: a number that no other node has.
+    As a tracer of JAX, and torch.fx.Proxy.
 
     >>> graph = tg.trace_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (4, 2)})
     >>> y = graph.outputs["output"]

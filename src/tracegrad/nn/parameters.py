@@ -24,6 +24,7 @@ class Parameter(NoArray):
 
     shape, dtype, init, decay, trainable: as for `Module.param`.
     site: your line that made the parameter.
+    As torch.nn.Parameter, which has values.
 
     >>> nn.Linear(2, 1).W.shape
     (2, 1)

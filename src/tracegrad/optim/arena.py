@@ -58,7 +58,7 @@ class Arena(NamedTuple):
     decayed_size: number of elements that weight decay applies to. With one loss, these come first in the array.
 
     With several losses, each optimizer has an arena. Decayed parameters then come first within each group of parameters
-    that the same losses train.
+    that the same losses train. As jax.flatten_util.ravel_pytree.
 
     >>> arena = optim.Arena.of([("W", (2, 3), True), ("b", (3,), False)])
     >>> arena.size, arena.slots[1]

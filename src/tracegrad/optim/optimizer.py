@@ -73,6 +73,7 @@ class Optimizer:
     groups:     as in `Options`.
     options:    the options that shape the transform, as plain data.
     again, off: what `train.set` needs to switch options on. Only tracegrad uses them.
+    As torch.optim.Optimizer, which holds the state too.
 
     >>> optimizer = optim.adam(lr=1e-3)
     >>> optimizer.name, optimizer.hyper

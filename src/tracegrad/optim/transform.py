@@ -260,7 +260,7 @@ class Transform:
             `bias_correction` are f32[n]. With False, they count all steps, also those in which a parameter was frozen.
 
     A step that would make a parameter or a state infinite or NaN fails, and changes nothing. `update` is traced
-    as a part of the step, so write it with tracegrad ops.
+    as a part of the step, so write it with tracegrad ops. As optax.GradientTransformation.
 
     >>> def update(g, p, state, host):
     ...     m = host.hyper("decay") * state["m"] + g

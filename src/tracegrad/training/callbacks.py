@@ -145,7 +145,7 @@ class Checkpoint:
 class CSVLogger:
     r"""Write a CSV file with a line for each epoch: epoch, step, loss of the last step, and metrics.
 
-    path: the file. `fit` replaces the file after each epoch.
+    path: the file. `fit` replaces the file after each epoch. As keras.callbacks.CSVLogger.
 
     >>> log = tg.CSVLogger("log.csv")    # train, x, y below: as in the example of tg.compile
     >>> history = train.fit(x=x, y=y, epochs=2, progress=False, callbacks=[log])
@@ -177,6 +177,7 @@ class TensorBoard:
 
     folder: the folder of this run, such as "runs/first"; `tensorboard --logdir runs` shows all folders in `runs`. Each
             `fit` adds a file, and points carry the training's step number. Writing needs no TensorBoard.
+    As keras.callbacks.TensorBoard, and the SummaryWriter of PyTorch.
 
     >>> board = tg.TensorBoard("runs/first")    # train, x, y below: as in the example of tg.compile
     >>> history = train.fit(x=x, y=y, progress=False, callbacks=[board])

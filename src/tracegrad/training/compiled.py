@@ -171,6 +171,7 @@ class CompiledTraining(Training):
         Returns: an `Explanation`. For each dispatch it gives bytes, FLOPs and your source lines. Notebooks show it as
                  HTML, and `.save(path)` writes an HTML file. Nothing runs on the device.
         Raises:  InputError if `loss` is missing or unknown, and before the first step if calls choose sizes.
+        As cost_analysis and memory_analysis of a compiled function of JAX.
 
         >>> print(train.explain().title)
         training: 127 nodes, 4 kernels, 4 dispatches; 127 FLOP, 244 B read, 96 B written
@@ -217,7 +218,7 @@ class CompiledTraining(Training):
         Raises:   InputError for inputs that do not fit; DeviceError in Pyodide.
 
         The runs begin after the steps queued so far. They change no parameter, optimizer state, step counter, random
-        stream or kept gradient.
+        stream or kept gradient. As torch.profiler.profile around `steps` steps.
 
         >>> len(train.profile(steps=1).rows)
         4
@@ -284,7 +285,7 @@ class CompiledTraining(Training):
     def memory(self) -> Memory:
         """Bytes on the device by role, such as "param", "state" or "temp", and their "total". Prints as a table.
 
-        Memory of forwards that `attach` made is not included.
+        Memory of forwards that `attach` made is not included. As torch.cuda.memory_summary.
         """
         from tracegrad.introspection.explain import Memory
 

@@ -84,6 +84,7 @@ class Training(Parts):
         non-finite loss change nothing.
 
         At most 8 steps are queued, or 96 short ones (128 in a browser tab). A further `step` waits for its turn.
+        In PyTorch: the loss, zero_grad(), backward() and optimizer.step(). As train_on_batch of a Keras model.
 
         >>> train.step(x=x, y=y).result().step
         1
@@ -100,6 +101,7 @@ class Training(Parts):
                   element k of that axis.
         Returns:  the result of the last step, with `losses`, a float32 array of length `n`. If a step fails, the
                   result is `Failed`: earlier steps were applied, and later steps do not run.
+        As jax.lax.scan over a training step.
 
         >>> train.run_steps(3, x=x, y=y).losses.shape
         (3,)
@@ -186,6 +188,7 @@ class Training(Parts):
                  and no host needs memory for all. The old checkpoint in the folder is deleted when the new one is
                  complete. Only with device="jax" and Orbax (`pip install tracegrad[orbax]`).
         Raises:  OSError naming the file; the training can go on. DeviceError for `sharded` on other devices.
+        As torch.save of the state_dict of model, optimizer and scheduler.
 
         >>> train.save("checkpoint.safetensors")
         >>> train.save("checkpoint.safetensors", wait=False).result()
@@ -246,6 +249,7 @@ class Training(Parts):
         file.
         Raises: InputError, with nothing changed, if the file is not a checkpoint, is damaged, or belongs to another
                 model or optimizer; OSError for a file that cannot be read.
+        As torch.load, and load_state_dict of model, optimizer and scheduler.
 
         >>> train.save("checkpoint.safetensors")
         >>> train.load("checkpoint.safetensors")
@@ -283,6 +287,7 @@ class Training(Parts):
         loss: the name of a loss. Required if there are several losses; leave it out if there is one.
         Raises: InputError for a negative number, for an `lr` that is neither a number nor a schedule, and if `loss` is
                 missing or unknown.
+        In PyTorch, assign to optimizer.param_groups[0]["lr"], or make another scheduler.
 
         >>> train.set_lr(lr.linear(peak=1e-2, final=0.0, steps=100))
         >>> train.lr
@@ -330,7 +335,7 @@ class Training(Parts):
         Raises:     InputError if no parameter matches.
 
         The first call compiles the step once more, later calls compile nothing. Gradients of frozen parameters
-        are 0.
+        are 0. As requires_grad_(False) on parameters of PyTorch.
 
         >>> train.freeze("b")
         """
@@ -342,6 +347,7 @@ class Training(Parts):
         """Train frozen parameters again from the next step on, with the optimizer state that they had when frozen.
 
         parameters: as for `freeze`, by default all. Raises InputError if no parameter matches.
+        As requires_grad_() on parameters of PyTorch.
 
         >>> train.freeze("b")
         >>> train.unfreeze("b")
