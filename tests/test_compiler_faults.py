@@ -144,7 +144,7 @@ def test_closing_ends_the_compiler_and_what_waits_is_aborted(
 
 
 INTERRUPTED = """
-import os, signal, sys, threading
+import importlib, os, signal, threading
 from test_compiler_faults import *
 train = compiled()
 pending = train.step(BATCH)
@@ -178,6 +178,49 @@ def test_an_interrupt_ends_the_wait_for_a_compiler_and_so_does_the_end_of_python
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["interrupted", *(["Aborted(reason='closed')"] if closes else [])]
     assert log.read_text() and eventually(lambda: not alive(log))
+
+
+FIT = """
+import importlib, os, signal, threading
+from test_compiler_faults import *
+importlib.import_module("tracegrad.training.fit").ENDS = 600 if {twice} else 0.2
+train, log, queued, fitted = compiled(), Path({log!r}), threading.Event(), threading.Event()
+def batches():
+    yield BATCH
+    queued.set()
+    while True:
+        yield BATCH
+def interrupt():
+    queued.wait()
+    while not log.read_text():  # until the compiler is at work
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    if {twice} and not fitted.wait(0.5):  # while `fit` waits for steps to end
+        os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+history = train.fit(batches(), progress=False)
+fitted.set()
+print(history.interrupted, history.loss, flush=True)
+steps = train.fitted.done
+for process in alive(log):
+    os.kill(process, signal.SIGKILL)  # the compiler ends without a library
+print(steps > 0, train.step(BATCH).step == steps + 1, flush=True)
+"""
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_fit_returns_its_history_when_interrupted_while_a_compiler_hangs(
+    twice: bool, fake: Callable[[str], Path]
+) -> None:
+    """Steps that are queued then are applied later."""
+    log = fake(HANGS)
+    environment = {**os.environ, LIMIT: "600", "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FIT.format(twice=twice, log=str(log))], capture_output=True, text=True,
+        timeout=250, env=environment, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["True []", "True True"]), done.stderr
+    assert eventually(lambda: not alive(log))
 
 
 INTERRUPTED_AT_ONCE = """

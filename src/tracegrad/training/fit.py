@@ -30,6 +30,7 @@ from tracegrad.training.validation import Validation
 
 Hook = Callable[..., object]
 NONE: Mapping[str, float] = MappingProxyType({})
+ENDS = 2.0  # seconds that an interrupted `fit` waits for a step to end, or three times as long as steps took
 HOOKS: Mapping[str, Sequence[str]] = {"on_log": ("record",), "on_begin": (), "on_end": ()}  # others take the state
 
 
@@ -90,9 +91,10 @@ def fit(
     except KeyboardInterrupt:
         loop.history.interrupted = True
     finally:
-        loop.settle()
-        left = loop.unheard()
-        where.sums = lambda: left  # without the loop: the training closes itself once nothing refers to it
+        loop.settle(time.perf_counter() - began)
+        if not loop.waiting:
+            left = loop.unheard()
+            where.sums = lambda: left  # without the loop: the training closes itself once nothing refers to it
         loop.history.seconds = time.perf_counter() - began
         if on_device is not None:
             on_device.end()
@@ -276,11 +278,22 @@ class _Loop:
             self._note(*self.waiting.popleft())
         return self.history
 
-    def settle(self) -> None:
-        """Wait for all queued steps at the end of `fit`, and record each step that was applied. Raise no errors."""
+    def settle(self, seconds: float) -> None:
+        """Wait for the queued steps at the end of `fit`, and record each step that was applied. Raise no errors.
+
+        After an interrupt, wait only while steps end: a C compiler can hang. Steps that are left are applied later.
+        seconds: of `fit` so far.
+        """
+        done = len(self.history.loss)
+        most = max(ENDS, 3 * seconds / done if done else 0) if self.history.interrupted else None
         while self.waiting:
-            turn, pending = self.waiting.popleft()
-            result = pending.result()
+            turn, pending = self.waiting[0]
+            try:
+                result = pending.result(most)
+            except (KeyboardInterrupt, TimeoutError):
+                self.history.interrupted = True
+                return
+            self.waiting.popleft()
             if isinstance(result, CompletedStep):
                 self._note(turn, result)
 
