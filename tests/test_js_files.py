@@ -347,6 +347,39 @@ def test_safetensors_at_random_are_read_as_python_reads_them(tmp_path: Path) -> 
     assert 200 < assert_reads_as_python(tmp_path, files) < 600
 
 
+WRITE = """const { writeSafetensors } = await source('checkpoint');
+return a[0].map((names) => {
+  const data = names.map((_, k) => new (k % 2 ? Int32Array : Float32Array)(2 * k).fill(k));
+  return [...writeSafetensors(names.map((name, k) => [name, { shape: [k, 2], data: data[k] }]), { note: 'x' })];
+});"""
+
+
+def test_a_checkpoint_of_a_page_has_the_bytes_that_python_writes() -> None:
+    """Whatever the length of the header, whose padding keeps the values aligned."""
+    lists = [["a" * n, "b", "c"] for n in range(1, 10)]
+    for names, found in zip(lists, run_node(WRITE, lists), strict=True):
+        tensors = {name: np.full((k, 2), k, (np.float32, np.int32)[k % 2]) for k, name in enumerate(names)}
+        assert bytes(found) == b"".join(safetensors.parts(tensors, {"note": "x"}))
+
+
+FROZEN = """const { readCheckpoint, writeSafetensors } = await source('checkpoint');
+const params = [{ name: 'w', spec: {} }, { name: 'fixed', spec: { trainable: false } }];
+const facts = { tracegrad: '1', step: '3', seed: '0', lr: '0.1', lr_start: '1', hyper: '{}' };
+return a[0].map(([freeze, frozen]) => told(() => {
+  const bytes = writeSafetensors([], { ...facts, frozen: JSON.stringify(frozen) });
+  const losses = [{ name: '', checkpoint: [], program: { params, meta: { freeze } } }];
+  return readCheckpoint(bytes, losses, 'load').facts[0].frozen;
+}));"""
+
+
+def test_a_checkpoint_freezes_only_what_the_export_can_freeze() -> None:
+    cases = [[True, []], [True, ["w"]], [False, []], [False, ["w"]], [True, ["fixed"]], [True, ["w", "other"]]]
+    found = run_node(FROZEN, cases)
+    assert [value for value, _ in found] == [[], ["w"], [], None, None, None]
+    for _, error in found[3:]:
+        assert_told(error, "it has frozen parameters that this export cannot freeze")
+
+
 # --- what failed once: taken, or refused with a bare TypeError, or never answered ---
 
 
