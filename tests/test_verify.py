@@ -23,6 +23,7 @@ from test_kernels import NOTHING, graph_of
 from tracegrad import nn, optim
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.kernels.form import Axis, Kernel
+from tracegrad.runtime import cpu_verify
 from tracegrad.runtime.cache import Verdicts
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.runtime.points import chosen
@@ -344,6 +345,22 @@ def test_a_verdict_is_kept(
         warnings.simplefilter("error")
         got = outputs(x)
     np.testing.assert_array_equal(got[0], want[0])
+
+
+def test_a_verdict_ends_with_the_code_that_kernels_call(
+    compiler: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later version of it is checked, whatever the verdict was."""
+    compiler("no such text", "")
+    seen: list[str] = []
+    prepare = cpu_verify._prepare
+    monkeypatch.setattr(cpu_verify, "_prepare", lambda *a, **k: (seen.append(text), prepare(*a, **k)))
+    for text in ("ENGINE", "GATHERED", "PRELUDE"):
+        monkeypatch.setattr(cpu_verify, text, getattr(cpu_verify, text) + "/* another version */\n")
+        for _ in range(2):
+            outputs(np.ones((9, 5), np.float32))
+    counts = [seen.count(text) for text in ("ENGINE", "GATHERED", "PRELUDE")]
+    assert counts[0] > 0 and counts == [counts[0]] * 3
 
 
 def test_tolerances_of_most_elements_decide_without_more_of_numpy() -> None:

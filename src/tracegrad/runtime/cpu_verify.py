@@ -21,6 +21,7 @@ from tracegrad.ir.evaluate import function_of
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernel_source import KernelSource
 from tracegrad.render.c_engine import ENGINE
+from tracegrad.render.c_gathered import GATHERED
 from tracegrad.render.c_text import PRELUDE, as_c, helper
 from tracegrad.runtime import verify
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
@@ -44,7 +45,7 @@ def computes_wrongly(
     """
     if not verify.enabled():
         return False
-    verdicts = Verdicts(("cpu", *compiler.state, ENGINE))
+    verdicts = Verdicts(("cpu", *compiler.state, ENGINE, GATHERED, PRELUDE))  # all that functions call
     in_half = any("half_" in f or "f16" in f for k in kernels for f in k.texts["c"].functions)
     arithmetic = [Arithmetic(verdicts, begin, rows) for rows in ((ROWS, IN_HALF) if in_half else (ROWS,))]
     keyed = {key_of(repr(k.texts["c"]), repr(k.binding_of)): k for k in kernels}
