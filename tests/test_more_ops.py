@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tracegrad as tg
-from tracegrad import tuning
+from tracegrad import nn, tuning
 from tracegrad.errors import CallError
 
 NAN, INF = float("nan"), float("inf")
@@ -292,3 +292,12 @@ def test_remainders_and_quotients_are_exact(device_name: str) -> None:
         want = np.where(zero, 0, a // np.where(zero, 1, b))
         np.testing.assert_array_equal((whole - want) % 2**32, 0)
         np.testing.assert_array_equal((rest - (a - want * b)) % 2**32, 0)
+
+
+def test_a_forward_returns_the_named_results_of_a_sort() -> None:
+    x = np.array([[3.0, 1.0, 2.0]], np.float32)
+    with tg.compile_forward(model=nn.Linear(3, 3), forward=lambda m, x: tg.sort(x), inputs={"x": (None, 3)}, seed=0,
+                            device="cpu") as infer:  # fmt: skip
+        for _ in range(2):
+            found = infer.run(x=x).output
+            assert found.values.tolist() == [[1, 2, 3]] and found.indices.tolist() == [[1, 2, 0]]

@@ -191,7 +191,9 @@ def checked_outputs(result: Any, forward: Callable[..., Any]) -> tuple[dict[str,
         said = f"{name} must return a tensor, or a tuple or dict of tensors (not nested: use tg.tree_leaves), got {got}"
         raise CompileError(located(said, _defined(forward)))
     outputs = {f"output.{k}": x for k, x in parts.items()}
-    return outputs, {k: f"output.{k}" for k in parts} if isinstance(result, dict) else tuple(outputs)
+    if isinstance(result, dict):
+        return outputs, {k: f"output.{k}" for k in parts}
+    return outputs, like(result, outputs) if isinstance(result, tuple) else tuple(outputs)
 
 
 def _read(result: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tracegrad.arrays import handed_out, np
 from tracegrad.errors import DeviceError, InputError, MissingKeyError, TracegradError
+from tracegrad.nn.module import like
 from tracegrad.refusals import Value, absent
 
 
@@ -139,7 +140,10 @@ class CompletedStep(Completed):
 
 @dataclass(frozen=True, slots=True, match_args=False)
 class CompletedRun(Completed):
-    """A forward that was run. `output` is a NumPy array, or a tuple or dict of them, as the forward returns it."""
+    """A forward that was run.
+
+    output: a NumPy array, or a tuple, named tuple or dict of them, as the forward returns it. A list becomes a tuple.
+    """
 
     output: Any
 
@@ -202,5 +206,5 @@ def output_of(outputs: Mapping[str, Any], structure: Any) -> Any:
     if structure is None:
         return handed_out(outputs["output"])
     if isinstance(structure, tuple):
-        return tuple(handed_out(outputs[name]) for name in cast("tuple[str, ...]", structure))
+        return like(structure, [handed_out(outputs[name]) for name in cast("tuple[str, ...]", structure)])
     return {key: handed_out(outputs[name]) for key, name in cast("dict[Any, str]", structure).items()}
