@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
+from tracegrad.errors import TraceError, located
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor, bind, depending, toposort
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import const
 from tracegrad.prims.rules import spread, zeros_like
 from tracegrad.prims.views import broadcast_to, reshape
+from tracegrad.refusals import shown
 
 
 def gradients(y: Tensor, wrt: Sequence[Tensor], scale: Tensor | None = None) -> list[Tensor]:
@@ -48,11 +51,28 @@ def arriving(ys: Sequence[Tensor], seeds: Sequence[Tensor], wrt: Sequence[Tensor
 def _pulled(ct: Tensor, t: Tensor) -> Sequence[Tensor | None]:
     """Return the cotangents of a node's inputs, by its VJP or those of its expansion; () if it has neither."""
     if t.prim.vjp is not None:
-        return t.prim.vjp(ct, t, *t.inputs, **t.attrs)
+        return _by_vjp(ct, t)
     if t.prim.expand is None:
         return ()
     own = [bind(VARIABLE, x) for x in t.inputs]  # one input may depend on another
     return arriving([t.prim.expand(*own, **t.attrs)], [ct], own)
+
+
+def _by_vjp(ct: Tensor, t: Tensor) -> Sequence[Tensor | None]:
+    """Return the cotangents of a node's inputs by its VJP. Raises TraceError unless the row returns one an input."""
+    assert t.prim.vjp is not None
+    found: Any = t.prim.vjp(ct, t, *t.inputs, **t.attrs)
+    if t.prim.family not in ("map", "composite"):  # those that packages can add
+        return found
+    given = cast("Sequence[Any]", found) if isinstance(found, (tuple, list)) else (found,)
+    fit = [g is None or (type(g) is Tensor and g.shape == x.shape) for g, x in zip(given, t.inputs)]
+    if given is found and all(fit) and len(given) == len(t.inputs):
+        return given
+    want = ", ".join([str(x.type) for x in t.inputs])
+    got = ", ".join([str(g.type) if isinstance(g, Tensor) else shown(g) for g in given])
+    hint = f"got ({got},)" if given is found else f"got {got} alone; write (g,)"
+    said = f"{t.prim.name}: its vjp must return a tuple with the cotangent of each input, here of ({want},); {hint}"
+    raise TraceError(located(said, t.site))
 
 
 def tangents(ys: Sequence[Tensor], given: Mapping[Tensor, Tensor]) -> list[Tensor]:
@@ -78,7 +98,7 @@ def _transposed(ts: Sequence[Tensor | None], y: Tensor) -> Tensor | None:
     if y.prim.vjp is None:
         return None
     z = bind(VARIABLE, zeros_like(y))
-    pairs = [(g, t) for g, t in zip(y.prim.vjp(z, y, *y.inputs, **y.attrs), ts) if g is not None and t is not None]
+    pairs = [(g, t) for g, t in zip(_by_vjp(z, y), ts) if g is not None and t is not None]
     return arriving([g for g, _ in pairs], [t for _, t in pairs], [z])[0] if pairs else None
 
 
