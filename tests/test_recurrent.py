@@ -142,3 +142,19 @@ def test_what_does_not_fit_is_an_error() -> None:
             tg.trace(model=Model("LSTM"), loss=loss, inputs={"x": shape})
     with pytest.raises(tg.ShapeError, match="GRU: input_dim=4, hidden_dim=6 and layers=0 must be integers"):
         Model("GRU", layers=0)
+
+
+@pytest.mark.parametrize("lengths", [[0, 6, 1], [-1, 2, 3]])
+def test_known_lengths_are_within_the_sequence(lengths: list[int]) -> None:
+    n, layer = np.array(lengths, np.int32), nn.GRU(IN, H)
+    with pytest.raises(tg.InputError, match="GRU: lengths must be from 0 to 5"):
+        tg.instantiate(layer, seed=0)(X, lengths=n)
+    with pytest.raises(tg.InputError, match="GRU: lengths must be from 0 to 5"):
+        tg.trace(model=layer, loss=lambda m, x: tg.sum(m(x, lengths=n)[0]), inputs={"x": X.shape})
+
+
+def test_a_length_of_0_keeps_the_state() -> None:
+    state = np.ones((1, B, H), np.float32)
+    layer = tg.instantiate(nn.GRU(IN, H), seed=0)
+    y, last = layer(X, state=state, lengths=np.array([0, 5, 2], np.int32))
+    assert not y.numpy()[0].any() and np.array_equal(last.numpy()[:, 0], state[:, 0])

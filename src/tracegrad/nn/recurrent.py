@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from tracegrad import init as inits, transforms
 from tracegrad.dtypes import whole
-from tracegrad.errors import ShapeError
+from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
@@ -70,7 +70,8 @@ class Recurrent(Module):
     def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, training: bool = False) -> tuple[Any, Any]:
         """Run the layers along axis 1 of f32[B, T, input]; see the class.
 
-        Raises: ShapeError for another rank or size of `x`, and for a state or lengths that do not fit `x`.
+        Raises: ShapeError for another rank or size of `x`, and for a state or lengths that do not fit `x`; InputError
+                for lengths with known values that are out of range.
         """
         x = constants.asarray(x)
         if x.ndim != 3 or x.shape[2] != self.cells[0].W_ih.shape[1]:
@@ -116,6 +117,12 @@ class Recurrent(Module):
         n = constants.asarray(lengths)
         if n.shape != x.shape[:1] or not n.dtype.is_int:
             raise ShapeError.here(f"{self._name}: lengths must be i32[{x.shape[0]}], one for each of x, got {n.type}")
+        known: list[int] = indexing.constant_integers(n) if ambient.building() else cast("Any", n).numpy().tolist()
+        bad = [k for k in known if not 0 <= k <= x.shape[1]]
+        if bad:
+            raise InputError.here(
+                f"{self._name}: lengths must be from 0 to {x.shape[1]}, the size of axis 1 of x, {x.type}; got {bad[0]}"
+            )
         return shaping.reshape(indexing.arange(x.shape[1]), (-1, 1, 1)) < shaping.reshape(n, (1, -1, 1))
 
     def _first(self, x: Any, state: Any) -> list[Carry]:
@@ -154,14 +161,16 @@ class RNN(Recurrent):
     layer(x, state=None, lengths=None, training=False) gives (y, state):
     x:       f32[B, T, input_dim].
     state:   f32[layers * directions, B, hidden_dim]; None means zeros. The result has the last state of each sequence.
-    lengths: i32[B]: lengths of the sequences; None: all are T. After a sequence's end, y is 0 and the state is kept.
+    lengths: i32[B], from 0 to T: lengths of the sequences; None: all are T. After a sequence's end, y is 0 and the
+             state is kept, so a length of 0 gives the given state, where PyTorch's pack_padded_sequence raises. Lengths
+             that a compiled program gets are not checked: one below 0 counts as 0, and one above T as T.
     y:       f32[B, T, directions * hidden_dim]: h after each element.
 
     The weights of each layer and direction are in a cell: `cells.0`, ..., layer by layer, forward before backward. A
     cell has W_ih f32[G hidden_dim, size of x], W_hh f32[G hidden_dim, hidden_dim], and b_ih and b_hh f32[G hidden_dim].
     G is 1 for RNN, 3 for GRU and 4 for LSTM. First values are uniform in [-e, e), e = 1 / sqrt(hidden_dim).
     Raises: ShapeError for sizes below 1, and when called if x, state or lengths do not fit; InputError if `dropout` is
-            outside [0, 1].
+            outside [0, 1], and for lengths with known values that are out of range.
     As torch.nn.RNN with batch_first.
 
     >>> y, last = tg.instantiate(nn.RNN(3, 4), seed=0)(np.zeros((2, 5, 3), np.float32))
