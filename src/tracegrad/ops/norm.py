@@ -16,7 +16,7 @@ from tracegrad.ops.reduction import count, drop, reduced_float
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import exp, log, nonfinite, rsqrt, square, where
 from tracegrad.prims.folds import PEAK
-from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.leaves import as_tensor, as_tensors, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, shifted, symmetric
 
@@ -172,7 +172,8 @@ def where_causal(x: Any, fill: Any) -> Tensor:
     fill:     a number, or a tensor of rank 0 and the dtype of `x`.
     Returns:  dtype and shape of `x`.
     Gradient: to `x` up to the diagonal, 0 above it; to `fill` the sum above it.
-    Raises:   ShapeError if the rank of `x` is below 2; DTypeError if `fill` has another dtype.
+    Raises:   ShapeError if the rank of `x` is below 2, or that of `fill` above 0; DTypeError if `fill` has another
+              dtype.
 
     As torch.tril, which writes 0 in place of `fill`.
 
@@ -183,7 +184,13 @@ def where_causal(x: Any, fill: Any) -> Tensor:
     x = as_tensor(x)
     if x.ndim < 2:
         raise ShapeError(f"x must have at least 2 axes, got {x.type}")
-    return where(_allowed(x), x, fill)
+    x, other = as_tensors(x, fill)
+    if other.ndim:
+        raise ShapeError(
+            f"fill must be a number or a tensor of rank 0, got {other.type}; write tg.where(tg.tril(mask), x, fill), "
+            "with mask = tg.ones((Q, K), tg.bool_)"
+        )
+    return where(_allowed(x), x, other)
 
 
 # Normalisation: zero mean, unit variance over `axes`

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.dtypes import Axes, TensorType, f32, i32, normalize_axes, reduced_shape
-from tracegrad.errors import InputError, ShapeError
+from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.prims import views
@@ -245,6 +245,9 @@ def _extremum(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     _require_elements(x, axes)
+    if x.dtype.name == "bool":
+        other = "any" if p is MAX else "all"
+        raise DTypeError(f"takes numbers, got {x.type}; write tg.{other}, or cast with tg.cast(x, tg.i32)")
     return folded(p, x, axes, keepdims)
 
 

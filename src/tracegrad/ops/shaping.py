@@ -19,12 +19,13 @@ from tracegrad.dtypes import (
     show,
     whole,
 )
-from tracegrad.errors import ShapeError
+from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir.nodes import Tensor
-from tracegrad.methods import Operand, method
+from tracegrad.methods import Operand, TensorMethods, method
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import where
-from tracegrad.prims.leaves import as_tensor, const
+from tracegrad.prims.leaves import as_tensor, const, unboxed
+from tracegrad.refusals import shown
 
 __all__ = [
     "broadcast_to", "expand_dims", "flatten", "flip", "narrow", "pad", "permute", "repeat", "reshape", "squeeze",
@@ -334,9 +335,13 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
     pairs = _pad_widths(widths, x.ndim)
     if any(w < 0 for pair in pairs for w in pair):
         raise ShapeError(f"pad widths must not be negative, got {widths}; to cut, write x[a:b]")
+    given: Any = unboxed(value)
+    if not isinstance(given, (bool, int, float, TensorMethods)):
+        hint = "for a mode of np.pad, take elements by their indices: tg.take(x, np.pad(np.arange(n), 1, mode), axis)"
+        raise DTypeError(f"value must be a number, got {shown(value)}{f'; {hint}' if isinstance(value, str) else ''}")
     inside = views.broadcast_to(const(True, bool_), x.shape)
     padded = x
     for axis, (before, after) in enumerate(pairs):
         n = before + x.shape[axis] + after
         padded, inside = views.place(padded, axis, before, n), views.place(inside, axis, before, n)
-    return padded if value == 0 or padded is x else where(inside, padded, value)
+    return padded if given == 0 or padded is x else where(inside, padded, given)
