@@ -50,6 +50,29 @@ def test_the_file_is_that_of_the_moment_and_steps_go_on(
         assert train.step(x=X).step == 3, "the second file came behind the first"
 
 
+def test_parameters_and_states_alone_are_loaded_for_another_optimizer(tmp_path: Path) -> None:
+    class Net(tg.Module):
+        def __init__(self) -> None:
+            self.norm, self.out = nn.BatchNorm(1), nn.Linear(1, 1)
+
+    def loss(m: Net, x: Any) -> Any:
+        return tg.mse_loss(m.out(m.norm(x, training=True)), x)
+
+    def made(optimizer: Any) -> tg.CompiledTraining:
+        return tg.compile(model=Net(), loss=loss, inputs={"x": (8, 1)}, optimizer=optimizer, seed=0, device="cpu")
+
+    with made(optim.sgd(0.1, momentum=0.9)) as first, made(optim.adam(0.1)) as other:
+        first.run_steps(3, x=X).result()
+        first.save(tmp_path / "sgd.safetensors")
+        other.step(x=X).result()
+        with pytest.raises(tg.InputError, match="optimizer=False"):
+            other.load(tmp_path / "sgd.safetensors")
+        other.load(tmp_path / "sgd.safetensors", optimizer=False)
+        for name, x in {**first.params(), **first.states()}.items():
+            assert np.array_equal({**other.params(), **other.states()}[name], x)
+        assert other.step(x=X).result().step == 2  # counters and state go on
+
+
 def test_files_are_equal_and_an_error_is_told(tmp_path: Path) -> None:
     with compiled() as train:
         train.step(x=X).result()

@@ -135,7 +135,7 @@ def load_of_another_model():
         train.load(Path(folder) / "other.safetensors")
 
 
-@program("opt/m", "upload_params")
+@program("opt/m", "train.load(path, optimizer=False)")
 def load_of_another_optimizer():
     with (
         compiled() as train,

@@ -14,7 +14,6 @@ from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.tracing import check_function, check_signature
 from tracegrad.dtypes import InputType
-from tracegrad.engine import params
 from tracegrad.engine.forward_runs import ForwardPrograms, ForwardRun
 from tracegrad.engine.inputs import (
     Given,
@@ -252,14 +251,7 @@ class CompiledForward(HasStates):
         """
         from tracegrad import safetensors
 
-        tensors = safetensors.read(path).tensors
-        states = params.states_in(self.store.layout)
-        own, found = params.of_file(tensors, self.store.fields, states)
-        params.check_record(states, found, False, f"load {os.fspath(path)}", "state")
-        params.check_record(self.store.fields, own, True, f"load {os.fspath(path)}")
-        self.store.upload_params(own, True, "load")
-        if found:
-            self.store.set_states(found, False)
+        self.store.load(path, safetensors.read(path))
 
     def redraw(self) -> None:
         """Draw the random numbers of the first runs again, from the next run on.

@@ -6,10 +6,12 @@ learning rate and hyperparameters. Forwards share the arrays of its `layout`.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
+from tracegrad import safetensors
 from tracegrad.arrays import Array, handed_out
 from tracegrad.compiler.build import arrays_of
 from tracegrad.engine import params
@@ -73,6 +75,20 @@ class _Parameters(ABC):
         fields, version = params.states_in(self.layout), self.version
         arrays = params.check_record(fields, record, strict, "set_states", "state")
         self.with_arrays(lambda session, program: params.upload(session, program, fields, arrays), version)
+
+    @abstractmethod
+    def upload_params(self, record: Mapping[str, Any], strict: bool, called: str) -> None:
+        """Do what `HasParams.upload_params` documents; `called`: the call, for errors."""
+
+    def load(self, path: str | os.PathLike[str], file: safetensors.File) -> None:
+        """Replace all parameters, and the model's states that the file has. Nothing changes if one does not fit."""
+        states, what = params.states_in(self.layout), f"load {os.fspath(path)}"
+        own, found = params.of_file(file.tensors, self.fields, states)
+        params.check_record(states, found, False, what, "state")
+        params.check_record(self.fields, own, True, what)
+        self.upload_params(own, True, "load")
+        if found:
+            self.set_states(found, False)
 
     def states(self) -> dict[str, Array]:
         """Do what `HasStates.states` documents."""

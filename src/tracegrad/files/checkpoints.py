@@ -40,10 +40,7 @@ from tracegrad.runtime.storage import from_storage, to_storage
 
 VERSION = "1"
 ENTRIES = ("step", "seed", "lr", "lr_start", "hyper", "optimizer")  # entries of the metadata, JSON texts
-ALONE = (
-    "for the parameters alone: upload_params({n[6:]: x for n, x in "
-    "tracegrad.safetensors.read(path).tensors.items() if n.startswith('param/')})"
-)
+ALONE = "for parameters and states alone write train.load(path, optimizer=False)"
 PARAMETERS_ALONE = f"the parameters fit, the optimizer is another; {ALONE}"
 
 
@@ -71,10 +68,7 @@ def check_version(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> 
     if found != VERSION:
         other = f"has layout {shown(found)}, this library reads {VERSION!r}"
         what = other if found else "is not a checkpoint of tracegrad"
-        raise InputError.here(
-            f"load: {os.fspath(path)} {what}; for parameters alone use "
-            "upload_params(tracegrad.safetensors.read(path).tensors)"
-        )
+        raise InputError.here(f"load: {os.fspath(path)} {what}; {ALONE}")
 
 
 class Loading:

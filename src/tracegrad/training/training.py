@@ -241,14 +241,18 @@ class Training(Parts):
         return checkpoints.digest(self.store.call(take_all), losses)
 
     @helpful
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, path: str | os.PathLike[str], optimizer: bool = True) -> None:
         """Resume from the file or folder `path` that `save` wrote.
 
         On the same device, all further steps equal those of the training that was saved, bit for bit. A folder loads on
         a mesh of any shape, or on any other device; all processes must call `load`. Loading executes no code from the
         file.
-        Raises: InputError, with nothing changed, if the file is not a checkpoint, is damaged, or belongs to another
-                model or optimizer; OSError for a file that cannot be read.
+
+        optimizer: False loads only parameters and the model's states, such as running means, as to train on with
+                   another optimizer. The optimizer's state, step counter and schedule stay as they are. The path can
+                   then be of any safetensors file with the parameters by name.
+        Raises:    InputError, with nothing changed, if the file is not a checkpoint, is damaged, or belongs to another
+                   model or optimizer; OSError for a file that cannot be read.
         As torch.load, and load_state_dict of model, optimizer and scheduler.
 
         >>> train.save("checkpoint.safetensors")
@@ -258,7 +262,9 @@ class Training(Parts):
         from tracegrad.files import checkpoints, sharded
 
         folder = os.path.isdir(path)
-        if folder and self.worker.info.name == "jax":
+        if not optimizer:
+            self.store.load(path, sharded.read(path) if folder else safetensors.read(path))
+        elif folder and self.worker.info.name == "jax":
             sharded.load(path, self.store)
         else:
             checkpoints.load(path, sharded.read(path) if folder else safetensors.read(path), self.store)
