@@ -307,3 +307,18 @@ def test_products_of_all_shapes_are_the_same_in_any_number_of_parts(cc: Compiler
         bound = a.shape[1] * np.finfo(np.float32).eps * (np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64))
         assert (np.abs(outs[0] - a.astype(np.float64) @ b.astype(np.float64)) <= bound).all(), (a.shape, b.shape)
         assert all(np.array_equal(outs[0], out) for out in outs[1:]), (a.shape, b.shape)
+
+
+def test_gcc_writes_gathers_for_processors_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch):
+    intel = "x86_64 GenuineIntel 6 999 fpu avx512f avx512_fp16"
+    for version, of, tuned in (
+        ("cc (Debian 12.2.0-14+deb12u1) 12.2.0", intel, True),
+        ("gcc (GCC) 15.1.1 20250425", intel, True),
+        ("gcc (Ubuntu 9.4.0-1ubuntu1~20.04) 9.4.0", intel, False),
+        ("Debian clang version 16.0.6", intel, False),
+        ("gcc (GCC) 13.2.1 20230801", intel.replace("GenuineIntel", "AuthenticAMD"), False),
+        ("gcc (GCC) 13.2.1 20230801", "aarch64 asimd", False),
+    ):
+        monkeypatch.setattr(module, "processor", lambda of=of: of)
+        monkeypatch.delenv(module.OTHER_FLAGS, raising=False)
+        assert ("-mtune=sapphirerapids" in Compiler("cc", version).flags) == tuned, (version, of)

@@ -38,7 +38,7 @@ from tracegrad.runtime.children import Children, StoppedError
 from tracegrad.runtime.process import in_background
 
 VARIABLE = "TRACEGRAD_CC"  # a compiler, or "off"
-OTHER_FLAGS = "TRACEGRAD_CFLAGS"  # flags that replace WIDE and GCC_FLAGS; they come last
+OTHER_FLAGS = "TRACEGRAD_CFLAGS"  # flags that replace WIDE, GCC_FLAGS and TUNED; they come last
 CANDIDATES = ("cc", "gcc", "clang")
 # These flags keep NaN and infinities, and add sums in the order of the source. By default, both compilers contract
 # products and sums to fused operations.
@@ -55,6 +55,10 @@ WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64
 # than in a batch.
 # Unrolling longer loops took a quarter of the compiler's time for a CNN and made nothing faster.
 GCC_FLAGS = ("--param=max-completely-peeled-insns=64", "--param=avoid-fma-max-bits=0")
+# GCC writes no gathers for processors that are newer than itself, so reads at computed places took three times as long.
+# What is known of the first processor with this property holds for later ones; GCC knows it from 11 on.
+TUNED = ("-mtune=sapphirerapids",)
+KNOWN_TO = re.compile(r"\) (1[1-9]|[2-9]\d)\.\d")  # in the first line of `gcc --version`
 CRASH = re.compile(r"internal compiler error|PLEASE submit a bug report")  # crash messages of GCC and of Clang
 OTHERWISE = {"-O3": "-O1"}
 SECONDS = 30.0  # a compiler that takes longer than this, or than LIMIT, has failed; long texts get more time
@@ -83,7 +87,11 @@ class Compiler:
         more = os.environ.get(OTHER_FLAGS)
         if more is not None:
             return (*FLAGS, *shlex.split(more))
-        return FLAGS + WIDE if "clang" in self.version else FLAGS + WIDE + GCC_FLAGS
+        if "clang" in self.version:
+            return FLAGS + WIDE
+        found = set(processor().split())
+        tuned = {"GenuineIntel", "avx512_fp16"} <= found and KNOWN_TO.search(self.version)
+        return FLAGS + WIDE + GCC_FLAGS + (TUNED if tuned else ())
 
     @property
     def state(self) -> tuple[str, ...]:
