@@ -301,3 +301,12 @@ def test_a_forward_returns_the_named_results_of_a_sort() -> None:
         for _ in range(2):
             found = infer.run(x=x).output
             assert found.values.tolist() == [[1, 2, 3]] and found.indices.tolist() == [[1, 2, 0]]
+
+
+@pytest.mark.parametrize("n", [0, 33, 49, 98])  # the last two by parts, the third with padding
+def test_a_factor_by_blocks_and_parts_reads_only_the_lower_triangle(n: int) -> None:
+    x = np.random.default_rng(n).standard_normal((2, n, n))
+    a = x @ x.swapaxes(-1, -2) + n * np.eye(n)
+    got = tg.linalg.cholesky(np.where(np.tri(n, dtype=bool), a, np.nan).astype(np.float32))
+    expected = np.linalg.cholesky(a)
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=1e-6 * np.abs(expected).max(initial=0))

@@ -33,6 +33,7 @@ __all__ = ["cholesky", "inv", "solve", "solve_triangular"]
 
 
 BLOCK, UNBLOCKED = 16, 32  # rows of a block; the largest matrix without blocks
+PARTS = 3  # of a factorization, at most: each begins with a smaller rest, and compiles its own kernels
 
 
 def _square(a: Any) -> Tensor:
@@ -59,6 +60,12 @@ def _blocks(n: int) -> tuple[int, int]:
     """Return into how many blocks n rows are split, and the number of rows of a block."""
     count = -(-n // BLOCK) if n > UNBLOCKED else 1
     return count, -(-n // count)
+
+
+def _parts(m: int) -> list[int]:
+    """Return into parts of how many blocks a matrix of m blocks is split."""
+    count = min(PARTS, -(-m // 3))
+    return [m * (k + 1) // count - m * k // count for k in range(count)]
 
 
 def _padded(a: Tensor, n: int) -> Tensor:
@@ -97,21 +104,35 @@ def _sides(a: TensorType, b: TensorType, *, upper: bool = False) -> TensorType:
 
 # cholesky
 def _cholesky(a: Tensor) -> Tensor:
-    """For each block of rows of L^T, subtract the part that earlier blocks give, in one product; factor the rest."""
-    size, batch = a.shape[-1], a.shape[:-2]
+    """Factor the first columns, subtract what they give from the rest, and go on with that."""
+    size = a.shape[-1]
     m, b = _blocks(size)
+    rest, found, batch = _padded(a, m * b), list[Tensor](), ((0, 0),) * (a.ndim - 2)
+    for some in _parts(m):
+        rows = some * b
+        new = _first_rows(rest, some, b)
+        found.append(pad(new, (*batch, (0, 0), (m * b - new.shape[-1], 0))))
+        below = new[..., rows:]
+        rest = rest[..., rows:, rows:] - matmul(below.swapaxes(-1, -2), below)
+    return concat(found, -2).swapaxes(-1, -2)[..., :size, :size]
+
+
+def _first_rows(a: Tensor, m: int, b: int) -> Tensor:
+    """Return the first m * b rows of L^T.
+
+    For each block, subtract the part that earlier blocks give, in one product, and factor the rest.
+    """
+    n, rows, batch = a.shape[-1], m * b, a.shape[:-2]
+    blocks = a.swapaxes(-1, -2)[..., :rows, :].reshape((*batch, m, b, n))
     if m == 1:
-        return _factored(a.swapaxes(-1, -2), const(0, i32)).swapaxes(-1, -2)
-    n = m * b
-    blocks = _padded(a, n).swapaxes(-1, -2).reshape((*batch, m, b, n))
+        return _factored(blocks.squeeze(-3), const(0, i32))
 
     def block(found: Tensor, t: Tensor) -> Tensor:
-        factors = _at(found.reshape((*batch, n, m, b)), t, -2).swapaxes(-1, -2)
-        left = _at(blocks, t, -3) - matmul(factors, found.reshape((*batch, n, n)))
-        return _factored(left, t * b)
+        earlier = found.reshape((*batch, rows, n))
+        factors = _at(earlier[..., :rows].reshape((*batch, rows, m, b)), t, -2).swapaxes(-1, -2)
+        return _factored(_at(blocks, t, -3) - matmul(factors, earlier), t * b)
 
-    found = _filled(block, blocks, -3)
-    return found.reshape((*batch, n, n)).swapaxes(-1, -2)[..., :size, :size]
+    return _filled(block, blocks, -3).reshape((*batch, rows, n))
 
 
 def _factored(a: Tensor, first: Tensor) -> Tensor:
