@@ -21,6 +21,7 @@ from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store
 from tracegrad.kernels.tiling import WORKGROUP_BYTES, BlockShape, Tiling, columns, workgroup_bytes
 
 BLOCK = "block"  # the variable that holds a block's number
+ONE = Axis("", 1)  # of a kernel that has no axes
 
 
 class Span(NamedTuple):
@@ -126,15 +127,13 @@ def _cut(
     count: int, kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]], shared: Sequence[Sequence[bool]]
 ) -> tuple[Kernel, ...] | None:
     """Return the kernels restricted to one of `count` blocks along an axis of each; None if no axes will do."""
-    if count == 1:
-        return tuple([replace(k, body=body_of(k, Replaced(Space(), {}))) for k in kernels])
     chosen: list[Kernel] = []
     known: list[tuple[Span, tuple[int, int]]] = []  # memory that the loop writes, and how it is divided
 
     def place(k: int) -> bool:
         if k == len(kernels):
             return True
-        for axis in kernels[k].outer:
+        for axis in kernels[k].outer or (ONE,):
             if axis.size % count:
                 continue
             kernel = restricted(kernels[k], axis, count)
@@ -170,8 +169,8 @@ def body_of(kernel: Kernel, values: Replaced) -> tuple[Statement, ...]:
 
 
 def steps_of(kernel: Kernel) -> dict[int, int]:
-    """Return for each slot the distance in elements from one block to the next."""
-    return {slot: index.strides.get(BLOCK, 0) for slot, index, _ in accesses(kernel)}
+    """Return for each slot the elements from one block to the next; all of them where indices name no block."""
+    return {slot: index.strides.get(BLOCK, kernel.slots[slot].size) for slot, index, _ in accesses(kernel)}
 
 
 def _division(
@@ -185,7 +184,7 @@ def _division(
     for slot, index, guards in accesses(kernel):
         if not shared[slot]:
             continue
-        step = index.strides.get(BLOCK, 0)
+        step = index.strides.get(BLOCK, 1)  # without a block in the index: right for a single block only
         if step <= 0 or steps.setdefault(slot, step) != step or not _stays(index, guards, step, count):
             return None
     found: list[tuple[Span, tuple[int, int]]] = []
@@ -368,9 +367,7 @@ def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> di
         if len(met) > 1:
             return None
         ((j, other, w),) = met
-        whole = blocks.number == 1 or all(
-            steps[n].get(m) == x.size // blocks.number for n, m, x in ((k, slot, s), (j, other, w))
-        )
+        whole = all(steps[n].get(m) == x.size // blocks.number for n, m, x in ((k, slot, s), (j, other, w)))
         later = int(j >= k)
         handed = s.follows(w, later, range(min(length - later, LOOKED_AT)))
         if not (whole and handed and s.size == w.size and s.dtype in ARRAYS):

@@ -30,6 +30,7 @@ MARGIN = 32.0
 ULPS = 64.0
 EPS = 2.0**-23  # of f32
 TRIES = 4  # simulated devices
+TRIES_OF_FEW = 4 * TRIES  # if there are few results: their roundings often cancel each other
 MOVED = 2.0  # roundings by which a device can be off
 OWN = 4.0  # the largest error of these devices is allowed this many times
 NOTHING = 0.125  # of the largest element: with a larger allowance, a check shows nothing

@@ -16,7 +16,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.kernels.tiling import group_of
-from tracegrad.runtime.inexact import TRIES, Again, Check, Inexact
+from tracegrad.runtime.inexact import TRIES, TRIES_OF_FEW, Again, Check, Inexact
 from tracegrad.runtime.points import (
     STRIDE,
     Kind,
@@ -339,7 +339,7 @@ def _less_exact(form: Kernel, read: Read, outer: Array, *, strict: bool) -> Call
 
     @cache
     def others() -> list[list[Written]]:
-        tries = TRIES if len(outer) > TRIES else 4 * TRIES  # roundings of few results often cancel each other
+        tries = TRIES if len(outer) > TRIES else TRIES_OF_FEW
         return [list(Inexact(form, read, outer, n, strict=strict).written()) for n in range(tries)]
 
     def again(k: int) -> Again:
