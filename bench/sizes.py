@@ -209,7 +209,7 @@ def batch(row: Row, n: int) -> dict[str, Any]:
 
 def compiled(row: Row, device: str, own: int) -> Any:
     """A training with one open size: the first `own` sizes have programs of their own, and all others share one."""
-    stepper.OWN_SIZES = own
+    stepper.OWN_SIZES = stepper.OWN_SIZES_ON_GPU = own
     return tg.compile(model=row.model(), loss=row.loss, inputs=row.inputs, optimizer=optim.adam(1e-3), seed=0,
                       device=device)  # fmt: skip
 

@@ -14,7 +14,7 @@ from all_cases import ALL_CASES
 from cases import Case
 from models import build_forward
 from tracegrad import nn
-from tracegrad.compiler import sized
+from tracegrad.compiler import places, sized
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import Built, ForwardSource
 from tracegrad.compiler.rooms import Rooms, build_rooms
@@ -204,6 +204,30 @@ def test_kernels_of_a_gpu_sum_over_the_true_size(
                 scale = max(1.0, float(np.abs(x).max()))
                 np.testing.assert_allclose(found[key], x, rtol=2e-5, atol=2e-5 * scale, err_msg=f"{key} at {n}")
         device.unload(base)
+
+
+@pytest.mark.parametrize("most", [16, 150])
+def test_kernels_share_launches_as_in_a_program_for_one_size(most: int) -> None:
+    """One launch has a kernel for all sizes, and one whose workgroups follow the size: the text finds their begins."""
+    forward, *shapes = OVER_THE_BATCH["columns"]
+
+    def source(n: int) -> ForwardSource:
+        return ForwardSource(Weight(), forward, {k: (n, *s) for k, s in zip("xy", shapes)})
+
+    made = many(source, most, gpu=True)
+    program = made.built.program
+    assert len(program.dispatches) == len(source(program.capacity).traced().compiled().program.dispatches) == 4
+    ((number, k),) = [(n, k) for n, k in enumerate(program.kernels) if len(k.reaches) > 1]
+    assert [bool(r.per) for r in k.reaches] == [False, True] and k.capacity == program.capacity
+    now = at_size(made, 3)
+    assert now is not None and now.program.launched()[number].grid == (sum(r.at(3) for r in k.reaches), 1)
+    assert k.numbers((0,) * k.slots, 3) == (*(0,) * k.slots, 0, 3) and "extent_n" in k.wgsl
+
+
+def test_kernels_that_need_too_much_memory_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "WORKGROUP_BYTES", 1000)
+    with pytest.raises(UnsizedError, match="too much memory of a workgroup"):
+        many(lambda n: ForwardSource(Weight(), lambda m, x: tg.sum(x, axis=0), {"x": (n, 4)}), 150, gpu=True)
 
 
 def loops(m: Any, x: Any) -> Any:

@@ -17,7 +17,7 @@ from models import BUDGET, SMALL, Training, build_training, cnn, gpt, sine
 from test_kernels import NOTHING, run
 from tracegrad import nn, optim
 from tracegrad.compiler.pipeline import make_program, optimize
-from tracegrad.compiler.places import plan_launches
+from tracegrad.compiler.places import plan_kernels
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine.bounds import array_of
 from tracegrad.ir.ambient import tracing
@@ -265,7 +265,7 @@ def _node(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Tensor:
 
 def halves(graph: Graph) -> list[Tensor]:
     """What kernels store in half precision, those in loops included."""
-    plans = plan_launches(optimize(replace(graph, precision="f16")), {}).nested()
+    plans = plan_kernels(optimize(replace(graph, precision="f16")), {}).nested()
     return [t for p in plans for c in p.schedule.clusters for t in c.outs if t.serial in p.storage.halves]
 
 

@@ -12,7 +12,7 @@ from tracegrad.dtypes import STORED
 from tracegrad.files.jsontext import LOCAL, demand, natural
 from tracegrad.kernels.blocks import Blocks, Mirrors
 from tracegrad.kernels.form import Kernel
-from tracegrad.kernels.tiling import Reach, Tiling
+from tracegrad.kernels.tiling import Reach, Tiling, grid_of
 from tracegrad.loops import Loop, Move
 
 FILED = ("wgsl", "serial_wgsl")  # the languages stored in files
@@ -36,6 +36,8 @@ class BoundLaunch:
     binding_of: Sequence[int]  # binding of each slot, for one kernel after the other
     bindings: Sequence[Binding]
     aligned: Sequence[bool]  # for each slot: does it begin at a multiple of four elements in all dispatches?
+    capacity: int = 0  # the largest size of a run, if the text reads the size; else 0
+    reaches: Sequence[Reach] = ()  # of each kernel, if the workgroups of several depend on the size of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +137,6 @@ class Shader:
     body: str = ""
     offsets: int = 0  # how many are declared; the last is the number of the first workgroup
     constant: bool = False  # does the body read them at constant positions?
-    capacity: int = 0  # if the body reads a run's size: the largest one
-
-    def numbers(self, offsets: tuple[int, ...], size: int = 0) -> tuple[int, ...]:
-        """Return the integers that the device reads in a launch: the offsets, and the run's size if the body reads it.
-
-        Between them is the number of the first workgroup.
-        """
-        return (*offsets, 0, size or self.capacity) if self.capacity else offsets
 
     def text(self, offsets: Sequence[int] = ()) -> str:
         """Return the whole text. `offsets` become constants; without them, the device reads offsets from a buffer."""
@@ -174,11 +168,13 @@ class KernelSource:
     turns: tuple[Turn, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
     # what a software adapter runs for `wgsl` and `serial_wgsl`, if it can run workgroups separately
     apart: tuple[Tiling, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
-    # does the text for a GPU read the size of a run?
+    # the largest size of a run, if the text for a GPU reads the size; else 0
+    capacity: int = field(default=0, repr=False, compare=False, metadata=LOCAL)
+    # does a loop of one of the kernels end where the size of a run says?
     follows: bool = field(default=False, repr=False, compare=False, metadata=LOCAL)
-    # if the number of workgroups depends on the size of a run: that number for wgsl and for serial_wgsl
-    reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
-    serial_reach: Reach | None = field(default=None, repr=False, compare=False, metadata=LOCAL)
+    # if the number of workgroups depends on the size of a run: that of each kernel, for wgsl and for serial_wgsl
+    reaches: tuple[Reach, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
+    serial_reaches: tuple[Reach, ...] = field(default=(), repr=False, compare=False, metadata=LOCAL)
 
     @property
     def launches(self) -> int:
@@ -195,12 +191,23 @@ class KernelSource:
         """The text without workgroup memory, if `wgsl` uses it; else ""."""
         return self.texts.shader("serial_wgsl")
 
+    def grid(self, size: int) -> tuple[int, int] | None:
+        """Return the workgroups of a run of this size; None if all runs have as many as the dispatch says."""
+        return grid_of(sum([reach.at(size) for reach in self.reaches])) if self.reaches else None
+
+    def numbers(self, offsets: tuple[int, ...], size: int = 0) -> tuple[int, ...]:
+        """Return the integers that the device reads in a launch: the offsets, and the run's size if the text reads it.
+
+        Between them is the number of the first workgroup.
+        """
+        return (*offsets, 0, size or self.capacity) if self.capacity else offsets
+
     def without_barriers(self) -> KernelSource:
         """Return the kernel for an adapter that runs on a CPU, where barriers are very slow."""
         if self.texts.lacks("serial_wgsl"):
             return self
         texts = Texts(lambda _: self.texts["serial_wgsl"], serial_wgsl=None)
-        return replace(self, texts=texts, workgroup_memory=0, reach=self.serial_reach)
+        return replace(self, texts=texts, workgroup_memory=0, reaches=self.serial_reaches)
 
     def with_offsets(self, offsets: Sequence[int]) -> KernelSource:
         """Return the kernel with constant offsets, which saves a bind group, if it reads them at constant positions."""

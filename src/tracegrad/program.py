@@ -19,7 +19,6 @@ from tracegrad.errors import InputError
 from tracegrad.files.jsontext import LOCAL, built, demand, distinct, dumped, index, natural, parse, plain, shown
 from tracegrad.ir.graph import Graph
 from tracegrad.kernel_source import Binding, KernelSource, check_grid, check_kernel
-from tracegrad.kernels.tiling import grid_of
 from tracegrad.loops import BY_SIZE, Loop, Move, kept, order
 
 VERSION = 2
@@ -183,7 +182,7 @@ class Program:
         """
         if self.size == self.capacity:
             return self.dispatches
-        grids = [k.reach and grid_of(k.reach.at(self.size)) for k in self.kernels]
+        grids = [k.grid(self.size) for k in self.kernels]
         return tuple([d.with_grid(grids[d.kernel] or d.grid) for d in self.dispatches])
 
     def unrolled(self) -> Iterator[Dispatch]:

@@ -12,10 +12,10 @@ from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
-from tracegrad.kernels.form import Extent, on_device
+from tracegrad.kernels.form import capacity_of, on_device
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
-from tracegrad.kernels.tiling import grid_of, reach_of, takes_first, without_barriers, workgroup_bytes
+from tracegrad.kernels.tiling import grid_of, reaches_of, takes_first, without_barriers, workgroup_bytes
 from tracegrad.loops import Loop
 from tracegrad.prims.leaves import LITERAL
 from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Program
@@ -162,12 +162,18 @@ def source_of(
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
     lowered = serial or tilings
+    reaches, serial_reaches = reaches_of(launch.sized, tilings), reaches_of(launch.sized, serial)
+    on_gpu, side_by_side = [*map(on_device, launch.sized)], len(reaches) > 1
+    capacity = max([capacity_of(k) for k in (launch.sized if side_by_side else on_gpu)], default=0)
 
     def spell(name: str) -> Any:
         language = LANGUAGES[name]
         if not launch.sized:
             return language.spell(bound)
-        return language.spell(replace(bound, kernels=[*map(on_device, launch.sized)] if language.gpu else launch.sized))
+        if not language.gpu:
+            return language.spell(replace(bound, kernels=launch.sized))
+        own = serial_reaches if name == "serial_wgsl" else reaches
+        return language.spell(replace(bound, kernels=on_gpu, capacity=capacity, reaches=own if side_by_side else ()))
 
     return KernelSource(
         label=" | ".join(k.label for k in kernels),
@@ -180,9 +186,10 @@ def source_of(
         forms=tuple(kernels),
         binding_of=tuple(binding_of),
         apart=tuple(lowered) if takes_first(lowered) else (),
-        follows=any(isinstance(a.size, Extent) for k in launch.sized for a in on_device(k).inner),
-        reach=next(map(reach_of, launch.sized, tilings), None),  # such a launch has only one kernel
-        serial_reach=next(map(reach_of, launch.sized, serial), None),
+        capacity=capacity,
+        follows=any(map(capacity_of, on_gpu)),
+        reaches=reaches,
+        serial_reaches=serial_reaches,
     )
 
 

@@ -80,7 +80,7 @@ class Planned(NamedTuple):
         marked, origins = _marked(graph)
         declared = {f.name: f.type for f in program.inputs}
         size = program.capacity
-        plan = make_plan(optimize(marked, open_size=size), Persistent.of(program), declared, size)
+        plan = make_plan(optimize(marked, open_size=size), Persistent.of(program), declared)
         launches = tuple(plan.dispatched())
         expected = sum(program.kernels[d.kernel].launches for d in program.dispatches)
         assert len(launches) == expected, "planning the graph again gave another program"

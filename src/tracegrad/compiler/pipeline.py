@@ -16,7 +16,7 @@ from typing import Any
 
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.layout import Persistent
-from tracegrad.compiler.places import make_plan, plan_launches
+from tracegrad.compiler.places import make_plan, plan_kernels
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import InputError
 from tracegrad.ir import ambient
@@ -105,7 +105,7 @@ def rounded(graph: Graph) -> Graph:
     In bodies of scans, a rounding stands wherever a kernel might store: fusing of bodies is not considered.
     """
     storage = optimize(graph)
-    halves = storage.halves & {t.serial for c in plan_launches(storage, {}).schedule.clusters for t in c.outs}
+    halves = storage.halves & {t.serial for c in plan_kernels(storage, {}).schedule.clusters for t in c.outs}
     roots = in_bodies(_with_halves(storage.graph.roots, halves), lambda inner: everywhere(inner, _all_rounded))
     return replace(storage.graph.with_roots(roots), precision="f32")
 

@@ -11,49 +11,80 @@ from tracegrad.dtypes import TensorType, f16, f32
 from tracegrad.hypers import PREFIX
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
-from tracegrad.kernels.form import Kernel
+from tracegrad.kernels.form import Kernel, UnsizedError
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
-from tracegrad.kernels.group import group_launches
+from tracegrad.kernels.group import Launch, group_launches
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.reads import array_of, base
 from tracegrad.kernels.storage import Storage
-from tracegrad.kernels.tiling import Tiling, choose_tiling
+from tracegrad.kernels.tiling import WORKGROUP_BYTES, Tiling, choose_tiling, workgroup_bytes
 from tracegrad.prims.leaves import LEAF, LITERAL
 from tracegrad.tuning import TEMP_ARRAYS
 
 Key = tuple[Any, ...]  # of a kernel: equal for two clusters of one form
 
 
-def make_plan(
-    storage: Storage, persistent: Persistent, declared: Mapping[str, TensorType] | None = None, open_size: int = 0
-) -> Plan:
-    """Return the plan of an optimized graph. `declared` inputs get a place even if nothing reads them.
-
-    open_size: as for `optimize`. Kernels then do not share launches, because the size changes each of them differently.
-    """
-    plan = plan_launches(storage, {}, open_size)
-    # first, because a feed writes only the declared inputs, and they must be adjacent
-    for name, type_ in (declared or {}).items():
-        plan.inputs.add("input", name, type_)
-    place_leaves(plan, persistent)
-    place_outputs(plan, storage.graph, persistent)
-    place_temporaries(plan, set())
-    place_bodies(plan, 0, plan.constants)
+def make_plan(storage: Storage, persistent: Persistent, declared: Mapping[str, TensorType] | None = None) -> Plan:
+    """Return the plan of an optimized graph. `declared` inputs get a place even if nothing reads them."""
+    plan = plan_kernels(storage, {})
+    place_inputs(plan, persistent, declared or {})
+    finish(plan, persistent)
     return plan
 
 
-def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], open_size: int = 0) -> Plan:
-    """Plan schedule, kernels and launches. Clusters of equal form are lowered once; `forms` holds the known ones."""
+def place_inputs(plan: Plan, persistent: Persistent, declared: Mapping[str, TensorType]) -> None:
+    """Place leaves and `declared` inputs."""
+    # first, because a feed writes only the declared inputs, and they must be adjacent
+    for name, type_ in declared.items():
+        plan.inputs.add("input", name, type_)
+    place_leaves(plan, persistent)
+
+
+def finish(plan: Plan, persistent: Persistent, decided: Mapping[int, Launch] | None = None) -> None:
+    """Let kernels share launches, and place everything but inputs. decided: as for `share_launches`."""
+    for p in plan.nested():
+        share_launches(p, decided or {})
+    place_outputs(plan, plan.storage.graph, persistent)
+    place_temporaries(plan, set())
+    place_bodies(plan, 0, plan.constants)
+
+
+def share_launches(plan: Plan, decided: Mapping[int, Launch]) -> None:
+    """Let kernels of a plan share launches.
+
+    decided: id of a cluster -> a launch of it alone, if the size of a run sets extents of kernels. These do not change
+             which kernels share launches, so that `compiler/dispatches.py` finds this out from the graph alone.
+    Raises: UnsizedError if such kernels need too much memory together.
+    """
+    number: dict[int, int] = {}
+    for launch in plan.launches:
+        for kernel in decided.get(id(launch.clusters[0]), launch).kernels:
+            number.setdefault(id(kernel), len(number))
+    plan.launches = group_launches(plan.schedule, plan.launches)
+    for launch in plan.launches:
+        if decided and launch.kernels:
+            launch.become([decided[id(c)] for c in launch.clusters])
+        if workgroup_bytes(launch.tilings) > WORKGROUP_BYTES:
+            raise UnsizedError("kernels that share a launch need too much memory of a workgroup")
+        launch.sort(number)
+
+
+def plan_kernels(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], open_size: int = 0) -> Plan:
+    """Plan schedule and kernels, each with a launch of its own. Clusters of equal form are lowered once.
+
+    forms: the known ones. open_size: as for `optimize`.
+    """
     schedule = Schedule(storage)
     externals: dict[int, list[Tensor]] = {}
-    formed: dict[int, tuple[Kernel, Tiling]] = {}
+    launches: list[Launch] = []
     scans: dict[int, ScanPlan] = {}
     for c in schedule.clusters:
+        launches.append(Launch([c], arrays=schedule.arrays(c, c.outs)))
         if c.kind == "scan":
             externals[id(c)] = [base(x) for x in c.main.inputs]
             arrays = [array_at(storage, x) for x in externals[id(c)]]
             scans[id(c)], inner = iteration(c.main, arrays, storage.graph.precision)
-            scans[id(c)].plan = plan_launches(inner, forms, open_size)
+            scans[id(c)].plan = plan_kernels(inner, forms, open_size)
             grows = open_size and scans[id(c)].length % open_size == 0
             scans[id(c)].per = scans[id(c)].length // open_size if grows else 0
             continue
@@ -61,11 +92,8 @@ def plan_launches(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], ope
         if key not in forms:
             kernel = lower(c, externals[id(c)], storage)
             forms[key] = kernel, choose_tiling(kernel)
-        formed[id(c)] = forms[key]
-    launches = group_launches(schedule, formed, apart=open_size > 0)
-    number = {id(kernel): k for k, (kernel, _) in enumerate(forms.values())}
-    for launch in launches:
-        launch.sort(number)
+        kernel, tiling = forms[key]
+        launches[-1].kernels, launches[-1].tilings = [kernel], [tiling]
     return Plan(schedule, launches, externals, scans=scans)
 
 

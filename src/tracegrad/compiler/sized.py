@@ -14,7 +14,7 @@ from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import Built, ProgramSource, TracedProgram
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.pipeline import optimize
-from tracegrad.compiler.places import make_plan
+from tracegrad.compiler.places import finish, place_inputs, plan_kernels
 from tracegrad.compiler.uniform import Pair, decide_extents
 from tracegrad.dtypes import TensorType, axis_first
 from tracegrad.errors import CompileError, ShapeError
@@ -121,11 +121,12 @@ def _program(
     if _narrow(specs[0], one.inputs, axes) != _narrow(specs[1], other.inputs, axes):
         raise UnsizedError("which indices are valid depends on the batch")
     led = graphs[0]
-    plan, witness = (
-        make_plan(optimize(g.graph, open_size=n), t.persistent, t.inputs, n) for g, t, n in zip(graphs, traced, sizes)
-    )
+    plan, witness = (plan_kernels(optimize(g.graph, open_size=n), {}, n) for g, n in zip(graphs, sizes))
+    for p, t in zip((plan, witness), traced):
+        place_inputs(p, t.persistent, t.inputs)
     outside = [math.prod(one.inputs[name].shape[:k]) for name, k in axes.items() if name in one.inputs]
-    decide_extents(plan, witness, sizes, max(outside, default=1))
+    decided = decide_extents(plan, witness, sizes, max(outside, default=1))
+    finish(plan, one.persistent, decided)
     program = assemble(plan, one.persistent, specs[0], one.meta, one.results)
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes, led.inputs)
     outputs = _with_extents(program.outputs, graphs[0].results, graphs[1].results, sizes, led.outputs)

@@ -94,11 +94,11 @@ class _Growth(Comparison):
         return found
 
 
-def decide_extents(one: Plan, other: Plan, sizes: Pair, outside: int) -> None:
-    """Give each launch of `one`, planned for the capacity, kernels in which the size of a run sets one extent.
+def decide_extents(one: Plan, other: Plan, sizes: Pair, outside: int) -> dict[int, Launch]:
+    """Return launches of `one`, planned for the capacity, with kernels in which the size of a run sets one extent.
 
-    A kernel then computes elements of the batch from elements of the batch only. Raises: UnsizedError if the plans do
-    not prove this.
+    The key is the id of a cluster. Each launch of the plans has one cluster. A kernel computes elements of the batch
+    from elements of the batch only. Raises: UnsizedError if the plans do not prove this.
 
     outside: the elements before the axis of the size in an input; the most of all inputs.
     """
@@ -108,6 +108,7 @@ def decide_extents(one: Plan, other: Plan, sizes: Pair, outside: int) -> None:
         rows = decision.of(t)
         if rows and rows.before > 1:
             raise UnsizedError(f"the result {name} does not have the batch in front")
+    return decision.decided
 
 
 class _Decision:
@@ -119,6 +120,7 @@ class _Decision:
         self.names: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # serial -> a name that is equal in both plans
         self.rows: dict[Any, RowLayout] = {}  # by name
         self.kept = _kept(plan)
+        self.decided: dict[int, Launch] = {}  # by id of a cluster
         self.count = 0
 
     def of(self, t: Tensor) -> RowLayout | None:
@@ -155,9 +157,8 @@ class _Decision:
         if key not in self.made:
             self.made[key] = _turned(a, b, self.sizes, held, [None] * len(read) + kept, self.outside)
         made = self.made[key]
-        if made.kernel is not a:
-            x.kernels, x.tilings = [made.kernel], [choose_tiling(made.kernel)]
-        x.sized = [made.sized]
+        tilings = x.tilings if made.kernel is a else [choose_tiling(made.kernel)]
+        self.decided[id(x.clusters[0])] = Launch(x.clusters, [made.kernel], tilings, x.arrays, [made.sized])
         self.rows |= {(self.count, k): rows for k, rows in enumerate(made.held[len(read) :]) if rows}
 
     def scans(self, one: Plan, other: Plan, x: ScanPlan, y: ScanPlan, read: Sequence[Any]) -> None:

@@ -276,6 +276,12 @@ def fold_batches(kernel: Kernel) -> list[list[Fold]]:
     return out
 
 
+def capacity_of(kernel: Kernel) -> int:
+    """Return the largest size of a run, or 0 if no axis of the kernel depends on the size."""
+    found = (int(a.size) // a.size.per for a in (*kernel.outer, *kernel.inner) if isinstance(a.size, Extent))
+    return next(found, 0)
+
+
 def on_device(kernel: Kernel) -> Kernel:
     """Return a sized kernel for a GPU, with outer axes of the capacity: the grid of a run covers the rows it needs.
 

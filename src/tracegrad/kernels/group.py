@@ -6,7 +6,7 @@ depends on, as long as the launch stays small. A kernel that fills the device al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.kernels.form import Kernel
@@ -53,6 +53,12 @@ class Launch:
         self.tilings += other.tilings
         self.arrays |= other.arrays
 
+    def become(self, others: Sequence[Launch]) -> None:
+        """Take the kernels of other launches, one for each cluster."""
+        self.kernels = [k for x in others for k in x.kernels]
+        self.tilings = [t for x in others for t in x.tilings]
+        self.sized = [k for x in others for k in x.sized]
+
     def sort(self, number: Mapping[int, int]) -> None:
         """Sort members by length, the longest first, so that short ones fill gaps; equal members become neighbours.
 
@@ -62,26 +68,20 @@ class Launch:
         if order:
             self.clusters, self.kernels = [self.clusters[k] for k in order], [self.kernels[k] for k in order]
             self.tilings = [self.tilings[k] for k in order]
+            self.sized = [self.sized[k] for k in order] if self.sized else []
 
 
-def group_launches(
-    schedule: Schedule, formed: Mapping[int, tuple[Kernel, Tiling]], apart: bool = False
-) -> list[Launch]:
-    """Return the launches in order. formed: id of a cluster -> its kernel and tiling.
-
-    A cluster without a kernel gets a launch of its own; with `apart`, every cluster does.
-    """
+def group_launches(schedule: Schedule, alone: Iterable[Launch]) -> list[Launch]:
+    """Return the launches in order, given one for each cluster in the schedule's order. They join each other here."""
     launches: list[Launch] = []
     launch_of: dict[int, Launch] = {}
     position: dict[int, int] = {}
-    for c in schedule.clusters:
+    for c, own in zip(schedule.clusters, alone, strict=True):
         needed = [launch_of[id(d)] for d in schedule.before_cluster(c) if id(d) in launch_of]
         earliest = max((position[id(launch)] + 1 for launch in needed), default=0)
-        kernel, tiling = formed.get(id(c), (None, None))
-        own = Launch([c], [kernel] if kernel else [], [tiling] if tiling else [], schedule.arrays(c, c.outs))
         # Joining a later launch would keep large inputs alive longer.
         reads_much = sum([schedule.storage.nodes[s].size for s in temporaries_of(schedule, c)]) > KEPT_ALIVE
-        near = launches[earliest : earliest + 1 if reads_much else None] if not apart else []
+        near = launches[earliest : earliest + 1 if reads_much else None]
         launch = next((x for x in near if x.takes(own)), None)
         if launch is not None:
             launch.add(own)

@@ -106,17 +106,32 @@ def grid_of(workgroups: int) -> tuple[int, int]:
 class Reach(NamedTuple):
     """A formula for the number of workgroups that compute the first rows of a kernel.
 
-    A run of size n has `per * n` rows. `unit` rows make a line of `times` parts; `threads` parts make a workgroup.
+    A run of size n has `per * n + fixed` rows. `unit` rows make a line of `times` parts; `threads` parts make a
+    workgroup.
     """
 
     per: int
     unit: int = 1
     times: int = 1
     threads: int = 1
+    fixed: int = 0
 
     def at(self, size: int) -> int:
         """Return the workgroups of a run of this size."""
-        return -(-(-(-self.per * size // self.unit) * self.times) // self.threads)
+        return -(-(-(-(self.per * size + self.fixed) // self.unit) * self.times) // self.threads)
+
+    def text(self, size: str) -> str:
+        """Return the code of `at`."""
+        rows = " + ".join([f"{self.per} * {size}"] * (self.per > 0) + [f"{self.fixed}"] * (self.fixed > 0))
+        lines = f"({rows} + {self.unit - 1}) / {self.unit}" if self.unit > 1 else rows
+        parts = f"{lines} * {self.times}" if self.times > 1 else lines
+        return f"({parts} + {self.threads - 1}) / {self.threads}" if self.threads > 1 else parts
+
+
+def reaches_of(kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> tuple[Reach, ...]:
+    """Return the reaches of the kernels of a launch; () if each run needs all workgroups of each."""
+    found = [reach_of(k, t) for k, t in zip(kernels, tilings)]
+    return tuple([r or Reach(0, fixed=t.workgroups) for r, t in zip(found, tilings)]) if any(found) else ()
 
 
 def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:

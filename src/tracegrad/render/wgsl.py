@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from tracegrad.dtypes import f16
 from tracegrad.kernel_source import Binding, BoundLaunch, Shader
 from tracegrad.kernels.blocks import BLOCK, Copy, local
-from tracegrad.kernels.form import SIZE, Axis, Extent, Kernel, Store, divides, fold_batches, plus, points
-from tracegrad.kernels.tiling import GRID_X, Tiling, takes_first, without_barriers, workgroup_arrays
+from tracegrad.kernels.form import SIZE, Axis, Kernel, Store, divides, fold_batches, plus, points
+from tracegrad.kernels.tiling import GRID_X, Reach, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.loops import Move
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, spelled, when
 from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
@@ -31,10 +31,10 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
     kernels, tilings, binding_of, aligned = launch.kernels, launch.tilings, launch.binding_of, launch.aligned
     vectors = vector_slots(list(zip(kernels, tilings)), binding_of, aligned)
     functions: list[Function] = []
-    first = 0
-    for kernel, tiling in zip(kernels, tilings):
+    first, slots = 0, len(binding_of)
+    for kernel, tiling, reach in zip(kernels, tilings, launch.reaches or [None] * len(kernels)):
         mine = slice(first, first + len(kernel.slots))
-        made = Function(kernel, tiling, first, vectors[mine], aligned[mine], [binding_of[mine]])
+        made = Function(kernel, tiling, first, vectors[mine], aligned[mine], [binding_of[mine]], slots, reach)
         first += len(kernel.slots)
         if functions and functions[-1].does(made):
             functions[-1].bound += made.bound
@@ -49,20 +49,13 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
         lines = writer.function()
         helpers.update(writer.emit.helpers)
         texts += [*writer.puts.values(), *lines]
-    base = first > 0 and takes_first(tilings)
-    text = "\n".join([*helpers, *texts, *_main(functions, first if base else None)])
-    capacity = next(map(_capacity, kernels)) if SIZE in text else 0
+    base = slots > 0 and takes_first(tilings)
+    text = "\n".join([*helpers, *texts, *_main(functions, slots if base else None)])
     head, body = declared(launch.bindings, elements), [*variables(tilings, text), text]
-    constant = all(f.times == 1 for f in functions) and first > 0 and not capacity
-    numbers = first + 2 if capacity else first + base
+    constant = all(f.times == 1 for f in functions) and slots > 0 and not launch.capacity
+    numbers = slots + 2 if launch.capacity else slots + base
     start, rest = ("".join(f"{line}\n" for line in lines) for lines in (head, body))
-    return Shader(start, rest, numbers, constant, capacity)
-
-
-def _capacity(kernel: Kernel) -> int:
-    """Return the largest size of a run."""
-    extent = next(a.size for a in (*kernel.outer, *kernel.inner) if isinstance(a.size, Extent))
-    return int(extent) // extent.per
+    return Shader(start, rest, numbers, constant)
 
 
 @dataclass(slots=True)
@@ -75,6 +68,8 @@ class Function:
     vectors: Sequence[bool]  # of each slot: is its array one of vectors?
     aligned: Sequence[bool]  # of each slot: does it begin at a whole vector?
     bound: list[Sequence[int]]  # of each kernel, the bindings of its slots
+    slots: int = 0  # of the launch
+    reach: Reach | None = None  # the workgroups of each kernel, if they depend on the size of a run
     moves: Mapping[int, Sequence[Move]] | None = None  # in a loop: how the offset of a slot moves, see `moved`
     fixed: frozenset[int] = frozenset()  # in a loop: slots whose elements are the same in all iterations
     room: int = 0  # in a loop: how many numbers a thread may keep in registers
@@ -92,7 +87,7 @@ class Function:
 
     def does(self, other: Function) -> bool:
         """Return whether this function can compute `other` with other offsets: drivers then compile the text once."""
-        mine, others = ((f.kernel, f.tiling, f.reads, f.vectors, f.aligned) for f in (self, other))
+        mine, others = ((f.kernel, f.tiling, f.reads, f.vectors, f.aligned, f.reach) for f in (self, other))
         return mine == others
 
 
@@ -127,16 +122,27 @@ def _main(functions: Sequence[Function], base: int | None) -> list[str]:
         "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) lid: u32) {",
         f"  let w = i32(wid.x + wid.y * {GRID_X}u){begins};",
     ]
-    begin = 0
+    if any(f.reach for f in functions):
+        lines.append(f"  {size_of_run(functions[0].slots)}")
+    begin, end = "0", 0
     for number, f in enumerate(functions):
-        each = f.tiling.workgroups
+        each, end = f"{f.tiling.workgroups}", end + f.times * f.tiling.workgroups
+        until = f"{end}"
+        if f.reach:
+            each, until = f"each{number}", f"end{number}"
+            lines += [f"  let {each} = {f.reach.text(SIZE)};", f"  let {until} = {begin} + {f.times} * {each};"]
         call = f"k{number}(w - {begin}, i32(lid));"
         if f.times > 1:
             arguments = f"w - {begin} - n * {each}, i32(lid), n, {f.first} + n * {len(f.kernel.slots)}"
             call = f"let n = (w - {begin}) / {each}; k{number}({arguments});"
-        lines.append(f"  if (w >= {begin} && w < {begin + f.times * each}) {{ {call} }}")
-        begin += f.times * each
+        lines.append(f"  if (w >= {begin} && w < {until}) {{ {call} }}")
+        begin = until
     return [*lines, "}"]
+
+
+def size_of_run(slots: int) -> str:
+    """Return the line that reads a run's size, behind the offsets of a launch and the first workgroup's number."""
+    return f"let {SIZE} = at[{(slots + 1) // 4}].{XYZW[(slots + 1) % 4]};"
 
 
 def moved(move: Move) -> str:
@@ -159,9 +165,8 @@ class Writer:
         """Return the function's lines."""
         lines: list[Statement] = [*self.offsets(), *self.body()]
         text = spelled([Block(f"fn {self.name}({self.arguments})", lines)], "var")
-        if any(SIZE in line for line in text):  # behind the offsets of the launch and the first workgroup's number
-            size = len(self.kernel.slots) + 1
-            text.insert(1, f"  let {SIZE} = at[{size // 4}].{XYZW[size % 4]};")
+        if any(SIZE in line for line in text):
+            text.insert(1, f"  {size_of_run(self.of.slots)}")
         return text
 
     @property

@@ -6,7 +6,6 @@ Filling and picking happen on the device. So only patterns and some indices are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from tracegrad.arrays import Array, np
@@ -67,12 +66,11 @@ class Bench:
             at = [p.at for p in trial.puts if (p.array, p.value) == (array, value)]
             self._move(array, begin, *self._picked(at), SINGLE)
         kernel, buffers = trial.plan.kernel, tuple(self.arrays[name] for name in trial.plan.layout.arrays)
-        memory, shader = kernel.workgroup_memory, kernel.texts["wgsl"]
-        texts = Texts(wgsl=replace(shader, capacity=0))
+        memory, texts = kernel.workgroup_memory, Texts(wgsl=kernel.texts["wgsl"])
         alone = KernelSource(kernel.label, kernel.bindings, kernel.slots, memory, texts, own=True)  # unchecked
         number = self.kernels.setdefault(alone, len(self.kernels))
         self.launches.append(len(self.dispatches))
-        offsets = shader.numbers(launch.offsets(trial.plan.layout.offsets))
+        offsets = kernel.numbers(launch.offsets(trial.plan.layout.offsets))
         self.dispatches.append(Dispatch(number, buffers, offsets, launch.grid))
         if not launch.constant:
             self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in offsets), NOWHERE))

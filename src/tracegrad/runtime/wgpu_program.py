@@ -390,9 +390,9 @@ def _launch(loaded: Loaded) -> None:
 def _follows(program: Program, d: Dispatch) -> bool:
     """Return whether the numbers that a dispatch reads depend on the size of a run."""
     moves = any(move.depth == BY_SIZE for _, move in d.moves)
-    return bool(d.offsets) and (moves or program.kernels[d.kernel].texts["wgsl"].capacity > 0)
+    return bool(d.offsets) and (moves or program.kernels[d.kernel].capacity > 0)
 
 
 def _numbers(program: Program, d: Dispatch, size: int) -> tuple[int, ...]:
     """Return the numbers that a dispatch reads from the uniform buffer, in a run of some size."""
-    return program.kernels[d.kernel].texts["wgsl"].numbers(d.offsets, size) if d.offsets else ()
+    return program.kernels[d.kernel].numbers(d.offsets, size) if d.offsets else ()
