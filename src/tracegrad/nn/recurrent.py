@@ -169,7 +169,7 @@ class RNN(Recurrent):
     The weights of each layer and direction are in a cell: `cells.0`, ..., layer by layer, forward before backward. A
     cell has W_ih f32[G hidden_dim, size of x], W_hh f32[G hidden_dim, hidden_dim], and b_ih and b_hh f32[G hidden_dim].
     G is 1 for RNN, 3 for GRU and 4 for LSTM. First values are uniform in [-e, e), e = 1 / sqrt(hidden_dim).
-    Raises: ShapeError for sizes below 1, and when called if x, state or lengths do not fit; InputError if `dropout` is
+    Raises: ShapeError for sizes below 1, and when called if x, state or lengths do not fit. InputError if `dropout` is
             outside [0, 1], and for lengths with known values that are out of range.
     As torch.nn.RNN with batch_first.
 
