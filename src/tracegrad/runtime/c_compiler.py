@@ -211,13 +211,9 @@ def seconds() -> float:
 
 
 def folder_of(key: str) -> Path:
-    """Return the directory of a key's library, and make it. Libraries of earlier versions are deleted."""
-    above = cache_folder() / "libraries"
-    if not above.exists():
-        above.mkdir(mode=0o700, exist_ok=True)
-        for path in above.parent.glob("*.so"):
-            path.unlink(missing_ok=True)
-    folder = above / key[:FOLDER_DIGITS]
+    """Return the directory of a key's library, and make it."""
+    folder = cache_folder() / "libraries" / key[:FOLDER_DIGITS]
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
