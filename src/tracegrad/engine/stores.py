@@ -92,8 +92,11 @@ class _Parameters(ABC):
 
     def states(self) -> dict[str, Array]:
         """Do what `HasStates.states` documents."""
-        found = self.with_arrays(lambda session, program: params.download(session, program, params.states_in(program)))
-        return {name: handed_out(x) for name, x in found.items()}
+        return self.told(lambda session, program: params.download(session, program, params.states_in(program)))
+
+    def told(self, read: Callable[[Session, Program], Mapping[str, Array]], version: Any = None) -> dict[str, Array]:
+        """Return the arrays that `read` returns, as users get them. version: as for `with_arrays`."""
+        return {name: handed_out(x) for name, x in self.with_arrays(read, version).items()}
 
 
 class TrainedParameters(_Parameters):
@@ -212,19 +215,19 @@ class TrainedParameters(_Parameters):
 
         Raises InputError for averages that the optimizer does not keep.
         """
-        if ema and not any(_ema_of(s.program) for s in self.stepper.together):
+        averaged = [s.program for s in self.stepper.together if ema and _ema_of(s.program)]
+        if ema and not averaged:
             raise InputError.here(
                 "download_params: the optimizer keeps no averages; make it with ema=, such as ema=0.999"
             )
 
-        def read(session: Session, stepper: Stepper) -> dict[str, Array]:
-            program = stepper.program
+        def read(session: Session, program: Program) -> dict[str, Array]:
             now = params.download(session, program, program.params)
-            for one in [s.program for s in stepper.together if ema]:
-                now |= _trained(session, one, _ema_of(one)) if _ema_of(one) else {}
+            for one in averaged:
+                now |= _trained(session, one, _ema_of(one))
             return now
 
-        return {name: handed_out(x) for name, x in self.call(read).items()}
+        return self.told(read)
 
     def with_arrays(self, fn: Callable[[Session, Program], T], version: Stepper | None = None) -> T:
         """Run `fn` on the worker's thread. Raise AbortedError if `replace_model` has replaced `version` by then."""
@@ -233,11 +236,8 @@ class TrainedParameters(_Parameters):
     def download_grads(self, stepper: Stepper) -> dict[str, Array]:
         """Do what `CompiledTraining.download_grads` documents."""
 
-        def read(session: Session, stepper: Stepper) -> dict[str, Array]:
-            program = stepper.program
-            return _trained(session, program, next(b.name for b in program.buffers if b.role == "grad"))
-
-        return {name: handed_out(x) for name, x in self.call(read, stepper).items()}
+        grads = next(b.name for b in stepper.program.buffers if b.role == "grad")
+        return self.told(lambda session, _: _trained(session, stepper.program, grads), stepper)
 
 
 def _trained(session: Session, program: Program, array: str) -> dict[str, Array]:
@@ -287,8 +287,7 @@ class OwnParameters(_Parameters):
 
     def download_params(self) -> dict[str, Array]:
         """Do the same as `CompiledTraining.download_params`."""
-        found = self.with_arrays(lambda session, program: params.download(session, program, program.params))
-        return {name: handed_out(x) for name, x in found.items()}
+        return self.told(lambda session, program: params.download(session, program, program.params))
 
 
 ParameterStore = TrainedParameters | OwnParameters
