@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import tracegrad as tg
 from tracegrad import safetensors
 from tracegrad.demo.pictures import Series, line_chart, smooth
+from tracegrad.optim.optimizer import Optimizer
 from tracegrad.training.fit import History
 
 SHOWN = 20  # losses in the mean that is reported
@@ -42,6 +44,16 @@ class Report:
     def say(self, text: str) -> None:
         """Print a line at once, also into a pipe."""
         print(text, flush=True)
+
+    @contextmanager
+    def training(
+        self, model: tg.Module, loss: Callable[..., Any], inputs: Mapping[str, Any], optimizer: Optimizer
+    ) -> Generator[tg.CompiledTraining]:
+        """Compile a training as the options say, and report it; inside the block it is open."""
+        seed, device = self.options.seed, self.options.device
+        with tg.compile(model=model, loss=loss, inputs=inputs, optimizer=optimizer, seed=seed, device=device) as train:
+            self.compiled(train)
+            yield train
 
     def compiled(self, train: tg.CompiledTraining) -> None:
         """Report the compiled step and the choice of the device. Makes the folder first, to fail before any work."""

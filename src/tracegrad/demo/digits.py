@@ -62,15 +62,9 @@ def run(options: Options) -> int:
         f"Handwritten digits: {len(data.train_y)} images of 8×8 to train with, {len(data.test_y)} held out "
         "(UCI Machine Learning Repository, CC BY 4.0)"
     )
-    with tg.compile(
-        model=DigitNet(),
-        loss=loss,
-        inputs={"x": (BATCH, 1, 8, 8), "y": tg.i32[BATCH]},
-        optimizer=optim.adamw(lr=lr.one_cycle(peak=1e-2, steps=steps), weight_decay=1e-2),
-        seed=options.seed,
-        device=options.device,
-    ) as train:
-        report.compiled(train)
+    inputs = {"x": (BATCH, 1, 8, 8), "y": tg.i32[BATCH]}
+    optimizer = optim.adamw(lr=lr.one_cycle(peak=1e-2, steps=steps), weight_decay=1e-2)
+    with report.training(DigitNet(), loss, inputs, optimizer) as train:
         classify = train.attach(forward=logits, inputs={"x": (None, 1, 8, 8)})
 
         def accuracy(_: tg.CompiledTraining) -> dict[str, float]:

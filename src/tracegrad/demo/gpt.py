@@ -110,17 +110,9 @@ def run(options: Options) -> int:
         f"Alice's Adventures in Wonderland (public domain): {len(text.train)} characters to train with, "
         f"{len(text.test)} held out, {len(text.alphabet)} different"
     )
-    with tg.compile(
-        model=CharGPT(len(text.alphabet)),
-        loss=loss,
-        inputs=inputs,
-        optimizer=optim.adamw(
-            lr=lr.one_cycle(peak=6e-3, steps=steps), beta2=0.99, weight_decay=0.1, clip_grad_norm=1.0
-        ),
-        seed=options.seed,
-        device=options.device,
-    ) as train:
-        report.compiled(train)
+    rate = lr.one_cycle(peak=6e-3, steps=steps)
+    optimizer = optim.adamw(lr=rate, beta2=0.99, weight_decay=0.1, clip_grad_norm=1.0)
+    with report.training(CharGPT(len(text.alphabet)), loss, inputs, optimizer) as train:
         history = train.fit(batches(text, steps, options.seed), steps=steps)
         report.trained(train, history)
         held_out = mean_loss(train.attach(forward=loss, inputs=inputs), text)

@@ -55,15 +55,9 @@ def run(options: Options) -> int:
     steps = options.steps or STEPS
     report = Report("sine", options)
     report.say(f"The sine on [-π, π]: a 1-64-64-1 network, {BATCH} random points a step")
-    with tg.compile(
-        model=MLP(),
-        loss=loss,
-        inputs={"x": (BATCH, 1), "y": (BATCH, 1)},
-        optimizer=optim.adam(lr=lr.cosine_annealing(peak=1e-2, final=1e-5, steps=steps)),
-        seed=options.seed,
-        device=options.device,
-    ) as train:
-        report.compiled(train)
+    inputs = {"x": (BATCH, 1), "y": (BATCH, 1)}
+    optimizer = optim.adam(lr=lr.cosine_annealing(peak=1e-2, final=1e-5, steps=steps))
+    with report.training(MLP(), loss, inputs, optimizer) as train:
         history = train.fit(batches(steps, options.seed), steps=steps)
         report.trained(train, history)
         curve = train.attach(forward=predict, inputs={"x": (None, 1)})
