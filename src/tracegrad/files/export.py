@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tracegrad.runtime.recorded import Recorded
 
 CURVE_POINTS = 128  # size of a free dimension in a demo that draws a curve
+BINARY = ("weights", "data", "checks")  # parts of an export; the others are text
 SHOWN_POINTS = 200  # examples drawn behind a curve
 POLICY = (
     "default-src 'none'; script-src {script}; worker-src {worker}; style-src {style}; connect-src {connect}; "
@@ -88,7 +89,7 @@ def export(
     manifest |= {"losses": own[1:], "schedule": list(contents.schedule), **own[0]}
     for name, b in forwards.items():
         checked |= checks_at("", f"forwards.{name}", b)
-    weights, data = b"".join(checkpoints.parts(*snapshots)), b"".join(safetensors.parts(rows))
+    weights, data = b"".join(checkpoints.parts(*snapshots)), b"".join(safetensors.parts(rows)) if rows else b""
     checks = checks_of({name: check for name, check in checked.items() if check})
     manifest["checked"] = bool(checks)
     parts = {"program": manifest, "weights": weights, "data": data, "checks": checks}
@@ -153,11 +154,7 @@ def write_site(folder: Path, title: str, parts: Mapping[str, Any]) -> Path:
         "program.json": json_text(parts["program"]),
     }
     contents = {name: [text.encode()] for name, text in files.items()}
-    contents["weights.safetensors"] = [parts["weights"]]
-    if "feed" in parts["program"]:
-        contents["data.safetensors"] = [parts["data"]]
-    if parts["checks"]:
-        contents["checks.safetensors"] = [parts["checks"]]
+    contents |= {f"{name}.safetensors": [parts[name]] for name in BINARY if parts[name]}
     replace_files({folder / name: blobs for name, blobs in contents.items()})
     return folder / "index.html"
 
@@ -174,11 +171,7 @@ def write_file(path: str | os.PathLike[str], title: str, parts: Mapping[str, Any
         data_block("core", "text/plain", core()),
         data_block("client", "text/plain", without_imports("tracegrad.js")),
         data_block("program", "application/json", json_text(parts["program"])),
-        data_block("weights", "text/plain", base64.b64encode(parts["weights"]).decode()),
-        data_block(
-            "data", "text/plain", base64.b64encode(parts["data"]).decode() if "feed" in parts["program"] else ""
-        ),
-        data_block("checks", "text/plain", base64.b64encode(parts["checks"]).decode()),
+        *[data_block(name, "text/plain", base64.b64encode(parts[name]).decode()) for name in BINARY],
         f'<script type="module">{script}</script>',
     ]
     text = page(title, policy, f"<style>{style}</style>", "\n".join(blocks))
@@ -220,11 +213,10 @@ def forwards_of(name: str, forward: CompiledForward, program: Program, sizes: Ro
         raise InputError.here(
             f"export: the forward {name!r} is not attached to this training; make it with train.attach(...)"
         )
-    source = forward.source._replace(like=program)
+    source = forward.source._replace(like=program, model=store.model)
     free = source.free  # built for one example; if an example is one number, for the points of a curve
     shapes = [t.shape for t in free.types.values()]
     curve = all(len(shape) == 2 and not isinstance(shape[0], int) and shape[1] == 1 for shape in shapes)
-    source = source._replace(model=store.model)
     demo = exact(source, free.all(CURVE_POINTS if curve else 1))
     if not sizes or unnamed(free, sizes) == list(free.axes):
         return [demo]
