@@ -193,6 +193,16 @@ def test_padding_that_is_not_written_is_found(compiler: Callable[[str, str], Pat
         _ = f.run(x=x).output
 
 
+def test_a_product_that_writes_a_row_too_many_is_found(compiler: Callable[[str, str], Path]) -> None:
+    """All its results are right. What it writes over belongs to another value."""
+    compiler(r"i < h && !all", "i <= h && !all")
+    x = np.ones((37, 40), np.float32)
+    with tg.compile_forward(
+        model=nn.Linear(40, 17), forward=lambda m, x: m(x), inputs={"x": x.shape}, seed=0, device="cpu"
+    ) as f, pytest.warns(RuntimeWarning, match="numbers are wrong.* writes beside its results"):  # fmt: skip
+        _ = f.run(x=x).output
+
+
 def test_random_numbers_of_half_the_range_are_found(compiler: Callable[[str, str], Path]) -> None:
     """The limits of the cast, 2^31, and 24 random bits are no reason to allow more."""
     compiler(r"5\.96046448e-08f", "2.98023224e-08f")

@@ -27,7 +27,7 @@ from tracegrad.runtime import verify
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.cache import WRONG, Verdicts, key_of
 from tracegrad.runtime.points import PERIOD, STRIDE, Name
-from tracegrad.runtime.trials import Trial, layout_of, sizes_of
+from tracegrad.runtime.trials import GAP, Trial, layout_of, sizes_of
 
 
 def computes_wrongly(
@@ -51,23 +51,28 @@ def computes_wrongly(
     keyed = {key_of(repr(k.texts["c"]), repr(k.binding_of)): k for k in kernels}
     placed = {key: (k, layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
     sizes = sizes_of(layout for _, layout in placed.values())
-    arrays = {name: allocate(size, STORED[name[1]].numpy) for name, size in sizes.items()}
+    arrays = {name: allocate(size + GAP, STORED[name[1]].numpy) for name, size in sizes.items()}
 
     @cache
     def launch(key: str) -> Callable[[], object]:
         kernel, layout = placed[key]
         return prepared(kernel, [arrays[name] for name in layout.arrays], layout.offsets)
 
-    filled = set[str]()
+    filled, strays = set[str](), dict[str, str]()
 
     def run(trials: verify.Trials) -> Iterator[list[Array]]:
         for key, trial in trials:
-            _prepare(trial, arrays, whole=key not in filled)
+            first = key not in filled
+            _prepare(trial, arrays, whole=first)
+            around = _around(trial, arrays) if first else []
+            before = [x.tobytes() for x in around]
             filled.add(key)
             launch(key)()
+            if before != [x.tobytes() for x in around]:
+                strays[key] = "it writes beside its results"
             yield [arrays[c.array][c.at] for c in trial.checks]
 
-    found = verify.faults(verify.trials_of(placed, strict=True), run, verify.FURTHER)
+    found = verify.faults(verify.trials_of(placed, strict=True), run, verify.FURTHER) | strays
     verdicts.add(found)
     # first, because they are the cause of other faults
     wrong = [("arithmetic", how) for how in [x.fault() for x in arithmetic] if how]
@@ -87,6 +92,12 @@ def _prepare(trial: Trial, arrays: Mapping[Name, Array], *, whole: bool) -> None
         target[periods:] = values[: target.size - periods]
     for array, at, value in (*trial.read, *trial.puts):
         arrays[array][at] = value
+
+
+def _around(trial: Trial, arrays: Mapping[Name, Array]) -> list[Array]:
+    """Return the elements on both sides of each value that a kernel writes; no value lies there."""
+    ends = [(name, (begin - GAP, begin), (end, end + GAP)) for name, begin, end in trial.plan.written]
+    return [arrays[name][a:b] for name, *both in ends for a, b in both]
 
 
 def warn_wrong(compiler: str, found: Sequence[tuple[str, str]]) -> None:
