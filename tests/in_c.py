@@ -1,13 +1,18 @@
-"""What the C renderer makes of a function of arrays: its text, and its results."""
+"""What the C renderer makes of a function of arrays: its text, and its results.
+
+Without the fixture in_c_alone, tests have no compiler, and the results are NumPy's.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tracegrad as tg
 from models import build_forward
 from tracegrad.dtypes import DType, TensorType, f32
+from tracegrad.runtime.c_compiler import VARIABLE
 
 
 class One(tg.Module):
@@ -34,4 +39,6 @@ def of_each(fn: Callable[..., Any], several: Sequence[Sequence[Any]], dtype: DTy
     types = {f"x{k}": TensorType(dtype, x.shape) for k, x in enumerate(several[0])}
     forward = lambda m, **xs: fn(*xs.values())
     with tg.compile_forward(model=One(), forward=forward, inputs=types, device="cpu", seed=0) as f:
-        return [f.run(dict(zip(types, arrays, strict=True))).output for arrays in several]
+        found = [f.run(dict(zip(types, arrays, strict=True))).output for arrays in several]
+        assert os.environ[VARIABLE] == "off" or "compiled by" in f.device.description
+    return found

@@ -15,6 +15,8 @@ from tracegrad.dtypes import f32
 from tracegrad.ir.nodes import Tensor
 from tracegrad.tuning import LONG_ROWS, LONGEST_PAIRED, PAIRED
 
+pytestmark = pytest.mark.usefixtures("in_c_alone")
+
 END = re.compile(r"float u0\[16\]")
 PAIRS = re.compile(r"float u0\[\d{3,}\]")
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]

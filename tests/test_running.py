@@ -18,6 +18,8 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.ops.cumulative import LARGEST_BLOCK, SCAN_BLOCK, SMALLEST_BLOCK, block_of
 from tracegrad.tuning import LANES
 
+pytestmark = pytest.mark.usefixtures("in_c_alone")
+
 SHAPES = (
     (1, 2),
     (2, 31),

@@ -13,6 +13,8 @@ from in_c import computed, text
 from tracegrad.dtypes import DType, bool_, f32, i32, u32
 from tracegrad.ir.nodes import Tensor
 
+pytestmark = pytest.mark.usefixtures("in_c_alone")
+
 SHAPES = (
     (16, 16),
     (17, 16),
