@@ -29,6 +29,7 @@ from tracegrad.runtime.points import Name, Points, Read, Written, combination, l
 MARGIN = 32.0
 ULPS = 64.0
 EPS = 2.0**-23  # of f32
+SMALLEST = 2.0**-126  # number of f32 that is no denormal
 TRIES = 4  # simulated devices
 TRIES_OF_FEW = 4 * TRIES  # if there are few results: their roundings often cancel each other
 MOVED = 2.0  # roundings by which a device can be off
@@ -99,8 +100,8 @@ class Inexact(Points):
             key = (key * np.uint64(_ODD)) ^ np.ascontiguousarray(x, np.float32).view(np.uint32)
             key = key ^ (key >> np.uint64(15))
         sign = 1.0 - 2.0 * (key * np.uint64(_ODD) >> np.uint64(20) & np.uint64(1))
-        if self.number % 2 and not self.strict:
-            y = np.where(y == 0, np.float32(-0.0), y)
+        if self.number % 2 and not self.strict:  # flushes denormals, and confuses the two zeros
+            y = np.where(np.abs(y) < SMALLEST, np.float32(-0.0), y)
         return np.asarray(np.where(where & np.isfinite(y), y + sign * (MOVED * EPS) * size, y), np.float32)
 
 
