@@ -154,9 +154,15 @@ def gated(x: Any, w: Any, u: Any, b: Any, h: Any, **_: Any) -> Any:
     return tg.sum(last**2) + tg.sum(ys[-1] ** 2)
 
 
+def chained(x: Any, w: Any, b: Any, h: Any, **_: Any) -> Any:
+    """As a CRF: the gradients of `w` and `b` are sums of elements over rows, in each iteration."""
+    step = lambda h, x: (tg.logsumexp(h[:, :, None] + w[None], axis=1) * b + x, None)
+    return tg.sum(tg.sin(tg.scan(step, h, x)[0]))
+
+
 MODELS = (
     rnn, backwards, masked, nested, looked_up, convolved, attending, summed, drawn, again, many, compared, iterated,
-    gated,
+    gated, chained,
 )  # fmt: skip
 
 
@@ -240,6 +246,11 @@ def test_only_what_the_recurrence_needs_stays_in_the_loop() -> None:
     """Forward h @ u, backward ct @ u^T. Outside: products with w, gradients of w, u and b, and the outputs."""
     assert loops(out_of_loops(traced(rnn, 1))) == [["matmul"], ["matmul"]]
     assert sum(map(len, loops(traced(rnn, 1)))) > 6
+
+
+def test_sums_over_rows_leave_the_loop() -> None:
+    """What the recurrence needs stays: the peak and sum of logsumexp, and backwards the sum over its results."""
+    assert loops(out_of_loops(traced(chained, 1))) == [["peak", "sum"], ["sum"]]
 
 
 def test_gradients_of_a_table_are_one_scatter() -> None:

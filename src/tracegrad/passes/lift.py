@@ -3,7 +3,8 @@
 before the loop:  values that no iteration changes, transposed weights included; products and folds of elements alone,
                   such as x_t @ W
 after the loop:   products that no later iteration needs, such as the outputs of a recurrent layer. Also sums over all
-                  iterations, such as the gradients of weights: sum_t a_t^T @ b_t is one product
+                  iterations, such as the gradients of weights: sum_t a_t^T @ b_t is one product. In a loop, a sum over
+                  a batch would keep a GPU from running all iterations in one launch
 
 The loop stores the inputs of lifted work, one value for each iteration, if they are small or add little to what the
 scan stores anyway.
@@ -30,6 +31,7 @@ from tracegrad.transforms.walks import batches
 from tracegrad.tuning import LIFTED_BYTES, LIFTED_TIMES
 
 PRODUCTS = ("product", "scatter")  # families worth moving: many small products become a large one
+FOLDS = (*PRODUCTS, "fold")  # families worth moving if they are summed over all iterations
 INSIDE = ("scan", "item")  # an inner loop stays: outside, the values of all outer iterations would need memory at once
 NOTHING = frozenset[int]()
 
@@ -72,14 +74,14 @@ class Cuts:
         """Return how many elements of these values are not stored yet, for one iteration."""
         return sum(self.nodes[serial].size for serial in serials - self.stored.keys())
 
-    def of(self, roots: Sequence[Tensor]) -> Cut:
-        """Return the cut before the inputs of `roots`."""
+    def of(self, roots: Sequence[Tensor], families: Sequence[str] = PRODUCTS) -> Cut:
+        """Return the cut before the inputs of `roots`. families: of ops that are worth moving."""
         found: dict[int, Cut] = {}
         for t in toposort(roots):
-            found[t.serial] = self._of(t, _union([found[x.serial] for x in t.inputs]))
+            found[t.serial] = self._of(t, _union([found[x.serial] for x in t.inputs]), families)
         return _union([found[t.serial] for t in roots])
 
-    def _of(self, t: Tensor, behind: Cut) -> Cut:
+    def _of(self, t: Tensor, behind: Cut, families: Sequence[str]) -> Cut:
         """Return the cut for `t`, given the cut `behind` for its inputs."""
         own, family = frozenset([t.serial]), t.prim.family
         if t.serial in self.stored or (t.serial in self.once and family != "leaf"):
@@ -88,7 +90,7 @@ class Cuts:
             return behind
         if family == "view" and len(t.inputs) == 1:
             return behind
-        if family in PRODUCTS and t.serial not in self.live:
+        if family in families and t.serial not in self.live:
             return Cut(behind.at, behind.products | own, behind.inner | behind.products)
         less = not behind.products and t.size < self.size(behind.at)
         return Cut(own) if less or t.serial in self.live or family in (*INSIDE, "view") else behind
@@ -269,7 +271,10 @@ class _Loop:
         kept = {k for k, t in roots.items() if not cuts.of([t]).sinks}
         cuts.store([roots[k] for k in kept])
         kept |= {k for k, t in roots.items() if k not in kept and not self.sink(cuts, [t])}
-        moved = [s for s in sums if cuts.of(s.terms).products and self.sink(cuts, s.terms)]
+        moved: list[Sum] = []
+        for families in (PRODUCTS, FOLDS):
+            left = [s for s in sums if s not in moved and cuts.of(s.terms, families).products]
+            moved += [s for s in left if self.sink(cuts, s.terms, families)]
         cuts.store([roots[k] for k in kept])
         return cuts, [*moved, *(s for s in sums if s not in moved and cuts.of(s.terms).at <= cuts.stored.keys())]
 
@@ -280,9 +285,12 @@ class _Loop:
         inputs = [*(self.scan.inputs[k] for k in left), *self.xs.values(), *self.consts.values()]
         return bind(SCAN, *inputs, **{**self.scan.attrs, "body": body})
 
-    def sink(self, cuts: Cuts, roots: Sequence[Tensor]) -> bool:
-        """Return whether the inputs of `roots` from the loop fit into memory. If so, mark them as stored."""
-        cut = cuts.of(roots)
+    def sink(self, cuts: Cuts, roots: Sequence[Tensor], families: Sequence[str] = PRODUCTS) -> bool:
+        """Return whether the inputs of `roots` from the loop fit into memory. If so, mark them as stored.
+
+        families: as for `Cuts.of`.
+        """
+        cut = cuts.of(roots, families)
         held = sum(t.size for t in (*self.xs, *cuts.stored.values()))
         if not self.fits(cuts.size(cut.at | cut.inner), held):
             return False
