@@ -224,8 +224,8 @@ class Sweep(Closing):
             full[name] = list(cast("Sequence[Any]", given)) if is_list(given) else [given] * self.members
             if name not in self._values or len(full[name]) != self.members:
                 raise InputError.here(
-                    f"set: give {self.members} numbers for one of {', '.join(self._values) or 'none'}; got {name} with "
-                    f"{len(full[name])}. tg.sweep({name}=[...]) makes a hyperparameter settable"
+                    f"set: needs {self.members} numbers, or one for all, for {' or '.join(self._values) or 'nothing'}; "
+                    f"got {name} with {len(full[name])}. tg.sweep({name}=[...]) makes a hyperparameter settable"
                 )
         new = checked_values(self._plan.base, full)
         self._upload(new)

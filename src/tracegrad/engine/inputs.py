@@ -257,7 +257,7 @@ def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str,
     problems: list[str] = []
     for name, value in cast("Mapping[Any, Any]", given).items():
         if name not in known:
-            problems.append(f"{name}: no such site; choose one of these")
+            problems.append(f"{name}: no such site{'; choose one of these' if known else ''}")
             continue
         try:
             arrays[patch_leaf(name, MASK)], arrays[patch_leaf(name, VALUE)] = mask_and_value(known[name], value)

@@ -47,7 +47,7 @@ __all__ = [
 # Pooling
 def _pool_type(x: TensorType, *, kernel: Pair, stride: Pair, padding: Pair) -> TensorType:
     if any(2 * p > k for p, k in zip(padding, kernel, strict=True)):
-        raise ShapeError(f"padding {padding} is more than half the window {kernel}: some would hold padding only")
+        raise ShapeError(f"padding {padding} is more than half of {kernel}: a window would hold padding only")
     t = windows_type(x, kernel=kernel, stride=stride, padding=padding, dilation=(1, 1))
     return TensorType(t.dtype, t.shape[:4])
 

@@ -136,7 +136,7 @@ def _parse(spec: str, xs: Sequence[Tensor]) -> tuple[list[str], str]:
         extra = x.ndim - len(named)
         if extra < 0 or (extra and "..." not in term):
             raise ShapeError(
-                f"{term!r} in {spec!r} does not fit {x.type}, which has {x.ndim} axes; write one letter for each"
+                f"{term!r} in {spec!r} does not fit {x.type}; write one letter for each of its axes ({x.ndim})"
             )
         if not all(c in LETTERS for c in named):
             raise ShapeError(f"axes are named by letters, got {term!r} in {spec!r}")

@@ -81,8 +81,7 @@ def check_precision_of(info: DeviceInfo, precision: str) -> None:
     """Raise DeviceError for a precision that the device lacks."""
     if precision not in info.precisions:
         raise DeviceError.here(
-            f'precision={precision!r} is XLA\'s: compile with device="jax"; {info.name!r} has '
-            f"{' and '.join(map(repr, info.precisions))}"
+            f'precision={precision!r} needs device="jax"; {info.name!r} has {" and ".join(map(repr, info.precisions))}'
         )
 
 

@@ -153,4 +153,6 @@ def _at(path: str) -> str:
 
 def _shown(node: Any) -> str:
     parts, name = children(node), article(type(node).__name__)
+    if isinstance(node, (list, tuple)):
+        return f"{name} of length {len(cast('Sequence[Any]', node))}"
     return name if parts is None else f"{name} of {', '.join(map(str, parts)) or 'nothing'}"
