@@ -57,7 +57,7 @@ class Fitted(NamedTuple):
 
 
 class Rooms(NamedTuple):
-    """A program for all sizes up to a capacity for each, its room."""
+    """A program that serves all sizes up to its room: a capacity for each size that calls choose."""
 
     built: Built  # at the room
     sizes: Sizes  # of both traces; the first are the room

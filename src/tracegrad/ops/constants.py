@@ -227,7 +227,7 @@ def triu(x: Operand, k: int = 0) -> Tensor:
 def diag(x: Operand, k: int = 0) -> Tensor:
     """Return diagonal `k` of a matrix, or a square matrix with a vector on its diagonal `k` and zeros elsewhere.
 
-    Diagonal k of a matrix are its elements [i, i + k], in the order of i.
+    Diagonal k of a matrix has the elements [i, i + k], in the order of i.
 
     x:        any dtype; a matrix or a vector.
     k:        0 for the main diagonal, positive above it, negative below it.

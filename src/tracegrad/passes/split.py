@@ -206,7 +206,7 @@ def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:
 
 @cache
 def _part(batch: int, m: int, n: int, k: int, axes: tuple[int, ...]) -> int:
-    """Return the length in k of the parts that a product is fastest in; k itself if it should not be split.
+    """Return the length in k of the parts in which a product is fastest; k itself if it should not be split.
 
     If k is several `axes`, parts are equal, and none begins in the middle of an axis: indices would need divisions.
     """

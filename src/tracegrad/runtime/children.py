@@ -27,7 +27,7 @@ class Children:
     def run(self, command: Sequence[str], text: str, seconds: float) -> str:
         """Give `text` to a command and return its output.
 
-        Raises: TimeoutExpired after so many seconds; StoppedError after `stop`; CalledProcessError for an exit status
+        Raises: TimeoutExpired after `seconds`; StoppedError after `stop`; CalledProcessError for an exit status
                 other than 0; OSError if there is no such command.
         """
         pipe = subprocess.PIPE

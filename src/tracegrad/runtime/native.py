@@ -147,7 +147,7 @@ class NativeSession:
             loaded.release()
 
     def capacity(self, handle: int) -> int:
-        """Return the most runs of a program in one batch."""
+        """Return the largest number of runs of a program in one batch."""
         return self._loaded(handle).depth
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Batch:
