@@ -136,6 +136,7 @@ PRODUCT_GRAIN = 2**20  # products | of two numbers worth a thread of their own: 
 PRODUCT_PARTS = 16  # parts | of one product | ?
 PRODUCT_SIDE = 96  # rows, columns | of a part: with fewer, packing the other operand once more takes too long | 2 cores
 IN_PLACE = 2**16  # elements | from a product's first row of k to its last, up to which nothing is packed | 2 cores
+RIGHT_IN_PLACE = 2**18  # elements | the same of the right operand of few rows, which whole vectors read | 2 cores
 PRODUCT_STACK = 4  # products | in a stack that are split between threads | ?
 SPANNED_ROWS = 16  # rows | of a product, up to which the elements between its columns are computed, too | 2 cores
 STACKED = 4096  # elements | that an operand spans, if vectors hold one element of each of several products | 2 cores

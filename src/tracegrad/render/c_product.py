@@ -16,20 +16,34 @@ from itertools import permutations
 
 from tracegrad.kernels.form import Limit
 from tracegrad.render.c_text import OPAQUE
-from tracegrad.tuning import IN_PLACE
+from tracegrad.tuning import IN_PLACE, RIGHT_IN_PLACE
 
 HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, take 31 of 32 registers
+
+
+def left_rows(rows: int) -> tuple[str, list[str], str]:
+    """Return C for the left operand of a tile: its pointers, the element of each row, and how the pointers move on.
+
+    A pointer serves five rows: addresses have a register for one step and one for three, and multiples by 2 and 4.
+    Otherwise the compiler keeps an offset for each row, which leaves too few registers.
+    """
+    starts = range(0, rows, 5)
+    pointers = f"const float {', '.join(f'*a{i} = a + {i} * step' for i in starts)};"
+    elements = [f"a{i - i % 5}[{i % 5} * step]" for i in range(rows)]
+    return pointers, elements, ", ".join(f"a{i} += along" for i in starts)
 
 
 def tile(rows: int, wide: int) -> str:
     """Return the C function of c (+)= a b for some rows of a and one or two vectors of b, unrolled to compile fast."""
     sums = [(f"s{i}{w}", f"*(vec *)(c + {i} * row + {w} * VL)") for i in range(rows) for w in range(wide)]
-    add = [f"s{i}{w} += a[{i} * step] * b{w};" for i in range(rows) for w in range(wide)]
+    pointers, elements, further = left_rows(rows)
+    add = [f"s{i}{w} += {x} * b{w};" for i, x in enumerate(elements) for w in range(wide)]
     return "\n".join(
         [
             f"static void tile_{rows}_{wide}(TAKES) {{",
             f"vec {', '.join(f'{s} = {{0}}' for s, _ in sums)};",
-            "for (; k; k--, a += along, b += next) {",
+            pointers,
+            f"for (; k; k--, {further}, b += next) {{",
             *(f"const vec b{w} = *(const vec *)(b + {w} * VL);" for w in range(wide)),
             *add,
             "}",
@@ -86,7 +100,8 @@ static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
 #endif
 {ZIP}
 #endif
-enum {{ NR = 2 * VL, KC = 512, MC = 16 * MR, NC = 512, FEW_ROWS = 4 * MR, APART = 1024, IN_PLACE = {IN_PLACE} }};
+enum {{ NR = 2 * VL, KC = 512, MC = 16 * MR, NC = 512, FEW_ROWS = 4 * MR, APART = 1024 }};
+enum {{ IN_PLACE = {IN_PLACE}, RIGHT_IN_PLACE = {RIGHT_IN_PLACE} }};
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 #if defined(__clang__)
 #define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
@@ -178,7 +193,7 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
     for (long block = 0; block < blocks; block++) {{
       const long pc = k * block / blocks, kc = k * (block + 1) / blocks - pc;
       const float *b = p->pb + o[1] + (column + jc) * sb.column + pc * sb.row;
-      const int lies = m <= FEW_ROWS || (m <= MC && sb.row % APART && kc * sb.row <= IN_PLACE);
+      const int lies = m <= FEW_ROWS || (m <= MC && sb.row % APART && kc * sb.row <= RIGHT_IN_PLACE);
       const long as_it_lies = sb.column == 1 && lies ? nc - nc % NR : 0;
       const int direct = sa.column == 1 ? sa.row % APART : sa.row == 1 && kc * sa.column <= IN_PLACE;
       for (long j = as_it_lies; j < nc; j += NR)
