@@ -19,6 +19,7 @@ from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, flat_index, points
 from tracegrad.render.c_orders import OrderedFunction, running, scatter_loops
 from tracegrad.render.c_product import limit_bits
+from tracegrad.render.c_stored import stored_first
 from tracegrad.render.c_tiles import paired, side_by_side
 from tracegrad.render.emit import Statement
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, in_memory_order, neighbours_of, reach, span
@@ -125,12 +126,13 @@ def render_c(launch: BoundLaunch) -> CSource:
     functions: dict[str, str] = {}
     first = 0
     for kernel in launch.kernels:
-        f = OrderedFunction(kernel, {})
-        whole = any(found is not None for found in (running(kernel), paired(f), side_by_side(f)))
-        writer = _Writer(kernel if whole else unroll(kernel, C_UNROLLED_ROWS), first)
-        writer.write()
-        steps += writer.steps
-        functions |= writer.functions
+        for part in stored_first(kernel):
+            f = OrderedFunction(part, {})
+            whole = any(found is not None for found in (running(part), paired(f), side_by_side(f)))
+            writer = _Writer(part if whole else unroll(part, C_UNROLLED_ROWS), first)
+            writer.write()
+            steps += writer.steps
+            functions |= writer.functions
         first += len(kernel.slots)
     return CSource(tuple(functions.values()), tuple(steps))
 
