@@ -369,6 +369,15 @@ def test_asarray_takes_every_usual_dtype(array: Any, dtype: DType) -> None:
         np.testing.assert_array_equal(evaluate([t], {}, np)[0], source)
 
 
+def test_integers_select_before_arrays() -> None:
+    """As in PyTorch. NumPy takes an integer beside arrays for an array, so the axes of both come first there."""
+    x, at = np.arange(60, dtype=np.float32).reshape(3, 4, 5), [0, 2, 3]
+    np.testing.assert_array_equal(value(lambda t: t[1, :, at], x), x[1][:, at])
+    np.testing.assert_array_equal(value(lambda t: t[..., -1, None, at], x), x[:, -1][:, None][..., at])
+    np.testing.assert_array_equal(value(lambda t: t[at[:2], ::-1, 3], x), x[..., 3][at[:2], ::-1])
+    np.testing.assert_array_equal(value(lambda t: t[at[:2], :, at[1:]], x), x[at[:2], :, at[1:]])
+
+
 def test_a_tensor_has_no_truth_value() -> None:
     with tracing(), pytest.raises(TraceError, match="Python branch"):
         bool(leaf("input", "x", TensorType(f32, ())) > 0)

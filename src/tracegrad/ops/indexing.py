@@ -35,12 +35,14 @@ def getitem(x: Operand, key: Any) -> Tensor:
               An array selects along its axis, and its own axes replace that axis. Several arrays broadcast against each
               other and select together: x[i, j][k] = x[i[k], j[k]]. Their axes replace those of `x`, or come first if
               other axes lie between, as in PyTorch. The range and errors of the arrays are those of `take`.
+              Integers select before arrays, as in PyTorch: x[0, :, [1, 2]] is x[0][:, [1, 2]]. NumPy takes the
+              integer for an array, and its result is transposed.
     Returns:  dtype of `x`.
     Gradient: the result's gradient at the elements read, summed where an index repeats; 0 elsewhere.
     Raises:   IndexError for an integer out of range; ShapeError for more indices than axes; DTypeError for booleans and
               floats. For an array with indices out of range, see `take`.
 
-    As numpy.ndarray.__getitem__.
+    As torch.Tensor.__getitem__, and numpy.ndarray.__getitem__ but for integers beside arrays.
 
     >>> x = tg.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> x[[0, 1], [1, 0]]                          # x[0, 1] and x[1, 0]
