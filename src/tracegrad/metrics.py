@@ -17,7 +17,7 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.cumulative import segment_sum
 from tracegrad.ops.indexing import classes_for
-from tracegrad.ops.losses import cross_entropy, pair
+from tracegrad.ops.losses import cross_entropy, pair, scores_type
 from tracegrad.ops.reduction import argmax, mean, sum
 from tracegrad.prims.elementwise import cast, exp, square, where
 from tracegrad.prims.leaves import as_tensor, const, iota
@@ -41,7 +41,7 @@ def _share(right: Tensor) -> Tensor:
 
 def _classes(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
     x = as_tensor(logits)
-    float_type(x.type)
+    scores_type(x.type)
     if not x.ndim or not x.shape[-1]:
         raise ShapeError(f"the last axis of the logits must be the classes, got {x.type}")
     t = classes_for(targets, x.shape[-1])

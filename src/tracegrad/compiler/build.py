@@ -30,7 +30,7 @@ from tracegrad.optim.transform import Transform
 from tracegrad.patterns import Selection
 from tracegrad.prims.leaves import require_own
 from tracegrad.program import COUNTS, Program
-from tracegrad.refusals import shown
+from tracegrad.refusals import nearest, shown
 from tracegrad.sites import SiteInfo
 
 P = ParamSpec("P")
@@ -266,4 +266,6 @@ def unannounced(forward: Callable[..., Any], writes: Mapping[str, Tensor]) -> Tr
 def check_precision(precision: str) -> None:
     """Raise InputError for an unknown precision."""
     if precision not in PRECISIONS:
-        raise InputError.here(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+        near = nearest(precision, PRECISIONS)
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise InputError.here(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}{hint}")

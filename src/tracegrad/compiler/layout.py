@@ -262,7 +262,8 @@ def persistent_of(
     if optimizer is not None:
         if not arena.size:
             raise CompileError.here(
-                "no parameter of the model is trainable: leave out trainable=False for some, or use tg.compile_forward"
+                "no parameter of the model is trainable: leave out trainable=False and frozen= for some, or use "
+                "tg.compile_forward"
             )
         buffers += [Buffer(part.at + "grads", "f32", part.own.size, "grad")] if grads else []
         buffers += _state(part, optimizer.transform, precision, freeze.values())

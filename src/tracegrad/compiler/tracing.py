@@ -163,8 +163,8 @@ def checked_loss(result: Any, loss: Callable[..., Any]) -> tuple[Tensor, dict[st
     items = cast("dict[str, Any]", aux).items() if isinstance(aux, dict) else ()
     odd = {n: x for n, x in items if not isinstance(x, Tensor)}
     if not isinstance(aux, dict) or odd:
-        got = shown(aux) if not odd else ", ".join([f"{n!r} is {article(_kind(x))}" for n, x in odd.items()])
-        raise wrong(f': aux must be a dict of tensors, as in (loss, {{"name": tensor}}), got {got}')
+        got = "; ".join([f"{n!r} is {article(_kind(x))}" for n, x in odd.items()]) or f"got {shown(aux)}"
+        raise wrong(f': aux must be a dict of tensors, as in (loss, {{"name": tensor}}); {got}')
     if not isinstance(result, Tensor):
         hint = 'return a scalar such as tg.mean(...), or (scalar, {"name": tensor})'
         raise wrong(f" must return a tensor, got {_kind(cast('object', result))}; {hint}")

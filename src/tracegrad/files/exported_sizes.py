@@ -55,7 +55,7 @@ def missing(free: FreeSizes, names: Sequence[str], what: str) -> InputError:
     )
     return InputError.here(
         f"export: each call of {what} chooses a size of {chosen}; pass the largest, such as "
-        f"sizes={(dict.fromkeys(names, 64))}: the page then takes all sizes up to it"
+        f"sizes={64 if len(free.axes) == 1 else dict.fromkeys(names, 64)}: the page then takes all sizes up to it"
     )
 
 

@@ -73,6 +73,9 @@ class _Windowed(Module):
         if len(each) != self.axes:
             words = f"{WORDS[self.axes]}, for {AXES[self.axes]}"
             raise ShapeError.here(f"{name}: {what} must be {words}, got {value!r}")
+        least = 0 if "padding" in what else 1
+        if min(each) < least:
+            raise ShapeError.here(f"{name}: {what} must be at least {least}, got {value!r}")
         return tuple(each)
 
 

@@ -262,6 +262,8 @@ def _without(model: Any) -> str:
             return f"{advice}; {name} is {article(type(cast('object', value)).__name__)}: keep layers in a list"
         if isinstance(value, TensorMethods):
             return f"{advice}; {name} is an eager tensor: write self.param(shape, init=tg.init.literal(array))"
+        if hasattr(value, "__array__") and getattr(value, "shape", None):
+            return f"{advice}; {name} is an array, a constant: write self.param(shape, init=tg.init.literal(array))"
         if _of_torch(value):
             return f"{advice}; {name} is a module of PyTorch: {FROM_TORCH}"
     return advice

@@ -107,6 +107,8 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
     tensor([[3., 3.],
             [3., 3.]])
     """
+    if not isinstance(spec, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ShapeError("the letters of the axes come first, as text: tg.einsum('ij,jk->ik', a, b)")
     xs = [as_tensor(x) for x in operands]
     terms, out = _parse(spec, xs)
     sizes = _sizes(spec, terms, xs)

@@ -47,11 +47,17 @@ def _warn_of(x: Tensor, before: str, text: str) -> None:
 
 
 # Losses over classes
+def scores_type(x: TensorType) -> None:
+    """Raise DTypeError unless `x` can be logits."""
+    if not x.dtype.is_float:
+        raise DTypeError(f"logits must be f32, a score for each class, got {x}; class numbers are the second argument")
+
+
 def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
     """Return the type of one value per position. `ignore` is the class number of positions without a target."""
     if x.dtype == i32 and targets.dtype == f32:
         raise DTypeError(f"logits are {x} and targets {targets}: they are swapped; give the logits first")
-    float_type(x)
+    scores_type(x)
     if targets.dtype != i32:
         hint = "declare the targets as tg.i32[...] in inputs=, or cast with tg.cast(targets, tg.i32)"
         hint = "for one-hot rows, write tg.argmax(targets, axis=-1)" if targets.shape == x.shape else hint
