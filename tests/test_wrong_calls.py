@@ -91,7 +91,10 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
     "pixel_shuffle: rank": (lambda: tg.pixel_shuffle(f(4, 2), 2), "x must be images [...,C,H,W], got f32[4,2]"),
     "repeat": (lambda: tg.repeat(f(2), -1), "repeats must not be negative, got -1"),
     "accuracy": (lambda: tg.metrics.accuracy(f(), i()), "the last axis of the logits must be the classes, got f32[]"),
-    "max": (lambda: tg.max(np.ones(3, bool)), "takes numbers, got bool[3]; cast with tg.cast(x, tg.i32)"),
+    "max": (
+        lambda: tg.max(np.ones(3, bool)),
+        "takes numbers, got bool[3]; write tg.any, or cast with tg.cast(x, tg.i32)",
+    ),
     "unfold": (lambda: tg.unfold(f(4, 4), 2), "x must be images [B,C,H,W], got f32[4,4]"),
     "rope": (lambda: tg.rope(f(2, 4), f(2, 4), base=0), "base must be above 0, got 0"),
     "leaky_relu": (lambda: tg.leaky_relu(f(2), OPTIM), "alpha must be a number, got <module"),
