@@ -168,14 +168,6 @@ def test_each_folder_has_its_part_of_the_bytes_and_looks_through_itself_alone(
     assert {p for p in before if p.parent != new.parent} == {p for p in libraries() if p.parent != new.parent}
 
 
-def test_libraries_of_earlier_versions_are_deleted(cc: Compiler):
-    old, other = (cache_folder() / name for name in ("0-1.so", "verdicts-0"))
-    for path in (old, other):
-        path.write_bytes(b"")
-    assert answer(cc.library(SOURCE)) == 42
-    assert not old.exists() and other.exists()
-
-
 def test_a_library_that_another_process_deletes_is_made_anew(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
     cc.library(SOURCE)
     find = module.find
