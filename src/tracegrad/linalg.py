@@ -221,38 +221,39 @@ def _solved(a: Tensor, b: Tensor) -> Tensor:
     both = concat([_padded(a, n), pad(b, ((0, 0),) * len(batch) + ((0, n - size), (0, 0)))], -1)
 
     def block(x: Tensor, t: Tensor) -> Tensor:
-        steps, order = _eliminated(_at(x[..., :n].reshape((*batch, n, m, w)), t, -2), t * w)
-        x = take_along_axis(x, order, -2)
+        steps, order = _eliminated(_at(x[..., :n].reshape((*batch, n, m, w)), t, -2).swapaxes(-1, -2), t * w)
+        x = take_along_axis(x, order.swapaxes(-1, -2), -2)
         rows = _at(x.reshape((*batch, m, w, n + k)), t, -3)
-        return where(expand_dims(iota((n,), 0) // w == t, -1), 0.0, x) + matmul(steps, rows)
+        return where(expand_dims(iota((n,), 0) // w == t, -1), 0.0, x) + matmul(steps.swapaxes(-1, -2), rows)
 
     return _each(block, both, m)[..., :size, n:]
 
 
 def _eliminated(panel: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Eliminate some columns with row pivots, from row `first` on.
+    """Eliminate some columns with row pivots, from row `first` on. panel: the columns, along its last axis.
 
-    Returns the factors with which these steps add the block's rows to all rows, and the order of the rows before.
+    Returns the factors with which these steps add the block's rows to all rows, and the order of the rows before, both
+    with all rows along the last axis.
     """
-    n, w = panel.shape[-2:]
-    place, along = expand_dims(iota((n,), 0), 1), iota((w,), 0)
+    w, n = panel.shape[-2:]
+    place, along = iota((n,), 0), expand_dims(iota((w,), 0), 1)
 
     def column(found: tuple[Tensor, Tensor], j: Tensor) -> tuple[Tensor, Tensor]:
         x, order = found
         here = place == first + j
-        values = expand_dims(_at(x, j, -1), -1)
-        chosen = argmax(where(place >= first + j, abs(values), -1.0), -2, keepdims=True)
+        values = expand_dims(_at(x, j, -2), -2)
+        chosen = argmax(where(place >= first + j, abs(values), -1.0), -1, keepdims=True)
 
         def exchanged(v: Tensor) -> Tensor:
             """Return `v` with row `here` and the pivot's row exchanged."""
-            return where(place == chosen, expand_dims(_at(v, first + j, -2), -2), v)
+            return where(place == chosen, expand_dims(_at(v, first + j, -1), -1), v)
 
-        of_pivot, scale, number = (take_along_axis(v, chosen, -2) for v in (x, values, order))
+        of_pivot, scale, number = (take_along_axis(v, chosen, -1) for v in (x, values, order))
         new = where(along == j, 1.0, of_pivot) / scale
         rest = where(along == j, 0.0, exchanged(x)) - exchanged(values) * new
         return where(here, new, rest), where(here, number, exchanged(order))
 
-    return _each(column, (panel, broadcast_to(place, (*panel.shape[:-1], 1))), w)
+    return _each(column, (panel, broadcast_to(place, (*panel.shape[:-2], 1, n))), w)
 
 
 def _solve_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
