@@ -13,7 +13,7 @@ import tracegrad as tg
 from in_c import computed, text
 from tracegrad.dtypes import f32
 from tracegrad.ir.nodes import Tensor
-from tracegrad.tuning import LONG_ROWS, LONGEST_PAIRED, PAIRED
+from tracegrad.tuning import HELD_ROW, LONG_ROWS, LONGEST_PAIRED, PAIRED
 
 pytestmark = pytest.mark.usefixtures("in_c_alone")
 
@@ -117,3 +117,22 @@ def test_ends_behind_products_are_computed_point_by_point() -> None:
     assert not END.search(text(layer, x.shape, w.shape, b.shape))
     found = computed(layer, x, w, b)
     np.testing.assert_allclose(found, np.tanh(x @ w + b), 1e-6, 1e-6)
+
+
+ROW: Callable[[Tensor], Tensor] = lambda x: tg.softmax(x, 1)
+MASKED: Callable[[Tensor], Tensor] = lambda x: tg.softmax(tg.where(x > 0.5, x, -1e9), 1)
+
+
+@pytest.mark.parametrize("n", [16, 31, 33, 100, 257])
+def test_a_row_computes_functions_of_its_folds_once(n: int) -> None:
+    x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
+    x[0, n // 2], x[1] = -np.inf, x[1] * 1000
+    for fn, given in ((ROW, x), (MASKED, np.where(x > 0.5, x, np.float32(-1e9)))):
+        e = np.exp(given.astype(np.float64) - given.max(1, keepdims=True))
+        np.testing.assert_allclose(computed(fn, x), e / e.sum(1, keepdims=True), 1e-5, 1e-30)
+
+
+def test_rows_up_to_a_length_keep_functions_of_their_folds() -> None:
+    for n in (16, 100, HELD_ROW, HELD_ROW + 1):
+        rows = 3 if n < HELD_ROW else 300  # few long ones are split
+        assert text(ROW, (rows, n)).count("float e1_0[") == (n <= HELD_ROW)

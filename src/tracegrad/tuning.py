@@ -118,6 +118,7 @@ MOST_WRITTEN = 15  # results | of a short last axis that are written out where r
 PIECE_GRAIN = 4096  # points | of one axis alone that a thread takes at a time, where it has pieces | -
 INLINED_CALLS = 8  # calls | of functions with short forms; beyond that, compilers do not inline long forms | 2 cores
 LONG_CALL = 8  # cost | of a function, from which a row's last elements share a vector: for relu it is no gain | 2 cores
+HELD_ROW = 4096  # elements | of a row whose costly values are kept for its stores: half of a first cache | 2 cores
 PAIRED = 8  # rows | of one array, and columns of the other, from which pairs of them are computed by columns | 2 cores
 PAIRED_WIDTH = 64  # columns | that are transposed and computed at once | 2 cores
 PAIRED_SUMS = 128  # results | that are summed at once, in registers | 2 cores

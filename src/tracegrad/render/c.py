@@ -14,7 +14,17 @@ from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
-from tracegrad.render.c_values import CEmitter, Partial, column_wise, in_one_vector, needed, overruns, reorders, rounded
+from tracegrad.render.c_values import (
+    CEmitter,
+    Partial,
+    column_wise,
+    computed_again,
+    in_one_vector,
+    needed,
+    overruns,
+    reorders,
+    rounded,
+)
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 from tracegrad.tuning import (
     C_GRAIN,
@@ -198,8 +208,7 @@ class Function:
         return [*self.read(), *self.folds_of_row(), *self.results_of_row()]
 
     def results_of_row(self) -> list[Statement]:
-        lines: list[Statement] = []
-        inner = [s for s in self.kernel.stores if s.inner]
+        lines, inner = list[Statement](), [s for s in self.kernel.stores if s.inner]
         if inner:
             written = self.stores(self.emit, inner, loop=True)
             lines += self.emit.flush()
@@ -219,9 +228,9 @@ class Function:
 
     def in_vectors(self, axes: Sequence[Axis], stores: Sequence[Store], written: Sequence[str]) -> list[Statement]:
         """Return the loops of stores along a row, whose last elements are computed in one vector."""
-        *others, last = axes
+        (*others, last), count = axes, len(stores)
         whole, rest = int(last.size) // LANES * LANES, int(last.size) % LANES
-        at, count = f"const long {last.name} = {whole} + l;", len(stores)
+        at = f"const long {last.name} = {whole} + l;"
         arrays = [f"{C_TYPE[s.value.dtype.name]} u{k}[{LANES}] {ALIGNED};" for k, s in enumerate(stores)]
         kept = [f"const __auto_type s{k} = u{k}[l];" for k in range(count)]
         computed = at_once(LANES, [at, *written[:-count], *[f"u{k}[l] = s{k};" for k in range(count)]])
@@ -229,14 +238,18 @@ class Function:
         return self.nest(others, [Loop(last.name, whole, written), end])
 
     def folds_of_row(self) -> list[Statement]:
-        lines: list[Statement] = []
-        for folds in fold_batches(self.kernel):
-            values = self.emit.values([f.value for f in folds], loop=True)
-            lets = list(self.emit.inner)
+        lines = list[Statement]()
+        for k, folds in enumerate(fold_batches(self.kernel)):
+            again = computed_again(self.kernel, folds, self.inner)
+            texts = self.emit.values([*[f.value for f in folds], *again], loop=True)
+            held = {v: f"e{k}_{n}[{self.inner[-1].name}]" for n, v in enumerate(again)}
+            lets = [*self.emit.inner, *[f"{e} = {text};" for e, text in zip(held.values(), texts[len(folds) :])]]
             lines += self.emit.flush()
-            lanes = self.lanes_of()
-            body = self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
-            lines += self.where_needed(folds, body)
+            room = f"[{self.kernel.length} + {LANES}] {ALIGNED}"  # the last elements can take a whole vector
+            lines += [f"{C_TYPE[v.dtype.name]} e{k}_{n}{room};" for n, v in enumerate(again)]
+            body = self.folded(folds, texts, lets)
+            lines += (found := self.where_needed(folds, body))
+            self.emit.loaded = {**self.emit.loaded, **(held if found == body else {})}  # other rows can skip folds
         return lines
 
     def where_needed(self, folds: Sequence[Fold], body: Sequence[Statement]) -> list[Statement]:
@@ -249,12 +262,11 @@ class Function:
         some = when(test, [*body, *results])
         return [*self.emit.flush(), *kept, some, *[self.emit.let(f.local, f"k{f.local}") for f in folds]]
 
-    def lanes_of(self) -> int:
-        """Return the number of partial results; 0 for rows that are too short for several."""
-        if self.kernel.length < LANES:
-            return 0
-        last = int(self.inner[-1].size)
-        return next((n for n in (LANES, FEW_LANES) if last >= n), 0)
+    def folded(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
+        """Return the loop of some folds, with several partial results unless rows are too short for these."""
+        last = int(self.inner[-1].size) if self.kernel.length >= LANES else 0
+        lanes = next((n for n in (LANES, FEW_LANES) if last >= n), 0)
+        return self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
 
     def partial(self, f: Fold, value: str) -> list[Partial]:
         """Return the partial results of a fold. NaNs are counted separately, so that max and min need no selection."""
@@ -340,8 +352,7 @@ class Function:
         whole = overruns(last, reads, [s.size for s in self.kernel.slots])
         wide, room = (rounded("w"), rounded(width)) if whole else ("w", f"{width}")
         self.emit = self.expressions()
-        done: list[Fold] = []
-        body: list[Statement] = []
+        done, body = list[Fold](), list[Statement]()
         for folds in fold_batches(self.kernel):
             body += [f"{C_TYPE[f.value.dtype.name]} t{f.local}[{room}] {ALIGNED};" for f in folds]
             body.append(self.column(last, [], [f"t{f.local}[l] = {self.emit.identity(f)};" for f in folds], wide))

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from tracegrad.dtypes import bool_
-from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, walk
+from tracegrad.ir.nodes import PRIMITIVES
+from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, variables_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.program import MARGIN
 from tracegrad.render.c_text import as_c, helpers_in_form, in_form
 from tracegrad.render.emit import Emitter
-from tracegrad.tuning import LANES, NEAR, SHORT_COLUMNS, SHORT_WINDOW
+from tracegrad.tuning import HELD_ROW, LANES, LONG_CALL, NEAR, SHORT_COLUMNS, SHORT_WINDOW
 
 VECTOR = LANES // 2  # columns of the vectors that every processor has
 
@@ -109,6 +110,15 @@ def reorders(v: Value, axis: str) -> bool:
 def rounded(width: int | str) -> str:
     """Return code that rounds a number of columns up to whole vectors."""
     return f"({width} + {VECTOR - 1}) / {VECTOR} * {VECTOR}"
+
+
+def computed_again(kernel: Kernel, folds: Sequence[Fold], inner: Sequence[Axis]) -> list[Value]:
+    """Return costly values of folds along a row that its stores compute again, if arrays can hold them for a row."""
+    if kernel.uniform or len(inner) != 1 or not inner[0].fixed or not LANES <= inner[0].size <= HELD_ROW:
+        return []
+    stored = set(walk([s.value for s in kernel.stores if s.inner]))
+    values = [v for v in dict.fromkeys(walk([f.value for f in folds])) if v.op == "map" and v in stored]
+    return [v for v in values if PRIMITIVES[v.arg[0]].cost >= LONG_CALL and inner[0].name in variables_of(v)]
 
 
 def in_one_vector(last: Axis, lanes: int, roots: Sequence[Value], sizes: Sequence[int]) -> bool:
