@@ -224,6 +224,19 @@ def test_kernels_share_launches_as_in_a_program_for_one_size(most: int) -> None:
     assert k.numbers((0,) * k.slots, 3) == (*(0,) * k.slots, 0, 3) and "extent_n" in k.wgsl
 
 
+def test_a_kernel_whose_rows_are_turned_keeps_its_tiling_in_a_launch() -> None:
+    """A product of (1500, 8) and (8, N), whose rows become those of N, joins a sum over (N, 8)."""
+    weights = np.ones((1500, 8), np.float32)
+
+    def forward(m: Any, x: Any, y: Any) -> Any:
+        return tg.sum(x**2, axis=1), tg.tensor(weights) @ y
+
+    program = many(lambda n: ForwardSource(Weight(), forward, {"x": (n, 8), "y": (8, n)}), 100, gpu=True).built.program
+    ((number, k),) = [(n, k) for n, k in enumerate(program.kernels) if len(k.reaches) > 1]
+    (dispatch,) = [d for d in program.dispatches if d.kernel == number]
+    assert math.prod(dispatch.grid) == sum(r.at(program.capacity) for r in k.reaches)
+
+
 def test_kernels_that_need_too_much_memory_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "WORKGROUP_BYTES", 1000)
     with pytest.raises(UnsizedError, match="too much memory of a workgroup"):

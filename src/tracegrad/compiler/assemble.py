@@ -165,6 +165,9 @@ def source_of(
     reaches, serial_reaches = reaches_of(launch.sized, tilings), reaches_of(launch.sized, serial)
     on_gpu, side_by_side = [*map(on_device, launch.sized)], len(reaches) > 1
     capacity = max([capacity_of(k) for k in (launch.sized if side_by_side else on_gpu)], default=0)
+    most = max(map(capacity_of, launch.sized), default=0)  # each kernel begins in the text where it does in the grid
+    assert all(r.at(most) == t.workgroups for r, t in zip(reaches, tilings))
+    assert all(r.at(most) == t.workgroups for r, t in zip(serial_reaches, serial))
 
     def spell(name: str) -> Any:
         language = LANGUAGES[name]

@@ -47,17 +47,18 @@ class Launch:
         )
 
     def add(self, other: Launch) -> None:
-        """Add the members of another launch."""
-        self.clusters += other.clusters
-        self.kernels += other.kernels
-        self.tilings += other.tilings
-        self.arrays |= other.arrays
+        """Add the members of another launch. Lists are made anew, since launches can share them."""
+        self.clusters = [*self.clusters, *other.clusters]
+        self.kernels = [*self.kernels, *other.kernels]
+        self.tilings = [*self.tilings, *other.tilings]
+        self.arrays = self.arrays | other.arrays
 
     def become(self, others: Sequence[Launch]) -> None:
         """Take the kernels of other launches, one for each cluster."""
         self.kernels = [k for x in others for k in x.kernels]
         self.tilings = [t for x in others for t in x.tilings]
         self.sized = [k for x in others for k in x.sized]
+        assert len(self.kernels) == len(self.tilings) == len(self.sized) == len(self.clusters)
 
     def sort(self, number: Mapping[int, int]) -> None:
         """Sort members by length, the longest first, so that short ones fill gaps; equal members become neighbours.
