@@ -136,3 +136,14 @@ def test_rows_up_to_a_length_keep_functions_of_their_folds() -> None:
     for n in (16, 100, HELD_ROW, HELD_ROW + 1):
         rows = 3 if n < HELD_ROW else 300  # few long ones are split
         assert text(ROW, (rows, n)).count("float e1_0[") == (n <= HELD_ROW)
+
+
+def test_values_that_are_kept_for_a_row_are_few(many: int = 40) -> None:
+    """They are on the stack of a thread, which can be small."""
+
+    def row(x: Tensor) -> Tensor:
+        ts = [tg.tanh(x * (k + 1)) for k in range(many)]
+        return sum(ts[1:], ts[0] ** 2) * tg.sum(sum(ts[1:], ts[0]), 1, keepdims=True)
+
+    found = text(row, (3, 512))
+    assert 0 < sum(found.count(f"float e0_{k}[") for k in range(many)) <= HELD_ROW // 512

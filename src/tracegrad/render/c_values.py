@@ -118,7 +118,8 @@ def computed_again(kernel: Kernel, folds: Sequence[Fold], inner: Sequence[Axis])
         return []
     stored = set(walk([s.value for s in kernel.stores if s.inner]))
     values = [v for v in dict.fromkeys(walk([f.value for f in folds])) if v.op == "map" and v in stored]
-    return [v for v in values if PRIMITIVES[v.arg[0]].cost >= LONG_CALL and inner[0].name in variables_of(v)]
+    costly = [v for v in values if PRIMITIVES[v.arg[0]].cost >= LONG_CALL and inner[0].name in variables_of(v)]
+    return costly[: HELD_ROW // int(inner[0].size)]  # a thread's stack is small
 
 
 def in_one_vector(last: Axis, lanes: int, roots: Sequence[Value], sizes: Sequence[int]) -> bool:
