@@ -288,6 +288,21 @@ def test_memory_is_not_traded_for_a_product_that_is_small() -> None:
     assert loops(out_of_loops([total])) == [["matmul"]]
 
 
+def test_values_between_two_folds_count_as_memory() -> None:
+    """The second softmax reads the first along the other axis: outside, both would be whole, for all iterations."""
+    with tracing():
+        xs, h = leaf("input", "xs", TensorType(f32, (200, 300))), leaf("input", "h", TensorType(f32, (300,)))
+
+        def step(carry: Any, x: Any) -> Any:
+            h, total = carry
+            h = tg.tanh(h * 0.9 + x)
+            return (h, total + tg.sum(tg.softmax(tg.softmax(h[:, None] * x[None, :], 1), 0) ** 2)), None
+
+        (_, total), _ = tg.scan(step, (h, tg.zeros(())), xs)
+    (inside,) = loops(out_of_loops(expand_composites([total])))
+    assert len(inside) > 3
+
+
 def test_a_gradient_reads_what_was_finished() -> None:
     """Of two layers the tanh between is stored, not the product that it is made of."""
     with tracing():

@@ -91,7 +91,10 @@ class Cuts:
         if family == "view" and len(t.inputs) == 1:
             return behind
         if family in families and t.serial not in self.live:
-            return Cut(behind.at, behind.products | own, behind.inner | behind.products)
+            # a fold of values that depend on another fold can need them whole in memory
+            whole = t.inputs if behind.products and families is FOLDS else ()
+            read = frozenset([x.serial for x in whole])
+            return Cut(behind.at, behind.products | own, behind.inner | behind.products | read)
         less = not behind.products and t.size < self.size(behind.at)
         return Cut(own) if less or t.serial in self.live or family in (*INSIDE, "view") else behind
 
