@@ -310,3 +310,19 @@ def test_a_factor_by_blocks_and_parts_reads_only_the_lower_triangle(n: int) -> N
     got = tg.linalg.cholesky(np.where(np.tri(n, dtype=bool), a, np.nan).astype(np.float32))
     expected = np.linalg.cholesky(a)
     np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=1e-6 * np.abs(expected).max(initial=0))
+
+
+def test_clip_is_nan_where_a_limit_is_as_in_numpy(device_name: str) -> None:
+    x, limit = np.float32([1, 3, NAN]), np.float32([NAN, 2, 2])
+
+    def forward(m: Nothing, x: tg.Tensor, limit: tg.Tensor) -> list[tg.Tensor]:
+        return [tg.clip(x, limit, 2.5), tg.clip(x, 0.0, limit), tg.clip(x, NAN, 2.0), tg.clip(x, 0.0, NAN)]
+
+    infer = tg.compile_forward(model=Nothing(), forward=forward, inputs={"x": (3,), "limit": (3,)}, device=device_name)
+    want = [[NAN, 2.5, NAN], [NAN, 2.0, NAN], [NAN] * 3, [NAN] * 3]
+    np.testing.assert_array_equal(np.clip(x, limit, 2.5), want[0])
+    np.testing.assert_array_equal(infer.run(x=x, limit=limit).output, want)
+    np.testing.assert_array_equal([tg.clip(x, limit, 2.5), tg.clip(x, 0.0, limit)], want[:2])
+    np.testing.assert_array_equal([tg.clip(x, NAN, 2.0), tg.clip(x, 0.0, NAN)], want[2:])
+    into = tg.grad(lambda x, lo: tg.clip(x, lo, 9.0).sum(), argnums=(0, 1))(x, limit)
+    np.testing.assert_array_equal(into, [[0, 1, 1], [1, 0, 0]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tracegrad.dtypes import LARGEST_F32, u32
@@ -9,7 +10,7 @@ from tracegrad.errors import DTypeError, InputError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import Operand, entered, method
 from tracegrad.prims import elementwise as rows
-from tracegrad.prims.leaves import as_tensor, unboxed
+from tracegrad.prims.leaves import as_tensor, as_tensors, unboxed
 from tracegrad.prims.maps import NUMBER, broadcast, float_type, typed
 
 __all__ = [
@@ -199,7 +200,7 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
     out = min(max(x, lo), hi)
 
     x, lo, hi: f32, i32 or u32, all of one dtype; the shapes broadcast. None as `lo` or `hi` sets no limit there.
-    Returns:   the same dtype. NaN in `x` stays NaN. Where lo > hi in arrays, the result is hi.
+    Returns:   the same dtype; NaN where `x` or a limit is NaN. Where lo > hi in arrays, the result is hi.
     Gradient:  to `x` where lo <= x <= hi, the limits included; elsewhere to the limit that replaced it.
     Raises:    InputError for numbers with lo > hi; DTypeError for other or differing dtypes; ShapeError if the shapes
                do not broadcast.
@@ -213,10 +214,18 @@ def clip(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> Te
     if isinstance(lo, (int, float)) and isinstance(hi, (int, float)) and lo > hi:
         raise InputError(f"lo = {lo!r} is above hi = {hi!r}")
     if lo is not None:
-        y = rows.where(rows.less(x, lo), lo, y)
+        y = rows.where(_replaces(lo, rows.less(x, lo), y), lo, y)
     if hi is not None:
-        y = rows.where(greater(y, hi), hi, y)
+        y = rows.where(_replaces(hi, greater(y, hi), y), hi, y)
     return y
+
+
+def _replaces(limit: Operand, beyond: Tensor, y: Tensor) -> Tensor:
+    """Return where `limit` takes the place of `y`: where `y` is beyond it, and where the limit is NaN."""
+    if isinstance(limit, (int, float)) and not math.isnan(limit):
+        return beyond
+    limit, _ = as_tensors(limit, y)
+    return rows.logical_or(beyond, rows.isnan(limit)) if limit.dtype.is_float else beyond
 
 
 @method
@@ -224,7 +233,7 @@ def clamp(x: Operand, lo: Operand | None = None, hi: Operand | None = None) -> T
     """Limit `x` to [lo, hi], element by element: PyTorch's name for `clip`.
 
     x, lo, hi: f32, i32 or u32, all of one dtype; the shapes broadcast. None as `lo` or `hi` sets no limit there.
-    Returns:   the same dtype. NaN in `x` stays NaN. Where lo > hi in arrays, the result is hi.
+    Returns:   the same dtype; NaN where `x` or a limit is NaN. Where lo > hi in arrays, the result is hi.
     Gradient:  to `x` where lo <= x <= hi, the limits included; elsewhere to the limit that replaced it.
     Raises:    InputError for numbers with lo > hi; DTypeError for other or differing dtypes; ShapeError if the shapes
                do not broadcast.
