@@ -70,7 +70,7 @@ class Recurrent(Module):
     def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, training: bool = False) -> tuple[Any, Any]:
         """Run the layers along axis 1 of f32[B, T, input]; see the class.
 
-        Raises: ShapeError for another rank or size of `x`, and for a state or lengths that do not fit `x`; InputError
+        Raises: ShapeError for another rank or size of `x`, and for a state or lengths that do not fit `x`. InputError
                 for lengths with known values that are out of range.
         """
         x = constants.asarray(x)
