@@ -184,6 +184,7 @@ def test_the_loss_of_unaligned_labels_is_pytorch_s(device_name: str, lengths: An
         (lambda x: tg.topk(x, 9), tg.ShapeError, "k = 9 elements of axis 1 of f32"),
         (lambda x: tg.norm(x, ord=-2), tg.InputError, "ord must be"),
         (lambda x: tg.roll(x, (1, 2), 0), tg.ShapeError, "2 shifts for 1 axes"),
+        (lambda x: tg.roll(x, (1, 2)), tg.ShapeError, "2 shifts for 1 axes"),
         (lambda x: tg.diag(x, 9), tg.ShapeError, "outside"),
         (lambda x: tg.triu(x[0]), tg.ShapeError, "triu"),
         (lambda x: tg.meshgrid(x), tg.ShapeError, "takes vectors"),
@@ -310,6 +311,11 @@ def test_a_factor_by_blocks_and_parts_reads_only_the_lower_triangle(n: int) -> N
     got = tg.linalg.cholesky(np.where(np.tri(n, dtype=bool), a, np.nan).astype(np.float32))
     expected = np.linalg.cholesky(a)
     np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=1e-6 * np.abs(expected).max(initial=0))
+
+
+def test_roll_without_an_axis_takes_a_sequence_of_one_shift() -> None:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(tg.roll(x, (1,)), np.roll(x, (1,)))
 
 
 def test_clip_is_nan_where_a_limit_is_as_in_numpy(device_name: str) -> None:

@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import Axes, TensorType, all_of, integer, integers, normalize_axis, whole
+from tracegrad.dtypes import Axes, TensorType, all_of, integers, normalize_axis, whole
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method, op
@@ -163,12 +163,14 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
     out[..., k, ...] = x[..., (k - shift) mod n, ...]
 
     x:        any dtype, shape (..., n, ...).
-    shift:    an integer for all axes of `axis`, or a sequence with one for each. Negative ones move towards the front.
+    shift:    an integer for all axes of `axis`, or a sequence with one for each; for axis=None, of one integer.
+              Negative ones move towards the front.
     axis:     an axis, or several; if one is named twice, its shifts add up. None rolls the flattened `x`, and restores
               its shape.
     Returns:  dtype and shape of `x`.
     Gradient: the result's gradient, rolled by -shift.
-    Raises:   ShapeError unless there is one shift for each axis, or if an axis is out of range.
+    Raises:   ShapeError if a sequence `shift` and `axis` differ in length, if a shift is not an integer, or if an axis
+              is out of range.
 
     As numpy.roll and torch.roll.
 
@@ -177,7 +179,7 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
     """
     x = as_tensor(x)
     if axis is None:
-        return views.reshape(_rolled(views.reshape(x, (x.type.size,)), integer(shift, "shift"), 0), x.shape)
+        return views.reshape(roll(views.reshape(x, (x.type.size,)), shift, 0), x.shape)
     axes, count = [normalize_axis(a, x.ndim) for a in _each(axis)], whole(shift)
     shifts = (count,) * len(axes) if count is not None else integers(shift, "shift")
     if len(shifts) != len(axes):
