@@ -365,6 +365,7 @@ def muon(
 
     only:          the matrices that get Muon, not AdamW: a pattern of names such as "blocks.*", a list of patterns, or
                    a function of the name. None: all. Exclude embeddings and output layers, which do better with Adam.
+                   Parameters without two axes get AdamW in any case.
     adjust_lr:     "original": Keller Jordan's factor. "match_rms_adamw": steps as large as AdamW's, so that a learning
                    rate for adamw suits. `scale_by_muon` has both factors.
     adam_lr_scale: parameters of AdamW take steps with the rate lr * adam_lr_scale, but decay with lr.

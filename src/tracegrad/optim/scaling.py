@@ -52,10 +52,11 @@ def scale_by_lr() -> Transform:
 
 
 def add_decayed_weights(weight_decay: float) -> Transform:
-    """Add weight_decay * p to g for decayed parameters p. `nn.decays` says which parameters decay.
+    """Add weight_decay * p to g for decayed parameters p. g is the gradient, or the result of the previous transform.
 
-    Before `scale_by_adam` or momentum, this is an L2 penalty. After them, and before `scale_by_lr`, it is AdamW's
-    decoupled weight decay, p <- (1 - lr weight_decay) p (Loshchilov & Hutter 2019).
+    `nn.decays` says which parameters decay. Before `scale_by_adam` or momentum, this is an L2 penalty. After them, it
+    is AdamW's decoupled weight decay, p <- (1 - lr weight_decay) p (Loshchilov & Hutter 2019). Put it before
+    `scale_by_lr`, which multiplies by -lr: after it, the decay would make the parameters grow.
     As optax.add_decayed_weights. Raises InputError for a negative `weight_decay`.
 
     >>> optim.custom(optim.chain(optim.scale_by_adam(), optim.add_decayed_weights(0.01)), lr=1e-3)
@@ -238,15 +239,17 @@ def scale_by_muon(
     """Replace the gradient g by orthogonalized momentum for matrices, by Adam's step for other parameters.
 
     Matrices: m <- momentum m + (1 - momentum) g, then g' = f * orthogonalize(m), where orthogonalize gives the nearest
-              matrix whose singular values are about 1. With `nesterov`, momentum m + (1 - momentum) g with the new m
-              takes the place of m.
+              matrix whose singular values are about 1.
     Others:   adam_lr_scale times the result of `scale_by_adam(beta1, beta2, adam_eps)`.
 
+    nesterov:      True orthogonalizes momentum m + (1 - momentum) g, with the new m, instead of m. The m that is kept
+                   for the next step is the same.
     eps, ns_steps: of the orthogonalization: the smallest norm to divide by, and the number of Newton-Schulz iterations.
     adjust_lr:     for a matrix [in, out], "original": f = sqrt(max(1, out / in)), the ratio of PyTorch, whose weights
                    are [out, in]; "match_rms_adamw": f = 0.2 sqrt(max(in, out)).
-    only:          the matrices to orthogonalize; Adam takes the others. A pattern of names such as "blocks.*", a list
-                   of patterns, or a function of the name. None: all parameters with two axes.
+    only:          the matrices to orthogonalize: a pattern of names such as "blocks.*", a list of patterns, or a
+                   function of the name. None: all parameters with two axes. Adam takes all others, and also
+                   parameters that match but do not have two axes.
     Raises InputError for an unknown `adjust_lr`, for `ns_steps` that is no positive integer, and for a number out of
     range.
     Jordan et al. 2024, and torch.optim.Muon.
