@@ -48,22 +48,23 @@ def sweep(
 
     model, loss, inputs: as for `tg.compile`, written for one member. Each member has states of its own.
     optimizer: one of `tg.optim`. All its options apply to each member.
-    seeds:     seeds of the members' parameters, which equal those of `tg.compile(seed=...)` bit for bit. One seed gives
-               all members the same parameters. Random ops such as dropout draw other numbers for each member, and not
-               the numbers of a single training.
+    seeds:     seeds of the members' parameters, which equal those of `tg.compile(seed=...)` bit for bit. A number
+               instead of a list gives all members the same parameters. Random ops such as dropout draw other numbers
+               for each member, and not the numbers of a single training.
     each:      names of inputs that differ between members. Declare these with the axis of the members in front.
     values:    hyperparameters of the optimizer by name, such as `lr`, `weight_decay`, `momentum`, `beta1` or
-               `clip_grad_norm`: a list with a number for each member, or a number for all of them. All lists have one
-               length, which is the number of members. With a schedule as the optimizer's rate, `lr` is a factor on it.
+               `clip_grad_norm`: a list with a number for each member, or a number for all of them. At least one of
+               `seeds` and the values is a list. All lists have one length, the number of members. With a schedule as
+               the optimizer's rate, `lr` is a factor on it.
     device, max_cached_shapes: as for `tg.compile`.
     Returns:   a `Sweep`. Its `losses` are the members' losses, and `params(k)` the parameters of member k.
 
     A member whose loss, gradient or new values are not finite keeps its parameters and optimizer state in that step.
-    The other members go on. `losses` has its loss as computed, which can be finite. The step fails only if no member
-    has a finite loss and a finite gradient.
+    The other members go on. `losses` still has the loss that the failed member computed; it is finite if only the
+    gradient or the new values were not. The step fails only if no member has a finite loss and a finite gradient.
     Gradient: each member's is exact, and depends on this member only.
-    Raises:    InputError for lists of different lengths, for unknown hyperparameters, and for numbers out of range;
-               errors of `tg.compile`. As jax.vmap of a training step.
+    Raises:    InputError without a list, for lists that are empty or of different lengths, for unknown
+               hyperparameters, and for numbers out of range; errors of `tg.compile`. As jax.vmap of a training step.
 
     >>> sweep = tg.sweep(model=nn.Linear(2, 1), loss=lambda m, x, y: tg.mse_loss(m(x), y),
     ...                  inputs={"x": (4, 2), "y": (4, 1)}, optimizer=optim.sgd(), seeds=[0, 0, 1], lr=[0.01, 0.1, 0.1])
