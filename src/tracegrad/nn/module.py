@@ -189,7 +189,8 @@ def named_parameters(model: Any) -> dict[str, Any]:
              several paths is listed once, under the first.
     Raises:  TraceError if `model` is not a tree of modules, and if two parameters have the same path, as with the keys
              1 and "1" of a dict.
-    As Module.named_parameters of PyTorch.
+
+    `train.params()` returns the arrays of a training. As Module.named_parameters of PyTorch.
 
     >>> {name: p.shape for name, p in nn.named_parameters(nn.Linear(2, 1)).items()}
     {'W': (2, 1), 'b': (1,)}
@@ -202,9 +203,11 @@ def named_states(model: Any) -> dict[str, Any]:
     """Return the states by attribute path, in declaration order. As Module.named_buffers of PyTorch.
 
     model:   a tree of modules.
-    Returns: for each name a declaration, with a `shape` and a `dtype`. For a model that has its arrays, as for
-             `named_parameters`, the values are tensors with a method `assign`.
+    Returns: for each name a declaration, with a `shape` and a `dtype`. For a model that has its arrays, the values are
+             tensors with a method `assign`: a loss or forward receives such a model, and `tg.instantiate` returns one.
     Raises:  TraceError as `named_parameters`.
+
+    `train.states()` returns the arrays of a training.
 
     >>> {name: s.shape for name, s in nn.named_states(nn.BatchNorm(3)).items()}
     {'mean': (3,), 'var': (3,)}
