@@ -248,11 +248,16 @@ if not TYPE_CHECKING:
 
 
 def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
-    """Apply primitive `p`: infer the type, record the caller, and return the new node. Every op goes through `bind`.
+    """Apply primitive `p` to tensors, and return the result. Every op goes through `bind`.
 
-    inputs: tensors, as many as `p` takes. On eager tensors, `p` runs at once, and the result is an eager tensor.
+    p:      a primitive, which `extend.composite` and `extend.register` return. `extend.elementwise` returns a function,
+            which you call without `bind`.
+    inputs: tensors, as many as `p` takes, all eager or all of one trace. Convert numbers and arrays in a trace with
+            `extend.as_tensor`. On eager tensors, `p` runs at once, and the result is an eager tensor. In a trace, the
+            result is a new node, with the line of the caller for error messages.
     attrs:  the settings of `p` by name, such as `axes` of a sum.
-    Raises: errors of the type rule of `p`, with the line of the caller.
+    Raises: errors of the type rule of `p`, with the line of the caller; TraceError for eager tensors mixed with tensors
+            of a trace.
 
     As the bind of JAX's primitives.
     """

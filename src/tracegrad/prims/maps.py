@@ -192,7 +192,11 @@ def elementwise(
     array:   the op in NumPy: a function (xp, *arrays) -> array, where xp has NumPy's functions; the name of one; or an
              expression of xp, with {0} and {1} for the inputs.
     wgsl:    the op as an expression in WGSL, with {0} and {1} too. The compiler translates it to C.
-    vjp:     (ct, y, *inputs) -> one gradient for each input. y is the result, ct its gradient. Default: no gradient.
+             Eager calls and JAX run `array`, compiled programs run `wgsl`: both must give the same numbers. The first
+             use of a compiled kernel compares them. If they differ, a CPU warns and runs `array`, and a GPU raises
+             CompileError.
+    vjp:     (ct, y, *inputs) -> a tuple with one gradient for each input. y is the result, ct its gradient. Default:
+             the gradient to the inputs is 0, without an error.
     accepts: the dtypes that inputs can have. All inputs of a call have one dtype.
     out:     dtype of the result; None takes the dtype of the inputs.
     cost:    cost of one element: an addition is 1, a load from memory 4, an `exp` 8.

@@ -66,7 +66,10 @@ def spread(n: int, x: Tensor) -> Tensor:
 def alike(n: int, y: Tensor, /, *xs: Tensor, **attrs: Any) -> Tensor:
     """The `batch` rule of a primitive that accepts extra leading axes: apply it with the same attributes.
 
-    `extend.Primitive` describes the arguments of `batch` rules. As JAX's defvectorized.
+    The primitive must treat each index of the extra axes separately: it is elementwise, or works along axis -1. If it
+    counts an axis from the front, the result is wrong, without an error. Then use `shifted`, which adapts the
+    attributes `axis`, `axes` and `shape`. `extend.Primitive` describes the arguments of `batch` rules. As JAX's
+    defvectorized.
     """
     return bind(y.prim, *[spread(n, x) for x in xs], **attrs)
 
