@@ -133,21 +133,30 @@ class CompiledTraining(Training):
     ) -> Path:
         """Write a static site that continues this training in a browser, without Python. Return the path of its page.
 
+        path:         the folder to write. A folder must be served, such as by `tracegrad serve site`. With
+                      `single_file`, the HTML file, or a folder that gets index.html.
         forwards:     forwards that `attach` returned, by name. The page shows each with a demo that suits its inputs.
         single_file:  True writes one HTML file that opens by double-click, instead of a folder.
-        title:        the page's title.
+        title:        the page's title. Default: the name of the model's class, and "training".
         data:         for each input, an array of examples along axis 0, from which the page draws its batches. Without
                       data, the page shows the forwards and cannot train.
-        labels:       names of the classes of an image forward.
-        vocabulary:   the text of each token, for a forward that continues texts.
+        labels:       names of the classes, for a forward with one input f32[1,1,h,w] and at most 100 results. The page
+                      shows it with a canvas to draw on.
+        vocabulary:   the text of each token, for a forward from i32[1,t] to f32[1,t,v]. The page continues texts.
         schedule:     with several losses, the order in which the page trains them, such as ("d", "d", "g"). Default:
                       each loss once, in turn.
-        sizes:        if calls choose sizes, the largest of each, such as {"B": 64}, or one number for all. The page
-                      takes all sizes up to the largest, and pads arrays to it. With a list, such as {"B": [8, 64]}, a
-                      call pads to the smallest entry that fits; training steps on `data` use the largest. A forward
-                      none of whose sizes is in `sizes` runs at the sizes of its demo.
-        Raises:       InputError if data do not fit, if the learning rate is a schedule of your own class, or if no
-                      program can serve all sizes.
+        sizes:        if `inputs` of the training have sizes that are None or names, the largest of each. Pass a dict,
+                      such as {"B": 64}, or one number for all, as for None. If no call chooses a size, leave `sizes`
+                      out. The page takes all sizes up to the largest, and pads arrays to it. With a list, such as
+                      {"B": [8, 64]}, a call pads to the smallest entry that fits. Training steps on `data` use the
+                      largest. A forward none of whose sizes is in `sizes` runs at the sizes of its demo only: each is
+                      1, or the number of points of a curve.
+        Raises:       InputError for an empty path, for an HTML file without `single_file`, and for a forward that
+                      `attach` of this training did not return. Also for arguments that do not fit: `data`, `labels`,
+                      `vocabulary`, `schedule`, and missing or wrong `sizes`. Also if the learning rate is a schedule
+                      of your own class, or if no program can serve all sizes.
+
+        The page needs a browser with WebGPU.
 
         >>> train.export("site", forwards={"predict": infer}).name
         'index.html'
