@@ -114,10 +114,10 @@ class Embedding(Module):
     """A table W with a vector for each index: layer(indices) is W[indices]. As torch.nn.Embedding.
 
     indices: i32[...], in [0, vocab); the result is f32[..., dim]. For other indices, see `tg.take`.
-    W: f32[vocab, dim], from `init`, default tg.init.randn(0.02).
+    W: f32[vocab, dim], from `init`, default tg.init.randn(0.02): its standard deviation is 0.02, PyTorch's is 1.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W.
-    Raises:    DTypeError, when called, unless indices are i32.
+    Raises:    DTypeError, when called, if the indices are f32, u32 or bool.
 
     >>> tg.instantiate(nn.Embedding(10, 4), seed=0)(np.array([[1, 2, 3]], np.int32)).shape
     (1, 3, 4)

@@ -193,7 +193,7 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     n:        the number of classes.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, the shape of `indices` and then n. It takes no memory in a compiled program. No gradient.
-    Raises:   DTypeError if the indices are not i32. For an index out of range, see `indices`.
+    Raises:   DTypeError if the indices are f32, u32 or bool. For an index out of range, see `indices`.
 
     As torch.nn.functional.one_hot.
 
@@ -273,7 +273,7 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     out[..., i, j, ...] = x[..., indices[i, j], ...]     for indices of rank 2
 
     x:        any dtype, shape (..., n, ...).
-    indices:  i32, any shape.
+    indices:  i32, any shape. Integers, lists of integers and arrays of NumPy's integers become i32, except uint32.
               A list, array or eager tensor: -n to n - 1. Negative ones count from the end. Others raise IndexError.
               An input of a compiled program: 0 to n - 1. For others, the run fails with InputError.
               An argument of a function in `tg.grad`, `tg.vmap` and the like: 0 to n - 1. Others raise IndexError.
@@ -281,8 +281,8 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     axis:     an axis of `x`; None flattens `x` first.
     Returns:  dtype of `x`; the shape of `indices` replaces `axis`.
     Gradient: to `x`, the result's gradient, summed at each index in a fixed order: the sums are reproducible.
-    Raises:   DTypeError if the indices are not i32; ShapeError if `axis` is out of range. For an index out of
-              range, see `indices`.
+    Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError if `axis` is out of range. For an index out
+              of range, see `indices`.
 
     As numpy.take and torch.index_select.
 
@@ -301,11 +301,11 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
     out[..., :] = table[indices[...], :]
 
     table:    any dtype, shape (V, D): V rows of D features.
-    indices:  i32, any shape. Their range and errors are those of `take`, with n = V.
+    indices:  i32, any shape. Their conversion, range and errors are those of `take`, with n = V.
     Returns:  dtype of `table`, the shape of `indices` and then D.
     Gradient: to `table`, each row of the result's gradient, summed at its index in a fixed order.
-    Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are not i32. For an index out of
-              range, see `take`.
+    Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are f32, u32 or bool. For an index
+              out of range, see `take`.
 
     As torch.nn.functional.embedding(indices, table).
 
@@ -344,8 +344,8 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
     axis:     an axis of `x`, the last by default.
     Returns:  dtype of `x`, the shape of `indices` with its other axes broadcast.
     Gradient: to `x`, the result's gradient, summed where an index repeats.
-    Raises:   DTypeError if the indices are not i32; ShapeError if ranks or other axes do not fit. For an index out
-              of range, see `take`.
+    Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError if ranks or other axes do not fit. For an
+              index out of range, see `take`.
 
     As numpy.take_along_axis. If the other axes are equal, as torch.gather(x, axis, indices), which does not broadcast.
 
@@ -373,8 +373,8 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     axis:     an axis of `x`.
     Returns:  dtype and shape of `x`.
     Gradient: to `x` the result's gradient; to `updates` that gradient at the indices.
-    Raises:   DTypeError if the indices are not i32, `x` is bool, or `updates` have another dtype. ShapeError if the
-              shape of `updates` or `indices` does not fit. For an index out of range, see `take`.
+    Raises:   DTypeError if the indices are f32, u32 or bool, if `x` is bool, or if `updates` have another dtype.
+              ShapeError if the shape of `updates` or `indices` does not fit. For an index out of range, see `take`.
 
     For indices of rank 1 as torch.index_add(x, axis, indices, updates), and for axis 0 as x.at[indices].add(updates) of
     JAX. For indices of the shape of `updates` as torch.scatter_add(x, axis, indices, updates).
