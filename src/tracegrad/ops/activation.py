@@ -276,7 +276,7 @@ def hardtanh(x: Operand, lo: float = -1.0, hi: float = 1.0) -> Tensor:
 
     x:        f32, any shape; i32 and u32 as well, if the limits are integers.
     lo, hi:   the limits, numbers with lo < hi, which is not checked.
-    Returns:  dtype and shape of `x`.
+    Returns:  dtype and shape of `x`. NaN in `x` stays NaN.
     Gradient: 1 where lo < x < hi, else 0; so 0 at the limits, where `clip` has 1.
     Raises:   DTypeError for another dtype.
 
@@ -311,9 +311,10 @@ def tanhshrink(x: Operand) -> Tensor:
 def logaddexp(a: Operand, b: Operand) -> Tensor:
     """Return log(exp(a) + exp(b)), element by element; a and b broadcast.
 
-    The formula is max(a, b) + log1p(exp(-|a - b|)), which does not overflow.
+    The formula is max(a, b) + log1p(exp(-|a - b|)), which does not overflow. Where a and b are the same infinity, this
+    would be NaN, and the result is that infinity.
 
-    a, b:     f32; tensors, arrays (float64 becomes f32) or numbers, of any shape. -inf is the logarithm of 0.
+    a, b:     f32; tensors, arrays (float64 becomes f32) or numbers, of any shape. -inf, the logarithm of 0, is allowed.
     Returns:  f32, the broadcast shape.
     Gradient: sigmoid(a - b) to `a`, sigmoid(b - a) to `b`; NaN where both are the same infinity.
     Raises:   DTypeError for other dtypes; ShapeError if the shapes do not broadcast.

@@ -208,7 +208,7 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dr
     causal:   True lets query t see the keys 0 to t only. Needs Tq = Tk.
     mask:     bool or f32, broadcastable to (..., Tq, Tk). `causal` applies in addition.
               bool: True where a query sees a key. A query that sees no key gets zeros.
-              f32:  added to the scores q k^T / sqrt(D).
+              f32:  added to the scores q k^T / sqrt(D). A query whose scores are all -inf gets NaN.
     dropout:  the probability that a weight becomes 0; the others are multiplied by 1 / (1 - dropout). Pass 0 outside of
               training.
     Returns:  f32, shape (..., Tq, Dv).

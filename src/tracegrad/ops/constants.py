@@ -54,7 +54,7 @@ def full(shape: int | Sequence[int], value: bool | int | float, dtype: DType | N
     value:    a number or a boolean.
     dtype:    None: f32 for a float, i32 for an integer, bool for a boolean.
     Returns:  `dtype`, of this shape. No gradient.
-    Raises:   ShapeError for a negative size; DTypeError if `dtype` cannot hold `value`.
+    Raises:   ShapeError for a size that is negative or not an integer; DTypeError if `dtype` cannot hold `value`.
 
     As numpy.full and torch.full.
 
@@ -73,7 +73,7 @@ def zeros(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
     shape:    an integer or a sequence of integers.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, of this shape. It takes no memory in a compiled program. No gradient.
-    Raises:   ShapeError for a negative size; DTypeError for an unknown dtype.
+    Raises:   ShapeError for a size that is negative or not an integer; DTypeError for an unknown dtype.
 
     As numpy.zeros and torch.zeros.
 
@@ -90,7 +90,7 @@ def ones(shape: int | Sequence[int], dtype: DType = f32) -> Tensor:
     shape:    an integer or a sequence of integers.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, of this shape. It takes no memory in a compiled program. No gradient.
-    Raises:   ShapeError for a negative size; DTypeError for an unknown dtype.
+    Raises:   ShapeError for a size that is negative or not an integer; DTypeError for an unknown dtype.
 
     As numpy.ones and torch.ones.
 

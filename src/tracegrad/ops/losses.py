@@ -354,7 +354,8 @@ def binary_cross_entropy_with_logits(
     Returns:    f32, rank 0; for "none" the shape of `logits`. The loss is 0 at x = inf, t = 1 and at x = -inf, t = 0.
     Gradient:   of an element's loss: sigmoid(x) - t to `logits`, -x to `targets`. With `pos_weight`, the
                 derivatives of its formula, also to `pos_weight`.
-    Raises:     ShapeError if the shapes differ; DTypeError if one is not f32; InputError for another `reduction`.
+    Raises:     ShapeError if the shapes differ or `pos_weight` does not broadcast; DTypeError if one is not f32;
+                InputError for another `reduction`.
 
     As torch.nn.functional.binary_cross_entropy_with_logits.
 

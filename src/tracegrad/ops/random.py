@@ -303,8 +303,9 @@ def categorical(logits: Any, axis: int = -1) -> Tensor:
 
     out = argmax(logits + g), g = -log(-log(u)) with u uniform in (0, 1), ends excluded: the Gumbel-max trick
 
-    logits:   f32, raw scores, with the classes along `axis`. A class of -inf is never drawn.
-    Returns:  i32, the shape of `logits` without `axis`: class numbers, from 0; new numbers in each step or call.
+    logits:   f32, raw scores, with the classes along `axis`. A class of -inf is never drawn, unless all are -inf: then
+              the result is 0.
+    Returns:  i32, the shape of `logits` without `axis`: class numbers, from 0, drawn anew in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: none; `gumbel_softmax` has one.
     Raises:   ShapeError if `axis` is out of range; DTypeError if `logits` is not f32.

@@ -30,7 +30,7 @@ cos | Return the cosine of x radians | -sin(x) | [0.0, 1.0]) -> tensor([1.      
 div | Return a / b (by 0: inf, -inf or NaN) | 1 / b to a, -a / b^2 to b | [1.0, 4.0], 2.0) -> tensor([0.5, 2. ])
 equal | Return a == b (NaN equals nothing) | none | [1.0, 2.0], 2.0) -> tensor([False,  True], dtype=bool)
 erf | Return the error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x | 2 / sqrt(pi) * exp(-x^2) | [0.0, 1.0]) -> tensor([0.       , 0.8427008])
-exp | Return e^x (inf above x = 88.72) | e^x | [0.0, 1.0]) -> tensor([1.      , 2.718282])
+exp | Return e^x (inf above x = 88.7228) | e^x | [0.0, 1.0]) -> tensor([1.      , 2.718282])
 expm1 | Return e^x - 1, accurate also near 0 | e^x | [0.0, 1.0]) -> tensor([0.       , 1.7182819])
 floor | Return the largest integer that is at most x | 0: the result is constant between integers | [1.2, -1.2]) -> tensor([ 1., -2.])
 isnan | Return whether x is NaN | none | [1.0, np.nan]) -> tensor([False,  True], dtype=bool)
