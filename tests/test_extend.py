@@ -70,6 +70,15 @@ def test_a_composite_without_a_vjp_is_differentiated_through_its_expansion() -> 
         np.testing.assert_array_equal(train.params()["W"], [[1 - 18 / 8]])
 
 
+def test_bind_of_what_is_no_tensor_or_no_primitive() -> None:
+    for value in (2.0, [1.0, 2.0], np.float32(2.0), None):
+        with pytest.raises(tg.TraceError, match=r"test_weighted: extend.bind takes tensors, got .*extend.as_tensor"):
+            extend.bind(weighted, value, value, value)  # type: ignore[arg-type]
+    for x in (extend.bind, lambda f, x: tg.grad(lambda x: extend.bind(f, x))(x)):
+        with pytest.raises(tg.TraceError, match=r"takes a primitive, got the function test_softsign; call it"):
+            x(softsign, tg.tensor(2.0))  # type: ignore[arg-type]
+
+
 def test_checks_of_an_op_of_ones_own():
     torch = pytest.importorskip("torch")
     testing.check_op(softsign, (3, 4), torch=torch.nn.functional.softsign)

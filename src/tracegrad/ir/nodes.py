@@ -16,7 +16,7 @@ from tracegrad import foreign
 from tracegrad.dtypes import TensorType
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, Site, TraceError, placed
 from tracegrad.methods import AT_ONCE, Op, TensorMethods, with_types
-from tracegrad.refusals import branching
+from tracegrad.refusals import branching, shown
 from tracegrad.sites import current_site, restored, rewriting
 
 _serial = itertools.count()
@@ -269,6 +269,9 @@ def bind(p: Primitive, *inputs: Tensor, **attrs: Any) -> Tensor:
         type_ = p.type(*(x.type for x in inputs), **attrs)
     except (ShapeError, DTypeError) as e:
         raise placed(with_types(e, inputs), p.name, site) from None
+    except AttributeError:
+        _check_primitive(p)
+        raise
     return Tensor(p, inputs, attrs, type_, site)
 
 
@@ -276,10 +279,25 @@ _bind = Op(bind)
 
 
 def _run(p: Primitive, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-    """Run `p` on eager tensors. Raises TraceError for a mix of nodes and eager tensors."""
+    """Run `p` on eager tensors. Raises TraceError for other values, and for a mix of nodes and eager tensors."""
+    _check_primitive(p)
+    for x in inputs:
+        if not isinstance(x, TensorMethods) and not getattr(x, "shape", ()):
+            raise TraceError.here(
+                f"{p.name}: extend.bind takes tensors, got {shown(x)}; convert it with extend.as_tensor(x) in an op or "
+                "loss, and with tg.tensor(x) elsewhere"
+            )
     if not AT_ONCE or any(type(x) is Tensor for x in inputs):
         raise TraceError.here(f"{p.name}: takes nodes of a trace or eager tensors, not both; see tg.asarray")
     return AT_ONCE[0].run(_bind, (p, inputs, attrs))
+
+
+def _check_primitive(p: object) -> None:
+    """Raise TraceError unless `p` is a primitive."""
+    if not isinstance(p, Primitive):
+        name = getattr(p, "__name__", "f")
+        hint = f"call it, as in {name}(x)" if callable(p) else "extend.composite returns one"
+        raise TraceError.here(f"extend.bind takes a primitive, got {shown(p)}; {hint}")
 
 
 def rebind(t: Tensor, inputs: Sequence[Tensor]) -> Tensor:
