@@ -79,6 +79,11 @@ def test_bind_of_what_is_no_tensor_or_no_primitive() -> None:
             x(softsign, tg.tensor(2.0))  # type: ignore[arg-type]
 
 
+def test_the_docstring_names_only_functions_that_are_known() -> None:
+    assert "torch" not in str(softsign.__doc__) and "numpy" not in str(softsign.__doc__)
+    assert "As numpy.exp and torch.exp." in str(tg.exp.__doc__)
+
+
 def test_checks_of_an_op_of_ones_own():
     torch = pytest.importorskip("torch")
     testing.check_op(softsign, (3, 4), torch=torch.nn.functional.softsign)

@@ -231,6 +231,9 @@ def _document(
     name: str, two: bool, accepts: tuple[DType, ...], out: DType | None, array: Any, *, differentiable: bool
 ) -> str:
     """Return the docstring of an elementwise op. It names NumPy's function if `array` is the name of one."""
+    alike = [f"numpy.{array}"] if str(array).isidentifier() else []
+    alike += [f"torch.{TORCH.get(name, name)}"] if name in EXAMPLES else []  # of another op, no such name is known
+    last = f"\n\nAs {' and '.join(alike)}." if alike else ""
     plain = f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
     meaning, slope, *example = EXAMPLES.get(name, [plain, "by its `vjp`" if differentiable else "none"])
     numbers = "Python's booleans" if accepts == BOOL else "numbers"
@@ -242,8 +245,7 @@ def _document(
         f"Returns:  {out.name if out else 'the same dtype'}, {'the broadcast' if two else 'the same'} shape.\n"
         f"Gradient: {slope}{'; summed over axes that broadcast' if two and differentiable else ''}.\n"
         f"Raises:   DTypeError for other "
-        f"{'or differing dtypes; ShapeError if the shapes do not broadcast' if two else 'dtypes'}.\n\n"
-        f"As {f'numpy.{array} and ' if str(array).isidentifier() else ''}torch.{TORCH.get(name, name)}."
+        f"{'or differing dtypes; ShapeError if the shapes do not broadcast' if two else 'dtypes'}.{last}"
         + "".join([f"\n\n>>> tg.{name}({x}".replace(" -> ", "\n") for x in example])
     )
 
