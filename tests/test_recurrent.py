@@ -153,6 +153,15 @@ def test_known_lengths_are_within_the_sequence(lengths: list[int]) -> None:
         tg.trace(model=layer, loss=lambda m, x: tg.sum(m(x, lengths=n)[0]), inputs={"x": X.shape})
 
 
+def test_errors_name_the_layer_for_empty_sequences_and_lengths_of_another_dtype() -> None:
+    for layer in (nn.RNN, nn.GRU, nn.LSTM):
+        m, name = tg.instantiate(layer(IN, H), seed=0), layer.__name__
+        with pytest.raises(tg.ShapeError, match=f"{name}: axis 1 of x, the sequence, must have at least 1 element"):
+            m(X[:, :0])
+        with pytest.raises(tg.DTypeError, match=rf"{name}: lengths must be i32.*got u32.*tg.cast\(lengths, tg.i32\)"):
+            m(X, lengths=np.ones(B, np.uint32))
+
+
 def test_a_length_of_0_keeps_the_state() -> None:
     state = np.ones((1, B, H), np.float32)
     layer = tg.instantiate(nn.GRU(IN, H), seed=0)

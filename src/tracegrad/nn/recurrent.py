@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from tracegrad import init as inits, transforms
-from tracegrad.dtypes import whole
-from tracegrad.errors import InputError, ShapeError
+from tracegrad.dtypes import i32, whole
+from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
@@ -70,12 +70,17 @@ class Recurrent(Module):
     def __call__(self, x: Tensor, state: Any = None, lengths: Any = None, training: bool = False) -> tuple[Any, Any]:
         """Run the layers along axis 1 of f32[B, T, input]; see the class.
 
-        Raises: ShapeError for another rank or size of `x`, and for a state or lengths that do not fit `x`. InputError
-                for lengths with known values that are out of range.
+        Raises: ShapeError for another rank or size of `x`, for a state or lengths that do not fit `x`, and in eager
+                calls for T = 0. DTypeError for lengths that are not i32. InputError for lengths with known values
+                that are out of range.
         """
         x = constants.asarray(x)
         if x.ndim != 3 or x.shape[2] != self.cells[0].W_ih.shape[1]:
             raise ShapeError.here(f"{self._name}: x must be [B, T, {self.cells[0].W_ih.shape[1]}], got {x.type}")
+        if not ambient.building() and x.shape[1] == 0:
+            raise ShapeError.here(
+                f"{self._name}: axis 1 of x, the sequence, must have at least 1 element, got {x.type}"
+            )
         live = self._live(x, lengths)
         carries = self._first(x, state)
         y, last = shaping.swapaxes(x, 0, 1), list[Carry]()
@@ -115,8 +120,12 @@ class Recurrent(Module):
         if lengths is None:
             return None
         n = constants.asarray(lengths)
-        if n.shape != x.shape[:1] or not n.dtype.is_int:
-            raise ShapeError.here(f"{self._name}: lengths must be i32[{x.shape[0]}], one for each of x, got {n.type}")
+        if n.shape != x.shape[:1] or n.dtype != i32:
+            kind, hint = (
+                (ShapeError, "") if n.dtype == i32 else (DTypeError, "; cast them with tg.cast(lengths, tg.i32)")
+            )
+            must = f"lengths must be i32[{x.shape[0]}], one for each of x"
+            raise kind.here(f"{self._name}: {must}, got {n.type}{hint}")
         known: list[int] = indexing.constant_integers(n) if ambient.building() else cast("Any", n).numpy().tolist()
         bad = [k for k in known if not 0 <= k <= x.shape[1]]
         if bad:
@@ -169,8 +178,9 @@ class RNN(Recurrent):
     The weights of each layer and direction are in a cell: `cells.0`, ..., layer by layer, forward before backward. A
     cell has W_ih f32[G hidden_dim, size of x], W_hh f32[G hidden_dim, hidden_dim], and b_ih and b_hh f32[G hidden_dim].
     G is 1 for RNN, 3 for GRU and 4 for LSTM. First values are uniform in [-e, e), e = 1 / sqrt(hidden_dim).
-    Raises: ShapeError for sizes below 1, and when called if x, state or lengths do not fit. InputError if `dropout` is
-            outside [0, 1], and for lengths with known values that are out of range.
+    Raises: ShapeError for sizes below 1, when called if x, state or lengths do not fit, and in eager calls for T = 0.
+            DTypeError for lengths that are not i32. InputError if `dropout` is outside [0, 1], and for lengths with
+            known values that are out of range.
     As torch.nn.RNN with batch_first.
 
     >>> y, last = tg.instantiate(nn.RNN(3, 4), seed=0)(np.zeros((2, 5, 3), np.float32))
