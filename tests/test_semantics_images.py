@@ -176,7 +176,7 @@ def test_padding_never_wins(kernel, stride, padding):
 def test_pooling_errors():
     with ambient.tracing():
         x = image()
-        with pytest.raises(ShapeError, match=r"max_pool2d: padding .* more than half the window"):
+        with pytest.raises(ShapeError, match="max_pool2d: padding 2x2 is more than half of 2x2"):
             ops.max_pool2d(x, 2, padding=2)
         with pytest.raises(ShapeError, match="avg_pool2d: a window of 8x8"):
             ops.avg_pool2d(x, 8)

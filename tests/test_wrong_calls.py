@@ -86,6 +86,30 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tg.max_pool3d(f(1, 1, 1, 4, 4), 2),
         "a window of 2x2x2 (dilation 1x1x1) does not fit a volume of 1x4x4 with padding 0x0x0",
     ),
+    "max_pool3d: padding": (
+        lambda: tg.max_pool3d(f(1, 1, 4, 4, 4), 3, padding=(2, 0, 0)),
+        "max_pool3d: padding 2x0x0 is more than half of 3x3x3",
+    ),
+    "avg_pool1d: window": (
+        lambda: tg.avg_pool1d(f(1, 2, 5), 9),
+        "avg_pool1d: a window of 9 (dilation 1) does not fit a sequence of 5 with padding 0",
+    ),
+    "max_pool1d: padding": (
+        lambda: tg.max_pool1d(f(1, 2, 5), 3, padding=2),
+        "max_pool1d: padding 2 is more than half of 3",
+    ),
+    "avg_pool1d: kernel": (
+        lambda: tg.avg_pool1d(f(1, 2, 5), 0),
+        "kernel_size must be one integer of at least 1, got 0",
+    ),
+    "conv_transpose1d: padding": (
+        lambda: tg.conv_transpose1d(f(1, 2, 5), f(2, 3, 3), padding=9),
+        "conv_transpose1d: padding 9 leaves none of the 7 elements: x is f32[1,2,5]",
+    ),
+    "conv_transpose2d: padding": (
+        lambda: tg.conv_transpose2d(f(1, 2, 5, 5), f(2, 3, 3, 3), padding=9),
+        "conv_transpose2d: padding 9x9 leaves none of the 7x7 elements: x is f32[1,2,5,5]",
+    ),
     "avg_pool1d": (lambda: tg.avg_pool1d(f(4, 4), 2), "x must be sequences [B,C,L], got f32[4,4]"),
     "pixel_shuffle: factor": (lambda: tg.pixel_shuffle(f(1, 4, 2, 2), 0), "factor must be a positive integer, got 0"),
     "pixel_shuffle: rank": (lambda: tg.pixel_shuffle(f(4, 2), 2), "x must be images [...,C,H,W], got f32[4,2]"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tracegrad.dtypes import TensorType, show
+from tracegrad.dtypes import TensorType
 from tracegrad.errors import ShapeError
 from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import op
@@ -386,7 +386,7 @@ def _transposed(x: Tensor, w: Tensor, output_padding: Ints, how: dict[str, Any])
         if e >= max(s, d):
             raise ShapeError(f"output_padding {e} must be less than stride {s} or dilation {d}")
     if min(size) < 1:
-        raise ShapeError(f"padding {show(pads)} leaves none of the sizes {show(full)}: x is {x.type}")
+        raise ShapeError(f"padding {windows.by(pads)} leaves none of the {windows.by(full)} elements: x is {x.type}")
     if all(e < s for e, s in zip(extra, strides)):
         return bind(CONV_TRANSPOSE[axes], x, w, size=size, **how)
     # With output_padding, one more window may fit: compute all elements that filters reach, then take the requested

@@ -26,6 +26,7 @@ from tracegrad.ops.windows import (
     Ints,
     Pair,
     Sizes,
+    by,
     check_images,
     int_each,
     int_pair,
@@ -46,10 +47,15 @@ __all__ = [
 
 # Pooling
 def _pool_type(x: TensorType, *, kernel: Pair, stride: Pair, padding: Pair) -> TensorType:
-    if any(2 * p > k for p, k in zip(padding, kernel, strict=True)):
-        raise ShapeError(f"padding {padding} is more than half of {kernel}: a window would hold padding only")
+    check_padding(kernel, padding)
     t = windows_type(x, kernel=kernel, stride=stride, padding=padding, dilation=(1, 1))
     return TensorType(t.dtype, t.shape[:4])
+
+
+def check_padding(kernel: Sizes, padding: Sizes) -> None:
+    """Raise ShapeError if padding is more than half of the window along an axis."""
+    if any(2 * p > k for p, k in zip(padding, kernel, strict=True)):
+        raise ShapeError(f"padding {by(padding)} is more than half of {by(kernel)}: a window would hold padding only")
 
 
 def _pool_windows(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -132,7 +138,7 @@ def max_pool2d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     >>> tg.max_pool2d([[[[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]]], 2)
     tensor([[[[4., 8.]]]])
     """
-    return bind(MAX_POOL2D, as_tensor(x), **_pooling(kernel_size, stride, padding))
+    return bind(MAX_POOL2D, as_tensor(x), **pooling(kernel_size, stride, padding))
 
 
 @op
@@ -155,7 +161,7 @@ def avg_pool2d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     >>> tg.avg_pool2d([[[[1.0, 2.0, 5.0, 6.0], [3.0, 4.0, 7.0, 8.0]]]], 2)
     tensor([[[[2.5, 6.5]]]])
     """
-    return _average(as_tensor(x), **_pooling(kernel_size, stride, padding))
+    return _average(as_tensor(x), **pooling(kernel_size, stride, padding))
 
 
 @op
@@ -177,7 +183,7 @@ def max_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     >>> tg.max_pool3d(np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2), 2)
     tensor([[[[[7.]]]]])
     """
-    return _pooled_volumes(partial(bind, MAX_POOL2D), as_tensor(x), _pooling(kernel_size, stride, padding, 3))
+    return _pooled_volumes(partial(bind, MAX_POOL2D), as_tensor(x), pooling(kernel_size, stride, padding, 3))
 
 
 @op
@@ -200,20 +206,22 @@ def avg_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     >>> tg.avg_pool3d(np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2), 2)
     tensor([[[[[3.5]]]]])
     """
-    return _pooled_volumes(_average, as_tensor(x), _pooling(kernel_size, stride, padding, 3))
+    return _pooled_volumes(_average, as_tensor(x), pooling(kernel_size, stride, padding, 3))
 
 
 def _pooled_volumes(pool: Callable[..., Tensor], x: Tensor, how: dict[str, Sizes]) -> Tensor:
     """Pool each image, then along the depth. Of equal maxima, the first in scan order is kept."""
     b, c, d, h, w = check_images(x.type, 3).shape
-    window_counts((d, h, w), how["kernel"], how["stride"], how["padding"], (1, 1, 1))  # an error is of the volume
+    check_padding(how["kernel"], how["padding"])  # errors are of the volume
+    window_counts((d, h, w), **how, dilation=(1, 1, 1))
     flat = pool(reshape(x, (b, c * d, h, w)), **{name: sizes[1:] for name, sizes in how.items()})
     deep = {name: (sizes[0], 0 if name == "padding" else 1) for name, sizes in how.items()}
     y = pool(reshape(flat, (b, c, d, flat.shape[2] * flat.shape[3])), **deep)
     return reshape(y, (b, c, y.shape[2], *flat.shape[2:]))
 
 
-def _pooling(kernel: Ints, stride: Ints | None, padding: Ints, axes: int = 2) -> dict[str, Sizes]:
+def pooling(kernel: Ints, stride: Ints | None, padding: Ints, axes: int = 2) -> dict[str, Sizes]:
+    """Return the kernel, stride and padding of a pool, one integer for each axis. Raises ShapeError for others."""
     size = int_each("kernel_size", kernel, 1, axes)
     step = size if stride is None else int_each("stride", stride, 1, axes)
     return {"kernel": size, "stride": step, "padding": int_each("padding", padding, 0, axes)}

@@ -10,10 +10,10 @@ from tracegrad.dtypes import f32, i32, integer, integers, nearest_f32, whole
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
-from tracegrad.ops.images import avg_pool2d, max_pool2d
+from tracegrad.ops.images import avg_pool2d, check_padding, max_pool2d, pooling
 from tracegrad.ops.indexing import take
 from tracegrad.ops.linalg import matmul
-from tracegrad.ops.windows import Ints, check_images, int_pair, windows_of
+from tracegrad.ops.windows import Ints, check_images, int_pair, window_counts, windows_of
 from tracegrad.prims.leaves import as_tensor, listed, literal
 from tracegrad.prims.maps import float_type
 from tracegrad.prims.views import permute, reshape
@@ -201,10 +201,12 @@ def _sequence(x: Any) -> Tensor:
 
 
 def _one_high(x: Any, pool: Any, kernel_size: int, stride: int | None, padding: int) -> Tensor:
-    """Apply a pool of images to sequences, as images one element high."""
-    x = _sequence(x)
-    step = kernel_size if stride is None else stride
-    y = pool(reshape(x, (*x.shape[:2], 1, x.shape[2])), (1, kernel_size), (1, step), (0, padding))
+    """Apply a pool of images to sequences, as images one element high. Errors are of the sequence."""
+    x, how = _sequence(x), pooling(kernel_size, stride, padding, 1)
+    check_padding(how["kernel"], how["padding"])
+    window_counts(x.shape[2:], **how, dilation=(1,))
+    (k,), (s,), (p,) = how.values()
+    y = pool(reshape(x, (*x.shape[:2], 1, x.shape[2])), (1, k), (1, s), (0, p))
     return reshape(y, (*y.shape[:2], y.shape[3]))
 
 
