@@ -128,6 +128,11 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+def test_a_transform_names_a_parameter_that_is_only_declared() -> None:
+    with pytest.raises(tg.TraceError, match=r"^W is a declared parameter, f32\[2,2\], .* tg.instantiate"):
+        tg.remat(lambda m, x: m(x))(nn.Linear(2, 2), f(1, 2))
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_refuses_a_wrong_call(name: str) -> None:
     call, said = OPS[name]

@@ -98,7 +98,11 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
     if inside and id(tree) in done:
         return done[id(tree)]
     if isinstance(tree, Parameter):
-        raise TraceError.here(f"{tree!r} has no value to transform")
+        name = path.lstrip(".0123456789") or "the value"  # without the number of the argument
+        raise TraceError.here(
+            f"{name} is a declared {tree.kind}, {tree.type}, and has no value to transform; pass the model that "
+            "the loss or forward receives, or tg.instantiate(model, seed=0)"
+        )
     if is_array(tree) or (isinstance(tree, (bool, int, float)) and not inside):
         _check_leaves(trees, path)
         new = fn(*trees)
