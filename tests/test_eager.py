@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import gc
+import subprocess
+import sys
 import weakref
 import zlib
 from pathlib import Path
@@ -747,3 +749,18 @@ def test_an_eager_op_that_memory_cannot_hold_names_itself_and_the_line():
     x = tg.zeros(10**7)
     with pytest.raises(tg.DeviceError, match=r"^mul: not enough memory"):
         x[:, None] * x
+
+
+def test_ops_do_not_pass_on_numpys_warnings() -> None:
+    code = """
+import numpy as np, tracegrad as tg
+before = np.geterr()
+x = tg.tensor([0.0, -1.0, 1000.0], requires_grad=True)
+for f in (tg.log, tg.exp, tg.lgamma, lambda x: x / 0.0, lambda x: tg.fmod(x, 0.0), lambda x: tg.std(x * 1e38)):
+    tg.sum(f(x)).backward()
+tg.linalg.inv(tg.zeros((2, 2)))
+assert np.geterr() == before
+np.log(np.zeros(1))  # the user's own: as before
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0 and ran.stderr.count("Warning") == 1 and "<string>:9" in ran.stderr, ran.stderr

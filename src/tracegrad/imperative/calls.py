@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Callable, Iterator
 from operator import index
@@ -192,6 +193,8 @@ def _mapped(path: str, a: Any, put: Callable[[str, Any], Any]) -> Any:
 def install() -> None:
     """Install the engine that runs ops at once. Without NumPy there is none, and ops need a trace."""
     if HAVE_NUMPY:
+        # NumPy warns of log(0) and exp(1000), PyTorch does not. np.errstate would cost more than a small op
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"tracegrad\.(imperative|ops|prims)\.")
         types = {"_type": type, "_tensor": GradTensor, "_array": np.ndarray, "_float": float}
         parts = {"_part": part, "_plain": PLAIN, "_numbers": NUMBERS, "_number": NUMBER, "_operand": operand}
         AT_ONCE.append(Engine(key, missed, run, {**types, **parts, "_true": TRUE, "_false": FALSE}))

@@ -61,7 +61,7 @@ class Writer:
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
         self.constants: dict[int, Any] = {}  # values that all calls share
-        self.scope: dict[str, Any] = {"xp": np}
+        self.scope: dict[str, Any] = {"xp": np, "__name__": __name__}  # the module of NumPy's warnings
 
     def write(self, roots: Sequence[Tensor]) -> None:
         """Write lines for everything that `roots` need and that has no name yet."""
