@@ -12,6 +12,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import lr, nn, optim, safetensors
+from tracegrad.engine.pending import Pending
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 3)).astype(np.float32)
@@ -205,6 +206,35 @@ def test_resumed_within_an_epoch_it_gives_the_same_bits(train, tmp_path, at):
     with compiled() as again:
         rest = again.fit(x=X, y=Y, epochs=4, resume=path, progress=False)
         assert rest.loss == whole.loss[at:] and again.digest() == train.digest()
+
+
+def test_an_interrupt_does_not_lose_the_step_that_fit_waits_for(train, monkeypatch):
+    result, once = Pending.result, []
+
+    def interrupted(self, timeout=None):
+        if once:
+            once.clear()
+            raise KeyboardInterrupt
+        return result(self, timeout)
+
+    monkeypatch.setattr(Pending, "result", interrupted)
+    monkeypatch.setattr(Pending, "done", lambda _: False)
+    h = train.fit(x=X, y=Y, epochs=1, progress=False, on_step=lambda s: once.append(1) if s.step == 5 else None)
+    assert h.interrupted and h.step == [1, 2, 3, 4, 5] and train.step(x=X[:8], y=Y[:8]).step == 6
+
+
+def test_steps_end_after_an_interrupt_if_some_came_before_fit(train, monkeypatch):
+    """However long they take: no compiler is at work."""
+    train.step(x=X[:8], y=Y[:8]).result()
+    monkeypatch.setattr(Pending, "done", lambda _: False)
+    monkeypatch.setattr(Pending, "result", never_in_time)
+
+    def stopped(state):
+        if state.step == 4:
+            raise KeyboardInterrupt
+
+    h = train.fit(x=X, y=Y, epochs=1, progress=False, on_step=stopped)
+    assert h.interrupted and h.step == [2, 3, 4]
 
 
 def test_interrupted_it_returns_and_goes_on(train, tmp_path):
@@ -428,16 +458,30 @@ def test_a_resumed_fit_of_some_steps_does_the_rest_of_them(train, tmp_path, at, 
         assert fit(again, path).loss == whole.loss[at:]  # from an older checkpoint
 
 
+def never_in_time(self, timeout=None, result=Pending.result):
+    if timeout is not None:
+        raise TimeoutError
+    return result(self)
+
+
+@pytest.mark.parametrize("left", [False, True])  # whether the interrupt leaves steps under way
 @pytest.mark.parametrize("at", [3, 7, 12])
-def test_the_mean_that_a_plateau_gets_includes_what_was_before_an_interrupt(tmp_path, at):
+def test_the_mean_that_a_plateau_gets_includes_what_was_before_an_interrupt(tmp_path, monkeypatch, at, left):
     def stopped(state):
         if state.step == at:
             raise KeyboardInterrupt
 
     with compiled(rate=lr.plateau(0.05, **STUCK)) as train, compiled(rate=lr.plateau(0.05, **STUCK)) as other:
         train.fit(x=X, y=Y, epochs=4, progress=False)
-        assert other.fit(x=X, y=Y, epochs=4, progress=False, on_step=stopped).interrupted
+        with monkeypatch.context() as patch:
+            if left:
+                patch.setattr(Pending, "done", lambda _: False)
+                patch.setattr(Pending, "result", never_in_time)
+            h = other.fit(x=X, y=Y, epochs=4, progress=False, on_step=stopped, log=tmp_path / "log")
+            assert h.interrupted and (len(h.loss) < at) == left
+        known = [*h.loss]
         other.save(tmp_path / "t")
+        assert h.loss == known
         with compiled(rate=lr.plateau(0.05, **STUCK)) as last:
             last.fit(x=X, y=Y, epochs=4, progress=False, resume=tmp_path / "t")
             assert last.digest() == train.digest()

@@ -92,9 +92,7 @@ def fit(
         loop.history.interrupted = True
     finally:
         loop.settle(time.perf_counter() - began)
-        if not loop.waiting:
-            left = loop.unheard()
-            where.sums = lambda: left  # without the loop: the training closes itself once nothing refers to it
+        where.sums = loop.left()
         loop.history.seconds = time.perf_counter() - began
         if on_device is not None:
             on_device.end()
@@ -254,7 +252,7 @@ class _Loop:
         # take results that are there, or if so many steps are queued that further ones would only wait
         most = 2 * self.train.worker.max_in_flight
         while self.waiting and (self.waiting[0][1].done() or len(self.waiting) >= most):
-            self._note(*self.waiting.popleft())
+            self._take()
 
     def _given(self, data: Rows | Iterable[Any], batch: Any, loss: str) -> Mapping[str, Any]:
         """Return the inputs of a step. Those of other losses are left out."""
@@ -275,17 +273,26 @@ class _Loop:
 
     def _drain(self) -> History:
         while self.waiting:
-            self._note(*self.waiting.popleft())
+            self._take()
         return self.history
+
+    def _take(self) -> None:
+        """Record the oldest step under way. It stays in `waiting` while this waits: an interrupt must not lose it."""
+        turn, pending = self.waiting[0]
+        pending.result()
+        self.waiting.popleft()
+        self._note(turn, pending)
 
     def settle(self, seconds: float) -> None:
         """Wait for the queued steps at the end of `fit`, and record each step that was applied. Raise no errors.
 
-        After an interrupt, wait only while steps end: a C compiler can hang. Steps that are left are applied later.
+        After an interrupt, wait only while steps end, if a C compiler can hang: if no step came before `fit`, or some
+        ended since. Steps that are left are applied later.
         seconds: of `fit` so far.
         """
         done = len(self.history.loss)
-        most = max(ENDS, 3 * seconds / done if done else 0) if self.history.interrupted else None
+        limited = self.history.interrupted and (done or not self.begun)
+        most = max(ENDS, 3 * seconds / done if done else 0) if limited else None
         while self.waiting:
             turn, pending = self.waiting[0]
             try:
@@ -353,12 +360,36 @@ class _Loop:
         """Return `Position.sums` for a checkpoint that this thread saves: means that no `lr.plateau` has got yet."""
         if self.where.told or threading.current_thread() is not self.thread:
             return {}
+        if self._means():
+            self._drain()
+        return self._recorded()
+
+    def left(self) -> Callable[[], dict[str, list[float]]]:
+        """Return `unheard` for after `fit`. Steps that an interrupt left under way count once they are applied.
+
+        It does not refer to the loop, since the training closes itself once nothing refers to it.
+        """
+        found, means, rest = {} if self.where.told else self._recorded(), self._means(), [*self.waiting]
+
+        def sums() -> dict[str, list[float]]:
+            out = {name: [*xs] for name, xs in found.items()}
+            for turn, pending in rest:
+                r, name = pending.result(), _loss_of(turn)
+                if name in means and isinstance(r, CompletedStep):
+                    count, total = out.get(name, [0, 0.0])
+                    out[name] = [count + 1, total + r.loss]
+            return out
+
+        return sums
+
+    def _means(self) -> list[str]:
+        """Return the losses whose mean an `lr.plateau` gets."""
         steppers = self.train.store.steppers.items()
         plateaus = {_loss_of(name): plateau_of(s.knobs.rate.schedule) for name, s in steppers}
-        means = [name for name, p in plateaus.items() if p is not None and p.mode == "min"]
-        if means:
-            self._drain()
-        found = {name: self._sums(max(self.evaluated, 0), name) for name in means}
+        return [name for name, p in plateaus.items() if p is not None and p.mode == "min"]
+
+    def _recorded(self) -> dict[str, list[float]]:
+        found = {name: self._sums(max(self.evaluated, 0), name) for name in self._means()}
         return {name: xs for name, xs in found.items() if xs}
 
     def _measure(self) -> None:
