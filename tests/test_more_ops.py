@@ -332,3 +332,11 @@ def test_clip_is_nan_where_a_limit_is_as_in_numpy(device_name: str) -> None:
     np.testing.assert_array_equal([tg.clip(x, NAN, 2.0), tg.clip(x, 0.0, NAN)], want[2:])
     into = tg.grad(lambda x, lo: tg.clip(x, lo, 9.0).sum(), argnums=(0, 1))(x, limit)
     np.testing.assert_array_equal(into, [[0, 1, 1], [1, 0, 0]])
+
+
+def test_padding_can_be_a_tensor() -> None:
+    x, v = tg.tensor([1.0, 2.0]), tg.tensor(3.0)
+    assert tg.pad(x, (1, 2), v).tolist() == [3, 1, 2, 3, 3]
+    assert tg.grad(lambda x, v: tg.sum(tg.pad(x, (1, 2), v)), argnums=(0, 1))(x, v)[1].item() == 3
+    with pytest.raises(tg.ShapeError, match=r"value must be a number or have rank 0, got f32\[1\]"):
+        tg.pad(x, 1, v[None])

@@ -316,15 +316,16 @@ def _pad_widths(widths: Any, ndim: int) -> list[tuple[int, int]]:
 
 
 @method
-def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
+def pad(x: Operand, widths: int | Sequence[Any], value: Operand = 0) -> Tensor:
     """Surround `x` with `value`.
 
     x:        any dtype.
     widths:   an integer for every side of every axis; or (before, after) for every axis; or one such pair per axis.
-    value:    a number, which the dtype of `x` can hold.
+    value:    a number that the dtype of `x` can hold, or a tensor of rank 0.
     Returns:  dtype of `x`; each axis is longer by its two widths.
-    Gradient: the result's gradient, without the padding.
-    Raises:   ShapeError for negative widths, and unless there is a pair for each axis; DTypeError for another `value`.
+    Gradient: the result's gradient, without the padding; a `value` gets the sum of the padding's.
+    Raises:   ShapeError for negative widths, unless there is a pair for each axis, and for a `value` with axes.
+              DTypeError for another `value`.
 
     As numpy.pad with mode "constant". torch.nn.functional.pad takes the widths flat, the last axis first.
 
@@ -339,9 +340,12 @@ def pad(x: Operand, widths: int | Sequence[Any], value: float = 0) -> Tensor:
     if not isinstance(given, (bool, int, float, TensorMethods)):
         hint = "for a mode of np.pad, take elements by their indices: tg.take(x, np.pad(np.arange(n), 1, mode), axis)"
         raise DTypeError(f"value must be a number, got {shown(value)}{f'; {hint}' if isinstance(value, str) else ''}")
+    if isinstance(given, TensorMethods) and given.ndim:
+        raise ShapeError(f"value must be a number or have rank 0, got {given.type}")
     inside = views.broadcast_to(const(True, bool_), x.shape)
     padded = x
     for axis, (before, after) in enumerate(pairs):
         n = before + x.shape[axis] + after
         padded, inside = views.place(padded, axis, before, n), views.place(inside, axis, before, n)
-    return padded if given == 0 or padded is x else where(inside, padded, given)
+    zero = not isinstance(given, TensorMethods) and given == 0
+    return padded if zero or padded is x else where(inside, padded, given)
