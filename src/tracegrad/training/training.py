@@ -249,8 +249,9 @@ class Training(Parts):
         file.
 
         optimizer: False loads only parameters and the model's states, such as running means, as to train on with
-                   another optimizer. The optimizer's state, step counter and schedule stay as they are. The path can
-                   then be of any safetensors file with the parameters by name.
+                   another optimizer. The optimizer's state, step counter and schedule stay as they are, and so do
+                   averages (`ema=`) until `train.reset(params=False)`. The path can then be of any safetensors file
+                   with the parameters by name.
         Raises:    InputError, with nothing changed, if the file is not a checkpoint, is damaged, or belongs to another
                    model or optimizer; OSError for a file that cannot be read.
         As torch.load, and load_state_dict of model, optimizer and scheduler.
