@@ -30,6 +30,7 @@ MARGIN = 32.0
 ULPS = 64.0
 EPS = 2.0**-23  # of f32
 SMALLEST = 2.0**-126  # number of f32 that is no denormal
+SMALLEST_HALF = 2.0**-14  # of f16
 TRIES = 4  # simulated devices
 TRIES_OF_FEW = 4 * TRIES  # if there are few results: their roundings often cancel each other
 MOVED = 2.0  # roundings by which a device can be off
@@ -206,8 +207,12 @@ class Check(NamedTuple):
         return allowed if (allowed := CANCELLED * EPS * again.scale) <= DISCARDED * largest(self.storable()) else 0.0
 
     def halves(self) -> Array:
-        """Return how far rounding to f16 can move each element."""
-        return np.asarray(self.half * np.abs(self.exact.values if self.half else 0.0))
+        """Return how far rounding to f16 can move each element. A device that is not strict can flush denormals."""
+        if not self.half:
+            return np.zeros(())
+        size = np.abs(self.exact.values)
+        denormal = size < SMALLEST_HALF
+        return self.half * np.where(denormal, SMALLEST_HALF, size) + np.where(denormal & (not self.strict), size, 0.0)
 
     def storable(self) -> Array:
         """Return the values in f64; infinite where a half cannot hold them."""
