@@ -164,10 +164,11 @@ def source_of(
     lowered = serial or tilings
     reaches, serial_reaches = reaches_of(launch.sized, tilings), reaches_of(launch.sized, serial)
     on_gpu, side_by_side = [*map(on_device, launch.sized)], len(reaches) > 1
-    capacity = max([capacity_of(k) for k in (launch.sized if side_by_side else on_gpu)], default=0)
+    follows = any(map(capacity_of, on_gpu))
     most = max(map(capacity_of, launch.sized), default=0)  # each kernel begins in the text where it does in the grid
     assert all(r.at(most) == t.workgroups for r, t in zip(reaches, tilings))
     assert all(r.at(most) == t.workgroups for r, t in zip(serial_reaches, serial))
+    capacity = most if side_by_side or follows else 0
 
     def spell(name: str) -> Any:
         language = LANGUAGES[name]
@@ -190,7 +191,7 @@ def source_of(
         binding_of=tuple(binding_of),
         apart=tuple(lowered) if takes_first(lowered) else (),
         capacity=capacity,
-        follows=any(map(capacity_of, on_gpu)),
+        follows=follows,
         reaches=reaches,
         serial_reaches=serial_reaches,
     )
