@@ -83,3 +83,21 @@ def test_a_device_that_computes_a_function_wrongly_is_found_and_the_op_named(mon
             _ = forward.run(x=X).output
         monkeypatch.delenv("TRACEGRAD_CHECK")
         assert isinstance(train.step(x=X, y=Y).result(), tg.Completed)
+
+
+def test_a_constant_that_makes_the_loss_infinite_is_named() -> None:
+    """No value overflows here: the label is a class that the mask excludes."""
+
+    def masked(m: nn.Linear, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
+        return tg.cross_entropy(tg.where([True, False], m(x), -np.inf), y)
+
+    with tg.compile(
+        model=nn.Linear(3, 2), loss=masked, inputs={"x": (4, 3), "y": tg.i32[4]}, optimizer=optim.sgd(lr=0.1), seed=0,
+        device="cpu",
+    ) as train:  # fmt: skip
+        assert np.isfinite(train.step(x=X, y=[0, 0, 0, 0]).loss)
+        with pytest.raises(
+            tg.NonFiniteError, match=r"the loss is inf(.|\n)*infinite constant (.|\n)*tg.where"
+        ) as caught:
+            _ = train.step(x=X, y=[0, 1, 0, 0]).loss
+    assert "reaches the result: const, f32[]" in str(caught.value)

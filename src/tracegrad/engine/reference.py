@@ -221,6 +221,7 @@ def _rule(t: Tensor) -> tuple[int, int, int | None]:
 
 ROLES = {"param": "parameter", "frozen": "parameter", "input": "input", "state": "state", "hyper": "hyperparameter"}
 FINITE, MEANT, BAD = range(3)  # MEANT: infinite because of a constant, such as the fill of a mask
+CONSTANTS = ("const", "literal")
 
 
 def blame(graph: Graph, env: Mapping[str, Any]) -> str:
@@ -240,6 +241,8 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
             "rounding or overflow decided; no op can be named"
         )
     t, value = culprit
+    if t.prim.name in CONSTANTS:
+        return located(f"an infinite constant reaches the result: {t.name}, {t.type}", t.site)
     nan, infinite = int(np.isnan(value).sum()), int(np.isinf(value).sum())
     kinds = " and ".join(f"{n} {kind}" for n, kind in ((nan, "NaN"), (infinite, "infinite")) if n)
     if t.prim.name == "leaf":
@@ -252,17 +255,20 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
 
 
 def _first(roots: Sequence[Tensor], env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
-    """Return the first node that made a root non-finite, and its value."""
+    """Return the first node that made a root non-finite, and its value: a constant if no other node did."""
     state: dict[int, int] = {}
     suspects: list[tuple[Tensor, Any]] = []
+    constants: list[tuple[Tensor, Any]] = []
     with np.errstate(all="ignore"):
         for t, value in run(roots, env, np):
             x = np.concatenate([np.ravel(v) for v in value]) if t.prim.family == "scan" else np.asarray(value)
             state[t.serial] = _judge(t, x, state)
             if state[t.serial] == BAD and not any(state[i.serial] == BAD for i in t.inputs):
                 suspects.append((t, x))
+            elif state[t.serial] == MEANT and t.prim.name in CONSTANTS:
+                constants.append((t, x))
     reached = _not_finite_paths(roots, state)
-    found = next(((t, x) for t, x in suspects if t.serial in reached), None)
+    found = next(((t, x) for t, x in suspects + constants if t.serial in reached), None)
     return found if found is None or found[0].prim.family != "scan" else _inside(found[0], env) or found
 
 
@@ -280,7 +286,7 @@ def _judge(t: Tensor, x: Any, state: Mapping[int, int]) -> int:
     if bool(np.isnan(x).any()):
         return BAD
     # exp(-inf) is a valid 0: a constant infinity is not to blame until it makes a NaN.
-    return MEANT if t.prim.name in ("const", "literal") or any(state[i.serial] == MEANT for i in t.inputs) else BAD
+    return MEANT if t.prim.name in CONSTANTS or any(state[i.serial] == MEANT for i in t.inputs) else BAD
 
 
 def _not_finite_paths(roots: Sequence[Tensor], state: Mapping[int, int]) -> set[int]:
