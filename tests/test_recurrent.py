@@ -153,6 +153,20 @@ def test_known_lengths_are_within_the_sequence(lengths: list[int]) -> None:
         tg.trace(model=layer, loss=lambda m, x: tg.sum(m(x, lengths=n)[0]), inputs={"x": X.shape})
 
 
+@pytest.mark.parametrize("size", [T, "T"])
+def test_lengths_that_a_run_gets_are_within_the_sequence(size: Any) -> None:
+    layer, inputs = nn.GRU(IN, H), {"x": (B, size, IN), "n": tg.i32[B]}
+    net = tg.compile_forward(
+        model=layer, forward=lambda m, x, n: m(x, lengths=n)[0], inputs=inputs, device="cpu", seed=0
+    )
+    assert net.run(x=X, n=[T, 0, 2]).output.shape == (B, T, H)
+    for wrong in (T + 1, -1):
+        with pytest.raises(
+            tg.InputError, match=rf"n: index {wrong} at \[1\] is out of range; valid indices are 0 to {T}"
+        ):
+            _ = net.run(x=X, n=[T, wrong, 2]).output
+
+
 def test_errors_name_the_layer_for_empty_sequences_and_lengths_of_another_dtype() -> None:
     for layer in (nn.RNN, nn.GRU, nn.LSTM):
         m, name = tg.instantiate(layer(IN, H), seed=0), layer.__name__

@@ -46,7 +46,7 @@ def _lengths(lengths: Any, n: int, least: int, most: int, name: str) -> Tensor:
     t = as_tensor(lengths)
     if t.dtype != i32 or t.shape != (n,):
         raise ShapeError(f"{name} must be i32[{n}], one length from {least} to {most} for each sequence; got {t.type}")
-    return t
+    return classes_for(t, most + 1, f"numbers of {name}")
 
 
 @op
@@ -70,8 +70,8 @@ def ctc_loss(
     targets:        i32 [N, S]: up to S labels for each sequence, in [0, C) and other than `blank`. Labels beyond a
                     sequence's length are not used, but must be valid classes. Others raise errors as for `take`; labels
                     that a program computes are not checked.
-    input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T.
-    target_lengths: i32 [N]: number of labels of each sequence, from 0 to S.
+    input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T. Others raise errors like `targets`.
+    target_lengths: i32 [N]: number of labels of each sequence, from 0 to S. Others raise errors like `targets`.
     blank:          the class that stands for no label.
     reduction:      "mean" (each loss divided by its target length, or by 1 if that is 0, then the mean), "sum", or
                     "none".

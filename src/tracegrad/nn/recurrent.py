@@ -132,6 +132,7 @@ class Recurrent(Module):
             raise InputError.here(
                 f"{self._name}: lengths must be from 0 to {x.shape[1]}, the size of axis 1 of x, {x.type}; got {bad[0]}"
             )
+        n = indexing.classes_for(n, x.shape[1] + 1) if ambient.building() else n  # the host checks those of an input
         return shaping.reshape(indexing.arange(x.shape[1]), (-1, 1, 1)) < shaping.reshape(n, (1, -1, 1))
 
     def _first(self, x: Any, state: Any) -> list[Carry]:
@@ -172,15 +173,15 @@ class RNN(Recurrent):
     state:   f32[layers * directions, B, hidden_dim]; None means zeros. The result has the last state of each sequence.
     lengths: i32[B], from 0 to T: lengths of the sequences; None: all are T. After a sequence's end, y is 0 and the
              state is kept, so a length of 0 gives the given state, where PyTorch's pack_padded_sequence raises. Lengths
-             that a compiled program gets are not checked: one below 0 counts as 0, and one above T as T.
+             that a program computes are not checked: one below 0 counts as 0, and one above T as T.
     y:       f32[B, T, directions * hidden_dim]: h after each element.
 
     The weights of each layer and direction are in a cell: `cells.0`, ..., layer by layer, forward before backward. A
     cell has W_ih f32[G hidden_dim, size of x], W_hh f32[G hidden_dim, hidden_dim], and b_ih and b_hh f32[G hidden_dim].
     G is 1 for RNN, 3 for GRU and 4 for LSTM. First values are uniform in [-e, e), e = 1 / sqrt(hidden_dim).
     Raises: ShapeError for sizes below 1, when called if x, state or lengths do not fit, and in eager calls for T = 0.
-            DTypeError for lengths that are not i32. InputError if `dropout` is outside [0, 1], and for lengths with
-            known values that are out of range.
+            DTypeError for lengths that are not i32. InputError if `dropout` is outside [0, 1], and for lengths out of
+            range; those of an input fail the run.
     As torch.nn.RNN with batch_first.
 
     >>> y, last = tg.instantiate(nn.RNN(3, 4), seed=0)(np.zeros((2, 5, 3), np.float32))

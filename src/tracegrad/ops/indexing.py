@@ -176,9 +176,9 @@ def _class_range(t: TensorType, *, n: int) -> tuple[int, int, None]:
 CLASSES = composite("classes", type=_itself, expand=_itself, batch=alike, indexes=_class_range)
 
 
-def classes_for(classes: Any, n: int) -> Tensor:
-    """Return class numbers below `n` as a tensor of i32. Their range is checked like that of indices."""
-    t = indices_for(classes, n, "classes")
+def classes_for(classes: Any, n: int, what: str = "classes") -> Tensor:
+    """Return class numbers, or others below `n`, as a tensor of i32. Their range is checked like that of indices."""
+    t = indices_for(classes, n, what)
     return t if constant_integers(t) else bind(CLASSES, t, n=n)
 
 
