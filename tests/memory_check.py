@@ -311,10 +311,11 @@ class Simulator:
                     continue
                 assert not b.written, f"dispatch {number} writes one place twice: {a} and {b}"
                 assert a.member == b.member, f"dispatch {number}: one member reads what another overwrites: {a} and {b}"
-                kernel = self.launches[number][1].kernels[a.member]
-                first = sum(len(k.slots) for k in self.launches[number][1].kernels[: a.member])
+                members = self.launches[number][1].members
+                kernel = members[a.member].kernel
+                first = sum(len(m.kernel.slots) for m in members[: a.member])
                 source = self.p.program.kernels[self.p.program.dispatches[number].kernel]
-                alone = self.launches[number][1].tilings[a.member].lanes == 1
+                alone = members[a.member].tiling.lanes == 1
                 waits = alone or stores_wait(
                     next(text for text, slots in calls_of(source) if a.number in slots.values())
                 )

@@ -94,10 +94,10 @@ class Rendered:
     def launches(self, plan: Plan) -> None:
         """Add all launches of a plan; the launches of a scan become a loop."""
         for launch in plan.launches:
-            scan = plan.scans.get(id(launch.clusters[0]))
-            if scan is None:
+            if launch.scan is None:
                 self.launch(plan, launch)
                 continue
+            scan = plan.scans[id(launch.scan)]
             begin, place = len(self.dispatches), len(self.loops)
             self.launches(scan.plan)
             self.loops.insert(
@@ -119,7 +119,7 @@ class Rendered:
             for a in arrays
         )
         aligned = tuple([p.offset % 4 == 0 and all(move.step % 4 == 0 for move in p.moves) for p in places])
-        forms = tuple(map(id, (*launch.kernels, *launch.sized)))  # equal clusters have one kernel
+        forms = tuple([(id(m.kernel), id(m.sized)) for m in launch.members])  # equal clusters have one kernel
         key = (forms, tuple(binding_of), bindings, aligned)
         if key not in self.sources:
             self.sources[key] = len(self.kernels)
@@ -157,25 +157,26 @@ def source_of(
     launch: Launch, binding_of: Sequence[int], bindings: tuple[Binding, ...], aligned: Sequence[bool]
 ) -> KernelSource:
     """Return one launch in every language; each text is generated when it is first requested."""
-    kernels, tilings = launch.kernels, launch.tilings
+    kernels, tilings = [m.kernel for m in launch.members], [m.tiling for m in launch.members]
+    sized = [m.sized for m in launch.members if m.sized]
     bound = BoundLaunch(kernels, tilings, binding_of, bindings, aligned)
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
     lowered = serial or tilings
-    reaches, serial_reaches = reaches_of(launch.sized, tilings), reaches_of(launch.sized, serial)
-    on_gpu, side_by_side = [*map(on_device, launch.sized)], len(reaches) > 1
+    reaches, serial_reaches = reaches_of(sized, tilings), reaches_of(sized, serial)
+    on_gpu, side_by_side = [*map(on_device, sized)], len(reaches) > 1
     follows = any(map(capacity_of, on_gpu))
-    most = max(map(capacity_of, launch.sized), default=0)  # each kernel begins in the text where it does in the grid
+    most = max(map(capacity_of, sized), default=0)  # each kernel begins in the text where it does in the grid
     assert all(r.at(most) == t.workgroups for r, t in zip(reaches, tilings))
     assert all(r.at(most) == t.workgroups for r, t in zip(serial_reaches, serial))
     capacity = most if side_by_side or follows else 0
 
     def spell(name: str) -> Any:
         language = LANGUAGES[name]
-        if not launch.sized:
+        if not sized:
             return language.spell(bound)
         if not language.gpu:
-            return language.spell(replace(bound, kernels=launch.sized))
+            return language.spell(replace(bound, kernels=sized))
         own = serial_reaches if name == "serial_wgsl" else reaches
         return language.spell(replace(bound, kernels=on_gpu, capacity=capacity, reaches=own if side_by_side else ()))
 

@@ -84,7 +84,7 @@ class Planned(NamedTuple):
         launches = tuple(plan.dispatched())
         expected = sum(program.kernels[d.kernel].launches for d in program.dispatches)
         assert len(launches) == expected, "planning the graph again gave another program"
-        many = [len([*plan.scans[id(x.clusters[0])].plan.dispatched()]) if not x.kernels else 1 for x in plan.launches]
+        many = [len([*plan.scans[id(x.scan)].plan.dispatched()]) if x.scan else 1 for x in plan.launches]
         starts = tuple(accumulate(many, initial=0))
         numbers = {id(c): range(at, at + n) for x, at, n in zip(plan.launches, starts, many) for c in x.clusters}
         return Planned(plan, launches, starts, numbers, origins)
@@ -96,7 +96,7 @@ class Planned(NamedTuple):
     def label(self, c: Cluster) -> str:
         """Describe what a cluster computes, by the names of its ops."""
         launch = self.plan.launches[bisect_right(self.starts, self.numbers[id(c)][0]) - 1]
-        return next((k.label for d, k in zip(launch.clusters, launch.kernels) if d is c), "scan")
+        return next((m.kernel.label for m in launch.members if m.cluster is c), "scan")
 
     def computed(self, c: Cluster) -> list[Tensor]:
         """Return all nodes that a cluster computes, inlined nodes included."""
@@ -125,8 +125,8 @@ def dispatches_of(graph: Graph, program: Program) -> tuple[DispatchInfo, ...]:
         source, cost, sites, forms = program.kernels[d.kernel], Cost(), set[Site](), list[Kernel]()
         inside = {turn.launch: turn.nest.count(turn.number) for turn in source.turns}
         for k, (plan, launch) in enumerate(islice(launches, source.launches)):
-            forms += launch.kernels
-            for c, kernel in zip(launch.clusters, launch.kernels):
+            for c, kernel, *_ in launch.members:
+                forms.append(kernel)
                 if id(kernel) not in costs:
                     costs[id(kernel)] = cost_of(c, plan.externals[id(c)], plan.storage, at)
                 cost += costs[id(kernel)].repeated(inside.get(k, 1))

@@ -53,7 +53,7 @@ def make_program(
     watch = Watch(graph)
     plan = make_plan(optimize(graph, watch), persistent, declared)
     program = replace(assemble(plan, persistent, specs, meta, results), graph=graph)
-    watch.program(program, [launch.kernels for _, launch in plan.dispatched()])
+    watch.program(program, [[m.kernel for m in launch.members] for _, launch in plan.dispatched()])
     return program
 
 

@@ -13,7 +13,7 @@ from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import Kernel, UnsizedError
 from tracegrad.kernels.fuse import MAX_BUFFERS, Schedule
-from tracegrad.kernels.group import Launch, group_launches
+from tracegrad.kernels.group import Launch, Member, group_launches
 from tracegrad.kernels.lower import external_order, lower
 from tracegrad.kernels.reads import array_of, base
 from tracegrad.kernels.storage import Storage
@@ -28,7 +28,8 @@ def make_plan(storage: Storage, persistent: Persistent, declared: Mapping[str, T
     """Return the plan of an optimized graph. `declared` inputs get a place even if nothing reads them."""
     plan = plan_kernels(storage, {})
     place_inputs(plan, persistent, declared or {})
-    finish(plan, persistent)
+    share_launches(plan, {})
+    place_values(plan, persistent)
     return plan
 
 
@@ -40,33 +41,31 @@ def place_inputs(plan: Plan, persistent: Persistent, declared: Mapping[str, Tens
     place_leaves(plan, persistent)
 
 
-def finish(plan: Plan, persistent: Persistent, decided: Mapping[int, Launch] | None = None) -> None:
-    """Let kernels share launches, and place everything but inputs. decided: as for `share_launches`."""
-    for p in plan.nested():
-        share_launches(p, decided or {})
+def place_values(plan: Plan, persistent: Persistent) -> None:
+    """Place everything but inputs. Kernels must share their launches already."""
     place_outputs(plan, plan.storage.graph, persistent)
     place_temporaries(plan, set())
     place_bodies(plan, 0, plan.constants)
 
 
-def share_launches(plan: Plan, decided: Mapping[int, Launch]) -> None:
-    """Let kernels of a plan share launches.
+def share_launches(plan: Plan, sized: Mapping[int, Member]) -> None:
+    """Let kernels of a plan share launches, also in the plans of loops.
 
-    decided: id of a cluster -> a launch of it alone, if the size of a run sets extents of kernels. These do not change
-             which kernels share launches, so that `compiler/dispatches.py` finds this out from the graph alone.
+    Members are sorted by length, the longest first, so that short ones fill gaps. Equal members become neighbours.
+
+    sized: id of a cluster -> the member that takes its place, if the size of a run sets extents of kernels. These do
+           not change which kernels share launches. So `compiler/dispatches.py` finds this out from the graph alone.
     Raises: UnsizedError if such kernels need too much memory together.
     """
-    number: dict[int, int] = {}
-    for launch in plan.launches:
-        for kernel in decided.get(id(launch.clusters[0]), launch).kernels:
-            number.setdefault(id(kernel), len(number))
-    plan.launches = group_launches(plan.schedule, plan.launches)
-    for launch in plan.launches:
-        if decided and launch.kernels:
-            launch.become([decided[id(c)] for c in launch.clusters])
-        if workgroup_bytes(launch.tilings) > WORKGROUP_BYTES:
-            raise UnsizedError("kernels that share a launch need too much memory of a workgroup")
-        launch.sort(number)
+    for p in plan.nested():
+        alone = [sized.get(id(m.cluster), m) for launch in p.launches for m in launch.members]
+        number = {id(m.kernel): k for k, m in reversed([*enumerate(alone)])}  # of equal kernels, the first counts
+        p.launches = group_launches(p.schedule, p.launches)
+        for launch in p.launches:
+            members = [sized.get(id(m.cluster), m) for m in launch.members]
+            if workgroup_bytes([m.tiling for m in members]) > WORKGROUP_BYTES:
+                raise UnsizedError("kernels that share a launch need too much memory of a workgroup")
+            launch.members = sorted(members, key=lambda m: (-m.kernel.work, number[id(m.kernel)]))
 
 
 def plan_kernels(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], open_size: int = 0) -> Plan:
@@ -79,11 +78,12 @@ def plan_kernels(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], open
     launches: list[Launch] = []
     scans: dict[int, ScanPlan] = {}
     for c in schedule.clusters:
-        launches.append(Launch([c], arrays=schedule.arrays(c, c.outs)))
+        arrays = schedule.arrays(c, c.outs)
         if c.kind == "scan":
+            launches.append(Launch([], arrays, c))
             externals[id(c)] = [base(x) for x in c.main.inputs]
-            arrays = [array_at(storage, x) for x in externals[id(c)]]
-            scans[id(c)], inner = iteration(c.main, arrays, storage.graph.precision)
+            names = [array_at(storage, x) for x in externals[id(c)]]
+            scans[id(c)], inner = iteration(c.main, names, storage.graph.precision)
             scans[id(c)].plan = plan_kernels(inner, forms, open_size)
             grows = open_size and scans[id(c)].length % open_size == 0
             scans[id(c)].per = scans[id(c)].length // open_size if grows else 0
@@ -92,8 +92,7 @@ def plan_kernels(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], open
         if key not in forms:
             kernel = lower(c, externals[id(c)], storage)
             forms[key] = kernel, choose_tiling(kernel)
-        kernel, tiling = forms[key]
-        launches[-1].kernels, launches[-1].tilings = [kernel], [tiling]
+        launches.append(Launch([Member(c, *forms[key])], arrays))
     return Plan(schedule, launches, externals, scans=scans)
 
 

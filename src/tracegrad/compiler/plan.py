@@ -56,11 +56,10 @@ class Plan:
     def dispatched(self) -> Iterator[tuple[Plan, Launch]]:
         """Yield the launch behind each dispatch of the Program, and the launch's plan."""
         for launch in self.launches:
-            scan = self.scans.get(id(launch.clusters[0]))
-            if scan is None:
+            if launch.scan is None:
                 yield self, launch
             else:
-                yield from scan.plan.dispatched()
+                yield from self.scans[id(launch.scan)].plan.dispatched()
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -14,8 +14,8 @@ from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import Built, ProgramSource, TracedProgram
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.pipeline import optimize
-from tracegrad.compiler.places import finish, place_inputs, plan_kernels
-from tracegrad.compiler.uniform import Pair, decide_extents
+from tracegrad.compiler.places import place_inputs, place_values, plan_kernels, share_launches
+from tracegrad.compiler.uniform import Pair, sized_members
 from tracegrad.dtypes import TensorType, axis_first
 from tracegrad.errors import CompileError, ShapeError
 from tracegrad.ir import ambient
@@ -125,8 +125,8 @@ def _program(
     for p, t in zip((plan, witness), traced):
         place_inputs(p, t.persistent, t.inputs)
     outside = [math.prod(one.inputs[name].shape[:k]) for name, k in axes.items() if name in one.inputs]
-    decided = decide_extents(plan, witness, sizes, max(outside, default=1))
-    finish(plan, one.persistent, decided)
+    share_launches(plan, sized_members(plan, witness, sizes, max(outside, default=1)))
+    place_values(plan, one.persistent)
     program = assemble(plan, one.persistent, specs[0], one.meta, one.results)
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes, led.inputs)
     outputs = _with_extents(program.outputs, graphs[0].results, graphs[1].results, sizes, led.outputs)

@@ -15,7 +15,7 @@ from tracegrad.dtypes import TensorType
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import Axis, Kernel, UnsizedError
-from tracegrad.kernels.group import Launch
+from tracegrad.kernels.group import Launch, Member
 from tracegrad.kernels.reads import base
 from tracegrad.kernels.rows import RowLayout, Turned, turned, turnings
 from tracegrad.kernels.show import body_of
@@ -94,24 +94,24 @@ class _Growth(Comparison):
         return found
 
 
-def decide_extents(one: Plan, other: Plan, sizes: Pair, outside: int) -> dict[int, Launch]:
-    """Return launches of `one`, planned for the capacity, with kernels in which the size of a run sets one extent.
+def sized_members(one: Plan, other: Plan, sizes: Pair, outside: int) -> dict[int, Member]:
+    """Return the members of `one`, planned for the capacity, with kernels in which the size of a run sets one extent.
 
     The key is the id of a cluster. Each launch of the plans has one cluster. A kernel computes elements of the batch
     from elements of the batch only. Raises: UnsizedError if the plans do not prove this.
 
     outside: the elements before the axis of the size in an input; the most of all inputs.
     """
-    decision = _Decision(sizes, one, outside)
-    decision.plans(one, other)
+    comparison = _Plans(sizes, one, outside)
+    comparison.plans(one, other)
     for name, t in one.storage.graph.results.items():
-        rows = decision.of(t)
+        rows = comparison.of(t)
         if rows and rows.before > 1:
             raise UnsizedError(f"the result {name} does not have the batch in front")
-    return decision.decided
+    return comparison.sized
 
 
-class _Decision:
+class _Plans:
     """Compares two plans, and the plans of their loops."""
 
     def __init__(self, sizes: Pair, plan: Plan, outside: int) -> None:
@@ -120,7 +120,7 @@ class _Decision:
         self.names: tuple[dict[int, Any], dict[int, Any]] = {}, {}  # serial -> a name that is equal in both plans
         self.rows: dict[Any, RowLayout] = {}  # by name
         self.kept = _kept(plan)
-        self.decided: dict[int, Launch] = {}  # by id of a cluster
+        self.sized: dict[int, Member] = {}  # by id of a cluster
         self.count = 0
 
     def of(self, t: Tensor) -> RowLayout | None:
@@ -134,21 +134,20 @@ class _Decision:
         for x, y in zip(one.launches, other.launches):
             self.count += 1
             touched = [self.touched(p, c, seen) for p, c, seen in zip((one, other), (x, y), self.names)]
-            scans = one.scans.get(id(x.clusters[0])), other.scans.get(id(y.clusters[0]))
-            if touched[0] != touched[1] or bool(scans[0]) != bool(scans[1]):
-                what = x.kernels[0].label if x.kernels else "a loop"
+            if touched[0] != touched[1] or bool(x.scan) != bool(y.scan):
+                what = "a loop" if x.scan else x.members[0].kernel.label
                 raise UnsizedError(f"{what} reads other values at a batch of {self.sizes.b}")
-            if scans[0] and scans[1]:
-                self.scans(one, other, scans[0], scans[1], touched[0][1:])
+            if x.scan:
+                self.scans(one, other, one.scans[id(x.scan)], other.scans[id(y.scan)], touched[0][1:])
             else:
-                self.launches(x, y, touched[0][1:])
+                self.members(x.members[0], y.members[0], touched[0][1:])
         packs = zip(*[[t for t in p.storage.order if t.prim.family == "pack"] for p in (one, other)])
         if any(self.sizes.per(t.size, u.size) for t, u in packs):
             raise UnsizedError("parts that grow with the batch are put together")
 
-    def launches(self, x: Launch, y: Launch, read: Sequence[Any]) -> None:
-        """Give launch `x` a kernel in which a run sets the extents that grow. read: names of the values it reads."""
-        a, b, outs = x.kernels[0], y.kernels[0], x.clusters[0].outs
+    def members(self, x: Member, y: Member, read: Sequence[Any]) -> None:
+        """Give member `x` a kernel in which a run sets the extents that grow. read: names of the values it reads."""
+        a, b, outs = x.kernel, y.kernel, x.cluster.outs
         grows = [self.sizes.per(s.size, t.size) for s, t in zip(a.slots, b.slots)]
         held = [self.rows.get(name, RowLayout(1, per)) if per else None for name, per in zip(read, grows)]
         held += [None] * len(outs)
@@ -157,8 +156,8 @@ class _Decision:
         if key not in self.made:
             self.made[key] = _turned(a, b, self.sizes, held, [None] * len(read) + kept, self.outside)
         made = self.made[key]
-        tilings = x.tilings if made.kernel is a else [choose_tiling(made.kernel)]
-        self.decided[id(x.clusters[0])] = Launch(x.clusters, [made.kernel], tilings, x.arrays, [made.sized])
+        tiling = x.tiling if made.kernel is a else choose_tiling(made.kernel)
+        self.sized[id(x.cluster)] = Member(x.cluster, made.kernel, tiling, made.sized)
         self.rows |= {(self.count, k): rows for k, rows in enumerate(made.held[len(read) :]) if rows}
 
     def scans(self, one: Plan, other: Plan, x: ScanPlan, y: ScanPlan, read: Sequence[Any]) -> None:

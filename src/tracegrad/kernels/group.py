@@ -6,8 +6,9 @@ depends on, as long as the launch stays small. A kernel that fills the device al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.fuse import MAX_BUFFERS, Cluster, Schedule
@@ -17,59 +18,51 @@ from tracegrad.tuning import ALONE, FULL, KEPT_ALIVE, MAX_MEMBERS
 MAX_SLOTS = 64  # offsets that a dispatch can pass: 1 KiB of uniforms
 
 
+class Member(NamedTuple):
+    """A kernel of a launch, and the cluster that it computes."""
+
+    cluster: Cluster
+    kernel: Kernel
+    tiling: Tiling
+    sized: Kernel | None = None  # the same kernel with extents that the size of a run sets, if it sets any
+
+
 @dataclass(slots=True)
 class Launch:
-    """Clusters that run side by side in one dispatch; or one scan, which has no kernel."""
+    """Kernels that run side by side in one dispatch; or one scan, which has no kernel."""
 
-    clusters: list[Cluster] = field(default_factory=list[Cluster])
-    kernels: list[Kernel] = field(default_factory=list[Kernel])
-    tilings: list[Tiling] = field(default_factory=list[Tiling])
-    arrays: set[str] = field(default_factory=set[str])
-    sized: list[Kernel] = field(default_factory=list[Kernel])  # the kernels whose extents depend on the size of a run
+    members: list[Member]
+    arrays: set[str]
+    scan: Cluster | None = None
+
+    @property
+    def clusters(self) -> list[Cluster]:
+        """The clusters that the launch computes."""
+        return [m.cluster for m in self.members] if self.scan is None else [self.scan]
 
     @property
     def workgroups(self) -> int:
         """The number of workgroups of all members together."""
-        return sum([t.workgroups for t in self.tilings])
+        return sum([m.tiling.workgroups for m in self.members])
 
     def takes(self, other: Launch) -> bool:
         """Return whether the members of `other` can join. Large kernels share a launch only with equal kernels."""
-        kernels = [*self.kernels, *other.kernels]
-        large = [k for k in kernels if k.work >= ALONE]
+        members = [*self.members, *other.members]
+        large = [m.kernel for m in members if m.kernel.work >= ALONE]
         return (
-            len(self.kernels) > 0 < len(other.kernels)
-            and len(kernels) <= MAX_MEMBERS
-            and (not large or all(k is large[0] for k in kernels))
+            self.scan is None is other.scan
+            and len(members) <= MAX_MEMBERS
+            and (not large or all(m.kernel is large[0] for m in members))
             and self.workgroups + other.workgroups <= FULL
-            and sum([len(k.slots) for k in kernels]) <= MAX_SLOTS
+            and sum([len(m.kernel.slots) for m in members]) <= MAX_SLOTS
             and len(self.arrays | other.arrays) <= MAX_BUFFERS
-            and workgroup_bytes([*self.tilings, *other.tilings]) <= WORKGROUP_BYTES
+            and workgroup_bytes([m.tiling for m in members]) <= WORKGROUP_BYTES
         )
 
     def add(self, other: Launch) -> None:
-        """Add the members of another launch. Lists are made anew, since launches can share them."""
-        self.clusters = [*self.clusters, *other.clusters]
-        self.kernels = [*self.kernels, *other.kernels]
-        self.tilings = [*self.tilings, *other.tilings]
-        self.arrays = self.arrays | other.arrays
-
-    def become(self, others: Sequence[Launch]) -> None:
-        """Take the kernels of other launches, one for each cluster."""
-        self.kernels = [k for x in others for k in x.kernels]
-        self.tilings = [t for x in others for t in x.tilings]
-        self.sized = [k for x in others for k in x.sized]
-        assert len(self.kernels) == len(self.tilings) == len(self.sized) == len(self.clusters)
-
-    def sort(self, number: Mapping[int, int]) -> None:
-        """Sort members by length, the longest first, so that short ones fill gaps; equal members become neighbours.
-
-        number: id of a kernel -> the number of its function.
-        """
-        order = sorted(range(len(self.kernels)), key=lambda k: (-self.kernels[k].work, number[id(self.kernels[k])]))
-        if order:
-            self.clusters, self.kernels = [self.clusters[k] for k in order], [self.kernels[k] for k in order]
-            self.tilings = [self.tilings[k] for k in order]
-            self.sized = [self.sized[k] for k in order] if self.sized else []
+        """Add the members of another launch."""
+        self.members += other.members
+        self.arrays |= other.arrays
 
 
 def group_launches(schedule: Schedule, alone: Iterable[Launch]) -> list[Launch]:
