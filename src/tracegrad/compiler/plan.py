@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.compiler.layout import Filling, Lifetime, Place
-from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor, bind, graft, reached, toposort
+from tracegrad.ir.graph import Graph, reached
+from tracegrad.ir.nodes import Tensor, bind, graft, toposort
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.reads import base, reads_of

@@ -8,8 +8,8 @@ from math import inf
 from tracegrad.compiler.layout import HALTED
 from tracegrad.compiler.tracing import Traced
 from tracegrad.dtypes import TensorType, f32, i32
-from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor, reached, toposort
+from tracegrad.ir.graph import Graph, reached
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.optim import freezing
 from tracegrad.optim.arena import Part
 from tracegrad.optim.gradients import sum_of_squares

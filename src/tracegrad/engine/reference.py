@@ -20,8 +20,8 @@ from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize, rounded
 from tracegrad.errors import InputError, located
 from tracegrad.ir.evaluate import evaluate, iterations, named_by_role, run
-from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor, reached, toposort
+from tracegrad.ir.graph import Graph, reached
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.expand import with_array_rules
 from tracegrad.passes.place import COMPUTING

@@ -25,7 +25,8 @@ from tracegrad.imperative.spell import Writer, is_fixed, reach
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
 from tracegrad.ir import ambient
-from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, reached, rebind, toposort, unmoved
+from tracegrad.ir.graph import reached, unmoved
+from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, rebind, toposort
 from tracegrad.passes.expand import with_array_rules
 from tracegrad.passes.indexed import indexed
 from tracegrad.passes.simplify import simplify

@@ -16,7 +16,8 @@ from tracegrad.dtypes import broadcast_shapes, f32
 from tracegrad.errors import ShapeError
 from tracegrad.imperative.values import f64
 from tracegrad.ir.evaluate import array_rule, spelled
-from tracegrad.ir.nodes import Tensor, reached
+from tracegrad.ir.graph import reached
+from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import compiled
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.rules import Indexed

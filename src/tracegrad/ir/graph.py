@@ -1,4 +1,4 @@
-"""Graph: named outputs, captures and writes, and all nodes that they reach. It prints as one line per node.
+"""Graph: named outputs, captures and writes, and all nodes that they reach; and walks over nodes.
 
 Some values must be computed once, because they are compared with themselves, such as x in x == max(x). A second
 computation can give another number: compilers round a * b + c once in one loop and twice in another. Then no element
@@ -14,7 +14,7 @@ from functools import reduce
 from typing import Any, TypeVar
 
 from tracegrad.dtypes import bool_
-from tracegrad.ir.nodes import Tensor, reached, toposort, unmoved
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.refusals import Value
 
 T = TypeVar("T")
@@ -130,6 +130,42 @@ def _show(value: Any) -> str:
 
 
 INLINED = ("map", "view", "gather")  # families whose values each reader computes itself, unless they are stored
+
+
+def reached(roots: Iterable[Tensor], beyond: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[Tensor]:
+    """Yield `roots` and all nodes reached from them, each once. `beyond(t)` returns the nodes to go on to from `t`."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        t = stack.pop()
+        if t.serial not in seen:
+            seen.add(t.serial)
+            yield t
+            stack.extend(beyond(t))
+
+
+def beside(roots: Sequence[Tensor], own: Callable[[Tensor], bool]) -> list[Tensor]:
+    """Return the nodes that `roots` read, directly or through nodes for which `own` is true, and that are not `own`."""
+    return [t for t in reached(roots, lambda t: t.inputs if own(t) else ()) if not own(t)]
+
+
+def depending(order: Iterable[Tensor], on: Iterable[Tensor], floats: bool = False) -> set[int]:
+    """Return the serials of the nodes `on`, and of all nodes that depend on them. order: inputs before their readers.
+
+    floats: follow only nodes of float type.
+    """
+    found = {t.serial for t in on}
+    for t in order:
+        if (t.dtype.is_float or not floats) and any(x.serial in found for x in t.inputs):
+            found.add(t.serial)
+    return found
+
+
+def unmoved(t: Tensor) -> Tensor:
+    """Return the tensor of which `t` is a view or a copy; `t` itself if it is neither."""
+    while t.prim.family == "view" or t.prim.passes:
+        t = t.inputs[0]
+    return t
 
 
 def computed_once(order: Sequence[Tensor], delivered: Iterable[Tensor] = ()) -> set[int]:

@@ -1,4 +1,4 @@
-"""The nodes of graphs: primitives, tensors, walks over nodes, and `bind`, which adds every node.
+"""The nodes of graphs: primitives, tensors, `bind`, which adds every node, and how graphs are built again.
 
 A Tensor is an immutable node: primitive, inputs, attributes, type, call site. A graph consists of the nodes that its
 outputs reach, so there is no dead code to remove, and there are no ids to remap.
@@ -7,7 +7,7 @@ outputs reach, so there is no dead code to remove, and there are no ids to remap
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
@@ -334,37 +334,6 @@ def toposort(roots: Iterable[Tensor], since: int = 0, known: Iterable[int] = ())
         inputs = t.inputs
     nodes.sort(key=attrgetter("serial"))  # a node is made after its inputs
     return nodes
-
-
-def reached(roots: Iterable[Tensor], beyond: Callable[[Tensor], Iterable[Tensor]]) -> Iterator[Tensor]:
-    """Yield `roots` and all nodes reached from them, each once. `beyond(t)` returns the nodes to go on to from `t`."""
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        t = stack.pop()
-        if t.serial not in seen:
-            seen.add(t.serial)
-            yield t
-            stack.extend(beyond(t))
-
-
-def depending(order: Iterable[Tensor], on: Iterable[Tensor], floats: bool = False) -> set[int]:
-    """Return the serials of the nodes `on`, and of all nodes that depend on them. order: inputs before their readers.
-
-    floats: follow only nodes of float type.
-    """
-    found = {t.serial for t in on}
-    for t in order:
-        if (t.dtype.is_float or not floats) and any(x.serial in found for x in t.inputs):
-            found.add(t.serial)
-    return found
-
-
-def unmoved(t: Tensor) -> Tensor:
-    """Return the tensor of which `t` is a view or a copy; `t` itself if it is neither."""
-    while t.prim.family == "view" or t.prim.passes:
-        t = t.inputs[0]
-    return t
 
 
 Rule = Callable[[Tensor, tuple[Tensor, ...]], "Tensor | None"]

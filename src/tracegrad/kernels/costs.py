@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tracegrad.dtypes import STORED
-from tracegrad.ir.nodes import Tensor, reached
+from tracegrad.ir.graph import reached
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.storage import COMPUTED, Storage
 

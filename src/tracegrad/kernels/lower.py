@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.errors import ShapeError, placed
-from tracegrad.ir.graph import postorder
-from tracegrad.ir.nodes import Tensor, reached
+from tracegrad.ir.graph import postorder, reached
+from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.axes import Domain, all_indices, merge_axes, natural_domain, split_axes
 from tracegrad.kernels.coordinates import ravel, regroup
 from tracegrad.kernels.expr import (

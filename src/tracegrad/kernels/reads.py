@@ -10,7 +10,8 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tracegrad.dtypes import DType
-from tracegrad.ir.nodes import Tensor, reached
+from tracegrad.ir.graph import reached
+from tracegrad.ir.nodes import Tensor
 from tracegrad.ir.states import STATE
 from tracegrad.prims.leaves import LITERAL
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tracegrad.ir import ambient
-from tracegrad.ir.graph import computed_once
-from tracegrad.ir.nodes import Tensor, bind, depending, graft, rewrite, toposort
+from tracegrad.ir.graph import beside, computed_once, depending
+from tracegrad.ir.nodes import Tensor, bind, graft, rewrite, toposort
 from tracegrad.passes.scans import any_scan, everywhere, in_bodies, items_read, only_asked
 from tracegrad.passes.simplify import simplify
 from tracegrad.prims.elementwise import COPY
 from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SUM, scatter_add
 from tracegrad.prims.leaves import const
 from tracegrad.prims.views import PERMUTE, broadcast_to, permute, reshape
-from tracegrad.transforms.loops import SCAN, Body, beside, inner_leaf, item
+from tracegrad.transforms.loops import SCAN, Body, inner_leaf, item
 from tracegrad.transforms.walks import batches
 from tracegrad.tuning import LIFTED_BYTES, LIFTED_TIMES
 

@@ -11,14 +11,14 @@ carry, or the values of a node of the body in all iterations. Values that no ITE
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
 from tracegrad.dtypes import Shape, TensorType, f32
-from tracegrad.ir.graph import Graph, computed_once
-from tracegrad.ir.nodes import Primitive, Tensor, bind, depending, graft, reached, register, toposort
+from tracegrad.ir.graph import Graph, beside, computed_once, depending, reached
+from tracegrad.ir.nodes import Primitive, Tensor, bind, graft, register, toposort
 from tracegrad.prims.leaves import LEAF, const
 from tracegrad.prims.rules import spread
 from tracegrad.prims.views import broadcast_to, reshape
@@ -394,8 +394,3 @@ def _closed(roots: Sequence[Tensor], leaves: Sequence[Tensor]) -> tuple[list[Ten
     outside = beside(roots, lambda t: t.serial in own or t.prim.family == "view")
     outer = [(inner_leaf("const", t.type), t) for t in outside]
     return graft(roots, {t.serial: leaf for leaf, t in outer}), outer
-
-
-def beside(roots: Sequence[Tensor], own: Callable[[Tensor], bool]) -> list[Tensor]:
-    """Return the nodes that `roots` read, directly or through nodes for which `own` is true, and that are not `own`."""
-    return [t for t in reached(roots, lambda t: t.inputs if own(t) else ()) if not own(t)]

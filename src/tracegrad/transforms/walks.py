@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from tracegrad.errors import TraceError, located
 from tracegrad.ir import ambient
-from tracegrad.ir.nodes import Tensor, bind, depending, toposort
+from tracegrad.ir.graph import depending
+from tracegrad.ir.nodes import Tensor, bind, toposort
 from tracegrad.prims.elementwise import VARIABLE
 from tracegrad.prims.leaves import const
 from tracegrad.prims.rules import spread, zeros_like
