@@ -29,9 +29,10 @@ from tracegrad.nn.parameters import Parameter, State
 from tracegrad.ops.control import assign
 from tracegrad.ops.reduction import any as any_, sum as sum_
 from tracegrad.optim.arena import Arena
+from tracegrad.optim.groups import NO_GROUPS
 from tracegrad.optim.guard import PARAMS
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.optim.transform import NO_GROUPS, Host, Kept, PerParameter, State as Kepts, Transform
+from tracegrad.optim.transform import Host, Kept, PerParameter, State as Kepts, Transform
 from tracegrad.passes.pieces import Piece, split
 from tracegrad.prims.elementwise import cast as cast_, nonfinite, stop_gradient, where
 from tracegrad.prims.folds import pack
