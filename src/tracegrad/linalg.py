@@ -17,10 +17,10 @@ from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.constants import eye, tril, triu, zeros
+from tracegrad.ops.extrema import argmax
 from tracegrad.ops.indexing import take, take_along_axis
 from tracegrad.ops.joining import concat
 from tracegrad.ops.linalg import matmul
-from tracegrad.ops.reduction import argmax
 from tracegrad.ops.shaping import expand_dims, pad
 from tracegrad.prims.elementwise import abs, sqrt, where
 from tracegrad.prims.leaves import as_tensor, const, iota

@@ -16,9 +16,10 @@ from tracegrad.ir.ambient import active
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.cumulative import segment_sum
+from tracegrad.ops.extrema import argmax
 from tracegrad.ops.indexing import classes_for
 from tracegrad.ops.losses import cross_entropy, pair, scores_type
-from tracegrad.ops.reduction import argmax, mean, sum
+from tracegrad.ops.reduction import mean, sum
 from tracegrad.prims.elementwise import cast, exp, square, where
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import float_type

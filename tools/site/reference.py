@@ -51,7 +51,7 @@ SECTIONS = (
     Section("elementwise", "Arithmetic", "Functions of each element.",
             modules=("prims.elementwise", "ops.math", "ops.trigonometry", "ops.gamma")),
     Section("reductions", "Reductions", "Sums, means, extrema and their kind.",
-            modules=("ops.reduction", "ops.cumulative")),
+            modules=("ops.reduction", "ops.extrema", "ops.cumulative")),
     Section("sorting", "Sorting", "Order along an axis.", modules=("ops.sorting",)),
     Section("shapes", "Shapes", "The same numbers, placed otherwise.", modules=("ops.shaping", "ops.joining")),
     Section("indexing", "Indexing and embeddings", "Elements picked by integers.",

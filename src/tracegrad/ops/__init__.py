@@ -9,6 +9,7 @@ from tracegrad.ops.control import *
 from tracegrad.ops.convolutions import *
 from tracegrad.ops.cumulative import *
 from tracegrad.ops.distances import *
+from tracegrad.ops.extrema import *
 from tracegrad.ops.gamma import *
 from tracegrad.ops.images import *
 from tracegrad.ops.indexing import *

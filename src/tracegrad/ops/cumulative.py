@@ -11,11 +11,11 @@ from tracegrad.methods import METHODS, Operand, method, op
 from tracegrad.ops.control import stop_gradient
 from tracegrad.ops.indexing import indices_for, scatter_add, take
 from tracegrad.ops.joining import stack
-from tracegrad.ops.reduction import folded, number
+from tracegrad.ops.reduction import number
 from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import exp, where
-from tracegrad.prims.folds import PROD, SCATTER_MAX, SUM
+from tracegrad.prims.folds import PROD, SCATTER_MAX, SUM, folded
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import multilinear, shifted

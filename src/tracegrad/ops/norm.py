@@ -12,10 +12,10 @@ from tracegrad.errors import ShapeError
 from tracegrad.hypers import AT_LEAST_0, checked
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, entered, method
-from tracegrad.ops.reduction import count, drop, reduced_float
+from tracegrad.ops.reduction import reduced_float
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import exp, log, nonfinite, rsqrt, square, where
-from tracegrad.prims.folds import PEAK
+from tracegrad.prims.folds import PEAK, count, drop
 from tracegrad.prims.leaves import as_tensor, as_tensors, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, shifted, symmetric

@@ -32,8 +32,8 @@ from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered, op
+from tracegrad.ops.extrema import argmax
 from tracegrad.ops.norm import softmax
-from tracegrad.ops.reduction import argmax
 from tracegrad.ops.shaping import broadcast_to, sizes_of
 from tracegrad.ops.sorting import argsort
 from tracegrad.prims import elementwise as rows

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from tracegrad.dtypes import Axes, TensorType, f32, i32, normalize_axes, reduced_shape
-from tracegrad.errors import DTypeError, InputError, ShapeError
-from tracegrad.ir.nodes import Primitive, Tensor, bind
+from tracegrad.errors import InputError, ShapeError
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method
+from tracegrad.ops.extrema import max, min
 from tracegrad.prims import views
-from tracegrad.prims.elementwise import abs, cast, isnan, logical_not, pow, sqrt, square, where
-from tracegrad.prims.folds import MAX, MIN, PROD, SUM
-from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.elementwise import abs, cast, logical_not, pow, sqrt, square, where
+from tracegrad.prims.folds import PROD, SUM, count, drop, folded
+from tracegrad.prims.leaves import as_tensor
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import shifted
 
-__all__ = ["all", "any", "argmax", "argmin", "max", "mean", "min", "norm", "prod", "std", "sum", "var", "variance"]
-
-
-def count(x: Tensor, axes: Sequence[int]) -> int:
-    """Return the number of elements that a reduction over `axes` combines into one."""
-    return math.prod([x.shape[d] for d in axes])
-
-
-def drop(y: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
-    """Remove the reduced `axes` from `y`, unless `keepdims`."""
-    return y if keepdims else views.reshape(y, tuple([n for d, n in enumerate(y.shape) if d not in axes]))
-
-
-def folded(p: Primitive, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
-    """Fold `x` over `axes`, skipping axes of size 1."""
-    long = tuple([d for d in axes if x.shape[d] != 1])
-    return drop(bind(p, x, axes=long) if long else x, axes, keepdims)
+__all__ = ["all", "any", "mean", "norm", "prod", "std", "sum", "var", "variance"]
 
 
 def number(x: Operand) -> Tensor:
@@ -241,57 +225,6 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     return where(none, 0.0, pow(where(none, 1.0, total), 1.0 / ord))
 
 
-def _extremum(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
-    x = as_tensor(x)
-    axes = normalize_axes(axis, x.ndim)
-    _require_elements(x, axes)
-    if x.dtype.name == "bool":
-        other = "any" if p is MAX else "all"
-        raise DTypeError(f"takes numbers, got {x.type}; write tg.{other}, or cast with tg.cast(x, tg.i32)")
-    return folded(p, x, axes, keepdims)
-
-
-def _require_elements(x: Tensor, axes: Sequence[int]) -> None:
-    if count(x, axes) == 0:
-        raise ShapeError(f"{x.type} is empty along the axes {tuple(axes)}, so there is no element to choose")
-
-
-@method
-def max(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the largest element over `axis` (None: over all axes), without its index; NaN if one element is NaN.
-
-    x:        f32, i32 or u32.
-    axis:     an integer or a tuple of them.
-    keepdims: True keeps these axes, with size 1.
-    Returns:  the dtype of `x`, and its shape without the axes in `axis`.
-    Gradient: to the largest element; tied elements share it evenly.
-    Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.max and
-              torch.amax.
-
-    >>> tg.max([[1.0, 3.0], [2.0, 0.0]], axis=1)
-    tensor([3., 2.])
-    """
-    return _extremum(MAX, x, axis, keepdims)
-
-
-@method
-def min(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the smallest element over `axis` (None: over all axes), without its index; NaN if one element is NaN.
-
-    x:        f32, i32 or u32.
-    axis:     an integer or a tuple of them.
-    keepdims: True keeps these axes, with size 1.
-    Returns:  the dtype of `x`, and its shape without the axes in `axis`.
-    Gradient: to the smallest element; tied elements share it evenly.
-    Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.min and
-              torch.amin.
-
-    >>> tg.min([[1.0, 3.0], [2.0, 0.0]], axis=1)
-    tensor([1., 0.])
-    """
-    return _extremum(MIN, x, axis, keepdims)
-
-
 @method
 def prod(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Multiply the elements over `axis` (None: over all axes).
@@ -348,62 +281,3 @@ def all(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     axes = normalize_axes(axis, x.ndim)
     false = logical_not(x) if x.dtype.name == "bool" else x == 0
     return sum(false, axes, keepdims) == 0
-
-
-def _position(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
-    """Return the first position, among `axes` in row-major order, whose element is the extremum or NaN."""
-    x = as_tensor(x)
-    axes = normalize_axes(axis, x.ndim)
-    _require_elements(x, axes)
-    kept = [d for d in range(x.ndim) if d not in axes]
-    n = count(x, axes)
-    rows = views.reshape(views.permute(x, (*kept, *axes)), (*[x.shape[d] for d in kept], n))
-    last = rows.ndim - 1
-    at = iota(rows.shape, last)
-    best = views.broadcast_to(folded(p, rows, (last,), keepdims=True), rows.shape)
-    key = where(rows == best, at, n)
-    if x.dtype.is_float:
-        # NaN gets a negative key, because max of NaN differs between devices.
-        key = where(isnan(rows), at - n, key)
-    first = folded(MIN, key, (last,), keepdims=False)
-    if x.dtype.is_float:
-        first = where(first < 0, first + n, first)
-    return views.reshape(first, reduced_shape(x.shape, axes)) if keepdims else first
-
-
-@method
-def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the index of the largest element along `axis` (None: in the flattened `x`).
-
-    x:        f32, i32 or u32.
-    axis:     an integer, or a tuple of axes that count as one flattened axis.
-    keepdims: True keeps these axes, with size 1.
-    Returns:  i32, the shape of `x` without the axes in `axis`. Of tied elements it is the first one's index. If an
-              element is NaN, it is the index of the first NaN, as in NumPy.
-    Gradient: none.
-    Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.argmax and
-              torch.argmax.
-
-    >>> tg.argmax([[1.0, 3.0, 2.0]], axis=-1)
-    tensor([1], dtype=i32)
-    """
-    return _position(MAX, x, axis, keepdims)
-
-
-@method
-def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
-    """Return the index of the smallest element along `axis` (None: in the flattened `x`).
-
-    x:        f32, i32 or u32.
-    axis:     an integer, or a tuple of axes that count as one flattened axis.
-    keepdims: True keeps these axes, with size 1.
-    Returns:  i32, the shape of `x` without the axes in `axis`. Of tied elements it is the first one's index. If an
-              element is NaN, it is the index of the first NaN, as in NumPy.
-    Gradient: none.
-    Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.argmin and
-              torch.argmin.
-
-    >>> tg.argmin([[1.0, 3.0, 2.0]], axis=-1)
-    tensor([0], dtype=i32)
-    """
-    return _position(MIN, x, axis, keepdims)

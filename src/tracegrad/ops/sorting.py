@@ -18,9 +18,10 @@ from tracegrad.errors import ShapeError
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import Operand, method
 from tracegrad.ops.cumulative import CUMSUM
+from tracegrad.ops.extrema import max, min
 from tracegrad.ops.joining import concat
 from tracegrad.ops.networks import LAST, Pairs, before, network
-from tracegrad.ops.reduction import max, min, sum
+from tracegrad.ops.reduction import sum
 from tracegrad.ops.shaping import swapaxes
 from tracegrad.prims.elementwise import bit_xor, bits, cast, isnan, where
 from tracegrad.prims.folds import GATHER, scatter_add

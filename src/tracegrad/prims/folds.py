@@ -346,3 +346,19 @@ PACK = register(
 def pack(xs: Sequence[Tensor]) -> Tensor:
     """Return one flat array of all `xs`."""
     return bind(PACK, *xs)
+
+
+def count(x: Tensor, axes: Sequence[int]) -> int:
+    """Return the number of elements that a reduction over `axes` combines into one."""
+    return prod([x.shape[d] for d in axes])
+
+
+def drop(y: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
+    """Remove the reduced `axes` from `y`, unless `keepdims`."""
+    return y if keepdims else reshape(y, tuple([n for d, n in enumerate(y.shape) if d not in axes]))
+
+
+def folded(p: Primitive, x: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    """Fold `x` over `axes`, skipping axes of size 1."""
+    long = tuple([d for d in axes if x.shape[d] != 1])
+    return drop(bind(p, x, axes=long) if long else x, axes, keepdims)
