@@ -5,20 +5,52 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tracegrad.engine.stepper import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError
 from tracegrad.hypers import AT_LEAST_0, checked, checked_whole
-from tracegrad.refusals import helpful, shown
+from tracegrad.refusals import check_takes, helpful, shown
 from tracegrad.training.events import EventFile
 from tracegrad.training.history import FitState
 from tracegrad.training.progress import write_scalars
 
-# The first three get a FitState; on_log gets each record of the log, on_begin and on_end get nothing
-EVENTS = ("on_step", "on_epoch", "on_evaluate", "on_log", "on_begin", "on_end")
+Hook = Callable[..., object]
+# The argument that the hooks of each event get: a FitState, a record of the log, or none
+EVENTS: Mapping[str, Sequence[str]] = {
+    "on_step": ("state",), "on_epoch": ("state",), "on_evaluate": ("state",), "on_log": ("record",), "on_begin": (),
+    "on_end": (),
+}  # fmt: skip
+
+
+def hooks_of(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[dict[str, list[Hook]], bool]:
+    """Return all hooks by event, and whether a callback watches a metric. measured: whether anything is evaluated.
+
+    Raises InputError for a hook that is not callable, and for a metric that nothing measures."""
+    if not hasattr(callbacks, "__iter__"):
+        raise InputError.here(f"fit: callbacks must be a list of callbacks, got {shown(callbacks)}; put it in a list")
+    out: dict[str, list[Hook]] = {}
+    several = list(cast("Iterable[Any]", callbacks))
+    for c in several:
+        if isinstance(c, type):
+            raise InputError.here(f"fit: callbacks has the class {c.__name__}; make one: {c.__name__}(...)")
+    for name in EVENTS:
+        hook = given.get(name)
+        out[name] = [hook] if hook is not None else []
+        out[name] += [getattr(c, name) for c in several if hasattr(c, name)]
+    out["on_step"] += [c for c in several if not any(hasattr(c, name) for name in EVENTS)]
+    watched = [name for name in (getattr(c, "metric", None) for c in several) if name is not None]
+    for name in watched:
+        if not measured and str(name).startswith("val_"):
+            raise InputError.here(
+                f"fit: nothing measures {name!r}; give validation=, such as 0.1, or evaluate=, or watch 'loss'"
+            )
+    for name, hooks in out.items():
+        for hook in hooks:
+            check_takes("fit", name, hook, EVENTS[name])
+    return out, bool(watched)
 
 
 def _lower_is_better(metric: str) -> bool:

@@ -20,7 +20,7 @@ from tracegrad.hypers import checked_whole
 from tracegrad.lr import plateau_of
 from tracegrad.refusals import check_takes, shown
 from tracegrad.training.between import lr_metric, turns
-from tracegrad.training.callbacks import EVENTS
+from tracegrad.training.callbacks import Hook, hooks_of
 from tracegrad.training.data import Position, Rows, as_inputs, size_of, sources
 from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.placing import Placed, placed
@@ -28,10 +28,8 @@ from tracegrad.training.progress import Log, Progress
 from tracegrad.training.training import Training
 from tracegrad.training.validation import Validation
 
-Hook = Callable[..., object]
 NONE: Mapping[str, float] = MappingProxyType({})
 ENDS = 2.0  # seconds that an interrupted `fit` waits for a step to end, or three times as long as steps took
-HOOKS: Mapping[str, Sequence[str]] = {"on_log": ("record",), "on_begin": (), "on_end": ()}  # others take the state
 
 
 class Options:
@@ -116,7 +114,7 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
         if value is not None:
             checked_whole(name, value, "fit")
     measured = validation is not None or options.evaluate is not None
-    options.hooks, options.watched = _hooks(options.hooks, callbacks, measured)
+    options.hooks, options.watched = hooks_of(options.hooks, callbacks, measured)
     options.schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")
     if options.evaluate is not None:
         check_takes("fit", "evaluate", options.evaluate, ("training",))
@@ -139,34 +137,6 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
             "fit: metrics must be a dict of functions of the model and the inputs, such as "
             "{'accuracy': lambda m, x, y: tg.metrics.accuracy(m(x), y)}"
         )
-
-
-def _hooks(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[dict[str, list[Hook]], bool]:
-    """Return all hooks by event, and whether a callback watches a metric. measured: whether anything is evaluated.
-
-    Raises InputError for a hook that is not callable, and for a metric that nothing measures."""
-    if not hasattr(callbacks, "__iter__"):
-        raise InputError.here(f"fit: callbacks must be a list of callbacks, got {shown(callbacks)}; put it in a list")
-    out: dict[str, list[Hook]] = {}
-    several = list(cast("Iterable[Any]", callbacks))
-    for c in several:
-        if isinstance(c, type):
-            raise InputError.here(f"fit: callbacks has the class {c.__name__}; make one: {c.__name__}(...)")
-    for name in EVENTS:
-        hook = given.get(name)
-        out[name] = [hook] if hook is not None else []
-        out[name] += [getattr(c, name) for c in several if hasattr(c, name)]
-    out["on_step"] += [c for c in several if not any(hasattr(c, name) for name in EVENTS)]
-    watched = [name for name in (getattr(c, "metric", None) for c in several) if name is not None]
-    for name in watched:
-        if not measured and str(name).startswith("val_"):
-            raise InputError.here(
-                f"fit: nothing measures {name!r}; give validation=, such as 0.1, or evaluate=, or watch 'loss'"
-            )
-    for name, hooks in out.items():
-        for hook in hooks:
-            check_takes("fit", name, hook, HOOKS.get(name, ("state",)))
-    return out, bool(watched)
 
 
 def _loss_of(name: str) -> str:
