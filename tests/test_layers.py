@@ -72,10 +72,11 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("engine.reference", "tracegrad.runtime.inexact"),
     ("engine.forward", "tracegrad.safetensors"),
     ("training.training", "tracegrad.files.checkpoints"),
-    ("training.training", "tracegrad.safetensors"),
+    ("training.saving", "tracegrad.files.checkpoints"),
+    ("training.saving", "tracegrad.safetensors"),
     ("runtime.tab", "tracegrad.runtime.javascript"),  # reads the files of tracegrad/js
     ("engine.programs", "tracegrad.engine.rooms"),  # what most processes do without, as above
-    ("training.training", "tracegrad.files.sharded"),  # needs JAX and Orbax
+    ("training.saving", "tracegrad.files.sharded"),  # needs JAX and Orbax
     ("training.data", "tracegrad.files.sharded"),
     ("files.sharded", "tracegrad.runtime.jax_shards"),
     ("files.sharded", "tracegrad.runtime.jax_memory"),

@@ -27,7 +27,7 @@ from tracegrad.runtime.base import Session, check_precision_of
 from tracegrad.schedule import Schedule
 from tracegrad.training.between import changed, freeze, lr_metric, replace_model
 from tracegrad.training.parts import Parts
-from tracegrad.training.saving import Saving
+from tracegrad.training.saving import Saving, load
 
 if TYPE_CHECKING:
     from tracegrad.training.data import Position
@@ -194,35 +194,7 @@ class Training(Parts):
         >>> train.save("checkpoint.safetensors", wait=False).result()
         'checkpoint.safetensors'
         """
-        write = self._write_folder(path) if sharded else self._write_file(path)
-        if not wait:
-            return self._saving.begin(write, path)
-        write()
-        return None
-
-    def _write_file(self, path: str | os.PathLike[str]) -> Callable[[], None]:
-        """Copy the state, and return a function that writes it."""
-        from tracegrad.files import checkpoints
-
-        snapshots = self.store.call(take_all)
-        more, first = self._more(sum(s.step for s in snapshots)), self.worker.info.process == 0
-        return lambda: checkpoints.save(snapshots, path, more) if first else None
-
-    def _write_folder(self, path: str | os.PathLike[str]) -> Callable[[], None]:
-        """Copy the state, begin to write it, and return a function that waits until the folder is complete."""
-        from tracegrad.files import sharded
-
-        self._saving.finish()  # Orbax numbers checkpoints by the complete ones
-
-        def begin(session: Session, stepper: Stepper) -> Callable[[], None]:
-            return sharded.save(session, stepper, path, self._more(sum(s.counter for s in stepper.together)))
-
-        return self.store.call(begin)
-
-    def _more(self, steps: int) -> dict[str, str]:
-        """Return the metadata of a `fit` that has done this many steps."""
-        place = self.fitted.at(steps) if self.fitted else None
-        return {"fit": place} if place else {}
+        return self._saving.save(self.store, path, wait, sharded, self.fitted)
 
     @helpful
     def digest(self, losses: Sequence[float] = ()) -> str:
@@ -259,16 +231,7 @@ class Training(Parts):
         >>> train.save("checkpoint.safetensors")
         >>> train.load("checkpoint.safetensors")
         """
-        from tracegrad import safetensors
-        from tracegrad.files import checkpoints, sharded
-
-        folder = os.path.isdir(path)
-        if not optimizer:
-            self.store.load(path, sharded.read(path) if folder else safetensors.read(path))
-        elif folder and self.worker.info.name == "jax":
-            sharded.load(path, self.store)
-        else:
-            checkpoints.load(path, sharded.read(path) if folder else safetensors.read(path), self.store)
+        load(self.store, path, optimizer)
 
     @helpful
     def reset(self, params: bool = True, optimizer: bool = True, seed: int | None = None) -> None:
