@@ -230,6 +230,8 @@ class FreeSizes(NamedTuple):
 
     types: Mapping[str, InputType]
     axes: Mapping[str, tuple[tuple[str, int], ...]]  # each name -> inputs and their axes
+    names: tuple[str, ...]  # the inputs that have such axes
+    known: dict[tuple[Any, ...], Sizes]  # the sizes of calls so far, by the shapes of these inputs
 
     @staticmethod
     def of(types: Mapping[str, InputType]) -> FreeSizes:
@@ -239,7 +241,8 @@ class FreeSizes(NamedTuple):
             for d, size in enumerate(t.shape):
                 if not isinstance(size, int):
                     axes.setdefault(name_of(size, d), []).append((n, d))
-        return FreeSizes(types, {name: tuple(found) for name, found in axes.items()})
+        names = tuple(dict.fromkeys([n for found in axes.values() for n, _ in found]))
+        return FreeSizes(types, {name: tuple(found) for name, found in axes.items()}, names, {})
 
     def sized(self, sizes: Sizes) -> dict[str, InputType]:
         """Return the inputs with these sizes."""

@@ -17,7 +17,6 @@ from tracegrad.dtypes import InputType
 from tracegrad.engine.forward_runs import ForwardPrograms, ForwardRun
 from tracegrad.engine.inputs import (
     Given,
-    as_arrays,
     check_inputs,
     check_patches,
     given_or_blank,
@@ -128,9 +127,9 @@ class CompiledForward(HasStates):
         try:
             if patches is not None and "patches" in free.types:
                 inputs, patches = {**inputs, "patches": patches}, None
-            given = as_arrays(free, merge(mapping, inputs, "run", more, free.types))
+            sizes, given = sizes_of(free, merge(mapping, inputs, "run", more, free.types), "run")
             with worker.own(self._lock):
-                program = programs.of(sizes_of(free, given, "run"))
+                program = programs.of(sizes)
                 programs.runs += 1
                 # the caller waits, so the arrays need no copy; only another thread could change a checked index
                 lent = waits and program.direct is not None and not program.indexed
@@ -163,12 +162,9 @@ class CompiledForward(HasStates):
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}
         """
-        free = self._programs.free
-        given = as_arrays(free, merge(mapping, inputs, "graph_for"))
+        sizes, _ = sizes_of(self._programs.free, merge(mapping, inputs, "graph_for"), "graph_for")
         with self.store.worker.own(self._lock):
-            sizes = sizes_of(free, given, "graph_for")
-            program = self._programs.of(sizes)
-            return program.graph
+            return self._programs.of(sizes).graph
 
     @helpful
     def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
@@ -321,9 +317,8 @@ class CompiledForward(HasStates):
         """Return the program for some inputs, and the arrays to run it on: the inputs, or zeros without any."""
         if self.closed:
             raise AbortedError.here(f"this CompiledForward is {self.closed}; use it before close()")
-        free = self._programs.free
-        given = as_arrays(free, values)
         with self.store.worker.own(self._lock):
-            sizes = self._programs.sizes
-            program = self._programs.of(sizes[-1] if sizes and not values else sizes_of(free, given, what))
+            kept = self._programs.sizes
+            sizes, given = (kept[-1], values) if kept and not values else sizes_of(self._programs.free, values, what)
+            program = self._programs.of(sizes)
             return program, given_or_blank(program.inputs, given, what)

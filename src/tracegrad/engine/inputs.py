@@ -301,22 +301,31 @@ def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:
         raise InputError(f"mask: expected a bool array that broadcasts to {shape}, got {describe(raw)}") from None
 
 
-def as_arrays(free: FreeSizes, values: Mapping[str, Any], split: bool = False) -> dict[str, Any]:
-    """Return the values of a call, as arrays if their shapes matter. split: they can have one more axis in front."""
-    if not free.axes:
-        return dict(values)
-    named = {name for axes in free.axes.values() for name, _ in axes}
-    out: dict[str, Any] = {}
-    for n, v in values.items():
-        shape = free.types[n].shape if n in named else ()
-        out[n] = _array_or_same(v, [(None, *shape), shape] if split else [shape]) if n in named else v
-    return out
+def sizes_of(
+    free: FreeSizes, values: Mapping[str, Any], what: str, split: bool = False
+) -> tuple[Sizes, Mapping[str, Any]]:
+    """Return the sizes of a call's values, and the values, as arrays if their shapes matter.
+
+    split: values can have one more axis in front. Raises: InputError with every problem if the inputs do not agree.
+    """
+    given, shapes = dict(values), list[Any]([split])
+    for n in free.names:
+        x = given.get(n)
+        if n in given and not isinstance(x, np.ndarray):
+            shape = free.types[n].shape
+            x = given[n] = _array_or_same(x, [(None, *shape), shape] if split else [shape])
+        shapes.append(cast("Array", x).shape if isinstance(x, np.ndarray) else None)
+    key = tuple(shapes)
+    sizes = free.known.get(key)
+    if sizes is None:
+        sizes = _sizes(free, given, what, split)
+        if None not in key:
+            free.known[key] = sizes
+    return sizes, given
 
 
-def sizes_of(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool = False) -> Sizes:
-    """Return the sizes of values from `as_arrays`. Raise InputError with every problem if the inputs do not agree."""
-    if not free.axes:
-        return ()
+def _sizes(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool) -> Sizes:
+    """Do the work of `sizes_of` for shapes that no call had before."""
     found = {name: [(n, d, _size(free, given, n, d, split)) for n, d in axes] for name, axes in free.axes.items()}
     known = {name: {size for _, _, size in sizes if size is not None} for name, sizes in found.items()}
     for name, sizes in known.items():

@@ -15,7 +15,7 @@ from tracegrad import safetensors
 from tracegrad.arrays import Array, handed_out
 from tracegrad.compiler.build import arrays_of
 from tracegrad.engine import params
-from tracegrad.engine.inputs import as_arrays, sizes_of
+from tracegrad.engine.inputs import sizes_of
 from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stepper import Stepper
@@ -162,9 +162,8 @@ class TrainedParameters(_Parameters):
         """
         if stepper.sized is None:
             return stepper.main, given
-        free = stepper.sized.free
-        given = as_arrays(free, given, split)
-        program, dropped = stepper.program_for(sizes_of(free, given, what, split), lambda: self.worker.info)
+        sizes, given = sizes_of(stepper.sized.free, given, what, split)
+        program, dropped = stepper.program_for(sizes, lambda: self.worker.info)
         self.drop(dropped)
         return program, given
 
