@@ -7,8 +7,9 @@ that live in persistent arrays are copied once, after the last run.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Place = tuple[str, tuple[int, ...], NDArray[Any]]  # of a field: its name, its shape, and its staging memory
+    # an output, whether it is small, its view of what is copied back, and what to subtract to get each run's count
+    Lying = tuple[Field, bool, tuple[tuple[int, ...], np.dtype[Any], int, tuple[int, ...]], NDArray[Any] | None]
 
 VECTOR = 16  # bytes: kernels can read memory by whole vectors
 ALIGN = 256  # bytes: the alignment of bound offsets that every device accepts
@@ -211,6 +214,7 @@ class Outputs:
     fields: tuple[Field, ...]
     deliveries: list[Delivery] = field(default_factory=list[Delivery])
     places: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # field -> delivery, first element
+    lying: dict[int, list[Lying]] = field(default_factory=dict[int, "list[Lying]"])  # by number of runs
 
     def bytes(self, runs: int) -> int:
         """Return how many bytes the deliveries of `runs` runs take together."""
@@ -218,26 +222,34 @@ class Outputs:
 
     def of_runs(self, raw: NDArray[np.uint8], runs: int) -> list[dict[str, Any]]:
         """Return the outputs of each run by name. Large outputs are copies: keeping one keeps no other in memory."""
-        starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
+        if runs not in self.lying:
+            self.lying[runs] = list(self._lying(runs))
         found: list[dict[str, Any]] = [{} for _ in range(runs)]
-        for f, (number, first) in zip(self.fields, self.places, strict=True):
-            stride = self.deliveries[number].array.stride
-            parts = runs if stride else 1
-            words = raw[starts[number] : starts[number + 1]].view(stored_dtype(f.dtype))
-            flat = np.ndarray((parts, f.size), words.dtype, words, 4 * first, (stride, 4))
-            rows = (
-                np.moveaxis(flat.reshape(parts, *f.stored), 1, f.axis + 1) if f.axis else flat.reshape(parts, *f.shape)
-            )
-            few = f.size <= FEW_ELEMENTS
+        for f, few, (shape, dtype, first, strides), before in self.lying[runs]:
+            rows = np.ndarray(shape, dtype, raw, first, strides)
+            if f.axis:
+                rows = np.moveaxis(rows, 1, f.axis + 1)
             if few:
                 rows = rows != 0 if f.dtype == "bool" else rows.copy()
-            if parts < runs:  # COUNTS after the last run
-                before = np.arange(runs - 1, -1, -1, dtype=rows.dtype).reshape(-1, *(1 for _ in f.shape))
+            if before is not None:
                 rows = np.maximum(rows - before, 0)
             for k, outputs in enumerate(found):
                 part = rows[k, ...]  # an array, where `rows[k]` can be a number
                 outputs[f.name] = part if few else part != 0 if f.dtype == "bool" else part.copy()
         return found
+
+    def _lying(self, runs: int) -> Iterator[Lying]:
+        """Yield each output of `runs` runs. Computed once, because a short step takes hardly longer than this."""
+        starts = [0, *accumulate(d.bytes(runs) for d in self.deliveries)]
+        for f, (number, first) in zip(self.fields, self.places, strict=True):
+            stride, dtype = self.deliveries[number].array.stride, np.dtype(stored_dtype(f.dtype))
+            parts = runs if stride else 1
+            inner = [4 * math.prod(f.stored[k + 1 :]) for k in range(len(f.stored))]
+            place = (parts, *f.stored), dtype, starts[number] + 4 * first, (stride, *inner)
+            before = None
+            if parts < runs:  # COUNTS after the last run
+                before = np.arange(runs - 1, -1, -1, dtype=dtype).reshape(-1, *(1 for _ in f.shape))
+            yield f, f.size <= FEW_ELEMENTS, place, before
 
 
 def plan_outputs(program: Program, arrays: list[Array]) -> Outputs:
