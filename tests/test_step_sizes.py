@@ -324,6 +324,17 @@ def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
         assert "of a program for sizes" not in train.explain().title
 
 
+@pytest.mark.usefixtures("webgpu")
+def test_inputs_of_smaller_runs_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    share_from_the_first(monkeypatch)
+    with compiled(CASES["mlp"], None, "webgpu") as train:
+        for n in (40, 20, 20):  # at 20, unused rows lie between the inputs
+            assert train.step(CASES["mlp"].data(n)).loss > 0
+        session: Any = train.worker._session
+        memory = session._programs[train.store.stepper.latest.handle].take_memory()
+        assert [len(memory.writes(runs)) for runs in (1, 5)] == [2, 2]  # an array of floats, one of integers
+
+
 @pytest.mark.parametrize(("software", "own"), [(True, stepper.OWN_SIZES), (False, stepper.OWN_SIZES_ON_GPU)])
 def test_more_sizes_have_programs_of_their_own_on_a_gpu(software: bool, own: int) -> None:
     case, device = CASES["mlp"], DeviceInfo("webgpu", "some GPU", software, sizes="exact")

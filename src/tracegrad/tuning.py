@@ -190,6 +190,7 @@ FED_FROM = 1 << 16  # bytes | of a batch of `fit` from which its examples stay o
 FED_TOTAL = 1 << 28  # bytes | of all batches of such a `fit`: less takes no longer than making the feed | H100
 FED_MOST = 1 << 30  # bytes | of all examples that stay on a GPU | -
 OUTPUT_GAP = 64  # elements | between outputs that are copied together: a copy costs more than these bytes | ?
+INPUT_GAP = 4096  # elements | that no input has, between inputs that are written together: a write costs more | ?
 FEW_ELEMENTS = 16  # elements | of an output that the runs of a batch may keep in one array | ?
 LARGE_INPUT = 1 << 16  # bytes | from which copying an input once more takes longer than one more write | ?
 READ_BYTES = 64 << 20  # bytes | of a piece in which persistent buffers are read | -

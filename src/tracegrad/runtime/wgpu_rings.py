@@ -20,7 +20,7 @@ from tracegrad.errors import InputError
 from tracegrad.program import COUNTS, Field, Program
 from tracegrad.runtime.storage import in_shape
 from tracegrad.runtime.wgpu_calls import Write
-from tracegrad.tuning import FEW_ELEMENTS, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, RING_MEMORY, RUNS_AT_ONCE
+from tracegrad.tuning import FEW_ELEMENTS, INPUT_GAP, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, RING_MEMORY, RUNS_AT_ONCE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -179,17 +179,19 @@ def plan_inputs(program: Program, arrays: list[Array], depth: int) -> Inputs:
     found = {f.buffer: arrays[f.buffer] for f in program.inputs}
     names = {f.name for f in program.inputs}
     large = tuple(f for f in program.inputs if 4 * f.size >= LARGE_INPUT)
-    # in a run smaller than the capacity, values are not contiguous; a feed writes other values of such an array
+    # in a run smaller than the capacity, values are not contiguous; a feed writes other values of such an array later
     apart = program.size < program.capacity
     given = Counter[int]()
     for f in program.inputs:
         given[f.buffer] += f.size
     parts_of = [f for f in program.inputs if apart or f in large or given[f.buffer] < program.buffers[f.buffer].size]
-    between: dict[int, list[tuple[int, int]]] = {f.buffer: [] for f in parts_of}
+    between: dict[int, list[tuple[int, int]]] = {
+        f.buffer: [] for f in parts_of if program.buffers[f.buffer].size > INPUT_GAP
+    }
     for f in sorted(program.inputs, key=lambda f: f.offset):
         if f.buffer in between and f not in large and f.size:
             parts = between[f.buffer]
-            begin = parts.pop()[0] if parts and f.offset - parts[-1][1] <= (OUTPUT_GAP if apart else 0) else f.offset
+            begin = parts.pop()[0] if parts and f.offset - parts[-1][1] <= INPUT_GAP else f.offset
             parts.append((begin, f.offset + f.size))
     return Inputs(program.inputs, found, depth, names, large, between)
 
