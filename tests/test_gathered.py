@@ -193,9 +193,10 @@ def test_bits_of_a_small_image_do_not_depend_on_how_many_there_are(
 
     monkeypatch.setattr(SizedGathered, "__new__", noted)
     found, _ = run(sessions[0], fn, w, {"x": x})
-    assert joined and all(joined)
+    assert joined and all(joined)  # several on a machine that checks this kernel for the first time
+    joined.clear()
     alone = [run(sessions[0], fn, w, {"x": x[k : k + 1]})[0] for k in range(len(x))]
-    assert not any(joined[1:])
+    assert joined and not any(joined)
     np.testing.assert_array_equal(found, np.concatenate(alone))
 
 
