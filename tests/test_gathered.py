@@ -18,7 +18,7 @@ from models import build_forward
 from tracegrad.kernels.form import Axis
 from tracegrad.render.c_calls import CSource, GatheredStep, Scratch
 from tracegrad.render.gathered import Lay, in_memory_order
-from tracegrad.runtime.c_compiler import OTHER_FLAGS, compiler_named
+from tracegrad.runtime.c_compiler import GCC_FLAGS, OTHER_FLAGS, compiler_named
 from tracegrad.runtime.calls import SizedGathered, neighbours, places, runs_of
 from tracegrad.runtime.cpu import CpuSession
 
@@ -90,11 +90,12 @@ def run(session: CpuSession, fn: Fn, w: np.ndarray, given: dict[str, np.ndarray]
 
 @pytest.fixture(params=[""])
 def sessions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[CpuSession, ...]]:
-    """Sessions with kernels in C, for vectors as the flags say, and in NumPy."""
-    monkeypatch.setenv(OTHER_FLAGS, request.param)
+    """Sessions with kernels in C, for vectors as the flags say, and in NumPy. Bits need the flags for GCC, too."""
     compiler = compiler_named("cc")
     if compiler is None:
         pytest.skip("no C compiler")
+    gcc = () if "clang" in compiler.version else GCC_FLAGS
+    monkeypatch.setenv(OTHER_FLAGS, " ".join((request.param, *gcc)))
     with closing(CpuSession(compiler)) as session, closing(CpuSession(None)) as reference:
         yield session, reference
 
