@@ -36,9 +36,10 @@ def _last(loss: Any, x: Any, t: Any, **kw: Any) -> Any:
     return y.reshape(t.shape) if kw.get("reduction") == "none" else y
 
 
-def _rotated(x: Any, base: float = 10000.0) -> Any:
+def _rotated(x: Any, base: float = 10000.0, each: Any = None, first: Any = 0) -> Any:
     t, d = x.shape[-2:]
-    a = torch.arange(t, dtype=torch.float64)[:, None] * base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+    each = first + torch.arange(t, dtype=torch.float64)[:, None] if each is None else each
+    a = each * base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
     u, v = x[..., : d // 2], x[..., d // 2 :]
     return torch.cat([u * a.cos() - v * a.sin(), v * a.cos() + u * a.sin()], -1)
 
@@ -180,6 +181,10 @@ ATTENTION = [
     Case("rope_q", lambda q, k: tg.rope(q, k)[0], ((2, 3, 5, 6), (2, 1, 5, 6)), torch=lambda q, k: _rotated(q) + 0 * k),
     Case("rope_k", lambda q, k: tg.rope(q, k, base=100)[1], ((5, 4), (7, 4)),
          torch=lambda q, k: _rotated(k, 100) + 0 * q.sum()),
+    Case("rope_from", lambda q, k, p: tg.rope(q, k, position=p[0])[0], ((2, 3, 6), (2, 3, 6)), ints=(((2,), 4),),
+         torch=lambda q, k, p: _rotated(q, first=p[0]) + 0 * k, close=1e-5),
+    Case("rope_each", lambda q, k, p: tg.rope(q, k, 50, p)[1], ((2, 3, 4), (2, 3, 4)), ints=(((2, 3), 9),),
+         torch=lambda q, k, p: _rotated(k, 50, p[..., None]) + 0 * q.sum(), close=1e-5),
     Case("attention", lambda q, k, v: tg.attention(q, k, v), ((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6)),
          torch=lambda q, k, v: F.scaled_dot_product_attention(q, k, v)),
     Case("attention_causal", lambda q, k, v: tg.attention(q, k, v, causal=True), ((2, 2, 5, 4),) * 3,

@@ -21,14 +21,15 @@ class Model(tg.Module):
         self.block = nn.TransformerBlock(D, 4, kv_heads=2, causal=True, **more)
 
 
-def test_a_cache_gives_what_the_whole_sequence_gives(device_name: str) -> None:
+@pytest.mark.parametrize("rope", [None, 100.0])
+def test_a_cache_gives_what_the_whole_sequence_gives(rope: float | None, device_name: str) -> None:
     def whole(m: Model, x: Any) -> Any:
         return m.block(x)
 
     def part(m: Model, x: Any, at: Any) -> Any:
         return m.block(x, position=at)
 
-    model = Model(cache=(B, 9))
+    model = Model(cache=(B, 9), rope=rope)
     with tg.compile_forward(model=model, forward=whole, inputs={"x": X.shape}, seed=0, device=device_name) as infer:
         want, params = infer.run(x=X).output, infer.download_params()
     with tg.compile_forward(model=model, forward=part, inputs={"x": (B, None, D), "at": tg.i32[()]}, seed=1,
@@ -83,7 +84,31 @@ def test_dropout_is_of_training_only() -> None:
     assert not np.array_equal(m.block(X).numpy(), m.block(X, training=True).numpy())
 
 
+def test_rotary_positions_of_a_layer() -> None:
+    """Attention of the layer's own projections, rotated by `tg.rope`."""
+    m = tg.instantiate(nn.MultiheadAttention(D, 2, causal=True, rope=100.0), seed=0)
+    q, k, v = (tg.split_heads(p(X), 2) for p in (m.q_proj, m.k_proj, m.v_proj))
+    want = m.out_proj(tg.merge_heads(tg.attention(*tg.rope(q, k, 100), v, causal=True)))
+    np.testing.assert_allclose(m(X), want, rtol=1e-6, atol=1e-6)
+    near, far = tg.rope(q, k, position=3)[0], tg.rope(q, k, position=np.arange(3, 3 + T)[None, None])[0]
+    np.testing.assert_array_equal(near, far)
+    whole = tg.rope(tg.concat([q, q, q], -2), k)[0]
+    np.testing.assert_allclose(tg.rope(q, k, position=T)[0], whole[..., T : 2 * T, :], rtol=1e-5, atol=1e-6)
+
+
 def test_what_does_not_fit_is_an_error() -> None:
+    with pytest.raises(tg.ShapeError, match="needs heads of even size, got 3"):
+        nn.MultiheadAttention(6, 2, rope=10000)
+    wrong = [
+        (0.5, tg.DTypeError, "must be i32"),
+        ([1, 2], tg.ShapeError, r"shapes \[2\] and \[6\] do not broadcast"),
+        ([[0] * T] * 2, tg.ShapeError, r"position must be i32\[\] or broadcastable to \[6\]"),
+    ]
+    for position, kind, text in wrong:
+        with pytest.raises(kind, match=text):
+            tg.rope(X[0], X[0], position=position)
+    with pytest.raises(tg.ShapeError, match=r"write k.repeat\(n, axis=-3\)"):
+        tg.attention(X[None], X[None, :1], X[None, :1])
     with pytest.raises(tg.ShapeError, match="n_heads=3 must divide dim=8"):
         nn.MultiheadAttention(8, 3)
     with pytest.raises(tg.TraceError, match="pass causal=True with cache="):

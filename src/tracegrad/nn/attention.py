@@ -12,7 +12,7 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.layers import LayerNorm, Linear
 from tracegrad.nn.module import Module
 from tracegrad.ops import activation, constants, indexing, random, shaping
-from tracegrad.ops.attention import attention, merge_heads, split_heads
+from tracegrad.ops.attention import attention, merge_heads, rope, split_heads
 from tracegrad.prims.elementwise import where
 
 __all__ = ["MultiheadAttention", "TransformerBlock"]
@@ -30,6 +30,7 @@ class MultiheadAttention(Module):
     causal:       True: element t sees elements up to t only.
     cache:        (batch, length) of a cache of keys and values for generation, in the states `keys` and `values`,
                   f32[batch, kv_heads, length, d]. Needs causal=True.
+    rope:         the base of rotary positions, such as 10000: `tg.rope` rotates queries and keys. None: no positions.
     The attributes q_proj, k_proj, v_proj and out_proj are `Linear` layers: W from tg.init.xavier_uniform(), b zeros.
 
     layer(x, memory=None, value=None, *, mask=None, position=None, dropout=0.0) gives f32[B, T, dim]:
@@ -62,6 +63,7 @@ class MultiheadAttention(Module):
         bias: bool = True,
         causal: bool = False,
         cache: Cache | None = None,
+        rope: float | None = None,
     ) -> None:
         kv_heads = n_heads if kv_heads is None else kv_heads
         check_integers("MultiheadAttention", dim=dim, n_heads=n_heads, kv_heads=kv_heads)
@@ -73,7 +75,9 @@ class MultiheadAttention(Module):
             raise TraceError.here(
                 "MultiheadAttention: a cache holds earlier elements only; pass causal=True with cache="
             )
-        self.n_heads, self.kv_heads, self.causal = n_heads, kv_heads, causal
+        if rope is not None and dim // n_heads % 2:
+            raise ShapeError.here(f"MultiheadAttention: rope= needs heads of even size, got {dim // n_heads}")
+        self.n_heads, self.kv_heads, self.causal, self.rope = n_heads, kv_heads, causal, rope
         width = dim // n_heads * kv_heads
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = [
             Linear(dim, n, bias, init=inits.xavier_uniform()) for n in (dim, width, width, dim)
@@ -106,6 +110,8 @@ class MultiheadAttention(Module):
         q = split_heads(self.q_proj(x), self.n_heads)
         k, v = split_heads(self.k_proj(keys), self.kv_heads), split_heads(self.v_proj(values), self.kv_heads)
         causal = self.causal
+        if self.rope is not None:
+            q, k = rope(q, k, self.rope, position)
         if position is not None:
             k, v, seen = self._cached(k, v, position, keys is not x or values is not x)
             mask, causal = seen if mask is None else mask & seen, False
@@ -149,7 +155,7 @@ class TransformerBlock(Module):
     norm_first=True:  h = x + attention(norm1(x)),  y = h + linear2(f(linear1(norm2(h))))
     norm_first=False: h = norm1(x + attention(x)),  y = norm2(h + linear2(f(linear1(h))))
 
-    dim, n_heads, kv_heads, causal, cache: as for `MultiheadAttention`, the attribute `self_attn`.
+    dim, n_heads, kv_heads, causal, cache, rope: as for `MultiheadAttention`, the attribute `self_attn`.
     hidden:       size between linear1 and linear2, by default 4 dim.
     activation:   f, by default tg.gelu.
     dropout:      the probability, if training=True, of dropping attention weights, results of f, and results of both
@@ -179,8 +185,11 @@ class TransformerBlock(Module):
         bias: bool = True,
         cache: Cache | None = None,
         eps: float = 1e-5,
+        rope: float | None = None,
     ) -> None:
-        self.self_attn = MultiheadAttention(dim, n_heads, kv_heads=kv_heads, bias=bias, causal=causal, cache=cache)
+        self.self_attn = MultiheadAttention(
+            dim, n_heads, kv_heads=kv_heads, bias=bias, causal=causal, cache=cache, rope=rope
+        )
         hidden = 4 * dim if hidden is None else hidden
         self.linear1, self.linear2 = Linear(dim, hidden, bias), Linear(hidden, dim, bias)
         self.norm1, self.norm2 = LayerNorm(dim, eps, bias), LayerNorm(dim, eps, bias)

@@ -7,15 +7,16 @@ from array import array
 from functools import lru_cache
 from typing import Any
 
-from tracegrad.dtypes import Shape, TensorType, f32
+from tracegrad.dtypes import Shape, TensorType, broadcast_shapes, f32, i32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.hypers import POSITIVE, checked
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered, op
 from tracegrad.ops import random
 from tracegrad.ops.norm import softmax, softmax_causal, softmax_causal_vjp, softmax_vjp
-from tracegrad.prims.elementwise import where
-from tracegrad.prims.leaves import LITERAL, as_tensor
+from tracegrad.ops.shaping import expand_dims
+from tracegrad.prims.elementwise import cast, cos, sin, where
+from tracegrad.prims.leaves import LITERAL, as_tensor, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, multilinear
 from tracegrad.prims.views import slice_
@@ -83,14 +84,31 @@ def _rotations(t: int, d: int, base: float) -> tuple[bytes, bytes]:
 
 
 def _rotate(x: Tensor, *, base: float, inverse: bool) -> Tensor:
+    t, d = x.shape[-2:]
+    cosine, sine = (bind(LITERAL, data=data, dtype=f32, shape=(t, 1, d // 2)) for data in _rotations(t, d, base))
+    return _turned(x, cosine, sine, inverse)
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor, inverse: bool = False) -> Tensor:
     """Rotate each pair (x[j], x[j + d/2]) by its angle, as one expression of the element and its partner."""
     *batch, t, d = x.shape
-    cos, sin = (bind(LITERAL, data=data, dtype=f32, shape=(t, 1, d // 2)) for data in _rotations(t, d, base))
     signs = array("f", (1.0, -1.0) if inverse else (-1.0, 1.0)).tobytes()
     sign = bind(LITERAL, data=signs, dtype=f32, shape=(2, 1))
     halves = x.reshape((*batch, t, 2, d // 2))
     partner = slice_(halves, halves.ndim - 2, 1, 2, -1)
-    return (halves * cos + partner * (sign * sin)).reshape(x.shape)
+    return (halves * cosine + partner * (sign * sine)).reshape(x.shape)
+
+
+def _turned_at(x: Tensor, position: Tensor, base: float) -> Tensor:
+    """Rotate `x` from a position on, or each of its elements by its own position."""
+    _rope_type(x.type, base=base, inverse=False)
+    t, d = x.shape[-2:]
+    each = position if position.ndim else position + iota((t,), 0)
+    if broadcast_shapes(each.shape, x.shape[:-1]) != x.shape[:-1]:
+        raise ShapeError(f"position must be i32[] or broadcastable to {list(x.shape[:-1])}, got {position.type}")
+    speeds = array("f", [base ** (-2.0 * j / d) for j in range(d // 2)]).tobytes()
+    angle = expand_dims(cast(each, f32), (-1, -2)) * bind(LITERAL, data=speeds, dtype=f32, shape=(d // 2,))
+    return _turned(x, cos(angle), sin(angle))
 
 
 def _rope_type(x: TensorType, *, base: float, inverse: bool) -> TensorType:
@@ -107,18 +125,21 @@ ROPE = composite("rope", type=_rope_type, expand=_rotate, vjp=_rope_vjp, jvp=mul
 
 
 @op
-def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
+def rope(q: Any, k: Any, base: float = 10000, position: Any = None) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by angles that grow with the position (rotary position embedding).
 
     out[..., t, j]       = x[..., t, j] cos(a) - x[..., t, j + D/2] sin(a)
     out[..., t, j + D/2] = x[..., t, j + D/2] cos(a) + x[..., t, j] sin(a)
-    where x is q or k, t = 0, 1, ... is the position, 0 <= j < D/2, and a = t * base^(-2j/D) is the angle
+    where x is q or k, p[t] is the position, by default t, 0 <= j < D/2, and a = p[t] * base^(-2j/D) is the angle
 
     q, k:     f32, shape (..., T, D) with an even D. The two shapes may differ.
     base:     a number above 0. A larger base gives longer wavelengths.
+    position: i32[] or an integer: the position of the first element, as in generation with a cache. Or i32,
+              broadcastable to (..., T): that of each element. Angles are then computed in f32, and without it in f64.
     Returns:  (rotated q, rotated k), f32, in their shapes.
-    Gradient: the result's gradient, rotated by -a.
-    Raises:   ShapeError if D is odd or the rank below 2; DTypeError if q or k is not f32; InputError unless base > 0.
+    Gradient: the result's gradient, rotated by -a; none to `position`.
+    Raises:   ShapeError if D is odd, the rank below 2, or `position` does not fit; DTypeError if q or k is not f32 or
+              `position` not i32; InputError unless base > 0.
 
     Su et al., RoFormer (2021). `rope` pairs features j and j + D/2, as GPT-NeoX and the Llama of Hugging Face do. The
     paper and Meta's code of Llama pair 2j and 2j + 1.
@@ -129,6 +150,11 @@ def rope(q: Any, k: Any, base: float = 10000) -> tuple[Tensor, Tensor]:
             [0.5403023 , 0.84147096]])
     """
     base = checked("base", base, POSITIVE, "rope")
+    if position is not None:
+        at = as_tensor(position)
+        if at.dtype != i32:
+            raise DTypeError(f"position must be i32, got {at.type}")
+        return _turned_at(as_tensor(q), at, base), _turned_at(as_tensor(k), at, base)
     return bind(ROPE, as_tensor(q), base=base, inverse=False), bind(ROPE, as_tensor(k), base=base, inverse=False)
 
 
@@ -137,7 +163,7 @@ def _check_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         rule = "q must be (..., Tq, D), k (..., Tk, D) and v (..., Tk, Dv)"
     elif k.shape[:-2] != batch or v.shape[:-2] != batch:
-        rule = "the leading axes must be equal"
+        rule = "the leading axes must be equal (for heads that share keys, write k.repeat(n, axis=-3), and v alike)"
     elif causal and q.shape[-2] != k.shape[-2]:
         rule = "causal attention needs as many queries as keys"
     else:
