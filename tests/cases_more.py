@@ -291,6 +291,12 @@ LINALG_CASES: list[Case] = [
          tol=1e-4, torch=lambda x, b: torch.linalg.solve(x + 9 * torch.eye(35).flip(0), b)),
     Case("solve_vector", lambda x, b: linalg.solve(x + 3 * np.eye(3), b), ((3, 3), (3,)), tol=1e-4,
          torch=lambda x, b: torch.linalg.solve(x + 3 * torch.eye(3), b)),
+    Case("det", lambda x: linalg.det(x + 2 * np.eye(3)[::-1]), ((2, 3, 3),), tol=1e-4,
+         torch=lambda x: torch.linalg.det(x + 2 * torch.eye(3).flip(0))),
+    Case("slogdet", lambda x: linalg.slogdet(x + 3 * np.eye(3)[::-1]).logabsdet, ((2, 3, 3),), tol=1e-4,
+         torch=lambda x: torch.linalg.slogdet(x + 3 * torch.eye(3).flip(0)).logabsdet),
+    Case("slogdet_blocks", lambda x: linalg.slogdet(x + 9 * np.eye(x.shape[-1])[::-1]).logabsdet, ((2, 35, 35),),
+         tol=1e-4, torch=lambda x: torch.linalg.slogdet(x + 9 * torch.eye(35).flip(0)).logabsdet),
     Case("inv", lambda x: linalg.inv(x + 3 * np.eye(3)), ((2, 3, 3),), tol=1e-4,
          torch=lambda x: torch.linalg.inv(x + 3 * torch.eye(3))),
 ]  # fmt: skip

@@ -84,7 +84,7 @@ NAMES = [
     (tg, "ema", "ema=0.999"), (nn, "LayerNormalization", "nn.LayerNorm"), (nn, "Bidirectional", "bidirectional=True"),
     (tg, "mean_squared_error", "tg.mse_loss"), (optim, "multi_transform", "groups="), (tg, "PRNGKey", "seed="),
     (lr, "piecewise_constant_schedule", "lr.multi_step"), (tg, "fft", "in NumPy"), (tg, "polygamma", "tg.digamma"),
-    (tg, "inverse", "tg.linalg"), (tg.linalg, "norm", "tg.norm"), (tg.linalg, "slogdet", "tg.linalg.cholesky"),
+    (tg, "inverse", "tg.linalg"), (tg.linalg, "norm", "tg.norm"), (tg, "logdet", "tg.linalg.slogdet"),
     (tg, "InputErrors", "tg.InputError"), (optim, "adamax", "optim.custom"), (optim, "sam", "tg.grad"),
     (tg, "focal_loss", "tg.cross_entropy"), (tg, "dropout2d", "tg.dropout"), (tg, "tril_indices", "np.tril_indices"),
 ]  # fmt: skip

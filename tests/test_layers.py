@@ -21,7 +21,7 @@ LAYERS = {
     "prims": 2,
     "ops": 3, "hypers": 3,
     "nn": 4, "init": 4, "initializer": 4, "optim": 4, "lr": 4, "schedule": 4, "transforms": 4, "metrics": 4,
-    "alignment": 4, "linalg": 4,
+    "alignment": 4, "elimination": 4, "linalg": 4,
     "kernels": 5,
     "passes": 6, "ir.evaluate": 6,
     "program": 7, "loops": 7, "kernel_source": 7, "render": 7,  # a Program is plain data: renderers fill it

@@ -208,6 +208,8 @@ def test_the_loss_of_unaligned_labels_is_pytorch_s(device_name: str, lengths: An
         (lambda x: tg.one_hot([0], 0), IndexError, "for 0 classes, none is valid"),
         (lambda x: tg.capture("", x), tg.TraceError, "a string that is not empty, got ''"),
         (lambda x: tg.linalg.cholesky(x), tg.ShapeError, r"square matrix .* got f32\[2,3\]"),
+        (lambda x: tg.linalg.det(x), tg.ShapeError, r"det: A must be a square matrix"),
+        (lambda x: tg.linalg.slogdet(x), tg.ShapeError, r"slogdet: A must be a square matrix"),
         (lambda x: tg.linalg.solve_triangular(x[:, :2], x[0], upper=True), tg.ShapeError, "matrix of one column"),
         (lambda x: tg.linalg.solve_triangular(x[:, :2], x, lower=True), CallError, "write upper=False for a lower"),
         (lambda x: tg.linalg.solve_triangular(x[:, :2], x), CallError, "missing upper="),
@@ -342,3 +344,24 @@ def test_padding_can_be_a_tensor() -> None:
     assert tg.grad(lambda x, v: tg.sum(tg.pad(x, (1, 2), v)), argnums=(0, 1))(x, v)[1].item() == 3
     with pytest.raises(tg.ShapeError, match=r"value must be a number or have rank 0, got f32\[1\]"):
         tg.pad(x, 1, v[None])
+
+
+@pytest.mark.parametrize("n", [1, 4, 33, 70])
+def test_determinants_have_the_sign_of_the_exchanges(n: int) -> None:
+    a = np.random.default_rng(n).normal(size=(3, n, n)).astype(np.float32)
+    a[2, 0] = a[2, -1] if n > 1 else 0.0  # singular, with two equal rows
+    forward = lambda m, a: (*tg.linalg.slogdet(a), tg.linalg.det(a / 4))
+    with tg.compile_forward(model=Nothing(), forward=forward, inputs={"a": a.shape}, device="cpu", seed=0) as infer:
+        sign, size, value = infer.run(a=a).output
+    want = np.linalg.slogdet(a[:2].astype(np.float64))
+    np.testing.assert_array_equal(sign[:2], want.sign)
+    np.testing.assert_allclose(size[:2], want.logabsdet, atol=2e-6 * n)
+    np.testing.assert_allclose(value[:2], want.sign * np.exp(want.logabsdet - n * np.log(4)), rtol=1e-6 * n * n)
+    assert size[2] < size[:2].min() - 10 and abs(value[2]) < 1e-6 * abs(value[:2]).max()
+
+
+def test_a_determinant_of_zero() -> None:
+    for a in (np.zeros((2, 2)), [[0.0, 1.0], [0.0, 2.0]], [[1.0, 2.0], [2.0, 4.0]]):
+        assert tg.linalg.det(a).item() == 0.0
+        sign, size = tg.linalg.slogdet(a)
+        assert (sign.item(), size.item()) == (0.0, -np.inf)

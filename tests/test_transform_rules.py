@@ -14,7 +14,7 @@ import pytest
 import tracegrad  # noqa: F401 fills the table
 from all_cases import ALL_CASES
 from cases import Case
-from tracegrad import linalg, testing, transforms
+from tracegrad import elimination, testing, transforms
 from tracegrad.dtypes import TensorType, bool_, f32, i32
 from tracegrad.ir import ambient
 from tracegrad.ir.evaluate import evaluate
@@ -35,8 +35,8 @@ def small(case: Case) -> Case:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linalg, "BLOCK", 3)
-    monkeypatch.setattr(linalg, "UNBLOCKED", 4)
+    monkeypatch.setattr(elimination, "BLOCK", 3)
+    monkeypatch.setattr(elimination, "UNBLOCKED", 4)
 
 
 DIFFERENTIABLE = [small(c) for c in ALL_CASES if c.grad and c.shapes]

@@ -8,31 +8,28 @@ Derivatives are formulas.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from tracegrad import foreign, ops
-from tracegrad.dtypes import TensorType, broadcast_shapes, i32, normalize_axis
+from tracegrad.dtypes import broadcast_shapes, i32
+from tracegrad.elimination import DET, LOG_DET, PIVOTS, SOLVE, extended, of_sides, part_at, repeated, split
 from tracegrad.errors import ShapeError
-from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops.constants import eye, tril, triu, zeros
-from tracegrad.ops.extrema import argmax
-from tracegrad.ops.indexing import take, take_along_axis
 from tracegrad.ops.joining import concat
 from tracegrad.ops.linalg import matmul
+from tracegrad.ops.reduction import prod
 from tracegrad.ops.shaping import expand_dims, pad
-from tracegrad.prims.elementwise import abs, sqrt, where
+from tracegrad.prims.elementwise import sign, sqrt, stop_gradient, where
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike
 from tracegrad.prims.views import broadcast_to
-from tracegrad.transforms.recurrence import scan
 
-__all__ = ["cholesky", "inv", "solve", "solve_triangular"]
+__all__ = ["cholesky", "det", "inv", "slogdet", "solve", "solve_triangular"]
 
-
-BLOCK, UNBLOCKED = 16, 32  # rows of a block; the largest matrix without blocks
+T = TypeVar("T")
 PARTS = 3  # of a factorization, at most: each begins with a smaller rest, and compiles its own kernels
 
 
@@ -56,32 +53,10 @@ def _system(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return broadcast_to(a, (*batch, n, n)), broadcast_to(b, (*batch, n, b.shape[-1]))
 
 
-def _blocks(n: int) -> tuple[int, int]:
-    """Return into how many blocks n rows are split, and the number of rows of a block."""
-    count = -(-n // BLOCK) if n > UNBLOCKED else 1
-    return count, -(-n // count)
-
-
 def _parts(m: int) -> list[int]:
     """Return into parts of how many blocks a matrix of m blocks is split."""
     count = min(PARTS, -(-m // 3))
     return [m * (k + 1) // count - m * k // count for k in range(count)]
-
-
-def _padded(a: Tensor, n: int) -> Tensor:
-    """Return a square matrix extended by the identity, as a block-diagonal matrix of n rows."""
-    more = n - a.shape[-1]
-    return pad(a, ((0, 0),) * (a.ndim - 2) + ((0, more),) * 2) + where(iota((n,), 0) >= a.shape[-1], eye(n), 0.0)
-
-
-def _at(x: Tensor, i: Tensor, axis: int) -> Tensor:
-    return take(x, i, normalize_axis(axis, x.ndim))
-
-
-def _each(fn: Callable[[Any, Tensor], Any], init: Any, n: int, reverse: bool = False) -> Any:
-    """Return the last carry of carry = fn(carry, i) for i = 0, ..., n - 1. Also works while composites are expanded."""
-    with ambient.tracing():
-        return scan(lambda found, i: (fn(found, i), None), init, iota((n,), 0), reverse=reverse)[0]
 
 
 def _filled(fn: Callable[[Tensor, Tensor], Tensor], like: Tensor, axis: int, reverse: bool = False) -> Tensor:
@@ -94,20 +69,15 @@ def _filled(fn: Callable[[Tensor, Tensor], Tensor], like: Tensor, axis: int, rev
     def put(found: Tensor, i: Tensor) -> Tensor:
         return where(here == i, expand_dims(fn(found, i), axis), found)
 
-    return _each(put, zeros(like.shape), like.shape[axis], reverse)
-
-
-def _sides(a: TensorType, b: TensorType, *, upper: bool = False) -> TensorType:
-    """Return the type of X, which is that of B."""
-    return b
+    return repeated(put, zeros(like.shape), like.shape[axis], reverse)
 
 
 # cholesky
 def _cholesky(a: Tensor) -> Tensor:
     """Factor the first columns, subtract what they give from the rest, and go on with that."""
     size = a.shape[-1]
-    m, b = _blocks(size)
-    rest, found, batch = _padded(a, m * b), list[Tensor](), ((0, 0),) * (a.ndim - 2)
+    m, b = split(size)
+    rest, found, batch = extended(a, m * b), list[Tensor](), ((0, 0),) * (a.ndim - 2)
     for some in _parts(m):
         rows = some * b
         new = _first_rows(rest, some, b)
@@ -129,8 +99,8 @@ def _first_rows(a: Tensor, m: int, b: int) -> Tensor:
 
     def block(found: Tensor, t: Tensor) -> Tensor:
         earlier = found.reshape((*batch, rows, n))
-        factors = _at(earlier[..., :rows].reshape((*batch, rows, m, b)), t, -2).swapaxes(-1, -2)
-        return _factored(_at(blocks, t, -3) - matmul(factors, earlier), t * b)
+        factors = part_at(earlier[..., :rows].reshape((*batch, rows, m, b)), t, -2).swapaxes(-1, -2)
+        return _factored(part_at(blocks, t, -3) - matmul(factors, earlier), t * b)
 
     return _filled(block, blocks, -3).reshape((*batch, rows, n))
 
@@ -139,9 +109,11 @@ def _factored(a: Tensor, first: Tensor) -> Tensor:
     """Return the rows of L^T from `first` on, one after the other. a: A minus the part that earlier rows give."""
 
     def row(found: Tensor, j: Tensor) -> Tensor:
-        factors = expand_dims(_at(found, first + j, -1), -2)
-        left = _at(a, j, -2) - matmul(factors, found).squeeze(-2)
-        return where(iota(a.shape[-1:], 0) >= first + j, left / sqrt(expand_dims(_at(left, first + j, -1), -1)), 0.0)
+        factors = expand_dims(part_at(found, first + j, -1), -2)
+        left = part_at(a, j, -2) - matmul(factors, found).squeeze(-2)
+        return where(
+            iota(a.shape[-1:], 0) >= first + j, left / sqrt(expand_dims(part_at(left, first + j, -1), -1)), 0.0
+        )
 
     return _filled(row, a, -2)
 
@@ -170,18 +142,18 @@ CHOLESKY = composite("cholesky", type=float_type, expand=_cholesky, vjp=_cholesk
 def _triangular(a: Tensor, b: Tensor, *, upper: bool) -> Tensor:
     """For each block of right sides, subtract the part that solved blocks give, in one product, and solve the rest."""
     size, k = b.shape[-2:]
-    m, r = _blocks(size)
+    m, r = split(size)
     a = triu(a) if upper else tril(a)
     if m == 1:
         return _substituted(a, b, upper)
     n, batch = m * r, b.shape[:-2]
-    blocks = _padded(a, n).reshape((*batch, m, r, n))
+    blocks = extended(a, n).reshape((*batch, m, r, n))
     sides = pad(b, ((0, 0),) * len(batch) + ((0, n - size), (0, 0))).reshape((*batch, m, r, k))
 
     def block(found: Tensor, t: Tensor) -> Tensor:
-        rows = _at(blocks, t, -3)
-        left = _at(sides, t, -3) - matmul(rows, found.reshape((*batch, n, k)))  # rows not solved yet are 0
-        return _substituted(_at(rows.reshape((*batch, r, m, r)), t, -2), left, upper)
+        rows = part_at(blocks, t, -3)
+        left = part_at(sides, t, -3) - matmul(rows, found.reshape((*batch, n, k)))  # rows not solved yet are 0
+        return _substituted(part_at(rows.reshape((*batch, r, m, r)), t, -2), left, upper)
 
     found = _filled(block, sides, -3, upper)
     return found.reshape((*batch, n, k))[..., :size, :]
@@ -191,9 +163,9 @@ def _substituted(a: Tensor, b: Tensor, upper: bool) -> Tensor:
     """Return X with A X = B, row by row."""
 
     def row(found: Tensor, i: Tensor) -> Tensor:
-        factors = _at(a, i, -2)
+        factors = part_at(a, i, -2)
         known = matmul(expand_dims(factors, -2), found).squeeze(-2)
-        return (_at(b, i, -2) - known) / expand_dims(_at(factors, i, -1), -1)
+        return (part_at(b, i, -2) - known) / expand_dims(part_at(factors, i, -1), -1)
 
     return _filled(row, b, -2, upper)
 
@@ -208,64 +180,8 @@ def _triangular_xla(x: Any, t: Tensor, a: Any, b: Any) -> Any:
 
 
 TRIANGULAR = composite(
-    "solve_triangular", type=_sides, expand=_triangular, vjp=_triangular_vjp, batch=alike, xla=_triangular_xla
+    "solve_triangular", type=of_sides, expand=_triangular, vjp=_triangular_vjp, batch=alike, xla=_triangular_xla
 )
-
-
-# solve
-def _solved(a: Tensor, b: Tensor) -> Tensor:
-    """Eliminate the columns block by block. One product applies the steps of a block to all other columns."""
-    size, k = b.shape[-2:]
-    m, w = _blocks(size)
-    n, batch = m * w, b.shape[:-2]
-    both = concat([_padded(a, n), pad(b, ((0, 0),) * len(batch) + ((0, n - size), (0, 0)))], -1)
-
-    def block(x: Tensor, t: Tensor) -> Tensor:
-        steps, order = _eliminated(_at(x[..., :n].reshape((*batch, n, m, w)), t, -2).swapaxes(-1, -2), t * w)
-        x = take_along_axis(x, order.swapaxes(-1, -2), -2)
-        rows = _at(x.reshape((*batch, m, w, n + k)), t, -3)
-        return where(expand_dims(iota((n,), 0) // w == t, -1), 0.0, x) + matmul(steps.swapaxes(-1, -2), rows)
-
-    return _each(block, both, m)[..., :size, n:]
-
-
-def _eliminated(panel: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Eliminate some columns with row pivots, from row `first` on. panel: the columns, along its last axis.
-
-    Returns the factors with which these steps add the block's rows to all rows, and the order of the rows before, both
-    with all rows along the last axis.
-    """
-    w, n = panel.shape[-2:]
-    place, along = iota((n,), 0), expand_dims(iota((w,), 0), 1)
-
-    def column(found: tuple[Tensor, Tensor], j: Tensor) -> tuple[Tensor, Tensor]:
-        x, order = found
-        here = place == first + j
-        values = expand_dims(_at(x, j, -2), -2)
-        chosen = argmax(where(place >= first + j, abs(values), -1.0), -1, keepdims=True)
-
-        def exchanged(v: Tensor) -> Tensor:
-            """Return `v` with row `here` and the pivot's row exchanged."""
-            return where(place == chosen, expand_dims(_at(v, first + j, -1), -1), v)
-
-        of_pivot, scale, number = (take_along_axis(v, chosen, -1) for v in (x, values, order))
-        new = where(along == j, 1.0, of_pivot) / scale
-        rest = where(along == j, 0.0, exchanged(x)) - exchanged(values) * new
-        return where(here, new, rest), where(here, number, exchanged(order))
-
-    return _each(column, (panel, broadcast_to(place, (*panel.shape[:-2], 1, n))), w)
-
-
-def _solve_vjp(ct: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    given = bind(SOLVE, a.swapaxes(-1, -2), ct)
-    return -matmul(given, y.swapaxes(-1, -2)), given
-
-
-def _solve_xla(x: Any, t: Tensor, a: Any, b: Any) -> Any:
-    return x.np.linalg.solve(a, b)
-
-
-SOLVE = composite("solve", type=_sides, expand=_solved, vjp=_solve_vjp, batch=alike, xla=_solve_xla)
 
 
 @op
@@ -352,6 +268,51 @@ def inv(a: Any) -> Tensor:
     """
     a = _square(a)
     return solve(a, eye(a.shape[-1]))
+
+
+@op
+def det(a: Any) -> Tensor:
+    """Return the determinant of a square matrix, by elimination with row pivots. `slogdet` does not overflow.
+
+    a:        f32, shape (..., n, n).
+    Returns:  f32, shape (...). 0 for a singular matrix.
+    Gradient: dy det(A) A^-T, dy the result's gradient; infinities or NaN for a singular matrix.
+    Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
+
+    As numpy.linalg.det and torch.linalg.det.
+
+    >>> tg.linalg.det([[1.0, 2.0], [3.0, 4.0]])
+    tensor(-2.)
+    """
+    return bind(DET, _square(a))
+
+
+class SignAndLog(NamedTuple, Generic[T]):
+    """The results of `slogdet`, as attributes or as a pair."""
+
+    sign: T
+    logabsdet: T
+
+
+@op
+def slogdet(a: Any) -> SignAndLog[Tensor]:
+    """Return the sign and the logarithm of the absolute value of the determinant of a square matrix.
+
+    det(A) = sign * exp(logabsdet)
+
+    a:        f32, shape (..., n, n).
+    Returns:  (sign, logabsdet), f32, shape (...) each; 0 and -inf for a singular matrix.
+    Gradient: of logabsdet, dy A^-T, dy its gradient; infinities or NaN for a singular matrix. None of the sign.
+    Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
+
+    As numpy.linalg.slogdet and torch.linalg.slogdet. A normalizing flow with an invertible matrix adds logabsdet to its
+    log-density. For a positive definite A, a Cholesky factor costs less: 2 * tg.sum(tg.log(tg.diag(L))).
+
+    >>> tg.linalg.slogdet([[1.0, 2.0], [3.0, 4.0]])
+    SignAndLog(sign=tensor(-1.), logabsdet=tensor(0.6931472))
+    """
+    a = _square(a)
+    return SignAndLog(prod(sign(stop_gradient(bind(PIVOTS, a))), -1), bind(LOG_DET, a))
 
 
 if not TYPE_CHECKING:  # type checkers are to report unknown names themselves
