@@ -62,6 +62,9 @@ FUNCTION_CASES: list[Case] = [
              second=ord != 0, torch=lambda x, o=ord, a=a: torch.linalg.vector_norm(x, o, a), grad=ord != 0)
         for ord, a in ((2, None), (2, 1), (1, (0, 2)), (3, -1), (1.5, 0), (math.inf, 1), (-math.inf, 0), (0, 1))
     ],
+    Case("logcumsumexp", lambda x: tg.logcumsumexp(x, 0), ((5, 3),), torch=lambda x: torch.logcumsumexp(x, 0)),
+    Case("logcumsumexp_long", lambda x: tg.logcumsumexp(x, -1), ((2, 70),), close=1e-5,
+         torch=lambda x: torch.logcumsumexp(x, -1)),
     Case("cumprod", lambda x: tg.cumprod(x, 0), ((5, 3),), torch=lambda x: torch.cumprod(x, 0)),
     Case("cumprod_flat", tg.cumprod, ((5, 3),), low=0.5, torch=lambda x: torch.cumprod(x.flatten(), 0)),
     Case("cumprod_long", lambda x: tg.cumprod(x, -1), ((2, 70),), low=0.8, high=1.2, tol=1e-4,

@@ -179,3 +179,23 @@ def test_other_masked_sums_keep_their_meaning(name: str) -> None:
 def test_blocks_divide_the_axis_where_they_can() -> None:
     assert [block_of(n) for n in (64, 1000, 1009, 784, 100)] == [32, 25, SCAN_BLOCK, 28, 25]
     assert SMALLEST_BLOCK < SCAN_BLOCK < LARGEST_BLOCK
+
+
+@pytest.mark.parametrize("n", (2, 31, 33, 1100))
+def test_logarithms_of_running_sums_reach_far(n: int) -> None:
+    """Elements lie further apart than exp can tell, so that the sum from one largest element vanishes."""
+    x = np.random.default_rng(n).normal(0, 200, (2, n)).astype(np.float32)
+    wanted = np.logaddexp.accumulate(x.astype(np.float64), 1)
+    np.testing.assert_allclose(computed(lambda x: tg.logcumsumexp(x, 1), x), wanted, 2e-6)
+    weights = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
+    slope = lambda x: tg.vjp(lambda x: tg.logcumsumexp(x, 1), x)[1](tg.tensor(weights))[0]
+    each = np.tril(np.exp(np.minimum(x[:, None] - wanted[..., None], 0)))  # [..., i, k]: of out[i] by x[k]
+    np.testing.assert_allclose(computed(slope, x), (weights[..., None] * each).sum(1), 1e-4, 1e-5)
+
+
+def test_logarithms_of_running_sums_at_infinities() -> None:
+    x = np.float32([-np.inf, -np.inf, 1.0, -np.inf, 2.0, np.inf, 0.0])
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(computed(lambda x: tg.logcumsumexp(x), x), np.logaddexp.accumulate(x), 1e-6)
+    slope = tg.grad(lambda x: tg.logcumsumexp(x)[4])(tg.tensor(x))
+    np.testing.assert_allclose(slope[2:5], np.exp([-1.3132616, -np.inf, -0.3132617]), 1e-6)

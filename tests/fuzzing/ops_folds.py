@@ -257,6 +257,8 @@ register(
     ),
     Op("cumsum", _cumsum, lambda tg, x, axis: tg.cumsum(x, axis), lambda torch, x, axis: torch.cumsum(x, axis),
        lambda jax, x, axis: jax.numpy.cumsum(x, axis), weight=3),
+    Op("logcumsumexp", _cumsum, lambda tg, x, axis: tg.logcumsumexp(x, axis),
+       lambda torch, x, axis: torch.logcumsumexp(x, axis), lambda jax, x, axis: jax.lax.cumlogsumexp(x, axis % x.ndim)),
     Op("cumprod", _cumprod, lambda tg, x, axis: tg.cumprod(x, axis), lambda torch, x, axis: torch.cumprod(x, axis),
        lambda jax, x, axis: jax.numpy.cumprod(x, axis)),
     Op("std", _var, lambda tg, x, axis, keepdims, ddof: tg.std(x, axis=axis, keepdims=keepdims, ddof=ddof),

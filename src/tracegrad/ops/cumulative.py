@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from tracegrad.dtypes import count
 from tracegrad.errors import ShapeError
 from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import METHODS, Operand, method, op
+from tracegrad.ops.activation import logaddexp
 from tracegrad.ops.control import stop_gradient
 from tracegrad.ops.indexing import indices_for, scatter_add, take
 from tracegrad.ops.joining import stack
-from tracegrad.ops.reduction import number
+from tracegrad.ops.norm import logsumexp
+from tracegrad.ops.reduction import folded, number
 from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import exp, where
@@ -21,29 +26,47 @@ from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import multilinear, shifted
 from tracegrad.tuning import SCAN_BLOCK, SCAN_WRITTEN_OUT
 
-__all__ = ["cumprod", "cumsum", "segment_max", "segment_softmax", "segment_sum"]
+__all__ = ["cumprod", "cumsum", "logcumsumexp", "segment_max", "segment_softmax", "segment_sum"]
 
 SMALLEST_BLOCK, LARGEST_BLOCK = SCAN_BLOCK * 3 // 4, SCAN_BLOCK * 5 // 4
 
 
-def _scan(x: Tensor, axis: int, reverse: bool = False, fold: Primitive = SUM) -> Tensor:
-    """Return running sums or products along `axis`: within blocks, then combined with those of earlier blocks."""
+class Running(NamedTuple):
+    """What runs along an axis, such as sums."""
+
+    reduce: Callable[[Tensor, int], Tensor]  # over an axis
+    combine: Callable[[Tensor, Tensor], Tensor]
+    neutral: float
+
+
+def _running(fold: Primitive) -> Running:
+    def reduce(x: Tensor, axis: int) -> Tensor:
+        return folded(fold, x, (axis,), keepdims=False)
+
+    return Running(reduce, lambda a, b: METHODS[fold.combine](a, b), int(fold.identity or 0))
+
+
+SUMS, PRODUCTS, LOG_SUMS = _running(SUM), _running(PROD), Running(logsumexp, logaddexp, -math.inf)
+
+
+def _scan(x: Tensor, axis: int, reverse: bool = False, by: Running = SUMS) -> Tensor:
+    """Return running sums or others along `axis`: within blocks, then combined with those of earlier blocks."""
     before, n, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    neutral = int(fold.identity or 0)
+    neutral = by.neutral
     if n <= LARGEST_BLOCK:
         square_shape = (*before, n, n, *after)
         i, j = iota(square_shape, axis), iota(square_shape, axis + 1)
         terms = views.broadcast_to(views.reshape(x, (*before, 1, n, *after)), square_shape)
-        return folded(fold, where(j >= i if reverse else j <= i, terms, neutral), (axis + 1,), keepdims=False)
+        return by.reduce(where(j >= i if reverse else j <= i, terms, neutral), axis + 1)
     block = block_of(n)
     blocks = -(-n // block)
     padded = _placed(x, axis, 0, blocks * block, neutral)
-    inner = _scan(views.reshape(padded, (*before, blocks, block, *after)), axis + 1, reverse, fold)
+    inner = _scan(views.reshape(padded, (*before, blocks, block, *after)), axis + 1, reverse, by)
     ends = views.slice_(inner, axis + 1, 0 if reverse else block - 1, 1)
-    totals = _scan(views.reshape(ends, (*before, blocks, *after)), axis, reverse, fold)
+    totals = _scan(views.reshape(ends, (*before, blocks, *after)), axis, reverse, by)
     others = views.slice_(totals, axis, 1 if reverse else 0, blocks - 1)
     carry = views.reshape(_placed(others, axis, 0 if reverse else 1, blocks, neutral), (*before, blocks, 1, *after))
-    carried = METHODS[fold.combine](inner, views.broadcast_to(carry, inner.shape))
+    carried = by.combine(inner, views.broadcast_to(carry, inner.shape))
     return views.slice_(views.reshape(carried, padded.shape), axis, 0, n)
 
 
@@ -53,7 +76,7 @@ def block_of(n: int) -> int:
     return min(fitting, key=lambda d: (n // d > LARGEST_BLOCK, max(d, 2 * SCAN_BLOCK - d)), default=SCAN_BLOCK)
 
 
-def _placed(x: Tensor, axis: int, start: int, n: int, neutral: int) -> Tensor:
+def _placed(x: Tensor, axis: int, start: int, n: int, neutral: float) -> Tensor:
     """Place `x` at `start` of an axis of length `n`, with `neutral` elsewhere."""
     end = start + x.shape[axis]
     placed = views.place(x, axis, start, n)
@@ -141,7 +164,7 @@ def _cumprod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor
 
 
 CUMPROD = composite(
-    "cumprod", type=lambda x, *, axis: x, expand=partial(_scan, fold=PROD), vjp=_cumprod_vjp, batch=shifted
+    "cumprod", type=lambda x, *, axis: x, expand=partial(_scan, by=PRODUCTS), vjp=_cumprod_vjp, batch=shifted
 )
 
 
@@ -166,6 +189,30 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     x = number(x)
     x, axis = along(x, axis)
     return x if x.shape[axis] <= 1 else bind(CUMPROD, x, axis=axis)
+
+
+@method
+def logcumsumexp(x: Operand, axis: int | None = None) -> Tensor:
+    """Return the logarithms of the running sums of exp(x) along `axis`. No exp overflows, and no sum vanishes.
+
+    out[k] = log(exp(x[0]) + ... + exp(x[k]))
+
+    x:        f32, any shape.
+    axis:     None flattens `x` first.
+    Returns:  f32; the shape of `x`, or a vector for axis=None.
+    Gradient: dx[k] = sum over i >= k of dy[i] * exp(x[k] - out[i]), dy being the result's gradient; NaN for elements
+              of -inf up to which all are -inf.
+    Raises:   DTypeError if `x` is not f32; ShapeError if `axis` is out of range.
+
+    As torch.logcumsumexp. The Cox model of survival (1972) sums risks so: with x sorted from the longest time to the
+    shortest, the loss of each event is out - x.
+
+    >>> tg.logcumsumexp([0.0, 0.0, 1000.0])
+    tensor([0.0000000e+00, 6.9314718e-01, 1.0000000e+03])
+    """
+    x, axis = along(as_tensor(x), axis)
+    float_type(x.type)
+    return x if x.shape[axis] <= 1 else _scan(x, axis, by=LOG_SUMS)
 
 
 def _operands(x: Operand, segments: Operand, n: int) -> tuple[Tensor, Tensor, int]:
