@@ -122,6 +122,24 @@ def test_what_an_error_says_to_write_computes_the_missing_function(name: str, co
     np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-5, atol=1e-6)
 
 
+ONES = np.ones((2, 2), np.float32)
+ARGUMENTS: tuple[tuple[Any, str], ...] = (
+    (lambda: tg.rope(ONES, ONES, offset=3), "write position=3"),
+    (lambda: tg.triu(ONES, offset=1), "write k=1"),
+    (lambda: tg.segment_sum(ONES, [0, 1], num_segments=2), "write n=2"),
+    (lambda: tg.sum(ONES, dim=(0, 1)), r"write axis=\(0, 1\)"),
+    (lambda: tg.attention(ONES, ONES, ONES, attn_mask=ONES > 0), "write mask=, True where"),
+    (lambda: tg.attention(ONES, ONES, ONES, enable_gqa=True), r"write k.repeat\(n, axis=-3\)"),
+    (lambda: tg.tensor(ONES).gather(1, [[0], [1]]), r"tg.take_along_axis\(x, indices, axis\)"),
+)
+
+
+@pytest.mark.parametrize(("call", "text"), ARGUMENTS, ids=[text for _, text in ARGUMENTS])
+def test_arguments_of_other_libraries_get_the_right_name(call: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        call()
+
+
 def test_remat_is_the_name_and_checkpoint_still_works() -> None:
     assert tg.checkpoint is tg.remat and tg.remat.__name__ == "remat"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS, signature
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from tracegrad.errors import CallError, InputError, MissingNameError, TraceError, call_site, located, placed, shortened
 
@@ -186,9 +186,12 @@ def _elsewhere(word: str, value: Any, other: str, theirs: Sequence[str]) -> str:
 
 
 def shown_argument(value: Any) -> str:
-    """Return a short plain value as Python code; for any other value, "..."."""
+    """Return a short plain value, or a tuple of integers, as Python code; for any other value, "..."."""
     plain = isinstance(value, (int, float, str)) or value is None
-    return repr(value) if plain and len(repr(value)) < 20 else "..."
+    if isinstance(value, tuple):  # a shape, or axes
+        plain = all(isinstance(n, int) for n in cast("tuple[Any, ...]", value))
+    text = repr(cast("Any", value)) if plain else "..."
+    return text if len(text) < 20 else "..."
 
 
 def remedy(word: str, value: Any, names: Sequence[str]) -> str:

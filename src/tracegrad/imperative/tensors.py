@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from tracegrad import foreign
 from tracegrad.arrays import as_array, np
 from tracegrad.dtypes import DType, Shape, TensorType, number_kind
-from tracegrad.errors import DTypeError, InputError, ShapeError, TraceError, call_site, placed
+from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError, call_site, placed
 from tracegrad.imperative import tape
 from tracegrad.imperative.values import Array, Spec, given
 from tracegrad.methods import METHODS, TensorMethods
@@ -302,13 +302,11 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Return the slices at `indices` along `axis`. As `tg.take` and torch.index_select; torch.gather differs.
-
-        Negative indices count from the end. Unlike those of `tg.take`, indices can be floats with whole values.
-        """
+        """Return the slices at `indices`, integers or whole floats, along `axis`. As `tg.take`; torch.gather differs."""
+        if np.ndim(axis):
+            raise CallError.here("gather: takes indices, axis; torch.gather is tg.take_along_axis(x, indices, axis)")
         at = as_array(indices)
-        if at.dtype.kind == "f" and bool((at == np.floor(at)).all()):
-            at = at.astype(np.int64)
+        at = at.astype(np.int64) if at.dtype.kind == "f" and bool((at == np.floor(at)).all()) else at
         return cast("GradTensor", METHODS["take"](self, at, axis))
 
     def view(self, *shape: int | Sequence[int]) -> GradTensor:
