@@ -302,7 +302,7 @@ class GradTensor(TensorMethods):
         return cast("GradTensor", self[keys])
 
     def gather(self, indices: Any, axis: int = 0) -> GradTensor:
-        """Return the slices at `indices`, integers or whole floats, along `axis`. As `tg.take`; torch.gather differs."""
+        """Return the slices at `indices`, which can be whole floats, along `axis`. As `tg.take`, not torch.gather."""
         if np.ndim(axis):
             raise CallError.here("gather: takes indices, axis; torch.gather is tg.take_along_axis(x, indices, axis)")
         at = as_array(indices)
