@@ -48,7 +48,7 @@ SOURCE = re.compile(
 OWN = {"optim.Host", "optim.PerParameter", "optim.Slot"}
 # Types that users read and never make, and the rules that prims are made with: their tables are the examples
 NO_EXAMPLE = {
-    "optim.Host", "optim.Slot", "extend.Host", "extend.Primitive", "extend.alike",
+    "optim.Slot", "extend.Primitive", "extend.alike",
     "extend.as_tensor", "extend.bind", "extend.linear", "extend.merged", "extend.multilinear", "extend.register",
     "extend.shifted", "extend.symmetric",
 }  # fmt: skip

@@ -250,7 +250,9 @@ class CompiledForward(HasStates):
         self.store.load(path, safetensors.read(path))
 
     def redraw(self) -> None:
-        """Draw the random numbers of the first runs again, from the next run on.
+        """Begin the random numbers anew: the next run draws those of the first one, and so on.
+
+        The seed and the parameters stay. In PyTorch, call torch.manual_seed again.
 
         >>> infer.redraw()
         """

@@ -375,6 +375,6 @@ class HasStates(Closing):
         Raises:  InputError naming every unknown name, wrong shape, wrong dtype and NaN, before anything is written.
         As load_state_dict of PyTorch, for the buffers only.
 
-        >>> train.set_states({})
+        >>> train.set_states(train.states())     # all of them, as they are
         """
         self.store.set_states(record, strict)

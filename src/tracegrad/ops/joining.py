@@ -163,8 +163,8 @@ def roll(x: Operand, shift: int | Sequence[int], axis: Axes = None) -> Tensor:
     out[..., k, ...] = x[..., (k - shift) mod n, ...]
 
     x:        any dtype, shape (..., n, ...).
-    shift:    an integer for all axes of `axis`, or a sequence with one for each; for axis=None, of one integer.
-              Negative ones move towards the front.
+    shift:    the number of places, for every axis in `axis`; or a sequence with a number for each of these axes.
+              Negative numbers move towards the front.
     axis:     an axis, or several; if one is named twice, its shifts add up. None rolls the flattened `x`, and restores
               its shape.
     Returns:  dtype and shape of `x`.

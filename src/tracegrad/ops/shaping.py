@@ -324,7 +324,7 @@ def pad(x: Operand, widths: int | Sequence[Any], value: Operand = 0) -> Tensor:
     value:    a number that the dtype of `x` can hold, or a tensor of rank 0.
     Returns:  dtype of `x`; each axis is longer by its two widths.
     Gradient: the result's gradient, without the padding; a `value` gets the sum of the padding's.
-    Raises:   ShapeError for negative widths, unless there is a pair for each axis, and for a `value` with axes.
+    Raises:   ShapeError for widths below 0 or of another form than these, and for a `value` with axes.
               DTypeError for another `value`.
 
     As numpy.pad with mode "constant". torch.nn.functional.pad takes the widths flat, the last axis first.

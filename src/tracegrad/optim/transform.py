@@ -35,8 +35,12 @@ class Host(NamedTuple):
 
     arena: the places of the parameters in the flat arrays f32[n] that `update` gets; n = arena.size.
 
-    The library makes the host. Use its methods and properties, not the other fields. They give f32[] tensors, whose
-    values can change at each step without compiling, or f32[n] with a value for each element of the flat arrays.
+    The library makes the host. `update` uses `hyper(name)`, `complement(name)`, `unit`, `step` and `steps`, and not the
+    other fields. They give f32[] tensors, whose values can change at each step without compiling, or f32[n] with a
+    value for each element of the flat arrays.
+
+    >>> slow = optim.Transform({}, lambda g, p, state, host: (g / host.step, {}))     # smaller updates, step by step
+    >>> optimizer = optim.custom(slow, lr=0.1)
     """
 
     arena: Arena
