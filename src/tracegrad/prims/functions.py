@@ -150,16 +150,26 @@ fn log_(x: f32) -> f32 {{
   return log_special_(log_sum_(select(m, m + m, low) - 1.0, e), x, v);
 }}"""
 
-# x = 2^e m with m in [sqrt(1/2), sqrt(2)): the bits of sqrt(1/2) are subtracted, which leaves e in the bits from 23 on.
-# Adding them to the 23 bits below gives m.
+# x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)). Subtracting the bits of sqrt(1/2) leaves e in the bits from 23 on;
+# adding them to the 23 bits below gives 1 + f. log(1 + f) = f + f^2 Q(f), minimax: relative error 4.1e-9. The last
+# part is e log(2), where log(2) in f32 is near enough. A condition minus 1 is a mask: sums and masks take fewer
+# instructions than choices. `log_end_` is 0, or what becomes of +inf, NaN and negative numbers.
+LOG_Q = (-0.07621778, 0.12904434, -0.13242988, 0.14181825, -0.16609083, 0.20001974, -0.25001583, 0.33333326,
+         -0.49999988)  # fmt: skip
+LOG_SUM_AS_WRITTEN = f"""fn log_sum_(f: f32, e: f32) -> f32 {{
+  return f * f * {horner(LOG_Q, "f")} + f + e * {math.log(2)!r};
+}}
+
+fn log_end_(u: u32) -> f32 {{
+  return bitcast<f32>((u | u32(i32(u) >> 31u)) & (u32(u < 0x7f800000u) - 1u));
+}}"""
+
 LOG_AS_WRITTEN = """fn log_(x: f32) -> f32 {
   let u = bitcast<u32>(x);
-  let tiny = u < 0x800000u;
-  let v = select(u, bitcast<u32>(x * 8388608.0), tiny) - 0x3f3504f3u;
-  let e = (i32(v) >> 23u) - select(0, 23, tiny);
-  let y = log_sum_(bitcast<f32>((v & 0x7fffffu) + 0x3f3504f3u) - 1.0, f32(e));
-  let positive = select(y, x, u >= 0x7f800000u);
-  return select(select(positive, bitcast<f32>(nan_bits), u > 0x80000000u), -bitcast<f32>(inf_bits), u << 1u == 0u);
+  let usual = (u32(u < 0x800000u) - 1u) & 0x0b800000u;  // 0 for a denormal, which is multiplied by 2^23
+  let v = bitcast<u32>(x * bitcast<f32>(0x4b000000u - usual)) - 0x4ab504f3u + usual;
+  let y = log_sum_(bitcast<f32>((v & 0x7fffffu) + 0x3f3504f3u) - 1.0, f32(i32(v) >> 23u)) + log_end_(u);
+  return select(y, -bitcast<f32>(inf_bits), x == 0.0);
 }"""
 
 LOG1P = f"""{LOG_PARTS}
@@ -173,6 +183,14 @@ fn log1p_(x: f32) -> f32 {{
   let y = log_sum_(select(select(m, m + m, low) - 1.0, x, e == 0), f32(e));
   return select(log_special_(y, s, v), x, abs(x) < 1e-10);
 }}"""
+
+LOG1P_AS_WRITTEN = """fn log1p_(x: f32) -> f32 {
+  let s = 1.0 + x;
+  let v = bitcast<u32>(s) - 0x3f3504f3u;
+  let e = i32(v) >> 23u;
+  let y = log_sum_(select(bitcast<f32>((v & 0x7fffffu) + 0x3f3504f3u) - 1.0, x, e == 0), f32(e));
+  return select(select(y + log_end_(bitcast<u32>(s)), -bitcast<f32>(inf_bits), s == 0.0), x, abs(x) < 1e-10);
+}"""
 
 # 2 (2^(n-1) (e^r - 1) + (2^(n-1) - 1/2)): 2^n itself overflows before the result. The last condition: tiny, or NaN.
 EXPM1_AS_WRITTEN = f"""fn expm1_(x: f32) -> f32 {{
@@ -199,6 +217,23 @@ fn tanh_(x: f32) -> f32 {{
   let z = x * x;
   let y = 1.0 - 2.0 / (near_exp_(2.0 * min(a, 15.0)) + 1.0);
   return select(x * (1.0 + z * {horner(TANH_P, "z")}), signed_(y, x), a >= 1.0);
+}}"""
+
+# 1 + E R(E) with E = e^(-2 |x|) from 0.9 on, without a division; below, x (1 + x^2 P(x^2)). 2^r = T(r) for |r| <= 1/2,
+# nearest where E is large. In f32, each adds a relative error of at most 1.6e-8.
+TANH_NEAR = (0.0013039595, -0.0068600555, 0.020904126, -0.05372149, 0.1333036, -0.33333212)
+TANH_FAR = (-1.2590938, 1.8771874, -1.9902452, 1.9996532, -1.999996)
+TWO_TO = (0.0013346606, 0.009674427, 0.05550457, 0.24022138, 0.6931472, 1.0000001)
+TANH_AS_WRITTEN = f"""fn tanh_(x: f32) -> f32 {{
+  let a = abs(x);
+  let z = x * x;
+  let b = min(a, 10.0);
+  let t = b * {-2 / math.log(2)!r} + {1.5 * 2**23 + 127!r};
+  let n = t - {1.5 * 2**23 + 127!r};
+  let r = b * {-2 / math.log(2)!r} - n;
+  let e = {horner(TWO_TO, "r")} * bitcast<f32>(bitcast<u32>(t) << 23u);
+  let y = {horner(TANH_FAR, "e")} * e + 1.0;
+  return select(x * (1.0 + z * {horner(TANH_NEAR, "z")}), signed_(y, x), a >= 0.9);
 }}"""
 
 ERF = f"""{NEAR_EXP}

@@ -10,7 +10,15 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 
 from tracegrad.prims import quotients, turns
-from tracegrad.prims.functions import EXP_AS_WRITTEN, EXPM1_AS_WRITTEN, LOG_AS_WRITTEN, NEAR_EXP_AS_WRITTEN
+from tracegrad.prims.functions import (
+    EXP_AS_WRITTEN,
+    EXPM1_AS_WRITTEN,
+    LOG1P_AS_WRITTEN,
+    LOG_AS_WRITTEN,
+    LOG_SUM_AS_WRITTEN,
+    NEAR_EXP_AS_WRITTEN,
+    TANH_AS_WRITTEN,
+)
 
 C_TYPE = {
     "f32": "float",
@@ -37,6 +45,7 @@ NATIVE = {
     "near_turn_": turns.NEAR_TURN,
     "far_turn_": "",  # `turn_` does not call it
     "high_": "",
+    "log_special_": "",  # `log_` and `log1p_` do not call it either
     "modulo_": quotients.MODULO_IN_DOUBLES,
     "near_modulo_": quotients.NEAR_MODULO,
     "quotient_i32": quotients.QUOTIENT_IN_DOUBLES,
@@ -52,7 +61,10 @@ AS_WRITTEN = {  # shorter than the rows' functions: C compilers, unlike GPU driv
     "exp_times_": EXP_AS_WRITTEN,
     "near_exp_": NEAR_EXP_AS_WRITTEN,
     "expm1_": EXPM1_AS_WRITTEN,
+    "log_sum_": LOG_SUM_AS_WRITTEN,
     "log_": LOG_AS_WRITTEN,
+    "log1p_": LOG1P_AS_WRITTEN,
+    "tanh_": TANH_AS_WRITTEN,
 }
 _pattern = cache(re.compile)  # compiles on first use: at import this would cost 5000 calls
 
