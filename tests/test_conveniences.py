@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 from typing import Any
@@ -136,8 +137,9 @@ ARGUMENTS: tuple[tuple[Any, str], ...] = (
 
 @pytest.mark.parametrize(("call", "text"), ARGUMENTS, ids=[text for _, text in ARGUMENTS])
 def test_arguments_of_other_libraries_get_the_right_name(call: Any, text: str) -> None:
-    with pytest.raises(TypeError, match=text):
+    with pytest.raises(TypeError) as e:
         call()
+    assert re.search(text, str(e.value).split("\n")[0])  # the next line has the text of the call
 
 
 def test_remat_is_the_name_and_checkpoint_still_works() -> None:
