@@ -197,7 +197,8 @@ def shown_argument(value: Any) -> str:
 def remedy(word: str, value: Any, names: Sequence[str]) -> str:
     """Return the remedy for the unknown keyword `word`, after a separator, or "". names: the existing keywords."""
     told: list[str] = found(word, "arguments") or []
-    own = next((parts for parts in (t.split(" and ") for t in told) if all(name in names for name in parts)), [])
+    fitting = [parts for parts in (t.split(" and ") for t in told) if all(name in names for name in parts)]
+    own = fitting[0] if fitting else []
     if len(own) == 1:
         value = int(value) if own[0] == "ddof" and isinstance(value, bool) else value  # unbiased=True is ddof=1
         return f"; write {own[0]}={shown_argument(value)}"
