@@ -29,7 +29,7 @@ from tracegrad.nn.parameters import Parameter, State
 from tracegrad.ops.control import assign
 from tracegrad.ops.reduction import any as any_, sum as sum_
 from tracegrad.optim.arena import Arena
-from tracegrad.optim.groups import NO_GROUPS
+from tracegrad.optim.grouping import NO_GROUPS
 from tracegrad.optim.guard import PARAMS
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.transform import Host, Kept, PerParameter, State as Kepts, Transform

@@ -13,7 +13,7 @@ from tracegrad.hypers import GROUP, OFF, Range, checked_all, checked_whole
 from tracegrad.lr import as_schedule
 from tracegrad.optim import scaling
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
-from tracegrad.optim.groups import NO_GROUPS, Groups
+from tracegrad.optim.grouping import NO_GROUPS, Groups
 from tracegrad.optim.transform import MONOTONE, Transform, chain, check_transform
 from tracegrad.patterns import Selection, matcher
 from tracegrad.prims.leaves import unboxed

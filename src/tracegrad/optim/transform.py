@@ -18,7 +18,7 @@ from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.hypers import COMPLEMENT, GROUP, RANGES, UNIT, Range, checked_all, scalar
 from tracegrad.ir.nodes import Tensor
 from tracegrad.optim.arena import Arena, Slot
-from tracegrad.optim.groups import NO_GROUPS, Groups
+from tracegrad.optim.grouping import NO_GROUPS, Groups
 from tracegrad.prims.elementwise import cast, expm1, log1p, maximum, where
 from tracegrad.prims.leaves import as_tensor, counter, iota
 from tracegrad.prims.views import broadcast_to, reshape, slice_
