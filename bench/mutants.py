@@ -24,7 +24,7 @@ from steps import WORKLOADS, machine, print_table, tracegrad_training, workload
 import tracegrad as tg
 from tracegrad.kernel_source import KernelSource, Texts
 from tracegrad.render.c import library_source
-from tracegrad.render.c_calls import GatheredStep
+from tracegrad.render.c_steps import GatheredStep
 from tracegrad.runtime import cpu, cpu_verify, wgpu_verify
 from tracegrad.runtime.verify import SWITCH, trials_of
 

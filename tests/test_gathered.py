@@ -16,7 +16,7 @@ import pytest
 import tracegrad as tg
 from models import build_forward
 from tracegrad.kernels.form import Axis
-from tracegrad.render.c_calls import CSource, GatheredStep, Scratch
+from tracegrad.render.c_steps import CSource, GatheredStep, Scratch
 from tracegrad.render.gathered import Lay, in_memory_order
 from tracegrad.runtime.c_compiler import GCC_FLAGS, OTHER_FLAGS, compiler_named
 from tracegrad.runtime.calls import SizedGathered, neighbours, places, runs_of

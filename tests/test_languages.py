@@ -14,7 +14,7 @@ from tracegrad import entrypoints, nn, optim
 from tracegrad.prims import functions
 from tracegrad.program import Program
 from tracegrad.render import languages
-from tracegrad.render.c_calls import CSource, FunctionStep, ProductStep
+from tracegrad.render.c_steps import CSource, FunctionStep, ProductStep
 from tracegrad.render.c_text import as_c, helper
 from tracegrad.render.emit import Block, Loop, spelled, when
 from tracegrad.runtime.base import RUNTIMES

@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from tracegrad.dtypes import DType, f32, strides_of
 from tracegrad.kernel_source import BoundLaunch
@@ -19,6 +18,18 @@ from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, flat_index, points
 from tracegrad.render.c_orders import OrderedFunction, running, scatter_loops
 from tracegrad.render.c_product import limit_bits
+from tracegrad.render.c_steps import (
+    CSource,
+    FunctionStep,
+    GatheredStep,
+    Place,
+    ProductStep,
+    RunSize,
+    Scratch,
+    Spread,
+    Step,
+    View,
+)
 from tracegrad.render.c_stored import stored_first
 from tracegrad.render.c_tiles import paired, side_by_side
 from tracegrad.render.emit import Statement
@@ -40,84 +51,6 @@ from tracegrad.tuning import (
 )
 
 NAME = "NAME"  # a placeholder for a function's name, until the text is known
-
-
-class Scratch(NamedTuple):
-    """Memory that lives while its kernel runs. Kernels run one at a time, so they share scratch memory by number."""
-
-    number: int
-    size: int  # elements
-    dtype: str  # NumPy's name
-
-
-class RunSize:
-    """The place that holds the size of the run, after a function's slots."""
-
-    def __repr__(self) -> str:
-        return "size"
-
-
-Place = int | Scratch | RunSize  # a slot of the launch, scratch memory, or the size of the run
-
-
-class View(NamedTuple):
-    """A matrix, or a stack of matrices, that begins at an element of a place; steps are in elements."""
-
-    place: Place
-    first: int
-    sizes: tuple[int, ...]
-    steps: tuple[int, ...]
-
-
-class FunctionStep(NamedTuple):
-    """A call of a function, which can be split into at most `parts` parts."""
-
-    name: str
-    parts: int
-    places: tuple[Place, ...]
-
-    @property
-    def sized(self) -> bool:
-        """True if the loops of the function depend on the size of a run."""
-        return isinstance(self.places[-1], RunSize)
-
-
-class ProductStep(NamedTuple):
-    """A call that computes out = a b. limits: those of `Product`, as the bits of `limit_bits`."""
-
-    a: View
-    b: View
-    out: View
-    limits: int
-
-
-class Spread(NamedTuple):
-    """An operand whose elements are at sums of offsets, one per axis, relative to an element of a place."""
-
-    place: Place
-    first: int
-    batch: tuple[int, ...]  # steps
-    rows: tuple[Lay, ...]
-    columns: tuple[Lay, ...]
-
-
-class GatheredStep(NamedTuple):
-    """out = a b, where b overlaps itself in memory or products are many and small. Rows of `a` are evenly spaced."""
-
-    a: Spread
-    b: Spread
-    out: View
-    stacked: bool = False  # True if a vector holds one element of each of several products
-
-
-Step = FunctionStep | ProductStep | GatheredStep
-
-
-class CSource(NamedTuple):
-    """A launch in C: the texts of its functions, and the order of the calls."""
-
-    functions: tuple[str, ...]
-    steps: tuple[Step, ...]
 
 
 def render_c(launch: BoundLaunch) -> CSource:

@@ -17,7 +17,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Extent, decided
 from tracegrad.loops import Move
 from tracegrad.program import Program
-from tracegrad.render.c_calls import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
+from tracegrad.render.c_steps import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
 from tracegrad.render.gathered import Lay, joins, lies
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.storage import address, lying

@@ -26,9 +26,9 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE
 from tracegrad.program import PERSISTENT, Buffer, Dispatch, Field, Program
 from tracegrad.render.c import library_source
-from tracegrad.render.c_calls import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
+from tracegrad.render.c_steps import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
 from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, SizedParts, lent_inputs
