@@ -249,11 +249,12 @@ def _built(
             alike = zip(constants_of(one.graph), constants_of(last.graph))
             third = counted(last.graph, {t.serial: places[0][x.serial] for x, t in alike if x.serial in places[0]})
             roomy.append(in_room(third, given[1], Sizes(at[-1], at[1]), names, exact))
+    graphs = [replace(r.graph, ends=not gpu and names != [exact_name]) for r in roomy]
     try:
         if pair:
-            built = shared_program((one.traced, last.traced), [r.graph for r in roomy], pair, gpu)
+            built = shared_program((one.traced, last.traced), graphs, pair, gpu)
         else:
-            built = one.traced._replace(graph=roomy[0].graph).compiled()
+            built = one.traced._replace(graph=graphs[0]).compiled()
     except (CompileError, ShapeError, DTypeError) as e:
         raise UnsizedError(str(e)) from e
     specs = input_ranges(one.traced.graph), input_ranges(other.traced.graph)

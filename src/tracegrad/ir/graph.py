@@ -28,6 +28,7 @@ class Graph(Value):
     captures:  the values of `tg.capture`.
     writes:    what a run stores: new states of the model, and with an optimizer new parameters and optimizer state.
     precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision.
+    ends:      whether masks at the sizes of a call end loops, so that values which are only masked get no memory.
 
     As a jaxpr of JAX, and torch.fx.Graph.
 
@@ -40,6 +41,7 @@ class Graph(Value):
     captures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     precision: str = "f32"
+    ends: bool = False
 
     @property
     def roots(self) -> list[Tensor]:
@@ -63,7 +65,7 @@ class Graph(Value):
         outputs, captures, writes = (
             {name: next(it) for name in part} for part in (self.outputs, self.captures, self.writes)
         )
-        return Graph(outputs, captures, writes, self.precision)
+        return Graph(outputs, captures, writes, self.precision, self.ends)
 
     @property
     def nodes(self) -> list[Tensor]:

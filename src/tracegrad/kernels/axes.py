@@ -8,7 +8,8 @@ a short axis by one expression for each point.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 
 from tracegrad.dtypes import DType
@@ -16,6 +17,7 @@ from tracegrad.ir.graph import postorder
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Space, Value, Var, indices_of, quotients_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Statement, Store, points
 from tracegrad.kernels.fuse import Cluster
+from tracegrad.kernels.tails import End
 from tracegrad.tuning import SHORT_AXIS, UNROLLED, UNROLLED_ROWS, WHOLE_FOLD, WORTH_UNROLLING
 
 # The axes of a kernel in groups: batch, m, n and k for products and scatters; outer and inner for all others. A group
@@ -86,10 +88,33 @@ def split_axes(kernel: Kernel, indices: Sequence[Index], domain: Domain) -> Doma
     return tuple((group, cut(group, factors)) for group, factors in domain)
 
 
-def merge_axes(indices: Sequence[Index], domain: Domain) -> Domain | None:
+def cut_axes(domain: Domain, ends: Sequence[End]) -> Domain:
+    """Return the domain with axes cut where loops can end, so that an axis has the size of a call."""
+
+    def cut(group: str, factors: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        sizes = tuple([math.prod(natural) for natural in factors])
+        found = {at[0]: (at[1], x.tail.size) for x in ends if x.group == group and (at := x.tail.axis(sizes))}
+        parts = [(n // (size * step), size, step) for d, n in enumerate(sizes) for step, size in [found.get(d, (1, n))]]
+        return tuple([tuple([n for n in each if n > 1]) or (1,) for each in parts])
+
+    return tuple([(group, cut(group, factors)) for group, factors in domain])
+
+
+def ended_axes(domain: Domain, ends: Sequence[End]) -> dict[str, int]:
+    """Return the axes whose loops can end, by name, and the serials of the inputs that say where."""
+    known = {(x.group, x.tail.step, x.tail.size): x.tail.end for x in ends}
+    found: dict[str, int] = {}
+    for group, factors in domain:
+        flat = [n for natural in factors for n in natural]
+        places = [(f"{group}{k}", known.get((group, math.prod(flat[k + 1 :]), n))) for k, n in enumerate(flat)]
+        found |= {name: end for name, end in places if end is not None}
+    return found
+
+
+def merge_axes(indices: Sequence[Index], domain: Domain, apart: Container[str] = ()) -> Domain | None:
     """Return the domain with fewer axes, or None if nothing changes.
 
-    Neighbouring axes are merged if every index treats them as one. Axes of size 1 are dropped.
+    Neighbouring axes are merged if every index treats them as one, except those `apart`. Axes of size 1 are dropped.
     """
     coefficients = [x.strides for x in (*indices, *(q.index for q in quotients_of(indices)))]
     changed = False
@@ -104,7 +129,8 @@ def merge_axes(indices: Sequence[Index], domain: Domain) -> Domain | None:
                 changed = changed or len(flat) > 1
                 continue
             # In every index, the coefficient of the last kept axis is n times the coefficient of this axis
-            if merged and all(c.get(names[-1], 0) == n * c.get(name, 0) for c in coefficients):
+            alone = name in apart or (merged and names[-1] in apart)
+            if merged and not alone and all(c.get(names[-1], 0) == n * c.get(name, 0) for c in coefficients):
                 merged[-1] *= n
                 names[-1] = name
                 changed = True

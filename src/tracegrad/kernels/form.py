@@ -96,15 +96,24 @@ def decided(n: int, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A loop variable and its size, which is an Extent if it depends on the size of a run."""
+    """A loop variable and its size, which is an Extent if it depends on the size of a run.
+
+    end: the slot of an i32, if nothing needs the points from this number on; else -1. Loops can ignore it.
+    """
 
     name: str
     size: int
+    end: int = -1
 
     @property
     def fixed(self) -> bool:
         """Whether its size is the same in all runs."""
         return not isinstance(self.size, Extent)
+
+    @property
+    def tried(self) -> int:
+        """How many points count in checks of kernels: not all, if loops can end before."""
+        return int(self.size) if self.end < 0 else max(1, 2 * int(self.size) // 3)
 
 
 def points(axes: Iterable[Axis]) -> int:
@@ -292,7 +301,7 @@ def on_device(kernel: Kernel) -> Kernel:
 
 def sized(kernel: Kernel, extents: Mapping[str, int]) -> Kernel:
     """Return the kernel with other extents of some axes, such as extents that depend on the size of a run."""
-    return with_axes(kernel, lambda given: tuple([Axis(a.name, extents.get(a.name, a.size)) for a in given]))
+    return with_axes(kernel, lambda given: tuple([replace(a, size=extents.get(a.name, a.size)) for a in given]))
 
 
 def with_axes(kernel: Kernel, axes: Callable[[Sequence[Axis]], tuple[Axis, ...]]) -> Kernel:

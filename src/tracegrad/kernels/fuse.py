@@ -14,6 +14,7 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import Limit
 from tracegrad.kernels.reads import array_of, base, region_of, trailing
 from tracegrad.kernels.storage import COMPUTED, DEEPEST, Storage
+from tracegrad.kernels.tails import End, Ends
 from tracegrad.kernels.triangles import Triangles
 from tracegrad.tuning import ONE_GROUP, RECOMPUTED
 
@@ -45,6 +46,7 @@ class Cluster:
     runs: bool = True  # False if every reader recomputes the nodes
     depth: int = 0  # how many ops are inlined into each other, at most
     limits: tuple[Limit, ...] = ()  # of a product
+    ends: tuple[End, ...] = ()
 
     @property
     def computes(self) -> list[Tensor]:
@@ -126,6 +128,10 @@ class Schedule:
         triangles = Triangles(storage.order, {t.serial for t in storage.graph.roots})
         for c in self.clusters:
             c.limits = triangles.left_out(c.main, c.outs) if c.kind == "product" else ()
+        if storage.graph.ends:
+            ends = Ends(storage.order, {t.serial for t in storage.graph.roots})
+            for c in self.clusters:
+                c.ends = ends.of(c.kind, c.rows, c.nodes, c.outs)
 
     # merging
     def _fuse(self) -> None:
@@ -225,7 +231,7 @@ class Schedule:
         for t in c.computes:
             found |= {array_of(leaf) for leaf, _ in self.reads[t.serial].leaves.values()}
             found |= {self.storage.array_name(s) for s in self.reads[t.serial].stored if s not in own}
-        return found
+        return found | {array_of(self.storage.nodes[x.tail.end]) for x in c.ends}
 
     def _is_crowded(self, c: Cluster) -> bool:
         return len(self.arrays(c, c.nodes)) > MAX_BUFFERS

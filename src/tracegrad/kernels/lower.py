@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from tracegrad.dtypes import DType, Shape, bool_, f16, f32
 from tracegrad.errors import ShapeError, placed
 from tracegrad.ir.graph import postorder, reached
 from tracegrad.ir.nodes import Tensor
-from tracegrad.kernels.axes import Domain, all_indices, merge_axes, natural_domain, split_axes
+from tracegrad.kernels.axes import Domain, all_indices, cut_axes, ended_axes, merge_axes, natural_domain, split_axes
 from tracegrad.kernels.coordinates import ravel, regroup
 from tracegrad.kernels.expr import (
     Guard,
@@ -20,7 +21,7 @@ from tracegrad.kernels.expr import (
     quotients_of,
     variables_of,
 )
-from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Store, points
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Scatter, Slot, Store, points, with_axes
 from tracegrad.kernels.fuse import Cluster
 from tracegrad.kernels.reads import IN_MEMORY, region_of
 from tracegrad.kernels.storage import COMPUTED, Storage
@@ -63,6 +64,12 @@ def external_order(c: Cluster, storage: Storage) -> tuple[list[Tensor], tuple[An
         tuple([(ids[t.serial], t.serial in outs, t.serial in halves, replaces.get(t.serial)) for t in c.computes])
     )
     key.append(len(c.scalars))
+    for x in c.ends:
+        t = storage.nodes[x.tail.end]
+        if t.serial not in ids:
+            ids[t.serial] = len(ids)
+            externals.append(t)
+        key.append((x.group, x.tail._replace(end=ids[t.serial])))
     return externals, tuple(key)
 
 
@@ -82,19 +89,21 @@ def lower(c: Cluster, externals: Sequence[Tensor], storage: Storage) -> Kernel:
     def over(domain: Domain) -> Kernel:
         return _Lowering(c, externals, storage, domain).kernel()
 
-    domain = natural_domain(c)
+    domain = cut_axes(natural_domain(c), c.ends)
     kernel = over(domain)
     merged = False
     for _ in range(MAX_REFINEMENTS):
         indices = all_indices(kernel)
         split = split_axes(kernel, indices, domain)
-        changed = split if split or merged else merge_axes(indices, domain)
+        changed = split if split or merged else merge_axes(indices, domain, ended_axes(domain, c.ends))
         if changed is None:
             break
         domain, kernel, merged = changed, over(changed), split is None
     if largest_number(kernel) > LARGEST:
         raise _too_large(c)
-    return kernel
+    slots = {t.serial: k for k, t in enumerate(externals)}
+    ended = {name: slots[serial] for name, serial in ended_axes(domain, c.ends).items()}
+    return with_axes(kernel, lambda axes: tuple([replace(a, end=ended.get(a.name, -1)) for a in axes]))
 
 
 def largest_number(kernel: Kernel) -> int:

@@ -16,6 +16,7 @@ from tracegrad.dtypes import f16, f32
 from tracegrad.ir.graph import INLINED, CycleError, Graph, computed_once, postorder
 from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of, repeats
+from tracegrad.kernels.tails import choices
 from tracegrad.tuning import PRODUCT_READS, SPREAD, WIDER_READS
 
 LOAD = 4  # the cost of loading one element from memory, in units of Primitive.cost
@@ -82,14 +83,17 @@ class Element(NamedTuple):
     depth: int = 0
 
 
-def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[int]) -> Rules:
+def rules_of(
+    order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[int], masking: Set[int] = frozenset()
+) -> Rules:
     """Return the rule of every node.
 
     order:     the nodes in topological order.
     delivered: serials of nodes that must have memory of their own -> the rule that says so.
     once:      serials of nodes that must be computed once.
+    masking:   serials of nodes that hide tails (see tails.py). Kernels leave out what a tail would hold in memory.
     """
-    readers = computing_readers(order)
+    readers = computing_readers(order, masking)
     made = made_from_nothing(order)
     found = Rules({}, {}, readers, {})
     read: dict[int, Element] = {}
@@ -106,6 +110,8 @@ def rules_of(order: Sequence[Tensor], delivered: Mapping[int, str], once: Set[in
             return ONCE
         if own.depth > DEEPEST:
             return DEEP
+        if t.serial in masking:
+            return CHEAP
         if family == "view":
             return MOVES
         spread = own.sources * SPREAD <= t.size  # its much smaller inputs stay in the nearest cache
@@ -155,11 +161,11 @@ def worth_storing(t: Tensor, cost: int, shared: int, readers: Sequence[Tensor]) 
     return SHARED if n > 1 and shared * (n - 1) > LOAD + LOAD * n else ""
 
 
-def computing_readers(order: Sequence[Tensor]) -> dict[int, list[Tensor]]:
-    """Return, for each node, the distinct nodes that compute with it, seen through views."""
+def computing_readers(order: Sequence[Tensor], masking: Set[int]) -> dict[int, list[Tensor]]:
+    """Return, for each node, the distinct nodes that compute with it, seen through views and nodes in `masking`."""
     readers: dict[int, dict[int, Tensor]] = {t.serial: {} for t in order}
     for t in reversed(order):
-        passed = readers[t.serial] if t.prim.family == "view" else {t.serial: t}
+        passed = readers[t.serial] if t.prim.family == "view" or t.serial in masking else {t.serial: t}
         for x in t.operands:
             readers[x.serial].update(passed)
     return {serial: list(found.values()) for serial, found in readers.items()}
@@ -263,7 +269,8 @@ def analyse(graph: Graph) -> Storage:
     roots = {base(t).serial: base(t) for t in graph.roots if t.prim.family != "pack" and t.size}
     parts = {t.serial: t for t in delivered_parts(order)}
     once = computed_once(order, [*roots.values(), *parts.values()])
-    rules = rules_of(order, dict.fromkeys(parts, PART) | dict.fromkeys(roots, DELIVERED), once)
+    masking = choices(order) if graph.ends else set[int]()
+    rules = rules_of(order, dict.fromkeys(parts, PART) | dict.fromkeys(roots, DELIVERED), once, masking)
     halves: set[int] = set()
     if graph.precision == "f16":
         halves = half_nodes(order, rules, {base(t).serial for t in graph.roots})

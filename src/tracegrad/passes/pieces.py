@@ -50,7 +50,7 @@ def in_pieces(graph: Graph, arrays: Mapping[str, Pieces]) -> tuple[Graph, set[in
             writes[name] = t
         else:
             writes |= zip([piece.name for piece in arrays[name]], parts)
-    return Graph(whole.outputs, whole.captures, writes, graph.precision), taker.separate
+    return Graph(whole.outputs, whole.captures, writes, graph.precision, graph.ends), taker.separate
 
 
 def split(flats: Sequence[Tensor], layouts: Sequence[Pieces]) -> list[Parts]:

@@ -13,10 +13,12 @@ from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches
+from tracegrad.render.c_ends import end_of
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
 from tracegrad.render.c_values import (
     CEmitter,
     Partial,
+    at_once,
     column_wise,
     computed_again,
     in_one_vector,
@@ -170,7 +172,8 @@ class Function:
     def nest(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
         """Return loops over some axes, the last one innermost."""
         for a in reversed(axes):
-            lines = [Loop(a.name, a.size, lines)]
+            vectors = all(isinstance(x, str) for x in lines) and a.size % LANES == 0
+            lines = [Loop(a.name, end_of(a, LANES if vectors else 1), lines)]
         return list(lines)
 
     def split(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
@@ -327,7 +330,9 @@ class Function:
                 *[p.step(f"{kind}{p.name}[l]", p.value) for p in parts],
             ]
 
-        loop: list[Statement] = [Loop("jb", whole, [at_once(lanes, at("jb", "t"))], step=lanes)]
+        loop: list[Statement] = [
+            Loop("jb", whole if last.end < 0 else end_of(last, lanes), [at_once(lanes, at("jb", "t"))], step=lanes)
+        ]
         if padded:
             both = [(f"t{p.name}[l]", p.both.format(f"t{p.name}[l]", p.value)) for p in parts]
             chosen = [f"{t} = select({t}, {more}, l < {rest});" for t, more in both]
@@ -392,8 +397,3 @@ class Function:
         known = [self.emit.let(f.local, f"t{f.local}[l]") for f in done]
         at = f"const long {axis.name} = ib + l;"
         return Loop("l", end, [at, *known, *lines])
-
-
-def at_once(lanes: int | str, lines: Sequence[Statement]) -> Block:
-    """Return a loop over lanes. The compiler sees that `l` fits 32 bits, but still computes addresses in 64."""
-    return Block(f"for (int l = 0; l < {lanes}; l++)", lines)

@@ -16,6 +16,7 @@ from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, flat_index, points
+from tracegrad.render.c_ends import plain, unmasked, without_ends
 from tracegrad.render.c_orders import OrderedFunction, running, scatter_loops
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.c_steps import (
@@ -150,32 +151,45 @@ class _Writer:
 
     def product(self, f: Fold, p: Product) -> tuple[int, Index]:
         """Add the step of a product; return the slot of the result, and the index of a point there."""
-        inner = self.kernel.inner
-        left, right = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
+        inner, whole = self.kernel.inner, without_ends(p)
+        ends = tuple([self.end(axes, several=axes is not p.n and not p.limits) for axes in (p.m, p.n, inner)])
+        right = Operand(whole.b, whole.batch, plain(inner), whole.n)
+        if ends[2]:
+            p = replace(p, a=unmasked(p.a, inner[-1]), b=unmasked(p.b, inner[-1]))
+        inner = (*plain(inner[:-1]), inner[-1]) if ends[2] else plain(inner)
+        left, ended = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
         # views in place if their strides allow this, otherwise packed copies
-        a, b = self.as_it_lies(left), self.as_it_lies(right)
-        small = self.small(p, a, b) if a and b and not p.limits else None
+        a, b = self.as_it_lies(left), self.as_it_lies(ended)
+        small = self.small(p, a, b) if a and b and not p.limits and not ends[2] else None
         if small is not None:
             out = self.target(f.local)
             self.steps.append(GatheredStep(*small, self.result(out, p), stacked=True))
             return out, self.flat
         spread = self.spread(right) if b is None and not p.limits else None
         if spread is not None:
-            return self.gathered(f, p, spread)
+            return self.gathered(f, whole, spread, ends[1] and ends[1][0])
         out = self.target(f.local)
-        a, b = a or self.packed(left), b or self.packed(right)
-        self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits)))
+        a, b = a or self.packed(left), b or self.packed(ended)
+        self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), ends))
         return out, self.flat
+
+    def end(self, axes: Sequence[Axis], several: bool) -> tuple[View, int] | None:
+        """Return how many points along one side of a product count, as in `ProductStep`; None if all do."""
+        long = [a for a in axes if a.size > 1]
+        if not long or long[-1].end < 0 or (len(long) > 1 and not several):
+            return None
+        return self.view(long[-1].end, 0, (1,), (1,)), int(long[-1].size)
 
     def result(self, out: int, p: Product) -> View:
         """Return the view of a product's result in a slot."""
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
         return self.view(out, 0, sizes, strides_of([int(n) for n in sizes]))
 
-    def gathered(self, f: Fold, p: Product, b: Spread) -> tuple[int, Index]:
+    def gathered(self, f: Fold, p: Product, b: Spread, end: View | None) -> tuple[int, Index]:
         """Add a step of a product whose right operand is spread, with axes ordered so that neighbours in memory adjoin.
 
         Another order of k needs a packed left operand. Another order of columns transposes the result.
+        end: as in `GatheredStep`.
         """
         k, n = in_memory_order(self.kernel.inner, b.rows), in_memory_order(p.n, b.columns)
         many = math.prod(int(a.size) for a in (*p.batch, *p.n))
@@ -198,7 +212,7 @@ class _Writer:
             out, at = self.target(f.local), self.flat
         else:
             out, at = self.allocate(self.kernel.rows), flat_index(self.kernel, (*p.batch, *p.m, *n))
-        self.steps.append(GatheredStep(a, b, self.result(out, p), side_by_side))
+        self.steps.append(GatheredStep(a, b, self.result(out, p), side_by_side, end))
         return out, at
 
     def stacks(self, p: Product, b: Spread) -> bool:

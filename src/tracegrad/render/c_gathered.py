@@ -90,6 +90,7 @@ typedef struct {{
   long reach;                            /* elements of b from the first to the last of one product */
   const long *nc;                        /* where each column of c lies; 0 if they are neighbours */
   long along;                            /* from each k to the next in a; 0 if it varies */
+  const int *end;                        /* if it is given, only so many columns count */
 }} gathered_;
 
 /* Some rows as columns: to[p * width + l] = from[l][at[p]] for l < n <= VL. Writes VL values for each p. */
@@ -250,12 +251,13 @@ void gathered(void **at, long part, long parts) {{
       stacked_part(g, i * VL, min_long(VL, g->batch - i * VL));
     return;
   }}
-  const long all = g->batch * g->across, unit = g->how == LYING_COLUMNS ? 1 : NR, units = (g->n + unit - 1) / unit;
+  const long n = g->end ? min_long(g->n, *g->end) : g->n, unit = g->how == LYING_COLUMNS ? 1 : NR;
+  const long all = g->batch * g->across, units = (n + unit - 1) / unit;
   vectors_ v;
   v.begin = v.end = 0;
   for (long i = all * part / parts; i < all * (part + 1) / parts; i++) {{
     const long *o = g->offsets + 3 * (i / g->across), x = i % g->across;
-    const long end = min_long(units * (x + 1) / g->across * unit, g->n);
+    const long end = min_long(units * (x + 1) / g->across * unit, n);
     for (long j = units * x / g->across * unit; j < end; j = v.end) {{
       find_vectors(&v, g, j, end);
       gathered_part(g, g->pa + o[0], g->pb + o[1], g->pc + o[2], &v);

@@ -20,10 +20,11 @@ from tracegrad.dtypes import strides_of
 from tracegrad.kernels.expr import Index, Space, Value, Var, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, fold_batches, points
 from tracegrad.kernels.triangles import CHOICE
-from tracegrad.render.c import Function, at_once
+from tracegrad.render.c import Function
 from tracegrad.render.c_pieces import cut, loops_by_pieces, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import lane_loops, paired_loops, turned_loops
+from tracegrad.render.c_values import at_once
 from tracegrad.render.emit import Block, Loop, Statement, when
 from tracegrad.tuning import LANES, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 

@@ -167,6 +167,15 @@ static OPAQUE void pack(float *to, const float *from, long n, long k, long step,
     for (long l = 0; l < n; l++) to[p * width + l] = from[p * along + l * step];
 }}
 
+/* The same for terms [first, first + k) of those that count, which are the first `end` of each `period`. */
+static void pack_terms(float *to, const float *from, long n, long first, long k, long step, long along, long width,
+                       long end, long period) {{
+  for (long now; k; first += now, k -= now, to += now * width) {{
+    now = min_long(k, end - first % end);
+    pack(to, from + (first / end * period + first % end) * along, n, now, step, along, width);
+  }}
+}}
+
 {TILES}
 
 typedef struct {{ long row, column; }} steps_;
@@ -177,39 +186,55 @@ typedef struct {{
   float *pa, *pb, *pc;
   const long *offsets;
   long limits;
+  struct {{ const int *end; long period; }} ended[3]; /* m, n and k: which of each period count; see c_steps.py */
 }} product_;
+/* How many of each period count, and how many in all. Without an end, one period has all. */
+static inline long of_period(const product_ *p, int side, long n) {{
+  const int *end = p->ended[side].end;
+  return end ? min_long(*end > 1 ? *end : 1, p->ended[side].period) : n;
+}}
+static inline long counted(const product_ *p, int side, long n) {{
+  return p->ended[side].end ? n / p->ended[side].period * of_period(p, side, n) : n;
+}}
 {LIMIT_BITS}
 
 /* Rows [row, row + m) and columns [column, column + n) of a product. Limits leave out tiles of the result, and terms
    of a tile, by blocks of MR rows and NR columns. Blocks lie where they do however a product is split. */
+#define HEIGHT height(min_long(limits ? MR : rows, min_long(rows - x, m_end - (row + top + x) % m_end)))
+#define LIES(counted) ((counted) / m_end * m_period + (counted) % m_end) /* the row in memory */
 static void product_one(const product_ *p, const long *o, long row, long m, long column, long n) {{
   float edge[MR * NR];
   const steps_ sa = p->a, sb = p->b;
-  const long k = p->k, limits = p->limits, chunks = (m - 1) / MC + 1, blocks = (k + KC - 1) / KC;
+  const long k = counted(p, 2, p->k), m_end = of_period(p, 0, p->m), k_end = of_period(p, 2, p->k);
+  const long m_period = p->ended[0].period, k_period = p->ended[2].period, in_turn = k <= k_end;
+  const long limits = p->limits, chunks = (m - 1) / MC + 1, blocks = (k + KC - 1) / KC;
   const long tall = (m + chunks * MR - 1) / (chunks * MR) * MR;
   if (limits & n_m) n = min_long(n, row + m + MR - column);
   for (long jc = limits & m_n && row > column ? (row - column) / NR * NR : 0; jc < n; jc += NC) {{
     const long nc = min_long(NC, n - jc);
     for (long block = 0; block < blocks; block++) {{
       const long pc = k * block / blocks, kc = k * (block + 1) / blocks - pc;
-      const float *b = p->pb + o[1] + (column + jc) * sb.column + pc * sb.row;
+      const float *b = p->pb + o[1] + (column + jc) * sb.column;
       const int lies = m <= FEW_ROWS || (m <= MC && sb.row % APART && kc * sb.row <= RIGHT_IN_PLACE);
-      const long as_it_lies = sb.column == 1 && lies ? nc - nc % NR : 0;
-      const int direct = sa.column == 1 ? sa.row % APART : sa.row == 1 && kc * sa.column <= IN_PLACE;
+      const long as_it_lies = sb.column == 1 && lies && in_turn ? nc - nc % NR : 0;
+      const int direct = in_turn && (sa.column == 1 ? sa.row % APART : sa.row == 1 && kc * sa.column <= IN_PLACE);
       for (long j = as_it_lies; j < nc; j += NR)
-        pack(packed_b + j * kc, b + j * sb.column, min_long(NR, nc - j), kc, sb.column, sb.row, nc - j > VL ? NR : VL);
+        pack_terms(packed_b + j * kc, b + j * sb.column, min_long(NR, nc - j), pc, kc, sb.column, sb.row,
+                   nc - j > VL ? NR : VL, k_end, k_period);
       for (long top = 0; top < m; top += tall) {{
         const long rows = min_long(tall, m - top);
-        const float *above = p->pa + o[0] + (row + top) * sa.row + pc * sa.column;
+        const float *left_of = p->pa + o[0];
         for (long x = 0, h; x < rows && !direct; x += h) {{
-          h = height(limits ? min_long(MR, rows - x) : rows - x);
-          pack(packed_a + x * kc, above + x * sa.row, h, kc, sa.row, sa.column, h);
+          h = HEIGHT;
+          pack_terms(packed_a + x * kc, left_of + LIES(row + top + x) * sa.row, h, pc, kc, sa.row, sa.column, h, k_end,
+                     k_period);
         }}
         for (long j = 0; j < nc; j += NR) {{
           const long c = column + jc + j, whole = min_long(NR, nc - j);
           const long next = j < as_it_lies ? sb.row : whole > VL ? NR : VL;
           for (long x = 0, h; x < rows; x += h) {{
-            h = height(limits ? min_long(MR, rows - x) : rows - x);
+            h = HEIGHT;
+            const long at = LIES(row + top + x);
             const long r = (row + top + x) / MR * MR, along = direct ? sa.column : h;
             long columns = whole, first = 0, last = kc;
             if ((limits & n_m && c >= r + MR) || (limits & m_n && c + NR <= r)) continue;
@@ -221,9 +246,9 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
             if (first >= last && block) continue;
             if (first >= last) first = last;
             const long wide = columns > VL, step = direct ? sa.row : 1, all = columns == (wide ? NR : VL);
-            const float *left = (direct ? above + x * sa.row : packed_a + x * kc) + first * along;
-            const float *right = (j < as_it_lies ? b + j : packed_b + j * kc) + first * next;
-            float *to = p->pc + o[2] + (row + top + x) * p->c + c;
+            const float *left = (direct ? left_of + at * sa.row + pc * sa.column : packed_a + x * kc) + first * along;
+            const float *right = (j < as_it_lies ? b + pc * sb.row + j : packed_b + j * kc) + first * next;
+            float *to = p->pc + o[2] + at * p->c + c;
             tracegrad_tiles[h][wide](last - first, left, step, along, right, next, all ? to : edge, all ? p->c : NR,
                                      all && block);
             for (long i = 0; i < h && !all; i++, to += p->c)
@@ -238,14 +263,15 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
 /* A part is a range of the stack or, of a single product, of the rows or columns of the result. */
 void product(void **at, long part, long parts) {{
   const product_ *p = (const product_ *)at;
-  const long stack = p->batch >= parts, by_row = p->m >= p->n, width = by_row ? MR : NR;
-  const long whole = stack ? p->batch : ((by_row ? p->m : p->n) + width - 1) / width;
+  const long m = counted(p, 0, p->m), n = counted(p, 1, p->n);
+  const long stack = p->batch >= parts, by_row = m >= n, width = by_row ? MR : NR;
+  const long whole = stack ? p->batch : ((by_row ? m : n) + width - 1) / width;
   const long first = whole * part / parts, end = whole * (part + 1) / parts;
   for (long i = stack ? first : 0; i < (stack ? end : p->batch); i++) {{
     const long *o = p->offsets + 3 * i;
-    long row = 0, rows = p->m, column = 0, columns = p->n;
-    if (!stack && by_row) row = first * width, rows = min_long(end * width, p->m) - row;
-    if (!stack && !by_row) column = first * width, columns = min_long(end * width, p->n) - column;
+    long row = 0, rows = m, column = 0, columns = n;
+    if (!stack && by_row) row = first * width, rows = min_long(end * width, m) - row;
+    if (!stack && !by_row) column = first * width, columns = min_long(end * width, n) - column;
     product_one(p, o, row, rows, column, columns);
   }}
 }}

@@ -48,12 +48,16 @@ class FunctionStep(NamedTuple):
 
 
 class ProductStep(NamedTuple):
-    """A call that computes out = a b. limits: those of `Product`, as the bits of `limit_bits`."""
+    """A call that computes out = a b. limits: those of `Product`, as the bits of `limit_bits`.
+
+    ends: for m, n and k, an i32 and a period: only so many points of each period count. None: all count.
+    """
 
     a: View
     b: View
     out: View
     limits: int
+    ends: tuple[tuple[View, int] | None, ...] = (None, None, None)
 
 
 class Spread(NamedTuple):
@@ -67,12 +71,17 @@ class Spread(NamedTuple):
 
 
 class GatheredStep(NamedTuple):
-    """out = a b, where b overlaps itself in memory or products are many and small. Rows of `a` are evenly spaced."""
+    """out = a b, where b overlaps itself in memory or products are many and small. Rows of `a` are evenly spaced.
+
+    stacked: True if a vector holds one element of each of several products.
+    end:     an i32, if only so many columns count.
+    """
 
     a: Spread
     b: Spread
     out: View
-    stacked: bool = False  # True if a vector holds one element of each of several products
+    stacked: bool = False
+    end: View | None = None
 
 
 Step = FunctionStep | ProductStep | GatheredStep

@@ -20,9 +20,10 @@ from tracegrad.dtypes import f32, i32
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Dynamic, Index, Value, Var, atoms_of, indices_of, names_of, walk
 from tracegrad.kernels.form import Axis, Fold, divides, fold_batches, plus
-from tracegrad.render.c import Function, at_once
+from tracegrad.render.c import Function
+from tracegrad.render.c_ends import end_of
 from tracegrad.render.c_text import ALIGNED, C_TYPE
-from tracegrad.render.c_values import column_wise, needed
+from tracegrad.render.c_values import at_once, column_wise, needed
 from tracegrad.render.emit import Block, Loop, Statement, when
 
 TILE = 16  # elements of a tile's side: a line of the cache
@@ -86,10 +87,10 @@ def turned_loops(f: Function) -> list[Statement] | None:
         rows = Loop(last.name, ends[1], f.points(f.expressions()), "ct")
         inside = when(f"rt + {TILE} <= {across.size} && ct + {TILE} <= {last.size}", tile)
         tile = [inside, Block("else", [Loop(across.name, ends[0], [rows], "rt")])]
-    columns = Loop("ct", last.size, tile, step=TILE)
+    columns = Loop("ct", end_of(last), tile, step=TILE)
     if not others:
         return f.share("rt", across.size, TILE, [columns])
-    return f.split(others, [Loop("rt", across.size, [columns], step=TILE)])
+    return f.split(others, [Loop("rt", end_of(across), [columns], step=TILE)])
 
 
 def _tile(f: Function, t: Turned) -> list[Statement]:
@@ -157,10 +158,10 @@ class _Lanes:
         self.call([s.value for s in f.kernel.stores])
         f.emit = f.expressions([self.inner.name])
         f.emit.loaded = {v: text for v, text in self.held.items() if v not in self.loads}
-        self.body.append(Loop("l", f"min({TILE}L, {self.last.size} - rt)", [*self.known(), *f.results_of_row()]))
+        self.body.append(Loop("l", f"min({TILE}L, {end_of(self.last)} - rt)", [*self.known(), *f.results_of_row()]))
         if not self.others:
             return f.share("rt", self.last.size, TILE, self.body)
-        return f.split(self.others, [Loop("rt", self.last.size, self.body, step=TILE)])
+        return f.split(self.others, [Loop("rt", end_of(self.last), self.body, step=TILE)])
 
     def turn(self) -> None:
         """Transpose what is folded."""

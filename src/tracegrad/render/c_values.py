@@ -12,7 +12,7 @@ from tracegrad.kernels.form import Axis, Fold, Kernel
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.program import MARGIN
 from tracegrad.render.c_text import as_c, helpers_in_form, in_form
-from tracegrad.render.emit import Emitter
+from tracegrad.render.emit import Block, Emitter, Statement
 from tracegrad.tuning import HELD_ROW, LANES, LONG_CALL, NEAR, SHORT_COLUMNS, SHORT_WINDOW
 
 VECTOR = LANES // 2  # columns of the vectors that every processor has
@@ -201,3 +201,8 @@ def _condition(f: Fold, inner: Sequence[str]) -> tuple[Value, bool] | None:
     none = [x.op == "const" and x.arg == f.prim.identity for x in chosen]
     varies = any(moves(a, n) for part in walk([condition]) for x in indices_of(part) for a, _ in x.terms for n in inner)
     return None if varies or none[0] == none[1] else (condition, none[1])
+
+
+def at_once(lanes: int | str, lines: Sequence[Statement]) -> Block:
+    """Return a loop over lanes. The compiler sees that `l` fits 32 bits, but still computes addresses in 64."""
+    return Block(f"for (int l = 0; l < {lanes}; l++)", lines)

@@ -193,10 +193,19 @@ class CallList:
         arrays = tuple([array for array, _ in memory])
         return Call(self._address(name), (ctypes.c_void_p * len(places))(*places), parts, arrays, at)
 
-    def product(self, a: Array, b: Array, out: Array, limits: int = 0, sizes: Sequence[int] = ()) -> Call:
+    def product(
+        self,
+        a: Array,
+        b: Array,
+        out: Array,
+        limits: int = 0,
+        sizes: Sequence[int] = (),
+        ends: Sequence[tuple[Array, int] | None] = (None, None, None),
+    ) -> Call:
         """Return the call of out = a b, for matrices or stacks, within limits. The rows of `out` are contiguous.
 
         sizes: the axes of the stack, m, n and k; one can be an Extent.
+        ends:  as in `ProductStep`, with the i32 in an array of one element.
         """
         batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
         arrays = (np.broadcast_to(a, (*batch, m, k)), np.broadcast_to(b, (*batch, k, n)), out)
@@ -208,10 +217,12 @@ class CallList:
         addresses = [x.ctypes.data for x in (*arrays, offsets)]
         whole, parts = _product_of((*batch, m, n, k))
         words = [*steps[0][-2:], *steps[1][-2:], steps[2][-2], *addresses, limits]
-        words = [*[whole[i] for i in range(4)], *words]
+        ended = [w for x in ends for w in ((x[0].ctypes.data, x[1]) if x else (0, 0))]
+        words = [*[whole[i] for i in range(4)], *words, *ended]
         at = SizedProduct(tuple(sizes)) if grows(sizes) else None
         arguments = (ctypes.c_int64 * len(words))(*words)
-        return Call(self._address("product"), arguments, parts, (*arrays, offsets), at)
+        held = (*arrays, offsets, *[x[0] for x in ends if x])
+        return Call(self._address("product"), arguments, parts, held, at)
 
     def gathered(
         self,
@@ -220,11 +231,13 @@ class CallList:
         out: Array,
         sizes: Sequence[int],
         stacked: bool,
+        end: Array | None = None,
     ) -> Call:
         """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous.
 
         sizes:   the axes of the stack, m and n; one of the stack or m can be an Extent.
         stacked: as in `GatheredStep`.
+        end:     how many columns count, in an array of one element; None: all.
         """
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
@@ -247,6 +260,7 @@ class CallList:
         words += [how, whole[17], self._address("tracegrad_tiles"), reach, tables[3].ctypes.data if joined else 0]
         along = np.unique(np.diff(tables[0]))
         words.append(1 if k == 1 else int(along[0]) if len(along) == 1 else 0)
+        words.append(end.ctypes.data if end is not None and not joined else 0)
         at = SizedGathered(tuple(sizes), k, joined) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)

@@ -230,10 +230,11 @@ class CpuSession:
                 follows = SizedParts(s.parts, capacity) if s.sized and s.parts > 1 else None
                 return calls.call(s.name, s.parts, list(map(at, s.places)), follows)
             if isinstance(s, GatheredStep):
-                places = [(at(x.place, x.first), x) for x in (s.a, s.b)]
-                return calls.gathered(places[0], places[1], matrix(s.out), s.out.sizes, s.stacked)
+                a, b = ((at(x.place, x.first), x) for x in (s.a, s.b))
+                return calls.gathered(a, b, matrix(s.out), s.out.sizes, s.stacked, s.end and matrix(s.end))
             sizes = (*s.out.sizes, s.a.sizes[-1])
-            return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, sizes)
+            ends = [x and (matrix(x[0]), x[1]) for x in s.ends]
+            return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, sizes, ends)
 
         source: CSource = kernel.texts["c"]
         steps = [(s, made(s)) for s in source.steps]

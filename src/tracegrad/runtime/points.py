@@ -19,6 +19,7 @@ from tracegrad.ir.evaluate import function_of
 from tracegrad.ir.nodes import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
 from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
+from tracegrad.kernels.triangles import CHOICE
 from tracegrad.runtime.draw import uniform
 
 Name = tuple[int, str]  # of an array: a number and the dtype of its elements
@@ -71,10 +72,10 @@ def chosen(kernel: Kernel, seed: int, group: Callable[[Array], Array] | None = N
 
 
 def _last(axes: Sequence[Axis], candidates: Array) -> Array:
-    """Return points at the last coordinate of each axis, which a loop leaves out if it ends one iteration early."""
+    """Return points at the last coordinate that counts of each axis: a loop leaves it out if it ends too early."""
     first, stride, moved = candidates[:OF_EACH_END], 1, list[Array]()
     for a, x in zip(reversed(axes), _coordinates(axes, first).values()):
-        moved.append(first + stride * (int(a.size) - 1 - x))
+        moved.append(first + stride * (a.tried - 1 - x))
         stride *= int(a.size)
     return np.concatenate(moved)
 
@@ -177,7 +178,9 @@ class Points:
     def stored(self, s: Store) -> Written:
         at, values = np.asarray(self.index(s.index)), self.value(s.value)
         shape = (len(self.outer), self.row.size if s.inner else 1)
-        at, values, counts = (_at_least(x, shape) for x in (at, values, self.counts))
+        ended = [a for a in (*self.kernel.outer, *(self.kernel.inner if s.inner else ())) if a.end >= 0]
+        within = [self.at[a.name] < self.read(a.end, np.zeros((1, 1), np.int64)) for a in ended]
+        at, values, counts = (_at_least(x, shape) for x in (at, values, reduce(np.logical_and, within, self.counts)))
         return Written(s.slot, at, values, counts)
 
     def fold(self, f: Fold) -> Array:
@@ -304,7 +307,8 @@ def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
     sides = {"m": at.flat(p.m), "n": at.flat(p.n), "k": at.row}
     for limit in p.limits:
         operand = p.a if "m" in (limit.low, limit.high) else p.b
-        load = operand.args[0] if operand.op == "inside" else operand
+        masked = operand.args[1] if operand.op == "map" and operand.arg[0] == CHOICE else operand
+        load = masked.args[0] if masked.op == "inside" else masked
         if limit.of_results or load.op != "load" or not load.arg[1].linear:
             continue
         elements, hidden = np.broadcast_arrays(at.index(load.arg[1]), sides[limit.low] > sides[limit.high])

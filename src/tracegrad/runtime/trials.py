@@ -155,8 +155,9 @@ def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> P
     if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
         groups = [partial(group_of, form, t) for form, t in zip(kernel.forms, kernel.apart)]
     outer = [chosen(form, SEED, group) for form, group in zip(kernel.forms, groups)]
-    below, places = max(map(indexed, kernel.forms)), places_of(kernel, layout)
+    below, places = max(map(indexed, kernel.forms)), [*places_of(kernel, layout)]
     ties = [odd for form, points, at in zip(kernel.forms, outer, places) for odd in _ties(form, points, at)]
+    ties += [odd for form, at in zip(kernel.forms, places) for odd in _ends(form, at)]
     return at_points(Plan(kernel, layout, below, outer, _left_out(kernel, layout, outer), ties, [], []), outer)
 
 
@@ -213,6 +214,13 @@ def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Ite
                 some = slice(elements.size // 5, None, shape[1] * max(1, shape[0] // TIED) + 1)
                 tied = zip(elements[some].tolist(), equal[some].tolist())
                 yield from [Odd(name, offset + e, value) for e, value in tied if 0 <= e < size]
+
+
+def _ends(form: Kernel, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
+    """Yield numbers at which loops end, within axes, so that points on both sides are compared."""
+    for a in (*form.outer, *form.inner):
+        if a.end >= 0:
+            yield Odd(*places[a.end], a.tried)
 
 
 def _is_static_load(v: Value, form: Kernel) -> bool:

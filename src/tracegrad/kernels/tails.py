@@ -1,0 +1,173 @@
+"""Find where values of a room end: the elements beyond the sizes of a call, which masks hide or nothing reads.
+
+A *tail* is all elements of a tensor whose row-major number `e` has a digit `e // step % size` of at least `end`, a
+scalar input of the program. So a reshape keeps it. A comparison of a coordinate with such a scalar makes a mask that is
+False in a tail. `where(mask, x, 0)` hides this tail of `x`, which is then unread if all its readers hide it.
+
+Loops in C end where a tail begins, if nothing reads its results or if it adds nothing to a fold. They need not: to
+compute more is right, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tracegrad.dtypes import Shape, i32
+from tracegrad.ir.nodes import Tensor
+from tracegrad.kernels.triangles import CHOICE, axes_through
+from tracegrad.prims.leaves import IOTA, LEAF, constant
+
+
+class Tail(NamedTuple):
+    """The elements whose digit, of `size` values, is at least the input `end`, given by its serial."""
+
+    step: int
+    size: int
+    end: int
+
+    def axis(self, shape: Shape) -> tuple[int, int] | None:
+        """Return the axis whose coordinate has the digit, and the digit's step in the coordinate; None if none has."""
+        after = math.prod(shape)
+        for d, n in enumerate(shape):
+            after //= n
+            if n > 1 and self.step >= after and self.step % after == 0 and n % (self.step // after * self.size) == 0:
+                return d, self.step // after
+        return None
+
+
+Tails = frozenset[Tail]
+NONE: Tails = frozenset()
+
+
+def moved(tails: Tails, axes: Mapping[int, int], shape: Shape, other: Shape) -> Tails:
+    """Return the tails of a tensor of shape `other`, of which some axes are those of `shape`."""
+    found: set[Tail] = set()
+    for t in tails:
+        d, step = t.axis(shape) or (-1, 0)
+        if d in axes:
+            e = axes[d]
+            whole = step == 1 and t.size == shape[d]  # the coordinate itself, of an axis that can be cut or padded
+            if whole or shape[d] == other[e]:
+                found.add(Tail(step * math.prod(other[e + 1 :]), other[e] if whole else t.size, t.end))
+    return frozenset(found)
+
+
+def through(t: Tensor, tails: Tails, back: bool = False) -> Tails:
+    """Return the tails of a view's result, from those of its input; of the input if `back`."""
+    x = t.inputs[0]
+    if t.prim.index is None or not tails:  # a reshape
+        return tails
+    axes = axes_through(t)[0]
+    if back:
+        return moved(tails, {e: d for d, e in axes.items()}, t.shape, x.shape)
+    return moved(tails, axes, x.shape, t.shape)
+
+
+def hidden_tails(order: Iterable[Tensor]) -> dict[int, tuple[Tails, float | None]]:
+    """Return the tails of masks, by serial, and of what they hide: tails in which all elements are one number.
+
+    The number is None for a mask.
+    """
+    found: dict[int, tuple[Tails, float | None]] = {}
+    along: dict[int, int] = {}  # serial of a tensor that equals its coordinate along an axis -> that axis
+    scalar: dict[int, int] = {}  # serial of a tensor that repeats a scalar input -> that input
+    for t in order:
+        s, name, xs = t.serial, t.prim.name, t.inputs
+        if t.prim is IOTA:
+            along[s] = t.axis
+        elif t.prim is LEAF and t.dtype is i32 and t.attrs["role"] == "hyper":
+            scalar[s] = s
+        elif t.prim.family == "view":
+            x = xs[0].serial
+            if x in scalar:
+                scalar[s] = scalar[x]
+            elif x in along and (axis := axes_through(t)[0].get(along[x])) is not None:
+                along[s] = axis
+            elif x in found and (t.prim.index is None or axes_through(t)[1]):
+                found[s] = through(t, found[x][0]), found[x][1]
+        elif name == "less" and xs[0].serial in along and xs[1].serial in scalar:
+            axis = along[xs[0].serial]
+            found[s] = frozenset({Tail(math.prod(t.shape[axis + 1 :]), t.shape[axis], scalar[xs[1].serial])}), None
+        elif name == "logical_and" and any(x.serial in found for x in xs):
+            found[s] = NONE.union(*[found[x.serial][0] for x in xs if x.serial in found]), None
+        elif name == CHOICE and xs[0].serial in found and t.dtype.is_float and (number := constant(xs[2])) is not None:
+            inside = found.get(xs[1].serial, (NONE, None))
+            found[s] = found[xs[0].serial][0] | (inside[0] if inside[1] == number else NONE), number
+    return found
+
+
+def choices(order: Sequence[Tensor]) -> set[int]:
+    """Return the serials of choices that hide tails. They get no memory: it would be read with its tails."""
+    hidden = hidden_tails(order)
+    return {t.serial for t in order if t.prim.name == CHOICE and t.serial in hidden}
+
+
+class End(NamedTuple):
+    """Where a loop can end: a tail of the row-major numbers of points along a group of a kernel's axes."""
+
+    group: str
+    tail: Tail
+
+
+class Ends:
+    """The tails of all tensors of a graph. `order` is topological; `roots` are serials of values that others read."""
+
+    def __init__(self, order: Sequence[Tensor], roots: Iterable[int]) -> None:
+        self.hidden = hidden_tails(order)
+        self.unread: dict[int, Tails] = dict.fromkeys(roots, NONE)
+        for t in reversed(order):
+            for x, tails in zip(t.inputs, self._read(t, self.unread.get(t.serial, NONE))):
+                before = self.unread.get(x.serial)
+                self.unread[x.serial] = tails if before is None else before & tails
+
+    def _read(self, t: Tensor, mine: Tails) -> Sequence[Tails]:
+        """Return the tails that `t` does not read of each input. mine: its own unread tails."""
+        family, n = t.prim.family, t.ndim
+        if family == "view":
+            return [through(t, mine, back=True)]
+        if t.prim.name == CHOICE:
+            return [mine, mine | self.hidden.get(t.inputs[0].serial, (NONE,))[0], mine]
+        if family == "product":
+            sides = [*range(n - 1)], [*range(n - 2), n - 1]
+            return [moved(mine, dict(zip(own, own)), t.shape, x.shape) for own, x in zip(sides, t.inputs)]
+        if family == "fold":
+            x = t.inputs[0]
+            return [moved(mine, {d: d for d in range(n) if d not in t.axes}, t.shape, x.shape)]
+        return [mine if family == "map" else NONE] * len(t.inputs)
+
+    def of(self, kind: str, rows: int, nodes: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[End, ...]:
+        """Return where the loops of a kernel can end. kind, rows, nodes and outs are those of its `Cluster`."""
+        if kind in ("scatter", "scan"):
+            return ()
+        each = [(t.size // rows, self.unread.get(t.serial, NONE)) for t in outs]  # results of each row
+        common = [frozenset([x._replace(step=x.step // n) for x in tails if x.step % n == 0]) for n, tails in each]
+        results = sorted(common[0].intersection(*common[1:]))
+        if kind == "product":
+            t = next(t for t in nodes if t.prim.family == "product")
+            sides = [self._folded(x, (axis,), 0.0) for x, axis in zip(t.inputs, (t.ndim - 1, t.ndim - 2))]
+            found = [_side(x, t.shape) for x in results]
+            return (*[x for x in found if x], *[End("k", x) for x in sorted(sides[0] | sides[1])])
+        folds = [self._folded(t.inputs[0], t.axes, t.prim.identity) for t in nodes if t.prim.family == "fold"]
+        folds += [tails for n, tails in each if n > 1 and folds]  # results along a row
+        inner = folds[0].intersection(*folds[1:]) if folds else NONE
+        return (*[End("i", x) for x in results], *[End("j", x) for x in sorted(inner)])
+
+    def _folded(self, x: Tensor, axes: Sequence[int], identity: float | None) -> Tails:
+        """Return the tails that add nothing to a fold of `x`, as digits of the number along the folded axes."""
+        tails, number = self.hidden.get(x.serial, (NONE, None))
+        found: set[Tail] = set()
+        for t in tails if number is not None and number == identity else ():
+            d, step = t.axis(x.shape) or (-1, 0)
+            if d in axes:
+                found.add(t._replace(step=step * math.prod([x.shape[e] for e in axes if e > d])))
+        return frozenset(found)
+
+
+def _side(tail: Tail, shape: Shape) -> End | None:
+    """Return the end of a loop over results of a product, along its stack, rows or columns."""
+    d, step = tail.axis(shape) or (-1, 0)
+    after = math.prod(shape[d + 1 : -2])
+    group = "bmn"[max(0, d + 3 - len(shape))]
+    return End(group, tail._replace(step=step * (after if group == "b" else 1))) if d >= 0 else None

@@ -1,0 +1,38 @@
+"""Loops in C that end at a size of a call, where an axis has an `end`; see kernels/tails.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tracegrad.kernels.expr import Value
+from tracegrad.kernels.form import Axis, Product
+from tracegrad.kernels.triangles import CHOICE
+
+
+def end_of(a: Axis, lanes: int = 1) -> int | str:
+    """Return where a loop over an axis ends: at a multiple of `lanes`, if that is before the size of the axis."""
+    if a.end < 0:
+        return a.size
+    end = f"p{a.end}[0]" if lanes == 1 else f"(p{a.end}[0] + {lanes - 1}) / {lanes} * {lanes}"
+    return f"min({int(a.size) // lanes * lanes}L, (long){end})"
+
+
+def plain(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+    """Return axes whose loops do not end before their sizes."""
+    return tuple([replace(a, end=-1) for a in axes])
+
+
+def without_ends(p: Product) -> Product:
+    """Return a product with all of its results."""
+    return replace(p, batch=plain(p.batch), m=plain(p.m), n=plain(p.n))
+
+
+def unmasked(v: Value, k: Axis) -> Value:
+    """Return x of `where(k < end, x, 0)`, which equals x before the loop over k ends; else the value."""
+    if v.op == "map" and v.arg[0] == CHOICE and v.args[0].op == "map" and v.args[0].arg[0] == "less":
+        at, end = v.args[0].args
+        alone = at.op == "index" and at.arg.strides == {k.name: 1} and len(at.arg.terms) == 1 and not at.arg.const
+        if alone and end.op == "load" and end.arg[0] == k.end and v.args[2].op == "const" and v.args[2].arg == 0:
+            return unmasked(v.args[1], k)
+    return v
