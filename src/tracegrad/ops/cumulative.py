@@ -16,7 +16,7 @@ from tracegrad.ops.control import stop_gradient
 from tracegrad.ops.indexing import indices_for, scatter_add, take
 from tracegrad.ops.joining import stack
 from tracegrad.ops.norm import logsumexp
-from tracegrad.ops.reduction import folded, number
+from tracegrad.ops.reduction import number
 from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import exp, where
