@@ -99,6 +99,8 @@ def test_rotary_positions_of_a_layer() -> None:
 def test_what_does_not_fit_is_an_error() -> None:
     with pytest.raises(tg.ShapeError, match="needs heads of even size, got 3"):
         nn.MultiheadAttention(6, 2, rope=10000)
+    with pytest.raises(tg.InputError, match="MultiheadAttention: rope must be a number, got True"):
+        nn.MultiheadAttention(8, 2, rope=True)
     wrong = [
         (0.5, tg.DTypeError, "must be i32"),
         ([1, 2], tg.ShapeError, r"shapes \[2\] and \[6\] do not broadcast"),

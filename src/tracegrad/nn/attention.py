@@ -8,6 +8,7 @@ from typing import Any
 from tracegrad import init as inits
 from tracegrad.dtypes import check_integers
 from tracegrad.errors import InputError, ShapeError, TraceError
+from tracegrad.hypers import POSITIVE, checked
 from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.layers import LayerNorm, Linear
 from tracegrad.nn.module import Module
@@ -45,9 +46,9 @@ class MultiheadAttention(Module):
               sequences. `position` + T must not exceed the cache's length. If it does, a run whose position is an
               input is Failed; a computed position is clamped without an error, and the result is wrong.
     dropout:  the probability of dropping an attention weight. Pass 0 outside of training.
-    Raises:   ShapeError for sizes that do not fit; TraceError for a cache without `causal`, and for a position without
-              a cache or with `memory`. When called, DTypeError for a mask of integers, and InputError if `dropout` is
-              outside [0, 1].
+    Raises:   ShapeError for sizes that do not fit; InputError unless `rope` is above 0; TraceError for a cache without
+              `causal`, and for a position without a cache or with `memory`. When called, DTypeError for a mask of
+              integers, and InputError if `dropout` is outside [0, 1].
 
     >>> x = np.zeros((2, 5, 8), np.float32)
     >>> tg.instantiate(nn.MultiheadAttention(8, 2), seed=0)(x).shape
@@ -77,7 +78,8 @@ class MultiheadAttention(Module):
             )
         if rope is not None and dim // n_heads % 2:
             raise ShapeError.here(f"MultiheadAttention: rope= needs heads of even size, got {dim // n_heads}")
-        self.n_heads, self.kv_heads, self.causal, self.rope = n_heads, kv_heads, causal, rope
+        self.rope = None if rope is None else checked("rope", rope, POSITIVE, "MultiheadAttention")
+        self.n_heads, self.kv_heads, self.causal = n_heads, kv_heads, causal
         width = dim // n_heads * kv_heads
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = [
             Linear(dim, n, bias, init=inits.xavier_uniform()) for n in (dim, width, width, dim)
