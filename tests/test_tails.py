@@ -134,6 +134,15 @@ def test_a_mask_that_is_true_beyond_the_size_hides_nothing() -> None:
     assert not ends(graph)
 
 
+def test_what_memory_holds_ends_nothing() -> None:
+    """The check of a kernel puts anything into memory, so a mask there can be True beyond the size."""
+    with tracing():
+        x, n = leaf("input", "x", TensorType(f32, (T, D))), leaf("hyper", "n", TensorType(i32, ()))
+        mask = iota((T, D), 0) < n
+        graph = Graph({"y": tg.where(mask, x, 0.0).sum(axis=0), "mask": mask}, ends=True)
+    assert not ends(graph)
+
+
 def test_a_reader_of_all_ends_nothing() -> None:
     with tracing():
         x, n = leaf("input", "x", TensorType(f32, (T, D))), leaf("hyper", "n", TensorType(i32, ()))

@@ -11,7 +11,7 @@ compute more is right, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tracegrad.dtypes import Shape, i32
@@ -65,16 +65,18 @@ def through(t: Tensor, tails: Tails, back: bool = False) -> Tails:
     return moved(tails, axes, x.shape, t.shape)
 
 
-def hidden_tails(order: Iterable[Tensor]) -> dict[int, tuple[Tails, float | None]]:
+def hidden_tails(order: Iterable[Tensor], stored: Container[int] = ()) -> dict[int, tuple[Tails, float | None]]:
     """Return the tails of masks, by serial, and of what they hide: tails in which all elements are one number.
 
-    The number is None for a mask.
+    The number is None for a mask. Not those of `stored` values: a check of a kernel puts anything into memory.
     """
     found: dict[int, tuple[Tails, float | None]] = {}
     along: dict[int, int] = {}  # serial of a tensor that equals its coordinate along an axis -> that axis
     scalar: dict[int, int] = {}  # serial of a tensor that repeats a scalar input -> that input
     for t in order:
         s, name, xs = t.serial, t.prim.name, t.inputs
+        if s in stored:
+            continue
         if t.prim is IOTA:
             along[s] = t.axis
         elif t.prim is LEAF and t.dtype is i32 and t.attrs["role"] == "hyper":
@@ -114,8 +116,8 @@ class End(NamedTuple):
 class Ends:
     """The tails of all tensors of a graph. `order` is topological; `roots` are serials of values that others read."""
 
-    def __init__(self, order: Sequence[Tensor], roots: Iterable[int]) -> None:
-        self.hidden = hidden_tails(order)
+    def __init__(self, order: Sequence[Tensor], roots: Iterable[int], stored: Container[int] = ()) -> None:
+        self.hidden = hidden_tails(order, stored)
         self.unread: dict[int, Tails] = dict.fromkeys(roots, NONE)
         for t in reversed(order):
             for x, tails in zip(t.inputs, self._read(t, self.unread.get(t.serial, NONE))):
