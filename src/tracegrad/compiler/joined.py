@@ -71,42 +71,50 @@ def _members(program: Program, loop: Loop) -> list[_Member]:
 def _in_one_launch(program: Program, number: int, inside: Sequence[Loop]) -> tuple[KernelSource, Dispatch] | None:
     """Return the kernel and the dispatch of a loop with those inside of it; None if it must stay a loop."""
     loop, depth = program.loops[number], sum(x.end >= program.loops[number].end for x in program.loops[:number])
-    dispatches = program.dispatches[loop.begin : loop.end]
-    kernels = [program.kernels[d.kernel] for d in dispatches]
-    if any(x.per for x in inside) or any(k.follows for k in kernels):
-        return None  # such a launch is made for one size
-    if not all(k.forms for k in kernels):
-        return None  # a file has only texts
-    if any(a.end > b.begin for a, b in pairwise(inside)):
-        return None  # a loop inside has another one inside
+    if not _has_forms(program, loop, inside):
+        return None
     members = _members(program, loop)
     nest = _nest(members, loop, inside)
-    runs = nest.turns * loop.count
     arrays = tuple(dict.fromkeys(m.array(s) for m in members for s in m.slots))
-    if len(arrays) > MAX_BUFFERS or runs > MOST_LOOP_TURNS:
+    if len(arrays) > MAX_BUFFERS or nest.turns * loop.count > MOST_LOOP_TURNS:
         return None
     spans = [[m.span(s, depth) for s in m.slots] for m in members]
     blocks = blocks_of([m.form for m in members], spans, [nest.count(k) for k in range(len(members))])
     if blocks is None:
         return None
-    slots = [(m, s) for m in members for s in m.slots]
-    moves = [(k, move) for k, (m, s) in enumerate(slots) for move in m.moves(s)]
-    own: dict[int, list[Move]] = {}
-    for k, move in moves:
-        if move.depth >= depth:
-            own.setdefault(k, []).append(replace(move, depth=move.depth - depth))
     mirrors = None
     if not inside:
         blocks, mirrors = with_mirrors(blocks, spans, loop.count)
+    own, outer = _moves(members, depth)
     kernel = _source(members, BoundLoop(blocks, mirrors, *_bound(members, arrays), own, nest))
-    offsets = [m.dispatch.offsets[s] for m, s in slots]
-    outer = [(k, move) for k, move in moves if move.depth < depth]
-    begin, end = 0, runs
+    offsets = [m.dispatch.offsets[s] for m in members for s in m.slots]
+    begin, end = 0, nest.turns * loop.count
     if loop.per:  # the first turn, or the end, follows the size of a run
-        begin = end = runs * loop.reverse
+        begin = end = end * loop.reverse
         step = loop.per * nest.turns * (-1 if loop.reverse else 1)
         outer.append((len(offsets) + (not loop.reverse), Move(BY_SIZE, step, loop.count + 1)))
     return kernel, Dispatch(0, arrays, (*offsets, begin, end), grid_of(blocks.number), tuple(outer))
+
+
+def _has_forms(program: Program, loop: Loop, inside: Sequence[Loop]) -> bool:
+    """Return whether the kernels of a loop have forms, for all sizes of a run, and no loop inside has another inside.
+
+    A file has only texts.
+    """
+    kernels = [program.kernels[d.kernel] for d in program.dispatches[loop.begin : loop.end]]
+    sized = any(x.per for x in inside) or any(k.follows for k in kernels)  # one launch is made for one size
+    return not sized and all(k.forms for k in kernels) and all(a.end <= b.begin for a, b in pairwise(inside))
+
+
+def _moves(members: Sequence[_Member], depth: int) -> tuple[dict[int, list[Move]], list[tuple[int, Move]]]:
+    """Return how offsets move in the loop at `depth` and inside of it, by slot, and in the loops around it."""
+    own: dict[int, list[Move]] = {}
+    outer: list[tuple[int, Move]] = []
+    for k, moves in enumerate([m.moves(s) for m in members for s in m.slots]):
+        outer += [(k, move) for move in moves if move.depth < depth]
+        if inner := [replace(move, depth=move.depth - depth) for move in moves if move.depth >= depth]:
+            own[k] = inner
+    return own, outer
 
 
 def _nest(members: Sequence[_Member], loop: Loop, inside: Sequence[Loop]) -> Nest:

@@ -99,6 +99,11 @@ class ScanPlan:
         return self.scan.attrs["body"]
 
     @property
+    def xs(self) -> range:
+        """The numbers of the leaves that are another element of an array in each iteration."""
+        return range(len(self.rings), len(self.rings) + len(self.body.xs))
+
+    @property
     def length(self) -> int:
         """The number of iterations."""
         return self.scan.attrs["length"]
@@ -183,8 +188,7 @@ class ScanPlan:
                 plan.places[leaf.serial] = self.carried(k, 0, depth)
             else:
                 place = around.places[base(self.scan.inputs[k]).serial]
-                is_x = k < n + len(self.body.xs)
-                plan.places[leaf.serial] = self.along(place, leaf.size, depth) if is_x else place
+                plan.places[leaf.serial] = self.along(place, leaf.size, depth) if k in self.xs else place
         for item, t in self.roots.items():
             at = self.carried(item, 1, depth) if item < n else self.along(self.blocks[item].place, t.size, depth)
             plan.places[base(t).serial] = at

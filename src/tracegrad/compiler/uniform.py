@@ -163,39 +163,52 @@ class _Plans:
     def scans(self, one: Plan, other: Plan, x: ScanPlan, y: ScanPlan, read: Sequence[Any]) -> None:
         """Compare two loops. What is compared here also determines all places in them. read: names of the inputs."""
         per = self.sizes.per(x.length, y.length)
-        rings = [[0 if ring == scan.length + 1 else ring for ring in scan.rings] for scan in (x, y)]
-        same = (rings[0], x.same, list(x.roots), x.reverse, per) == (
-            rings[1], y.same, list(y.roots), y.reverse, x.per)  # fmt: skip
-        own, carries = len(x.leaves) - len(x.body.consts), len(x.rings)  # constants are read whole in each iteration
-        if not same or len(x.leaves) != len(y.leaves):
-            raise UnsizedError(f"a loop is planned otherwise at a batch of {self.sizes.b}")
-        grown = [*zip(x.leaves[:own], y.leaves[:own]), *((t, y.roots[k]) for k, t in x.roots.items())]
-        if per and any(a.size != b.size for a, b in grown):
-            raise UnsizedError("what a loop stores in an iteration grows with the size, as its length does")
+        self.check_loops(x, y, per)
         self.count += 1
         at = self.count
         for plan, scan, seen in zip((one, other), (x, y), self.names):
             seen |= {t.serial: ("leaf", at, k) for k, t in enumerate(scan.leaves)}
             seen |= {t.serial: ("item", at, t.attrs["index"]) for t in plan.items_of(scan)}
+        self.leaves(x, y, at, read)
+        self.plans(x.plan, y.plan)
+        self.results(x, at)
+
+    def check_loops(self, x: ScanPlan, y: ScanPlan, per: int) -> None:
+        """Raise UnsizedError unless two loops are planned alike. per: how their length grows with the size."""
+        one, other = (
+            ([0 if ring == s.length + 1 else ring for ring in s.rings], s.same, [*s.roots], s.reverse, len(s.leaves))
+            for s in (x, y)
+        )
+        if one != other or per != x.per:
+            raise UnsizedError(f"a loop is planned otherwise at a batch of {self.sizes.b}")
+        # constants are read whole in each iteration
+        grown = [*zip(x.leaves[: x.xs.stop], y.leaves), *((t, y.roots[k]) for k, t in x.roots.items())]
+        if per and any(a.size != b.size for a, b in grown):
+            raise UnsizedError("what a loop stores in an iteration grows with the size, as its length does")
+
+    def leaves(self, x: ScanPlan, y: ScanPlan, at: int, read: Sequence[Any]) -> None:
+        """Find the rows of what an iteration of loop `at` reads. read: names of the inputs."""
         for k, (a, b) in enumerate(zip(x.leaves, y.leaves)):
-            many = x.length if carries <= k < own else 1
-            each = self.sizes.per(a.size * many, b.size * (y.length if many > 1 else 1))
+            many, others = (x.length, y.length) if k in x.xs else (1, 1)
+            each = self.sizes.per(a.size * many, b.size * others)
             rows = self.rows.get(read[k], RowLayout(1, each)) if each else None
-            if rows and (rows.before % many if not per else many > 1 < rows.before):
+            if rows and (many > 1 < rows.before if x.per else rows.before % many):
                 raise UnsizedError("a loop moves along an axis that is behind the batch")
             if rows and a.size != b.size:
                 self.rows["leaf", at, k] = RowLayout(rows.before // many, rows.after, True)
-        self.plans(x.plan, y.plan)
-        roots = {k: self.of(t) for k, t in x.roots.items()}
-        if any(roots[k] != self.rows.get(("leaf", at, k)) for k in range(carries)):
+
+    def results(self, x: ScanPlan, at: int) -> None:
+        """Find the rows of the results of loop `at`."""
+        carries, roots = range(len(x.rings)), {k: self.of(t) for k, t in x.roots.items()}
+        if any(roots[k] != self.rows.get(("leaf", at, k)) for k in carries):
             raise UnsizedError("a loop carries the batch along another axis from one iteration to the next")
         roots |= {k: roots[carry] for k, (carry, _) in x.same.items()}
         for k, rows in roots.items():
-            times = x.length if k >= carries else 1
+            times = 1 if k in carries else x.length
             each = x.roots[k] if k in x.roots else x.leaves[x.same[k][0]]
             held = rows and rows._replace(before=rows.before * times)
-            if held or (per and times > 1):
-                self.rows["item", at, k] = held or RowLayout(1, each.size * per, True)
+            if held or (x.per and times > 1):
+                self.rows["item", at, k] = held or RowLayout(1, each.size * x.per, True)
 
     def touched(self, plan: Plan, launch: Launch, seen: dict[int, Any]) -> list[Any]:
         """Return how many values a launch computes, then the names of all that it reads. seen: serial -> name."""
@@ -218,8 +231,7 @@ def _kept(plan: Plan) -> dict[int, int]:
     for scan in plan.scans.values():
         inside, carries = _kept(scan.plan), len(scan.rings)
         found |= inside
-        own = len(scan.leaves) - len(scan.body.consts)
-        times = [scan.length if carries <= k < own and not scan.per else 1 for k in range(len(scan.leaves))]
+        times = [scan.length if k in scan.xs and not scan.per else 1 for k in range(len(scan.leaves))]
         roots = [(t, scan.leaves[k] if k < carries else t, 1) for k, t in scan.roots.items()]
         for t, leaf, many in (*zip(scan.scan.inputs, scan.leaves, times), *roots):
             key = base(t).serial
