@@ -172,22 +172,25 @@ def _is_name(d: Any) -> bool:
     return isinstance(d, str) and d.isidentifier()
 
 
+# What a wrong size is, and how to write what was probably meant; the first that fits counts
+HINTS: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (lambda d: isinstance(d, DType), "; the shape goes in brackets behind the dtype, as in tg.i32[64, 128]"),
+    (lambda d: isinstance(d, float), "; sizes are integers, write // for a division"),
+    (lambda d: whole(d) == 0, "; sizes are at least 1"),
+    (lambda d: (whole(d) or 0) < 0, "; a size that each call chooses is None, or a name such as 'B'"),
+    (lambda d: isinstance(d, str), "; the name of a size is made of letters, digits and _"),
+)
+
+
 def _hint(spec: Any, sizes: Sequence[Any]) -> str:
     """Suggest how to write what was probably meant."""
     if spec is None:
         return "; the shape of one axis of any size is (None,)"
     if isinstance(spec, DType):
         return f"; a dtype alone has no shape, write tg.{spec}[...]"
-    if any(isinstance(d, DType) for d in sizes):
-        return "; the shape goes in brackets behind the dtype, as in tg.i32[64, 128]"
-    if any(isinstance(d, float) for d in sizes):
-        return "; sizes are integers, write // for a division"
-    if any(whole(d) == 0 for d in sizes):
-        return "; sizes are at least 1"
-    if any((whole(d) or 0) < 0 for d in sizes):
-        return "; a size that each call chooses is None, or a name such as 'B'"
-    if any(isinstance(d, str) for d in sizes):
-        return "; the name of a size is made of letters, digits and _"
+    for wrong, hint in HINTS:
+        if any(map(wrong, sizes)):
+            return hint
     return "; f32 is the dtype of a shape alone" if isinstance(spec, type) else ""
 
 

@@ -105,18 +105,22 @@ class Knobs:
         off = [name for name in off if name not in names]  # unless the loss has a hyperparameter of that name
         rest = {name: value for name, value in hyper.items() if name != "lr" or "lr" not in names}
         ranges = {name: hypers.RANGES[name] for name in off} | ranges
-        known = ["lr", *(name for name in names if name != "lr"), *off]
-        unknown = [name for name in rest if name not in known[1:]]
-        if unknown:
-            instead = "".join([remedy(name, rest[name], known) for name in unknown])
-            instead += "" if instead.endswith("?") else ";"
-            raise InputError.here(
-                f"set: {', '.join(unknown)} is not a value of this program{instead} these can be set: "
-                f"{', '.join(known)}"
-            )
+        _check_names(rest, [*(name for name in names if name != "lr"), *off])
         new = {n: hypers.OFF[n] if x is None and n == "clip_grad_norm" else x for n, x in rest.items()}
         rate = Rate(schedules.as_schedule(hyper["lr"])) if len(rest) < len(hyper) else self.rate
         given = hypers.checked_all(new, ranges, "set")
         switched = {name: given[name] for name in off if given.get(name, hypers.OFF[name]) != hypers.OFF[name]}
         kept = {name: x for name, x in given.items() if name not in off or name in switched}  # no options that stay off
         return Knobs(rate, {**self.values, **kept}), switched
+
+
+def _check_names(given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise InputError for names that are not `known`, beside "lr", which was taken out of `given`."""
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        known = ["lr", *known]
+        instead = "".join([remedy(name, given[name], known) for name in unknown])
+        instead += "" if instead.endswith("?") else ";"
+        raise InputError.here(
+            f"set: {', '.join(unknown)} is not a value of this program{instead} these can be set: {', '.join(known)}"
+        )

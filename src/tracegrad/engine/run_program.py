@@ -23,10 +23,10 @@ from tracegrad.tuning import QUEUED_BYTES
 
 if TYPE_CHECKING:
     from tracegrad.compiler.rooms import Cut
+    from tracegrad.runtime.doors import Direct
 
 UNLOADED = -1
 AUX, CAPTURE = "aux.", "capture."  # prefixes of output names
-Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
 
 class RunProgram:

@@ -109,30 +109,34 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
         if inside:
             done[id(tree)] = new
         return new
-    parts = [children(t) for t in trees]
-    if parts[0] is None:
+    if children(tree) is None:
         if inside or tree is None:
             return tree
         raise TraceError.here(
             f"{_at(path)} is {article(type(tree).__name__)}; transforms take tensors, arrays, numbers, models, and "
             "lists, tuples and dicts of them. Let the function close over anything else"
         )
-    keys = parts[0].keys()
-    for other, part in zip(trees[1:], parts[1:]):
-        if other is not None and (type(other) is not type(tree) or (part or {}).keys() != keys):
-            raise TraceError.here(f"trees differ: {_at(path)} is {_shown(tree)} in one and {_shown(other)} in another")
-    inside = inside or isinstance(tree, Module)
-    new = object.__new__(type(tree)) if isinstance(tree, Module) else None
-    if new is not None:
-        done[id(tree)] = new  # before the children, because a child can refer to its parent
-    items = {
-        key: _map(fn, tuple([None if part is None else part[key] for part in parts]), f"{path}.{key}", inside, done)
-        for key in keys
-    }
-    if new is not None:
-        vars(new).update(items)
+    if isinstance(tree, Module):
+        # known before its children, because a child can refer to its parent
+        new = done[id(tree)] = object.__new__(type(tree))
+        vars(new).update(_mapped(fn, trees, path, True, done))
         return new
+    items = _mapped(fn, trees, path, inside, done)
     return items if isinstance(tree, dict) else like(tree, items.values())
+
+
+def _mapped(
+    fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool, done: dict[int, Any]
+) -> dict[Any, Any]:
+    """Return the mapped children of a container or module. Raises TraceError unless all trees have the same."""
+    first, *others = parts = [children(t) for t in trees]
+    keys = (first or {}).keys()
+    for other, part in zip(trees[1:], others):
+        if other is not None and (type(other) is not type(trees[0]) or (part or {}).keys() != keys):
+            one, another = _shown(trees[0]), _shown(other)
+            raise TraceError.here(f"trees differ: {_at(path)} is {one} in one and {another} in another")
+    rows = {key: tuple([None if part is None else part[key] for part in parts]) for key in keys}
+    return {key: _map(fn, row, f"{path}.{key}", inside, done) for key, row in rows.items()}
 
 
 def is_array(x: object) -> bool:
