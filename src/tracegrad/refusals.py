@@ -16,7 +16,7 @@ from tracegrad.errors import CallError, InputError, MissingNameError, TraceError
 
 F = TypeVar("F", bound=Callable[..., Any])
 # attributes that only tracegrad itself uses: not listed, and not suggested in errors
-INNER = ("called", "copies", "fitted", "placed", "remedies", "source", "store", "worker")
+INNER = ("called", "copies", "fitted", "placed", "remedies", "source", "store", "waited", "worker")
 MOST = 12  # names listed in a message
 PATH = "str | os.PathLike[str]"  # the annotation of a path
 

@@ -24,7 +24,7 @@ from tracegrad.engine.inputs import (
     sizes_of,
     unchanged,
 )
-from tracegrad.engine.pending import Demand, Pending, resolved
+from tracegrad.engine.pending import Pending, resolved
 from tracegrad.engine.results import Aborted, Failed, RunResult
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
@@ -93,7 +93,6 @@ class CompiledForward(HasStates):
         self.source = ForwardSource(store.model, forward, types, precision, writes)
         self._programs = ForwardPrograms(self.source, store, checked_whole("max_cached_shapes", max_cached_shapes))
         self._owner, self._training = owner, training
-        self._demand = Demand()
         self._lock = threading.RLock()  # never held while waiting for the worker; a signal handler may run this again
         if owner:
             weakref.finalize(self, store.worker.close)  # also at exit, before the interpreter ends
@@ -122,8 +121,7 @@ class CompiledForward(HasStates):
         if refusal is not None:
             return resolved(refusal, "run")
         pending: Pending[RunResult] = worker.pending("run")
-        pending.demand = demand = self._demand
-        waits, demand.asked = demand.asked, False
+        waits, self.waited = self.waited, False
         try:
             if patches is not None and "patches" in free.types:
                 inputs, patches = {**inputs, "patches": patches}, None

@@ -27,15 +27,6 @@ if hasattr(os, "register_at_fork"):  # so that no child finds it held by a threa
     os.register_at_fork(before=_SETTLING.acquire, after_in_parent=_SETTLING.release, after_in_child=_SETTLING.release)
 
 
-class Demand:
-    """A flag, shared by calls: whether a caller waits for the result of the latest call."""
-
-    __slots__ = ("asked",)
-
-    def __init__(self) -> None:
-        self.asked = False
-
-
 def _let_go(lock: Any) -> int:
     """Release an RLock as often as this thread holds it, and return that number."""
     times = 0
@@ -61,8 +52,7 @@ class Pending(NoArray, Generic[T]):
     """
 
     instead: ClassVar[str] = "read .loss of a step, or .output of a run, which wait for the result"
-    owner: Any = None  # the training or forward, kept alive until the result was read
-    demand: Demand | None = None  # of the calls that include this one
+    owner: Any = None  # the training or forward, kept alive until the result was read, and told that it was
 
     def __dir__(self) -> list[str]:
         """Return what a caller uses, for tab completion."""
@@ -132,9 +122,9 @@ class Pending(NoArray, Generic[T]):
                 raise TimeoutError(f"{self._what}: no result after {timeout} s")
         if self._unseen is not None:
             self._unseen.seen = True
-        if self.demand is not None:
-            self.demand.asked = True
-        self.owner = None
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            owner.waited = True
         return self._result
 
     def _wait(self, timeout: float | None) -> bool:

@@ -308,6 +308,7 @@ class HasStates(Closing):
     """The common part of trainings and forwards: their device, and the parameters and states of their model."""
 
     store: Any  # a ParameterStore; each class declares which
+    waited = False  # has a caller read the result of the latest call?
 
     @property
     def param_names(self) -> list[str]:
