@@ -22,7 +22,6 @@ from tracegrad.errors import InputError
 from tracegrad.ir import ambient
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor, bind, rewrite, toposort
-from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.lift import out_of_loops
@@ -53,7 +52,7 @@ def make_program(
     watch = Watch(graph)
     plan = make_plan(optimize(graph, watch), persistent, declared)
     program = replace(assemble(plan, persistent, specs, meta, results), graph=graph)
-    watch.program(program, [[m.kernel for m in launch.members] for _, launch in plan.dispatched()])
+    watch.program(program)
     return program
 
 
@@ -149,8 +148,8 @@ class Watch:
         if self.level >= PASSES:
             say(f"graph {after}, {len(graph)} nodes:\n{graph}")
 
-    def program(self, program: Program, forms: Sequence[Sequence[Kernel]]) -> None:
-        """Print the finished program; `forms` are the kernel forms of each of its dispatches."""
+    def program(self, program: Program) -> None:
+        """Print the finished program."""
         if not self.level:
             return
         ms = 1e3 * (time.perf_counter() - self.started)
@@ -161,12 +160,11 @@ class Watch:
         )
         if self.level >= TABLE:
             say(table(program))
-        form_of = {d.kernel: kernels for d, kernels in reversed(list(zip(program.dispatches, forms)))}
         for number, kernel in enumerate(program.kernels):
             if self.level >= FORMS:
                 from tracegrad.kernels.show import show_kernel
 
-                say("\n".join([f"form of kernel {number}", *map(show_kernel, form_of[number])]))
+                say("\n".join([f"form of kernel {number}", *map(show_kernel, kernel.forms)]))
             if self.level >= SOURCES:
                 say(f"WGSL of kernel {number}, {kernel.label}\n{kernel.wgsl}")
 
