@@ -25,32 +25,42 @@ EVENTS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 
-def hooks_of(given: Mapping[str, Any], callbacks: Any, measured: bool) -> tuple[dict[str, list[Hook]], bool]:
-    """Return all hooks by event, and whether a callback watches a metric. measured: whether anything is evaluated.
-
-    Raises InputError for a hook that is not callable, and for a metric that nothing measures."""
+def listed(callbacks: Any) -> list[Any]:
+    """Return the callbacks. Raises InputError unless they are a list of objects."""
     if not hasattr(callbacks, "__iter__"):
         raise InputError.here(f"fit: callbacks must be a list of callbacks, got {shown(callbacks)}; put it in a list")
-    out: dict[str, list[Hook]] = {}
     several = list(cast("Iterable[Any]", callbacks))
     for c in several:
         if isinstance(c, type):
             raise InputError.here(f"fit: callbacks has the class {c.__name__}; make one: {c.__name__}(...)")
+    return several
+
+
+def hooks_of(given: Mapping[str, Any], callbacks: Sequence[Any]) -> dict[str, list[Hook]]:
+    """Return all hooks by event. Raises InputError for a hook that is not callable."""
+    out: dict[str, list[Hook]] = {}
     for name in EVENTS:
         hook = given.get(name)
         out[name] = [hook] if hook is not None else []
-        out[name] += [getattr(c, name) for c in several if hasattr(c, name)]
-    out["on_step"] += [c for c in several if not any(hasattr(c, name) for name in EVENTS)]
-    watched = [name for name in (getattr(c, "metric", None) for c in several) if name is not None]
-    for name in watched:
+        out[name] += [getattr(c, name) for c in callbacks if hasattr(c, name)]
+    out["on_step"] += [c for c in callbacks if not any(hasattr(c, name) for name in EVENTS)]
+    for name, hooks in out.items():
+        for hook in hooks:
+            check_takes("fit", name, hook, EVENTS[name])
+    return out
+
+
+def watches(callbacks: Sequence[Any], measured: bool) -> bool:
+    """Return whether a callback watches a metric. measured: whether anything is evaluated.
+
+    Raises InputError for a metric that nothing measures."""
+    metrics = [name for name in (getattr(c, "metric", None) for c in callbacks) if name is not None]
+    for name in metrics:
         if not measured and str(name).startswith("val_"):
             raise InputError.here(
                 f"fit: nothing measures {name!r}; give validation=, such as 0.1, or evaluate=, or watch 'loss'"
             )
-    for name, hooks in out.items():
-        for hook in hooks:
-            check_takes("fit", name, hook, EVENTS[name])
-    return out, bool(watched)
+    return bool(metrics)
 
 
 def _lower_is_better(metric: str) -> bool:

@@ -20,7 +20,7 @@ from tracegrad.hypers import checked_whole
 from tracegrad.lr import plateau_of
 from tracegrad.refusals import check_takes, shown
 from tracegrad.training.between import lr_metric, turns
-from tracegrad.training.callbacks import Hook, hooks_of
+from tracegrad.training.callbacks import Hook, hooks_of, listed, watches
 from tracegrad.training.data import Position, Rows, as_inputs, size_of, sources
 from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.placing import Placed, placed
@@ -114,7 +114,8 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
         if value is not None:
             checked_whole(name, value, "fit")
     measured = validation is not None or options.evaluate is not None
-    options.hooks, options.watched = hooks_of(options.hooks, callbacks, measured)
+    several = listed(callbacks)
+    options.watched, options.hooks = watches(several, measured), hooks_of(options.hooks, several)
     options.schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")
     if options.evaluate is not None:
         check_takes("fit", "evaluate", options.evaluate, ("training",))
