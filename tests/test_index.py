@@ -70,6 +70,20 @@ def test_quotients_of_quotients_are_one() -> None:
     assert (i // 7) * 14 + (i % 7) * 2 is i * 2
     assert (i // 7) * 13 + (i % 7) * 2 is not i * 2
     assert (i - i) is space.number(0)
+    assert (i % 7) // 7 is space.number(0) and (i % 7) % 7 is i % 7
+    n = space.var("n", 6)
+    falling = n + (n * -1 + 5) // 2  # in [2, 5], which only the dividend of one quotient shows
+    assert falling // 6 is space.number(0)
+    assert values(falling % 6, ("n", 6)) == values(falling, ("n", 6))
+
+
+def test_division_of_falling_variables() -> None:
+    space = Space()
+    i, j = space.var("i", 6), space.var("j", 4)
+    for a, b, d, shift in itertools.product((-8, -4, 4), (-3, -1, 1), (4, 8, 12), (0, 3)):
+        x = i * a + j * b + shift
+        assert values(x // d, ("i", 6), ("j", 4)) == [n // d for n in values(x, ("i", 6), ("j", 4))]
+        assert values(x % d, ("i", 6), ("j", 4)) == [n % d for n in values(x, ("i", 6), ("j", 4))]
 
 
 @pytest.mark.parametrize("c", [1, 2, 3, -2])
@@ -178,4 +192,5 @@ def test_indices_print_as_sums() -> None:
     i, j = space.var("i", 9), space.var("j", 5)
     shown = [space.number(0), space.number(3), i, i * 2 + 3, j + i * 2, (i + 1) // 2, (i + 1) % 2]
     assert list(map(repr, shown)) == ["0", "3", "i", "i*2 + 3", "i*2 + j", "((i + 1) // 2)", "((i + 1) % 2)"]
+    assert list(map(repr, [i // 2, (i + j) % 3])) == ["(i // 2)", "((i + j) % 3)"]
     assert [repr(a) for a in atoms_of((i + 1) // 2 + j)] == ["j", "((i + 1) // 2)", "i"]

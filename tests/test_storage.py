@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,10 @@ from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir.ambient import tracing
-from tracegrad.ir.graph import CycleError, Graph, postorder
-from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.graph import CycleError, Graph, computed_once, postorder
+from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels import storage as rules
+from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
@@ -74,6 +77,40 @@ def test_what_is_stored_is_what_rules_store() -> None:
     assert set(storage.rules.rule) == {t.serial for t in storage.order}
     assert set(storage.stored) == {s for s, rule in storage.rules.rule.items() if rule in rules.STORING}
     assert [t.serial for t in storage.members] == sorted(storage.stored)
+
+
+def test_both_sides_of_a_comparison_read_one_computation() -> None:
+    """Also if the same is added to both sides, and if several folds choose elements of the value."""
+    with tracing():
+        (x,) = inputs(x=(32, 32))
+        y = x * 2.0 + 1.0
+        found = [y + 3.0 == tg.max(y, axis, keepdims=True) + 3.0 for axis in (0, 1)]
+        other = x * 2.0 < tg.max(y)
+    assert computed_once(toposort(found)) == {y.serial}
+    assert computed_once(toposort([other])) == set()
+
+
+@pytest.mark.parametrize(("own", "again"), [(False, True), (True, False)], ids=["another", "the written"])
+def test_a_short_fold_is_computed_again_unless_its_array_is_overwritten(own: bool, again: bool) -> None:
+    """A workgroup that folds the state would race against others, which overwrite it."""
+    with tracing():
+        w = leaf("state", "w", TensorType(f32, (300,)))
+        (g,) = inputs(g=(300,))
+        graph = Graph({}, writes={"w": w - g / (1.0 + tg.sum(tg.square(w if own else g)))})
+    assert graph.leaves("state") == [w] and graph.inputs == [g]
+    program = make_program(graph, Persistent((Buffer("w", "f32", 300, "state"),), (), {}), {}, {})
+    assert len(program.dispatches) == (1 if again else 2)
+
+
+@pytest.mark.parametrize(("many", "again"), [(5, True), (6, False)])
+def test_a_short_fold_is_computed_again_if_the_arrays_fit(many: int, again: bool) -> None:
+    buffers = [Buffer(f"x{k}", "f32", 300, "state") for k in range(many + 2)]
+    with tracing():
+        xs = [leaf("state", b.name, TensorType(f32, (300,))) for b in buffers]
+        graph = Graph({"y": reduce(operator.mul, xs[2:]) * tg.sum(xs[0] * xs[1])})
+    program = make_program(graph, Persistent(tuple(buffers), (), {}), {}, {})
+    assert len(program.dispatches) == (1 if again else 2)
+    assert all(len(k.bindings) <= MAX_BUFFERS for k in program.kernels)
 
 
 def states(graph: Graph, **values: Any) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Graph(Value):
         >>> graph.leaves("input")
         [<f32[4,2] x>]
         """
-        return [t for t in self.nodes if t.prim.family == "leaf" and t.attrs.get("role") in roles]
+        return [t for t in self.nodes if t.attrs.get("role") in roles]
 
     @property
     def params(self) -> list[Tensor]:

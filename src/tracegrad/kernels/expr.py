@@ -207,7 +207,7 @@ class Space:
 
     def _scaled(self, x: Index, d: int) -> tuple[int, Index, Index] | None:
         """Return (g, y, small) with x = g*y + small, 0 <= small < g and g dividing d; None if no such g exists."""
-        for g in sorted({math.gcd(c, d) for _, c in x.terms} - {1}, reverse=True):
+        for g in sorted({math.gcd(c, d) for _, c in x.terms} - {1}):
             small = self.index({a: c for a, c in x.terms if c % g}, x.const % g)
             if small.lo >= 0 and small.hi < g:
                 return g, self.index({a: c // g for a, c in x.terms if c % g == 0}, x.const // g), small
