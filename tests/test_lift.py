@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,9 +160,22 @@ def chained(x: Any, w: Any, b: Any, h: Any, **_: Any) -> Any:
     return tg.sum(tg.sin(tg.scan(step, h, x)[0]))
 
 
+def weighted(x: Any, w: Any, b: Any, h: Any, i: Any, **_: Any) -> Any:
+    """Columns that each iteration chooses, and sums of scaled products."""
+
+    def step(carry: Any, e: Any) -> Any:
+        (h, a, c), (x, i) = carry, e
+        h = tg.tanh(h * tg.transpose(tg.take(w, i, 1)) + x)
+        product = tg.transpose(h) @ x
+        return (h, b * product + a, c + (tg.transpose(x) @ x) * product), None
+
+    h, a, c = tg.scan(step, (h, tg.zeros((N, N)), tg.zeros((N, N))), (x, i))[0]
+    return tg.sum(h * h) + tg.sum(tg.sin(a) * c)
+
+
 MODELS = (
     rnn, backwards, masked, nested, looked_up, convolved, attending, summed, drawn, again, many, compared, iterated,
-    gated, chained,
+    gated, chained, weighted,
 )  # fmt: skip
 
 
@@ -259,11 +272,56 @@ def test_gradients_of_a_table_are_one_scatter() -> None:
     assert sum("scatter_add" in body for body in inside) <= 1  # of the softmax, which the carry's gradient needs
 
 
-def test_sums_of_elements_need_no_loop() -> None:
+@pytest.mark.parametrize("add", [lambda c, y: c + y, lambda c, y: y + c], ids=["carry first", "carry last"])
+def test_sums_of_elements_need_no_loop(add: Callable[[Any, Any], Any]) -> None:
     with tracing():
         x = leaves()["x"]
-        total, _ = tg.scan(lambda c, x: (c + tg.transpose(x) @ x, None), tg.zeros((N, N)), x)
+        total, _ = tg.scan(lambda c, x: (add(c, tg.transpose(x) @ x), None), tg.zeros((N, N)), x)
     assert loops(out_of_loops(expand_composites([total]))) == []
+
+
+def body_of(roots: Sequence[Tensor]) -> Body:
+    """The body of the only loop."""
+    (body,) = [t.attrs["body"] for t in toposort(out_of_loops(expand_composites(roots))) if t.prim.family == "scan"]
+    return body
+
+
+def test_what_no_iteration_changes_is_computed_once() -> None:
+    """Transposed matrices, which the products in the loop then read as they are."""
+    with tracing():
+        given = leaves()
+
+        def step(h: Any, _: Any) -> Any:
+            pairs = tg.reshape(h, (1, B, N)) @ given["k"]
+            return tg.tanh(h @ tg.transpose(given["w"]) + tg.sum(pairs @ tg.swapaxes(given["k"], 1, 2), 0)), None
+
+        h = tg.scan(step, given["h"], None, T)[0]
+    body = body_of([h])
+    products = [t for t in toposort(body.roots) if t.prim.family == "product"]
+    assert [t.inputs[1].prim.family for t in products] == ["leaf"] * 3
+
+
+def test_what_no_iteration_changes_leaves_both_loops() -> None:
+    with tracing():
+        given = leaves()
+        inner = lambda g, _: (tg.tanh(g @ tg.transpose(given["w"])), None)
+        h = tg.scan(lambda h, _: (tg.scan(inner, h, None, 2)[0] * 0.5, None), given["h"], None, T)[0]
+    assert not {"permute", "copy"} & {t.prim.name for t in toposort(body_of([h]).roots)}
+
+
+def test_what_is_compared_leaves_the_loop_as_it_was_computed_there() -> None:
+    """Computed again, a value could be rounded in another way, and then it would not equal its largest element."""
+    with tracing():
+        given = leaves()
+
+        def step(h: Any, x: Any) -> Any:
+            h = tg.tanh(h @ given["u"] + x)
+            y = h * given["b"] + x
+            peaks = tg.concat([tg.max(y, 1, keepdims=True), tg.zeros((B, 1))], 1)
+            return h, tg.cast(y[:, None, :] == peaks[:, :, None], f32) @ given["w"]
+
+        ys = tg.scan(step, given["h"], given["x"])[1]
+    assert "add" in [t.prim.name for t in body_of([ys]).each]
 
 
 def test_a_sum_of_which_all_values_are_asked_stays() -> None:
