@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +17,12 @@ from test_kernels import NOTHING, assert_same, graph_of, inputs_of, run
 from tracegrad import optim, tuning
 from tracegrad.compiler.joined import joined
 from tracegrad.compiler.pipeline import make_program
+from tracegrad.dtypes import TensorType, f32
 from tracegrad.engine import stepper
 from tracegrad.errors import CompileError
+from tracegrad.ir.ambient import tracing
+from tracegrad.ir.graph import Graph
+from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.render import wgsl, wgsl_loop
 
@@ -215,6 +221,47 @@ def test_a_program_from_a_file_keeps_its_loops() -> None:
     with training(plain, "cpu") as train:
         filed = Program.from_json(train.program.to_json())
     assert filed.loops and joined(filed) is filed
+
+
+def looped(step: Callable[[Any, Any, Any], Any]) -> Program:
+    """The forward of a loop of 5 iterations over rows of a batch, for any device."""
+    with tracing():
+        x, w, h = (leaf("input", n, TensorType(f32, s)) for n, s in (("x", (5, B, H)), ("w", (H, H)), ("h", (B, H))))
+        return make_program(Graph({"y": tg.scan(lambda h, e: (step(w, h, e), None), h, x)[0]}), NOTHING, {}, {})
+
+
+def simple(w: Any, h: Any, x: Any) -> Any:
+    return tg.tanh(h @ w + x)
+
+
+def inside(w: Any, h: Any, x: Any) -> Any:
+    """Two loops, one directly behind the other, at the end of the iteration."""
+    h = tg.scan(lambda g, _: (tg.tanh(g @ w + x), None), h, None, 3)[0]
+    return tg.scan(lambda g, _: (tg.sin(g @ w + x), None), h, None, 3)[0]
+
+
+def test_a_launch_states_what_its_text_needs() -> None:
+    """Workgroup memory mirrors what is handed on, but not if there are loops inside."""
+    memory: list[int] = []
+    for step in (simple, inside):
+        run = joined(looped(step))
+        ((d, k),) = [(d, k) for d in run.dispatches if (k := run.kernels[d.kernel]).turns]
+        arrays = dict(re.findall(r"var<workgroup> (\w+): array<\w+, (\d+)>", k.wgsl))
+        assert not run.loops and k.own and k.slots == len(d.offsets)
+        assert ("wf" in arrays) == (step is simple)
+        memory.append(k.workgroup_memory - 4 * int(arrays.get("wf", 0)))
+    assert memory[0] == memory[1]  # that of a product's operands, which are of the same sizes
+
+
+def test_loops_inside_of_one_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outer loop would take more turns than one launch may; 3 iterations of two kernels are 6."""
+    monkeypatch.setattr(sys.modules[joined.__module__], "MOST_LOOP_TURNS", 6)
+    program = looped(inside)
+    run = joined(program)
+    assert [x.count for x in program.loops] == [5, 3, 3] and [x.count for x in run.loops] == [5]
+    moved = [d for d in run.dispatches if run.kernels[d.kernel].turns]
+    assert len(moved) == 2 and all({move.depth for _, move in d.moves} == {0} for d in moved)
+    assert all(move.depth == 0 for d in moved for t in run.kernels[d.kernel].turns for own in t.moves for move in own)
 
 
 @pytest.mark.parametrize(("name", "reverse"), list(zip(INSIDE, (False, True, True))))

@@ -156,7 +156,7 @@ def _binding(members: Sequence[_Member], array: int) -> Binding:
     found = [
         b for m in members for number, b in zip(m.dispatch.buffers, m.source.bindings, strict=True) if number == array
     ]
-    return Binding(found[0].dtype, any(b.written for b in found), min(b.size for b in found))
+    return Binding(found[0].dtype, any(b.written for b in found), found[0].size)
 
 
 def _with(program: Program, number: int, inside: int, kernel: KernelSource, dispatch: Dispatch) -> Program:
