@@ -16,7 +16,7 @@ from itertools import permutations
 
 from tracegrad.kernels.form import Limit
 from tracegrad.render.c_text import OPAQUE
-from tracegrad.tuning import IN_PLACE, RIGHT_IN_PLACE
+from tracegrad.tuning import IN_PLACE, PRODUCT_SHORT, RIGHT_IN_PLACE
 
 HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, take 31 of 32 registers
 
@@ -101,7 +101,7 @@ static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
 {ZIP}
 #endif
 enum {{ NR = 2 * VL, KC = 512, MC = 16 * MR, NC = 512, FEW_ROWS = 4 * MR, APART = 1024 }};
-enum {{ IN_PLACE = {IN_PLACE}, RIGHT_IN_PLACE = {RIGHT_IN_PLACE} }};
+enum {{ IN_PLACE = {IN_PLACE}, RIGHT_IN_PLACE = {RIGHT_IN_PLACE}, SHORT = {PRODUCT_SHORT} }};
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 #if defined(__clang__)
 #define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
@@ -207,7 +207,8 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
   const steps_ sa = p->a, sb = p->b;
   const long k = counted(p, 2, p->k), m_end = of_period(p, 0, p->m), k_end = of_period(p, 2, p->k);
   const long m_period = p->ended[0].period, k_period = p->ended[2].period, in_turn = k <= k_end;
-  const long limits = p->limits, chunks = (m - 1) / MC + 1, blocks = (k + KC - 1) / KC;
+  const long limits = p->limits, blocks = (k + KC - 1) / KC;
+  const long chunks = (m - 1) / (k <= SHORT ? MR : MC) + 1; /* of short sums, results are stored as memory lies */
   const long tall = (m + chunks * MR - 1) / (chunks * MR) * MR;
   if (limits & n_m) n = min_long(n, row + m + MR - column);
   for (long jc = limits & m_n && row > column ? (row - column) / NR * NR : 0; jc < n; jc += NC) {{

@@ -21,7 +21,7 @@ from tracegrad.render.c_steps import FunctionStep, GatheredStep, Place, ProductS
 from tracegrad.render.gathered import Lay, joins, lies
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.storage import address, lying
-from tracegrad.tuning import LANES, POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK
+from tracegrad.tuning import LANES, POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK, PRODUCT_STORE
 
 Shape = tuple[int, ...]
 FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
@@ -307,7 +307,7 @@ def _product_of(sizes: Sequence[int]) -> tuple[Mapping[int, int], int]:
     *batch, m, n, k = sizes
     count = math.prod(batch)
     most = count if count >= PRODUCT_STACK else max(m, n) // PRODUCT_SIDE
-    parts = max(1, min(count * m * n * k // PRODUCT_GRAIN, most, PRODUCT_PARTS))
+    parts = max(1, min(count * m * n * (k + PRODUCT_STORE) // PRODUCT_GRAIN, most, PRODUCT_PARTS))
     return {0: count, 1: m, 2: n, 3: k}, parts
 
 
