@@ -12,7 +12,7 @@ from tracegrad.dtypes import f16
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
-from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, fold_batches
+from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, divides, fold_batches
 from tracegrad.render.c_ends import end_of
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
 from tracegrad.render.c_values import (
@@ -172,7 +172,7 @@ class Function:
     def nest(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
         """Return loops over some axes, the last one innermost."""
         for a in reversed(axes):
-            vectors = all(isinstance(x, str) for x in lines) and a.size % LANES == 0
+            vectors = all(isinstance(x, str) for x in lines) and divides(LANES, a.size)
             lines = [Loop(a.name, end_of(a, LANES if vectors else 1), lines)]
         return list(lines)
 

@@ -157,7 +157,6 @@ def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> P
     outer = [chosen(form, SEED, group) for form, group in zip(kernel.forms, groups)]
     below, places = max(map(indexed, kernel.forms)), [*places_of(kernel, layout)]
     ties = [odd for form, points, at in zip(kernel.forms, outer, places) for odd in _ties(form, points, at)]
-    ties += [odd for form, at in zip(kernel.forms, places) for odd in _ends(form, at)]
     return at_points(Plan(kernel, layout, below, outer, _left_out(kernel, layout, outer), ties, [], []), outer)
 
 
@@ -267,7 +266,9 @@ def _singles(plan: Plan, odd: Sequence[Odd]) -> list[Odd]:
 
     Where both name an element, `odd` decides. Elements that must be zeros are left out.
     """
-    last, zeros = {(x.array, x.at): x for x in (*plan.ties, *odd)}, plan.zeros
+    at = places_of(plan.kernel, plan.layout)
+    ends = [x for form, places in zip(plan.kernel.forms, at) for x in _ends(form, places)]  # decide, too
+    last, zeros = {(x.array, x.at): x for x in (*plan.ties, *odd, *ends)}, plan.zeros
     return [x for x in last.values() if x.array not in zeros or not _among(np.asarray([x.at]), zeros[x.array])[0]]
 
 
