@@ -21,7 +21,8 @@ from tracegrad.ir.graph import CycleError, Graph, computed_once, postorder
 from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels import storage as rules
 from tracegrad.kernels.fuse import MAX_BUFFERS
-from tracegrad.kernels.storage import Storage, analyse
+from tracegrad.kernels.storage import Storage, analyse, placed_arrays
+from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer
 from tracegrad.runtime.cpu import CpuSession
@@ -138,6 +139,16 @@ def test_a_state_read_at_its_own_point_is_written_in_place() -> None:
         graph = Graph({}, writes={"x": x * 2.0})
     assert copies(optimize(graph)) == 0
     np.testing.assert_array_equal(states(graph, x=X)["x"], 2 * X)
+
+
+def test_a_new_state_and_the_parts_of_a_packed_one_are_computed_into_its_array() -> None:
+    with tracing():
+        x = leaf("state", "x", TensorType(f32, (12,)))
+        new, parts = tg.sin(x) * 2.0, [tg.cos(x) + 1.0, tg.exp(x) + 1.0]
+        graph = Graph({}, writes={"x": new, "y": pack(parts)})
+    found = placed_arrays(graph)
+    assert found.pop(graph.writes["y"].serial) == "y"
+    assert found == {new.serial: "x", parts[0].serial: "y", parts[1].serial: "y"}
 
 
 def test_a_state_read_elsewhere_is_written_by_a_copy() -> None:
