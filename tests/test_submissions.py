@@ -85,7 +85,7 @@ def test_what_the_device_refuses_fails_alone_and_says_why(session: NativeSession
         outside = Write(commands.writes[0].buffer, 1 << 24, 16, np.ones(4, np.float32))
         return prepared(commands._replace(writes=[outside, *commands.writes]))
 
-    session._programs[handle].free[0].prepared.clear()  # pyright: ignore[reportPrivateUsage]
+    session._programs[handle].memories[0].prepared.clear()  # pyright: ignore[reportPrivateUsage]
     session.calls.prepared = beyond
     with pytest.raises(DeviceError, match=r"(?i)overrun|bounds|buffer_offset"):  # at once, or when the outputs are read
         refused = session.run(handle, [x] * runs)

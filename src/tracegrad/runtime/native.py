@@ -62,7 +62,8 @@ class Batch:
 
     def __del__(self) -> None:
         if self.memory is not None and self.loaded.alive:
-            self.loaded.free.append(self.memory)  # the queue runs copies in order, so early reuse is safe
+            # the queue runs copies in order, so early reuse is safe
+            self.loaded.stagings.free.append(self.memory.staging)
 
 
 def _library() -> ctypes.CDLL | None:
@@ -156,7 +157,7 @@ class NativeSession:
         Raises: InputError for missing, unknown or misshapen inputs; DeviceError, DeviceLostError.
         """
         loaded = self._loaded(handle)
-        if not loaded.free:
+        if not loaded.stagings.free:
             self._settle()  # the error watch of a batch being sent would catch errors of a new buffer
         with self._using_device("submitting a run"):
             memory = loaded.take_memory()
@@ -192,7 +193,7 @@ class NativeSession:
         if size:
             with self._using_device("waiting for a run"):
                 raw = self.calls.fetch(memory.results, size, mark)
-        loaded.free.append(memory)
+        loaded.stagings.free.append(memory.staging)
         return loaded.outputs.of_runs(raw, batch.runs)
 
     def _settle(self) -> None:

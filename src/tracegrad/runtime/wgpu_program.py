@@ -22,6 +22,7 @@ from tracegrad.runtime.wgpu_rings import (
     BatchMemory,
     Inputs,
     Outputs,
+    Stagings,
     depth_of,
     plan_inputs,
     plan_outputs,
@@ -137,8 +138,8 @@ class Loaded:
     bound: tuple[tuple[Any, tuple[int, ...]], ...] = ()  # for each launch: its group's layout, and the arrays in it
     groups: dict[tuple[int, tuple[int, ...], int], Any] = field(default_factory=dict[Any, Any])
     runs: list[Any] = field(default_factory=list[Any])  # launches of the k-th run of a batch, prepared
-    memories: list[BatchMemory] = field(default_factory=list[BatchMemory])  # all memories made so far
-    free: list[BatchMemory] = field(default_factory=list[BatchMemory])
+    memories: list[BatchMemory] = field(default_factory=list[BatchMemory])  # all memories of this size made so far
+    stagings: Stagings = field(default_factory=Stagings)  # of all sizes
     uniform: Any = None
     lender: Loaded | None = None  # the program that owns the arrays, if another one does
     released: bool = False
@@ -159,20 +160,21 @@ class Loaded:
                     continue
                 del self.shared.arrays[a.name]
             a.buffer.destroy()
-        for memory in self.memories:
-            memory.results.destroy()
+        if self.lender is None:
+            self.stagings.destroy()
         if self.uniform is not None:
             self.uniform.destroy()
-        self.runs, self.dispatched, self.free, self.memories, self.arrays = [], (), [], [], []
-        self.groups = {}
+        self.runs, self.dispatched, self.memories, self.arrays, self.groups = [], (), [], [], {}
 
     def take_memory(self) -> BatchMemory:
         """Return memory that no batch under way uses; new memory if all is in use."""
-        if self.free:
-            return self.free.pop()
-        results = self.shared.allocate("outputs", self.outputs.bytes(self.depth), MAP_READ | COPY_DST)
-        self.memories.append(BatchMemory(self.inputs, results))
-        return self.memories[-1]
+        size = (self.lender or self).outputs.bytes(self.depth)
+        staging = self.stagings.take(self.inputs, lambda: self.shared.allocate("outputs", size, MAP_READ | COPY_DST))
+        found = next((x for x in self.memories if x.staging is staging), None)
+        if found is None:
+            found = BatchMemory(self.inputs, staging)
+            self.memories.append(found)
+        return found
 
     def commands(self, memory: BatchMemory, runs: int) -> Any:
         """Return the prepared commands of a batch of `runs` runs in this memory."""
@@ -349,7 +351,7 @@ def build(program: Program, shared: Shared, meanwhile: Callable[[Callable[[Kerne
 def resized(program: Program, like: Loaded) -> Loaded:
     """Return a loaded program at another size: it uses the arrays and pipelines of `like`, which must live longer."""
     now = replace(like.program, size=program.size, inputs=program.inputs, outputs=program.outputs)
-    loaded = Loaded(now, like.shared, like.depth, arrays=like.arrays, lender=like)
+    loaded = Loaded(now, like.shared, like.depth, arrays=like.arrays, stagings=like.stagings, lender=like)
     launched = now.launched()
     follow = {k for k, d in enumerate(launched) if _follows(now, d)}
     found: list[tuple[int, BoundDispatch, tuple[int, ...]]] = []  # place, and the numbers that depend on the size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -93,22 +93,50 @@ class Inputs:
     between: dict[int, list[tuple[int, int]]]  # array not written whole -> ranges of small values (elements)
 
 
-class BatchMemory:
-    """The memory of one batch under way: its inputs on the host, its outputs on the device.
+class Staging:
+    """The memory of one batch under way: its inputs on the host, its outputs on the device. All sizes share it.
 
-    Each array of inputs has a copy on the host, with a row for each run. All this memory stays in place, so commands
-    are prepared once for each number of runs.
+    Each array of inputs has a copy on the host, with a row for each run.
     """
 
     def __init__(self, plan: Inputs, results: Any) -> None:
         self.results = results  # a mappable buffer
-        self.prepared: dict[int, Any] = {}  # commands, by number of runs
-        self._plan = plan
-        self._rows: dict[int, NDArray[Any]] = {
+        self.rows: dict[int, NDArray[Any]] = {
             k: np.empty((plan.depth, a.stride // 4 or a.size), stored_dtype(a.dtype)) for k, a in plan.arrays.items()
         }
+        self.put: list[dict[str, Any]] = [{} for _ in range(plan.depth)]  # for each run: the small values last staged
+
+
+class Stagings:
+    """The memory of a program's batches, made as it is needed."""
+
+    def __init__(self) -> None:
+        self.made, self.free = list[Staging](), list[Staging]()
+
+    def take(self, plan: Inputs, results: Callable[[], Any]) -> Staging:
+        """Return memory that no batch under way uses. results: makes the buffer of new memory."""
+        if not self.free:
+            self.made.append(Staging(plan, results()))
+            return self.made[-1]
+        return self.free.pop()
+
+    def destroy(self) -> None:
+        """Free all memory on the device."""
+        for staging in self.made:
+            staging.results.destroy()
+
+
+class BatchMemory:
+    """The memory of one batch under way, for a program at one size.
+
+    All of it stays in place, so commands are prepared once for each number of runs.
+    """
+
+    def __init__(self, plan: Inputs, staging: Staging) -> None:
+        self.staging, self.results = staging, staging.results
+        self.prepared: dict[int, Any] = {}  # commands, by number of runs
+        self._plan, self._rows = plan, staging.rows
         self._views: list[list[Place]] = []  # for each run: its small values
-        self._staged: list[dict[str, Any]] = []  # for each run: the small values last staged
         self._large = [(f, np.dtype(stored_dtype(f.dtype))) for f in plan.large]
         self._given: list[NDArray[Any]] = []  # large values of the runs staged so far
 
@@ -123,16 +151,14 @@ class BatchMemory:
             raise InputError(f"inputs do not fit the program: missing {missing}, unknown {extra}")
         while len(self._views) <= run:
             self._views.append([self._place(f, len(self._views)) for f in plan.fields if f not in plan.large])
-            self._staged.append({})
-        staged = self._staged[run]
+        staged = self.staging.put[run]
         for name, shape, view in self._views[run]:
             value = given[name]
             if staged.get(name) is value:  # most hyperparameters are unchanged since the last step
                 continue
             check_shape(name, value, shape)
             view[...] = value
-            if view.size <= FEW_ELEMENTS:
-                staged[name] = value
+            staged[name] = value if view.size <= FEW_ELEMENTS else None
         large: list[NDArray[Any]] = []
         for f, dtype in self._large:
             value = given[f.name]
