@@ -18,7 +18,7 @@ from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import StepSource
 from tracegrad.engine import programs, stepper
 from tracegrad.engine.results import Failed
-from tracegrad.engine.rooms import built, exact_alone
+from tracegrad.engine.rooms import Room, built, exact_alone
 from tracegrad.metrics import accuracy
 from tracegrad.runtime.base import DeviceInfo
 from tracegrad.runtime.c_compiler import VARIABLE
@@ -324,14 +324,26 @@ def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
         assert "of a program for sizes" not in train.explain().title
 
 
+def test_sizes_that_calls_had_before_are_not_prepared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    share_from_the_first(monkeypatch)
+    made, at = list[Any](), Room.at
+    monkeypatch.setattr(Room, "at", lambda *a: made.append(a[-1]) or at(*a))
+    with compiled(CASES["mlp"], None) as train:
+        for n in [*range(40, 20, -1)] * 2:
+            assert train.step(CASES["mlp"].data(n)).loss > 0
+    assert len(made) == 20
+
+
 @pytest.mark.usefixtures("webgpu")
 def test_inputs_of_smaller_runs_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
     share_from_the_first(monkeypatch)
     with compiled(CASES["mlp"], None, "webgpu") as train:
-        for n in (40, 20, 20):  # at 20, unused rows lie between the inputs
+        for n in (40, 30, 20):  # below 40, unused rows lie between the inputs
             assert train.step(CASES["mlp"].data(n)).loss > 0
         session: Any = train.worker._session
-        memory = session._programs[train.store.stepper.latest.handle].take_memory()
+        loaded = session._programs[train.store.stepper.latest.handle]
+        assert len(loaded.stagings.made) == 1  # all sizes share the memory of batches
+        memory = loaded.take_memory()
         assert [len(memory.writes(runs)) for runs in (1, 5)] == [2, 2]  # an array of floats, one of integers
 
 

@@ -14,7 +14,7 @@ from tracegrad.engine import reference
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.errors import call_site
 from tracegrad.runtime.base import DeviceInfo, Session
-from tracegrad.tuning import OWN_RUNS, ROOM_RUNS
+from tracegrad.tuning import OWN_RUNS, ROOM_RUNS, SHARED_SIZES
 
 if TYPE_CHECKING:
     from tracegrad.engine.rooms import RoomPrograms
@@ -102,8 +102,7 @@ class SizedPrograms:
             if not (shared or own):
                 self._warn_if_dropped(sizes)
             dropped += [before] if before and self.kept.pop(sizes, None) else []
-            while len(self.kept) >= self.capacity:
-                dropped.append(self._least_used())
+            dropped += self._least_used()
         self.kept.pop(sizes, None)
         self.kept[sizes] = program
         return program, dropped
@@ -119,13 +118,16 @@ class SizedPrograms:
         runs = self._runs[sizes]
         return runs == ROOM_RUNS or (runs >= OWN_RUNS and not runs & (runs - 1))
 
-    def _least_used(self) -> RunProgram:
-        """Drop the least recently used program, and return it. Programs for many sizes go first: they are cheap."""
-        cheap = (sizes for sizes, p in self.kept.items() if p.base is not None)
-        sizes = next(cheap, next(iter(self.kept)))
-        gone = self.kept.pop(sizes)
-        self._gone |= {sizes} if gone.base is None else set()
-        return gone
+    def _least_used(self) -> list[RunProgram]:
+        """Make room for one more program: drop the least recently used ones of too many.
+
+        `capacity` counts those with memory of their own. Others are cheap.
+        """
+        own = [sizes for sizes, p in self.kept.items() if p.base is None or p.patched or p.fed]
+        cheap = [sizes for sizes in self.kept if sizes not in own]
+        own, cheap = own[: max(0, len(own) + 1 - self.capacity)], cheap[: max(0, len(cheap) + 1 - SHARED_SIZES)]
+        self._gone |= {sizes for sizes in own if self.kept[sizes].base is None}
+        return [self.kept.pop(sizes) for sizes in (*own, *cheap)]
 
     def _warn_if_dropped(self, sizes: Sizes) -> None:
         """Warn once if the same sizes are compiled again and again."""
