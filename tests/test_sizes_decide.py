@@ -123,4 +123,6 @@ def equals_programs_of_each_size(forward: Callable[[Any, Any], Any], every: Any,
             assert len(found) == len(want)
             for a, b in zip(found, want):
                 assert a.dtype == b.dtype
-                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=f"at {shape}")
+                # the order of a sum may differ: up to 27 terms of slopes, each rounded by 6e-8 of the largest
+                atol = 1e-6 * np.abs(b).max(initial=10)
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol, err_msg=f"at {shape}")
