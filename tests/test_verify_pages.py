@@ -19,8 +19,8 @@ from test_export import ready, train_for, wave_page
 from test_verify import Strided, strided
 from tracegrad import optim
 from tracegrad.program import Dispatch, Program
-from tracegrad.runtime.points import Patterns
 from tracegrad.runtime.recorded import ANY, recorded, some_groups
+from tracegrad.runtime.repeated import Patterns
 from tracegrad.runtime.trials import layout_of, plan_of
 
 __all__ = ["browser", "served"]  # fixtures

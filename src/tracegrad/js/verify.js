@@ -1,6 +1,6 @@
 // Check kernels before their results are used, to find a driver or browser that computes wrongly. The runs and their
 // expected results were recorded with the program (tracegrad/runtime/recorded.py). This file makes only the patterns, the
-// bits of tracegrad/runtime/points.py. It knows no op.
+// bits of tracegrad/runtime/repeated.py. It knows no op.
 
 import { checkType, fault, need, parsed, prod, within } from "./checks.js";
 import { checkProgram } from "./manifest.js";

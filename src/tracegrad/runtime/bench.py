@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Program
-from tracegrad.runtime.points import PERIOD, STRIDE, Kind
+from tracegrad.runtime.repeated import PERIOD, STRIDE, Kind
 from tracegrad.runtime.trials import Contents, Name, Trial
 
 THREADS = 64

@@ -26,7 +26,8 @@ from tracegrad.render.c_text import PRELUDE, as_c, helper
 from tracegrad.runtime import verify
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.cache import WRONG, Verdicts, key_of
-from tracegrad.runtime.points import PERIOD, STRIDE, Name
+from tracegrad.runtime.points import Name
+from tracegrad.runtime.repeated import PERIOD, STRIDE
 from tracegrad.runtime.trials import GAP, Trial, layout_of, sizes_of
 
 

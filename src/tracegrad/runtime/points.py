@@ -1,8 +1,5 @@
 """Evaluate a kernel at some of its points: choose the points, and compute the values that a device must write there.
 
-The numbers that a check fills arrays with follow from seed and index. NumPy and `js/verify.js` make the same bits, so
-an exported page need not contain them.
-
 Outer points run along the first axis, and the row that each point folds along the last. So every value has shape
 (points, 1), (1, row) or (points, row). Several trials add a leading axis. Nothing depends on the text of a kernel.
 """
@@ -10,17 +7,17 @@ Outer points run along the first axis, and the row that each point folds along t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache, reduce
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
-from tracegrad.dtypes import STORED, DType, f16, nearest_f32
+from tracegrad.dtypes import nearest_f32
 from tracegrad.ir.evaluate import function_of
 from tracegrad.ir.nodes import PRIMITIVES, Primitive
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Quotient, Value, Var, atoms_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Slot, Store, points
+from tracegrad.kernels.form import Axis, Fold, Kernel, Product, Store, points
 from tracegrad.kernels.triangles import CHOICE
-from tracegrad.runtime.draw import uniform
+from tracegrad.runtime.repeated import drawn
 
 Name = tuple[int, str]  # of an array: a number and the dtype of its elements
 Read = Callable[[int, Array], Array]  # returns elements of a slot, at these indices
@@ -322,82 +319,3 @@ def _coordinates(axes: Sequence[Axis], flat: Array) -> Mapping[str, Array]:
         out[a.name] = flat % a.size
         flat = flat // a.size
     return out
-
-
-Kind = tuple[str, int]  # of a pattern: a dtype's name, and the bound of its integers, or 0
-
-PERIOD = 4093  # of a pattern: a prime, so that neighbours along any axis differ
-STRIDE = 617  # the offset between the patterns of successive arrays
-LOW, HIGH, NEGATIVE = 0.05, 2.0, 0.3  # magnitudes, and the share of negative numbers
-STEPS = 8  # floats per unit where ties are wanted
-BEYOND = 3  # of this many signed integers, one is past the end; of twice as many, one is below 0
-
-
-@cache
-def drawn(seed: int, count: int) -> Array:
-    """Return the first numbers of a stream of `draw`, in [0, 1). Importing NumPy's own generators takes 26 ms."""
-    return uniform(seed, 0, count)
-
-
-def kind_of(dtype: DType, below: int) -> Kind:
-    """Return the kind of the pattern for values of a type."""
-    return dtype.name, 0 if dtype.numpy.startswith("float") else 2 if dtype.name == "bool" else below
-
-
-class Patterns:
-    """The numbers that arrays repeat: PERIOD of each kind, the same for all kernels of a trial.
-
-    strict: floats are multiples of 1 / STEPS, so that many comparisons are of equal numbers.
-    shares: floats lie between 0 and 1, because sums of logarithms are NaN if any number is negative.
-    """
-
-    def __init__(self, seed: int, strict: bool, shares: bool = False) -> None:
-        self.seed, self.strict, self.shares = seed, strict, shares
-        self._made: dict[Kind, Array] = {}
-        self._twice: dict[Kind, Array] = {}
-
-    def of(self, kind: Kind) -> Array:
-        """Return one period, in the form in which it is stored."""
-        if kind not in self._made:
-            dtype, below = kind
-            first, second = drawn(self.seed, 2 * PERIOD).reshape(PERIOD, 2).T
-            made = integers(first, second, below, dtype == "i32") if below else self.floats(first, second)
-            self._made[kind] = made.astype(STORED[dtype if dtype in STORED else "i32"].numpy)
-        return self._made[kind]
-
-    def along(self, kind: Kind, at: int) -> Array:
-        """Return one period that begins with the number of element `at`, as a view, because fills are frequent."""
-        if kind not in self._twice:
-            self._twice[kind] = np.tile(self.of(kind), 2)
-        return self._twice[kind][at % PERIOD :][:PERIOD]
-
-    def floats(self, first: Array, second: Array) -> Array:
-        """Return floats of both signs, mostly positive, so that most roots and logarithms exist; or else shares."""
-        if self.shares:
-            return LOW + (1 - 2 * LOW) * first
-        magnitude = LOW + (HIGH - LOW) * first
-        values = cast("Array", np.where(second < NEGATIVE, -magnitude, magnitude))
-        if not self.strict:
-            return values
-        steps = cast("Array", np.round(values * STEPS))
-        equal = np.abs(steps[1:]) == np.abs(steps[:-1])  # otherwise a load of the wrong neighbour would go unnoticed
-        steps[1:] += np.sign(steps[1:]) * equal
-        return steps / STEPS
-
-    def read(self, slot: Slot, kind: Kind, at: Array) -> Array:
-        """Return what a kernel finds in a slot whose array repeats its pattern from `at` on."""
-        x = self.of(kind)[at % PERIOD]
-        if slot.dtype.name == "bool":
-            return x != 0
-        return x.view(np.uint32) if slot.dtype.name == "u32" else x.astype(np.float32) if slot.dtype is f16 else x
-
-
-def integers(first: Array, second: Array, below: int, signed: bool) -> Array:
-    """Return integers from 0 to `below` - 1. If `signed`, many are -1 or `below` - 1, indices that kernels clamp."""
-    values = np.floor(below * first)
-    if signed:
-        groups = np.arange(0, PERIOD, BEYOND)
-        for past, begins, place in ((below - 1, groups, 0), (-1, groups[::2], 1)):
-            further = np.floor(BEYOND * second[np.minimum(begins + place, PERIOD - 1)]).astype(np.int64)
-            values[np.minimum(begins + further, PERIOD - 1)] = past
-    return values

@@ -22,7 +22,8 @@ from tracegrad.kernels.tiling import group_of
 from tracegrad.program import Dispatch, Program
 from tracegrad.runtime.bench import Bench, Launch
 from tracegrad.runtime.inexact import EPS, NOTHING, Check
-from tracegrad.runtime.points import STRIDE, Patterns, drawn, kind_of, largest
+from tracegrad.runtime.points import largest
+from tracegrad.runtime.repeated import STRIDE, Patterns, drawn, kind_of
 from tracegrad.runtime.trials import SEED, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trials_with
 
 MOST = 256  # elements to record of one store: they make up most of the file

@@ -17,19 +17,8 @@ from tracegrad.kernels.expr import Dynamic, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.kernels.tiling import group_of
 from tracegrad.runtime.inexact import TRIES, TRIES_OF_FEW, Again, Check, Inexact
-from tracegrad.runtime.points import (
-    STRIDE,
-    Kind,
-    Name,
-    Patterns,
-    Points,
-    Read,
-    Written,
-    chosen,
-    kind_of,
-    left_out,
-    unread,
-)
+from tracegrad.runtime.points import Name, Points, Read, Written, chosen, left_out, unread
+from tracegrad.runtime.repeated import STRIDE, Kind, Patterns, kind_of
 
 SEED = 7  # of the first trial, and of the points that are compared
 GAP = 64  # elements around a value that hold its pattern as well, so a load beyond the value does not return zero

@@ -15,7 +15,8 @@ from itertools import chain, zip_longest
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import KernelSource
 from tracegrad.runtime.inexact import UNSURE
-from tracegrad.runtime.points import FEW, Patterns, forget
+from tracegrad.runtime.points import FEW, forget
+from tracegrad.runtime.repeated import Patterns
 from tracegrad.runtime.trials import SEED, Layout, Odd, Trial, at_points, places_of, plan_of, trials_with
 
 FURTHER = tuple(range(9, 21))  # seeds for kernels with a choice among few values that fell one way for all of them
