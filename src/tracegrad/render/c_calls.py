@@ -261,7 +261,7 @@ class _Writer:
 
     def rows_of(self, p: Product, order: Sequence[Axis] | None = None) -> Spread:
         """Return the left operand of a gathered product, for k in this order."""
-        inner = order or self.kernel.inner
+        inner = plain(order or self.kernel.inner)
         left = Operand(p.a, p.batch, p.m, inner)
         found = self.as_it_lies(left)
         if found is None and order is None and len(p.m) == 1:
