@@ -204,7 +204,7 @@ def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Ite
                 yield from [Odd(name, offset + e, value) for e, value in tied if 0 <= e < size]
 
 
-def _ends(form: Kernel, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
+def ends_of(form: Kernel, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
     """Yield numbers at which loops end, within axes, so that points on both sides are compared."""
     for a in (*form.outer, *form.inner):
         if a.end >= 0:
@@ -256,7 +256,7 @@ def _singles(plan: Plan, odd: Sequence[Odd]) -> list[Odd]:
     Where both name an element, `odd` decides. Elements that must be zeros are left out.
     """
     at = places_of(plan.kernel, plan.layout)
-    ends = [x for form, places in zip(plan.kernel.forms, at) for x in _ends(form, places)]  # decide, too
+    ends = [x for form, places in zip(plan.kernel.forms, at) for x in ends_of(form, places)]  # decide, too
     last, zeros = {(x.array, x.at): x for x in (*plan.ties, *odd, *ends)}, plan.zeros
     return [x for x in last.values() if x.array not in zeros or not _among(np.asarray([x.at]), zeros[x.array])[0]]
 
