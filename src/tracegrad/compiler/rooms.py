@@ -249,7 +249,8 @@ def _built(
             alike = zip(constants_of(one.graph), constants_of(last.graph))
             third = counted(last.graph, {t.serial: places[0][x.serial] for x, t in alike if x.serial in places[0]})
             roomy.append(in_room(third, given[1], Sizes(at[-1], at[1]), names, exact))
-    graphs = [replace(r.graph, ends=not gpu and names != [exact_name]) for r in roomy]
+    ends = () if gpu else tuple([SIZE.format(name) for name in names if name != exact_name])
+    graphs = [replace(r.graph, ends=ends) for r in roomy]
     try:
         if pair:
             built = shared_program((one.traced, last.traced), graphs, pair, gpu)

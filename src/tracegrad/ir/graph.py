@@ -28,7 +28,7 @@ class Graph(Value):
     captures:  the values of `tg.capture`.
     writes:    what a run stores: new states of the model, and with an optimizer new parameters and optimizer state.
     precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision.
-    ends:      whether masks at the sizes of a call end loops, so that values which are only masked get no memory.
+    ends:      names of inputs, at least 1, where masks end loops; so values that are only masked get no memory.
 
     As a jaxpr of JAX, and torch.fx.Graph.
 
@@ -41,7 +41,7 @@ class Graph(Value):
     captures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     precision: str = "f32"
-    ends: bool = False
+    ends: tuple[str, ...] = ()
 
     @property
     def roots(self) -> list[Tensor]:

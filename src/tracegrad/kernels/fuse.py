@@ -129,7 +129,8 @@ class Schedule:
         for c in self.clusters:
             c.limits = triangles.left_out(c.main, c.outs) if c.kind == "product" else ()
         if storage.graph.ends:
-            ends = Ends(storage.order, {t.serial for t in storage.graph.roots}, storage.stored)
+            roots = {t.serial for t in storage.graph.roots}
+            ends = Ends(storage.order, roots, storage.graph.ends, storage.stored)
             for c in self.clusters:
                 c.ends = ends.of(c.kind, c.rows, c.nodes, c.outs)
 

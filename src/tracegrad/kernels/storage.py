@@ -269,7 +269,7 @@ def analyse(graph: Graph) -> Storage:
     roots = {base(t).serial: base(t) for t in graph.roots if t.prim.family != "pack" and t.size}
     parts = {t.serial: t for t in delivered_parts(order)}
     once = computed_once(order, [*roots.values(), *parts.values()])
-    masking = choices(order) if graph.ends else set[int]()
+    masking = choices(order, graph.ends) if graph.ends else set[int]()
     rules = rules_of(order, dict.fromkeys(parts, PART) | dict.fromkeys(roots, DELIVERED), once, masking)
     halves: set[int] = set()
     if graph.precision == "f16":

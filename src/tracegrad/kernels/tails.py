@@ -14,7 +14,7 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tracegrad.dtypes import Shape, i32
+from tracegrad.dtypes import Shape
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.triangles import CHOICE, axes_through
 from tracegrad.prims.leaves import IOTA, LEAF, constant
@@ -65,8 +65,12 @@ def through(t: Tensor, tails: Tails, back: bool = False) -> Tails:
     return moved(tails, axes, x.shape, t.shape)
 
 
-def hidden_tails(order: Iterable[Tensor], stored: Container[int] = ()) -> dict[int, tuple[Tails, float | None]]:
+def hidden_tails(
+    order: Iterable[Tensor], sizes: Container[str], stored: Container[int] = ()
+) -> dict[int, tuple[Tails, float | None]]:
     """Return the tails of masks, by serial, and of what they hide: tails in which all elements are one number.
+
+    sizes: the `ends` of the graph. A mask of the user's can be False everywhere, or follow the size without padding.
 
     The number is None for a mask. Not those of `stored` values: a check of a kernel puts anything into memory.
     """
@@ -79,7 +83,7 @@ def hidden_tails(order: Iterable[Tensor], stored: Container[int] = ()) -> dict[i
             continue
         if t.prim is IOTA:
             along[s] = t.axis
-        elif t.prim is LEAF and t.dtype is i32 and t.attrs["role"] == "hyper":
+        elif t.prim is LEAF and t.attrs["role"] == "hyper" and t.name in sizes:
             scalar[s] = s
         elif t.prim.family == "view":
             x = xs[0].serial
@@ -100,9 +104,9 @@ def hidden_tails(order: Iterable[Tensor], stored: Container[int] = ()) -> dict[i
     return found
 
 
-def choices(order: Sequence[Tensor]) -> set[int]:
+def choices(order: Sequence[Tensor], sizes: Container[str]) -> set[int]:
     """Return the serials of choices that hide tails. They get no memory: it would be read with its tails."""
-    hidden = hidden_tails(order)
+    hidden = hidden_tails(order, sizes)
     return {t.serial for t in order if t.prim.name == CHOICE and t.serial in hidden}
 
 
@@ -116,8 +120,10 @@ class End(NamedTuple):
 class Ends:
     """The tails of all tensors of a graph. `order` is topological; `roots` are serials of values that others read."""
 
-    def __init__(self, order: Sequence[Tensor], roots: Iterable[int], stored: Container[int] = ()) -> None:
-        self.hidden = hidden_tails(order, stored)
+    def __init__(
+        self, order: Sequence[Tensor], roots: Iterable[int], sizes: Container[str], stored: Container[int] = ()
+    ) -> None:
+        self.hidden = hidden_tails(order, sizes, stored)
         self.unread: dict[int, Tails] = dict.fromkeys(roots, NONE)
         for t in reversed(order):
             for x, tails in zip(t.inputs, self._read(t, self.unread.get(t.serial, NONE))):
