@@ -205,10 +205,10 @@ TAB_RUNS = 64  # runs | of one batch in a browser's tab | ?
 TAB_SECONDS = 0.1  # s | that such a batch takes at most: browsers give up on devices that seem to hang | -
 TAB_BYTES = 1 << 26  # bytes | of inputs or outputs of such a batch | -
 OWN_SIZES = 2  # sizes | of a training with programs of their own: whole batches and a last one keep their bits | -
+OWN_SIZES_ON_GPU = 8  # sizes | the same on a GPU, where a shared step takes up to 1.9 times as long | H200
 ROOM_RUNS = 32  # runs | in a room of a power of two, before a smaller room is compiled | 2 cores
 OWN_RUNS = 256  # runs | at one size in a larger room, before this size gets a program of its own | 2 cores
 SHARED_SIZES = 128  # sizes | kept ready in shared programs: to prepare one again takes as long as a short step | -
-OWN_SIZES_ON_GPU = 8  # sizes | the same on a GPU, where a shared step takes up to 1.9 times as long | H200
 
 # --- Ops at once, and ops made of others ---
 
