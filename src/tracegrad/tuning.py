@@ -185,7 +185,6 @@ POOL_LOOKS = 4  # copies | that are looked at before another is made: the oldest
 MAX_IN_FLIGHT = 8  # runs | queued before `step` waits; where runs are short, as many as may be under way | -
 AHEAD = 3  # batches | under way: one that the device computes, one that is sent, one that is filled | -
 BATCH_SECONDS = 0.01  # s | that a batch of runs takes | ?
-CPU_BATCH_SECONDS = 0.0005  # s | the same on a CPU, where only runs of some us gain from it | 2 cores
 RUNS_AT_ONCE = 32  # runs | in one batch: a submission costs the host about three runs of a small model | ?
 RING_BYTES = 8 << 20  # bytes | of inputs and outputs that the host writes and reads, unless one run needs more | -
 RING_MEMORY = 64 << 20  # bytes | of all arrays of inputs and outputs, also of inputs that a feed writes | -

@@ -37,7 +37,7 @@ from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.storage import address, check_memory, lying, readable_around, taken, view, zeros_between_margins
-from tracegrad.tuning import C_SOURCE, C_SOURCES, CPU_BATCH_SECONDS, QUEUED_BYTES, RUNS_AT_ONCE
+from tracegrad.tuning import C_SOURCE, C_SOURCES
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ def begin(device: str) -> Callable[[], CpuSession]:
 class CpuSession:
     """Named arrays, and programs that compute on them. All work happens inside `run`."""
 
-    ahead, batch_seconds = 1, CPU_BATCH_SECONDS
+    ahead, batch_seconds = 1, 0.0
 
     def __init__(self, compiler: Compiler | None = None) -> None:
         self._compiler, self._children = compiler, Children()
@@ -307,10 +307,8 @@ class CpuSession:
                 self._persistent.pop(name, None)
 
     def capacity(self, handle: int) -> int:
-        """Return how many runs the worker takes at once. Kernels in NumPy can raise between runs, so 1 for them."""
-        loaded = self._ready(handle)
-        size = sum(x.nbytes for _, x in loaded.inputs)
-        return max(1, min(RUNS_AT_ONCE, QUEUED_BYTES // max(1, size))) if loaded.bound is not None else 1
+        """Return 1, because runs gain nothing from a shared batch."""
+        return 1
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Done:
         """Compute the runs now."""
