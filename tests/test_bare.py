@@ -120,7 +120,7 @@ NEED_NUMPY = {
     "runtime.draw",
     "runtime.shaped",
 }
-NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.trials", "runtime.verify"}  # of those runtimes
+NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.repeated", "runtime.trials", "runtime.verify"}  # of those runtimes
 NEED_NUMPY |= {
     "runtime.cpu_verify",
     "runtime.wgpu_verify",
