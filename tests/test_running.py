@@ -199,3 +199,13 @@ def test_logarithms_of_running_sums_at_infinities() -> None:
         np.testing.assert_allclose(computed(lambda x: tg.logcumsumexp(x), x), np.logaddexp.accumulate(x), 1e-6)
     slope = tg.grad(lambda x: tg.logcumsumexp(x)[4])(tg.tensor(x))
     np.testing.assert_allclose(slope[2:5], np.exp([-1.3132616, -np.inf, -0.3132617]), 1e-6)
+
+
+def test_logarithms_of_running_sums_behind_infinities_within_a_block() -> None:
+    """A gap of -inf that begins a block, behind finite elements, has the derivative 0, as -inf everywhere else."""
+    x = np.random.default_rng(0).normal(size=100).astype(np.float32)
+    x[50:70] = x[:3] = -np.inf
+    slope = tg.grad(lambda x: tg.sum(tg.logcumsumexp(x)[3:]))(tg.tensor(x)).numpy()
+    each = np.exp(x[None, 3:] - np.logaddexp.accumulate(x.astype(np.float64))[3:, None])
+    np.testing.assert_allclose(slope[3:], np.tril(each).sum(0), 1e-5)
+    np.testing.assert_array_equal(slope[:3], 0)

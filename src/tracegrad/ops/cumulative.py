@@ -11,6 +11,7 @@ from tracegrad.dtypes import count
 from tracegrad.errors import ShapeError
 from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import METHODS, Operand, method, op
+from tracegrad.ops import extrema
 from tracegrad.ops.activation import logaddexp
 from tracegrad.ops.control import stop_gradient
 from tracegrad.ops.indexing import indices_for, scatter_add, take
@@ -19,7 +20,7 @@ from tracegrad.ops.norm import logsumexp
 from tracegrad.ops.reduction import number
 from tracegrad.ops.shaping import along
 from tracegrad.prims import views
-from tracegrad.prims.elementwise import exp, where
+from tracegrad.prims.elementwise import exp, maximum, where
 from tracegrad.prims.folds import PROD, SCATTER_MAX, SUM, folded
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite, float_type
@@ -46,7 +47,20 @@ def _running(fold: Primitive) -> Running:
     return Running(reduce, lambda a, b: METHODS[fold.combine](a, b), int(fold.identity or 0))
 
 
-SUMS, PRODUCTS, LOG_SUMS = _running(SUM), _running(PROD), Running(logsumexp, logaddexp, -math.inf)
+def _log_sum(x: Tensor, axis: int) -> Tensor:
+    """Return `logsumexp`, with a derivative of 0 instead of NaN where all are -inf, as a whole block can be."""
+    none = extrema.max(x, axis, keepdims=True) == -math.inf
+    found = logsumexp(where(none, 0.0, x), axis)
+    return where(none.reshape(found.shape), -math.inf, found)
+
+
+def _log_add(a: Tensor, b: Tensor) -> Tensor:
+    """Return `logaddexp`, with a derivative of 0 instead of NaN where both are -inf."""
+    none = maximum(a, b) == -math.inf
+    return where(none, -math.inf, logaddexp(where(none, 0.0, a), where(none, 0.0, b)))
+
+
+SUMS, PRODUCTS, LOG_SUMS = _running(SUM), _running(PROD), Running(_log_sum, _log_add, -math.inf)
 
 
 def _scan(x: Tensor, axis: int, reverse: bool = False, by: Running = SUMS) -> Tensor:
@@ -200,8 +214,8 @@ def logcumsumexp(x: Operand, axis: int | None = None) -> Tensor:
     x:        f32, any shape.
     axis:     None flattens `x` first.
     Returns:  f32; the shape of `x`, or a vector for axis=None.
-    Gradient: dx[k] = sum over i >= k of dy[i] * exp(x[k] - out[i]), dy being the result's gradient; NaN for elements
-              of -inf up to which all are -inf.
+    Gradient: dx[k] = sum over i >= k of dy[i] * exp(x[k] - out[i]), dy being the result's gradient; 0 where x[k] is
+              -inf.
     Raises:   DTypeError if `x` is not f32; ShapeError if `axis` is out of range.
 
     As torch.logcumsumexp. The Cox model of survival (1972) sums risks so: with x sorted from the longest time to the
