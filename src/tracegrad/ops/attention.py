@@ -7,7 +7,7 @@ from array import array
 from functools import lru_cache
 from typing import Any
 
-from tracegrad.dtypes import Shape, TensorType, broadcast_shapes, f32, i32
+from tracegrad.dtypes import Shape, TensorType, f32, i32
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.hypers import POSITIVE, checked
 from tracegrad.ir.nodes import Tensor, bind
@@ -104,7 +104,7 @@ def _turned_at(x: Tensor, position: Tensor, base: float) -> Tensor:
     _rope_type(x.type, base=base, inverse=False)
     t, d = x.shape[-2:]
     each = position if position.ndim else position + iota((t,), 0)
-    if broadcast_shapes(each.shape, x.shape[:-1]) != x.shape[:-1]:
+    if any(n not in (1, m) for n, m in zip(each.shape[::-1], x.shape[-2::-1])) or each.ndim >= x.ndim:
         raise ShapeError(f"position must be i32[] or broadcastable to {list(x.shape[:-1])}, got {position.type}")
     speeds = array("f", [base ** (-2.0 * j / d) for j in range(d // 2)]).tobytes()
     angle = expand_dims(cast(each, f32), (-1, -2)) * bind(LITERAL, data=speeds, dtype=f32, shape=(d // 2,))
