@@ -70,7 +70,8 @@ def ctc_loss(
     targets:        i32 [N, S]: up to S labels for each sequence, in [0, C) and other than `blank`. Labels beyond a
                     sequence's length are not used, but must be valid classes. Others raise errors as for `take`; labels
                     that a program computes are not checked.
-    input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T. Others raise errors like `targets`.
+    input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T. Others raise errors like `targets`, except
+                    0, which gives an infinite loss.
     target_lengths: i32 [N]: number of labels of each sequence, from 0 to S. Others raise errors like `targets`.
     blank:          the class that stands for no label.
     reduction:      "mean" (each loss divided by its target length, or by 1 if that is 0, then the mean), "sum", or
