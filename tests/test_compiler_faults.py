@@ -195,7 +195,7 @@ def interrupt():
     while not log.read_text():  # until the compiler is at work
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
-    if {twice} and not fitted.wait(0.5):  # while `fit` waits for steps to end
+    if {twice} and not fitted.wait(2.0):  # while `fit` waits for steps to end
         os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt, daemon=True).start()
 history = train.fit(batches(), progress=False)
