@@ -120,7 +120,8 @@ NEED_NUMPY = {
     "runtime.draw",
     "runtime.shaped",
 }
-NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.repeated", "runtime.trials", "runtime.verify"}  # of those runtimes
+# Checks of those runtimes
+NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.repeated", "runtime.trials", "runtime.verify"}
 NEED_NUMPY |= {
     "runtime.cpu_verify",
     "runtime.wgpu_verify",

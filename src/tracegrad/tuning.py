@@ -207,6 +207,7 @@ OWN_SIZES = 2  # sizes | of a training with programs of their own: whole batches
 OWN_SIZES_ON_GPU = 8  # sizes | the same on a GPU, where a shared step takes up to 1.9 times as long | H200
 ROOM_RUNS = 32  # runs | in a room of a power of two, before a smaller room is compiled | 2 cores
 OWN_RUNS = 256  # runs | at one size in a larger room, before this size gets a program of its own | 2 cores
+KNOWN_SHAPES = 4096  # shapes of a call's inputs | whose sizes are remembered, in half a kilobyte each | -
 SHARED_SIZES = 128  # sizes | kept ready in shared programs: to prepare one again takes as long as a short step | -
 
 # --- Ops at once, and ops made of others ---

@@ -18,6 +18,7 @@ from tracegrad.errors import InputError
 from tracegrad.program import Field
 from tracegrad.refusals import nearest
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
+from tracegrad.tuning import KNOWN_SHAPES
 
 Given = Mapping[str, Any] | None
 
@@ -320,6 +321,8 @@ def sizes_of(
     if sizes is None:
         sizes = _sizes(free, given, what, split)
         if None not in key:
+            if len(free.known) >= KNOWN_SHAPES:
+                free.known.clear()
             free.known[key] = sizes
     return sizes, given
 
