@@ -14,7 +14,8 @@ import pytest
 import models
 import tracegrad as tg
 from tracegrad import lr, nn, optim
-from tracegrad.compiler.dispatches import dispatches_of
+from tracegrad.compiler.dispatches import _marked, dispatches_of  # pyright: ignore[reportPrivateUsage]
+from tracegrad.compiler.pipeline import optimize
 from tracegrad.kernels.costs import Cost
 from tracegrad.runtime import adapters, wgpu_timing
 
@@ -161,6 +162,20 @@ def test_lines_are_those_of_the_model_wherever_it_is_explained() -> None:
             sites = {site for info in infos for site in info.sites}
             assert {site.file for site in sites} == {__file__}
             assert not [site for site in sites if "explain" in linecache.getline(site.file, site.line)]
+
+
+def test_a_plan_made_again_has_its_nodes_in_the_same_order() -> None:
+    """Also if work is lifted out of a loop, whose body is older than the copy of the graph with marks."""
+
+    def loop(m: Any, x: Any) -> Any:
+        step = lambda h, z: (tg.tanh(h + tg.where(tg.arange(4) < 2, z @ m.W, 0.0)), h)
+        return tg.sum(tg.scan(step, tg.zeros((2, 4)), x)[0])
+
+    graph = tg.trace_forward(
+        model=nn.Linear(4, 4), forward=lambda m, x: tg.grad(lambda m: loop(m, x))(m).W, inputs={"x": (7, 2, 4)}
+    )
+    first, again = ([(t.prim.name, t.type) for t in optimize(g).order] for g in (graph, _marked(graph)[0]))
+    assert first == again
 
 
 def test_explain_tells_all_as_text():

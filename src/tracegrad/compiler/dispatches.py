@@ -104,12 +104,15 @@ class Planned(NamedTuple):
 
 
 def _marked(graph: Graph) -> tuple[Graph, dict[int, Tensor]]:
-    """Return the same graph with a site of its own for each node, and the node by id of the site."""
+    """Return the same graph with a site of its own for each node, and the node by id of the site.
+
+    Nodes keep their serials. The plan follows their order, and bodies of loops, which are not copied, take part in it.
+    """
     new: dict[int, Tensor] = {}
     origins: dict[int, Tensor] = {}
     for t in graph.nodes:
         site = Site(*(t.site or NOWHERE))
-        new[t.serial] = Tensor(t.prim, tuple([new[x.serial] for x in t.inputs]), t.attrs, t.type, site)
+        new[t.serial] = Tensor(t.prim, tuple([new[x.serial] for x in t.inputs]), t.attrs, t.type, site, t.serial)
         origins[id(site)] = t
     return graph.with_roots([new[t.serial] for t in graph.roots]), origins
 
