@@ -102,7 +102,7 @@ class SizedPrograms:
             if not (shared or own):
                 self._warn_if_dropped(sizes)
             dropped += [before] if before and self.kept.pop(sizes, None) else []
-            dropped += self._least_used(program)
+            dropped += self._least_used()
         self.kept.pop(sizes, None)
         self.kept[sizes] = program
         return program, dropped
@@ -118,16 +118,14 @@ class SizedPrograms:
         runs = self._runs[sizes]
         return runs == ROOM_RUNS or (runs >= OWN_RUNS and not runs & (runs - 1))
 
-    def _least_used(self, new: RunProgram) -> list[RunProgram]:
-        """Make room for a new program: drop the least recently used ones of too many.
+    def _least_used(self) -> list[RunProgram]:
+        """Make room for one more program: drop the least recently used ones of too many.
 
         `capacity` counts those with memory of their own. Others are cheap.
         """
         own = [sizes for sizes, p in self.kept.items() if p.base is None or p.patched or p.fed]
         cheap = [sizes for sizes in self.kept if sizes not in own]
-        first = new.base is None
-        own = own[: max(0, len(own) + first - self.capacity)]
-        cheap = cheap[: max(0, len(cheap) + (not first) - SHARED_SIZES)]
+        own, cheap = own[: max(0, len(own) + 1 - self.capacity)], cheap[: max(0, len(cheap) + 1 - SHARED_SIZES)]
         self._gone |= {sizes for sizes in own if self.kept[sizes].base is None}
         return [self.kept.pop(sizes) for sizes in (*own, *cheap)]
 
