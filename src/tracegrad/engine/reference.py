@@ -232,9 +232,11 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
     """
     if not HAVE_NUMPY:
         return "Load NumPy before tracegrad, and the first op with a non-finite value is named here"
-    culprit = _first(with_array_rules(named_by_role(graph.roots)), env)
+    roots = with_array_rules(named_by_role(graph.roots))
+    culprit = _first(roots, env)
     if culprit is None and graph.precision == "f16":  # a stored value can overflow
         culprit = _first(named_by_role(rounded(graph).roots), env)
+    culprit = culprit or _first(roots, env, constants=True)
     if culprit is None:
         return (
             "The reference computes only finite values from the same parameters and inputs, so the device's own "
@@ -254,21 +256,19 @@ def blame(graph: Graph, env: Mapping[str, Any]) -> str:
     return located(f"first non-finite value: {t.name}, {t.type}, {kinds} of {value.size} values", t.site)
 
 
-def _first(roots: Sequence[Tensor], env: Mapping[str, Any]) -> tuple[Tensor, Any] | None:
-    """Return the first node that made a root non-finite, and its value: a constant if no other node did."""
+def _first(roots: Sequence[Tensor], env: Mapping[str, Any], constants: bool = False) -> tuple[Tensor, Any] | None:
+    """Return the first node that made a root non-finite, and its value. constants: return an infinite constant."""
     state: dict[int, int] = {}
     suspects: list[tuple[Tensor, Any]] = []
-    constants: list[tuple[Tensor, Any]] = []
     with np.errstate(all="ignore"):
         for t, value in run(roots, env, np):
             x = np.concatenate([np.ravel(v) for v in value]) if t.prim.family == "scan" else np.asarray(value)
             state[t.serial] = _judge(t, x, state)
-            if state[t.serial] == BAD and not any(state[i.serial] == BAD for i in t.inputs):
+            first = t.prim.name in CONSTANTS if constants else not any(state[i.serial] == BAD for i in t.inputs)
+            if first and state[t.serial] == (MEANT if constants else BAD):
                 suspects.append((t, x))
-            elif state[t.serial] == MEANT and t.prim.name in CONSTANTS:
-                constants.append((t, x))
-    reached = _not_finite_paths(roots, state)
-    found = next(((t, x) for t, x in suspects + constants if t.serial in reached), None)
+    paths = _not_finite_paths(roots, state, through_integers=not constants)
+    found = next(((t, x) for t, x in suspects if t.serial in paths), None)
     return found if found is None or found[0].prim.family != "scan" else _inside(found[0], env) or found
 
 
@@ -289,10 +289,10 @@ def _judge(t: Tensor, x: Any, state: Mapping[int, int]) -> int:
     return MEANT if t.prim.name in CONSTANTS or any(state[i.serial] == MEANT for i in t.inputs) else BAD
 
 
-def _not_finite_paths(roots: Sequence[Tensor], state: Mapping[int, int]) -> set[int]:
+def _not_finite_paths(roots: Sequence[Tensor], state: Mapping[int, int], through_integers: bool) -> set[int]:
     """Return the serials of nodes with a path to a root on which no value is a finite float."""
 
     def odd(nodes: Sequence[Tensor]) -> list[Tensor]:
-        return [t for t in nodes if not (t.dtype.is_float and state[t.serial] == FINITE)]
+        return [t for t in nodes if (state[t.serial] != FINITE if t.dtype.is_float else through_integers)]
 
     return {t.serial for t in reached(odd(roots), lambda t: odd(t.inputs))}
