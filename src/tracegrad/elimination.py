@@ -74,11 +74,12 @@ def _solved(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _eliminated(panel: Tensor, first: Tensor, *pivots: Tensor) -> tuple[Tensor, ...]:
-    """Eliminate some columns with row pivots, from row `first` on. panel: the columns, along its last axis.
+    """Eliminate some columns with row pivots, from row `first` on.
 
-    Returns the factors with which these steps add the block's rows to all rows, and the order of the rows before, both
-    with all rows along the last axis. pivots: an array to fill with the pivots, negative after an exchange of rows. A
-    column of zeros is then left as it is.
+    panel:   the columns, along its last axis.
+    pivots:  an array to fill with the pivots, negative after an exchange of rows; a column of zeros then stays.
+    Returns: the factors with which these steps add the block's rows to all rows, and the order of the rows before, both
+             with all rows along the last axis.
     """
     w, n = panel.shape[-2:]
     place, along = iota((n,), 0), expand_dims(iota((w,), 0), 1)
