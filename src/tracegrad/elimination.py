@@ -59,18 +59,22 @@ def of_sides(a: TensorType, b: TensorType, *, upper: bool = False) -> TensorType
 # solve
 def _solved(a: Tensor, b: Tensor) -> Tensor:
     """Eliminate the columns block by block. One product applies the steps of a block to all other columns."""
-    size, k = b.shape[-2:]
+    size, batch = b.shape[-2], b.shape[:-2]
     m, w = split(size)
-    n, batch = m * w, b.shape[:-2]
+    n = m * w
     both = concat([extended(a, n), pad(b, ((0, 0),) * len(batch) + ((0, n - size), (0, 0)))], -1)
+    return repeated(lambda x, t: _without_block(x, t, m)[0], both, m)[..., :size, n:]
 
-    def block(x: Tensor, t: Tensor) -> Tensor:
-        steps, order = _eliminated(part_at(x[..., :n].reshape((*batch, n, m, w)), t, -2).swapaxes(-1, -2), t * w)
-        x = take_along_axis(x, order.swapaxes(-1, -2), -2)
-        rows = part_at(x.reshape((*batch, m, w, n + k)), t, -3)
-        return where(expand_dims(iota((n,), 0) // w == t, -1), 0.0, x) + matmul(steps.swapaxes(-1, -2), rows)
 
-    return repeated(block, both, m)[..., :size, n:]
+def _without_block(x: Tensor, t: Tensor, m: int, *pivots: Tensor) -> tuple[Tensor, ...]:
+    """Eliminate the columns of block t of m in `x`, which begins with a square matrix. Return `x` and new pivots."""
+    *batch, n, columns = x.shape
+    w = n // m
+    panel = part_at(x[..., :n].reshape((*batch, n, m, w)), t, -2).swapaxes(-1, -2)
+    steps, order, *new = _eliminated(panel, t * w, *pivots)
+    x = take_along_axis(x, order.swapaxes(-1, -2), -2)
+    rows = part_at(x.reshape((*batch, m, w, columns)), t, -3)
+    return where(expand_dims(iota((n,), 0) // w == t, -1), 0.0, x) + matmul(steps.swapaxes(-1, -2), rows), *new
 
 
 def _eliminated(panel: Tensor, first: Tensor, *pivots: Tensor) -> tuple[Tensor, ...]:
@@ -126,13 +130,8 @@ def _pivoted(a: Tensor) -> Tensor:
         return _eliminated(a.swapaxes(-1, -2), const(0, i32), none)[2]
 
     def block(found: tuple[Tensor, Tensor], t: Tensor) -> tuple[Tensor, Tensor]:
-        x, pivots = found
-        panel = part_at(x.reshape((*batch, n, m, w)), t, -2).swapaxes(-1, -2)
-        steps, order, new = _eliminated(panel, t * w, none)
-        x = take_along_axis(x, order.swapaxes(-1, -2), -2)
-        rows = part_at(x.reshape((*batch, m, w, n)), t, -3)
-        x = where(expand_dims(iota((n,), 0) // w == t, -1), 0.0, x) + matmul(steps.swapaxes(-1, -2), rows)
-        return x, where(iota((m, 1), 0) == t, expand_dims(new, -2), pivots)
+        x, new = _without_block(found[0], t, m, none)
+        return x, where(iota((m, 1), 0) == t, expand_dims(new, -2), found[1])
 
     return repeated(block, (extended(a, n), zeros((*batch, m, w))), m)[1].reshape((*batch, n))
 
