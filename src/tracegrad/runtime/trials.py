@@ -144,7 +144,7 @@ def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> P
     if few_groups and kernel.apart and not any(form.uniform for form in kernel.forms):
         groups = [partial(group_of, form, t) for form, t in zip(kernel.forms, kernel.apart)]
     outer = [chosen(form, SEED, group) for form, group in zip(kernel.forms, groups)]
-    below, places = max(map(indexed, kernel.forms)), [*places_of(kernel, layout)]
+    below, places = max(map(indexed, kernel.forms)), places_of(kernel, layout)
     ties = [odd for form, points, at in zip(kernel.forms, outer, places) for odd in _ties(form, points, at)]
     return at_points(Plan(kernel, layout, below, outer, _left_out(kernel, layout, outer), ties, [], []), outer)
 
@@ -204,7 +204,7 @@ def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Ite
                 yield from [Odd(name, offset + e, value) for e, value in tied if 0 <= e < size]
 
 
-def ends_of(form: Kernel, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
+def _ends(form: Kernel, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
     """Yield numbers at which loops end, within axes, so that points on both sides are compared."""
     for a in (*form.outer, *form.inner):
         if a.end >= 0:
@@ -253,10 +253,11 @@ def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]]) -> l
 def _singles(plan: Plan, odd: Sequence[Odd]) -> list[Odd]:
     """Return the plan's ties and `odd`, one number for each element, because puts run in any order.
 
-    Where both name an element, `odd` decides. Elements that must be zeros are left out.
+    Where both name an element, `odd` decides. Numbers at which loops end stay: the sizes of a call are at least 1.
+    Elements that must be zeros are left out.
     """
     at = places_of(plan.kernel, plan.layout)
-    ends = [x for form, places in zip(plan.kernel.forms, at) for x in ends_of(form, places)]  # decide, too
+    ends = [x for form, places in zip(plan.kernel.forms, at) for x in _ends(form, places)]
     last, zeros = {(x.array, x.at): x for x in (*plan.ties, *odd, *ends)}, plan.zeros
     return [x for x in last.values() if x.array not in zeros or not _among(np.asarray([x.at]), zeros[x.array])[0]]
 

@@ -17,7 +17,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.runtime.inexact import UNSURE
 from tracegrad.runtime.points import FEW, forget
 from tracegrad.runtime.repeated import Patterns
-from tracegrad.runtime.trials import SEED, Layout, Odd, Trial, at_points, ends_of, places_of, plan_of, trials_with
+from tracegrad.runtime.trials import SEED, Layout, Odd, Trial, at_points, places_of, plan_of, trials_with
 
 FURTHER = tuple(range(9, 21))  # seeds for kernels with a choice among few values that fell one way for all of them
 OFTEN = 4  # this many of the seeds are always tried
@@ -45,8 +45,6 @@ def _at_choices(trial: Trial) -> Trial:
 def _odd(trial: Trial, patterns: Sequence[Patterns]) -> list[Trial]:
     """Return trials at few points where small slots of integers are 0, and some floats infinite.
 
-    Numbers at which loops end stay as they are: the sizes of a call are at least 1.
-
     In the first trial the elements just behind small slots of floats are infinite, which must change nothing. In every
     other trial the first or last element of one such slot is infinite. Single numbers come first: they decide about
     whole steps.
@@ -57,9 +55,7 @@ def _odd(trial: Trial, patterns: Sequence[Patterns]) -> list[Trial]:
         read = [(s, *at) for s, at in zip(form.slots, places) if points.size and not s.written]
         small = sorted([x for x in read if 0 < x[0].size <= FEW], key=lambda x: x[0].size)
         flags = [(name, at, s.size) for s, name, at in small if not s.dtype.is_float]
-        ended = [x[:2] for x in ends_of(form, places)]
         zeros = [Odd(name, at + k, int(k == n)) for name, at, n in flags for k in range(n + 1)]
-        zeros = [x for x in zeros if x[:2] not in ended]
         floats = [(name, at, s.size) for s, name, at in small if s.dtype.is_float]
         behind = [Odd(name, at + n, np.inf) for name, at, n in floats]
         ends = dict.fromkeys(Odd(name, at + k, np.inf) for name, at, n in floats for k in (0, n - 1))
