@@ -125,11 +125,11 @@ class Schedule:
         self.clusters = list(postorder(last_first, lambda c: reversed([*self.before_cluster(c)])))
         self._recompute_scalars()
         self._mark_outs()
-        triangles = Triangles(storage.order, {t.serial for t in storage.graph.roots})
+        roots = {t.serial for t in storage.graph.roots}
+        triangles = Triangles(storage.order, roots)
         for c in self.clusters:
             c.limits = triangles.left_out(c.main, c.outs) if c.kind == "product" else ()
         if storage.graph.ends:
-            roots = {t.serial for t in storage.graph.roots}
             ends = Ends(storage.order, roots, storage.graph.ends, storage.stored)
             for c in self.clusters:
                 c.ends = ends.of(c.kind, c.rows, c.nodes, c.outs)

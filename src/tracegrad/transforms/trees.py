@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 from tracegrad.errors import TraceError
@@ -109,7 +109,8 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
         if inside:
             done[id(tree)] = new
         return new
-    if children(tree) is None:
+    parts = [children(t) for t in trees]
+    if parts[0] is None:
         if inside or tree is None:
             return tree
         raise TraceError.here(
@@ -119,19 +120,23 @@ def _map(fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool
     if isinstance(tree, Module):
         # known before its children, because a child can refer to its parent
         new = done[id(tree)] = object.__new__(type(tree))
-        vars(new).update(_mapped(fn, trees, path, True, done))
+        vars(new).update(_mapped(fn, trees, parts, path, True, done))
         return new
-    items = _mapped(fn, trees, path, inside, done)
+    items = _mapped(fn, trees, parts, path, inside, done)
     return items if isinstance(tree, dict) else like(tree, items.values())
 
 
 def _mapped(
-    fn: Callable[..., Any], trees: tuple[Any, ...], path: str, inside: bool, done: dict[int, Any]
+    fn: Callable[..., Any],
+    trees: tuple[Any, ...],
+    parts: Sequence[Mapping[Any, Any] | None],
+    path: str,
+    inside: bool,
+    done: dict[int, Any],
 ) -> dict[Any, Any]:
-    """Return the mapped children of a container or module. Raises TraceError unless all trees have the same."""
-    first, *others = parts = [children(t) for t in trees]
-    keys = (first or {}).keys()
-    for other, part in zip(trees[1:], others):
+    """Return the mapped `parts`, the children of each tree. Raises TraceError unless all trees have the same."""
+    keys = (parts[0] or {}).keys()
+    for other, part in zip(trees[1:], parts[1:]):
         if other is not None and (type(other) is not type(trees[0]) or (part or {}).keys() != keys):
             one, another = _shown(trees[0]), _shown(other)
             raise TraceError.here(f"trees differ: {_at(path)} is {one} in one and {another} in another")
