@@ -324,6 +324,18 @@ def test_sizes_of_the_first_batches_have_programs_of_their_own() -> None:
         assert "of a program for sizes" not in train.explain().title
 
 
+def test_a_size_of_a_shared_program_drops_none_with_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[Any] = []
+    make = programs.SizedPrograms.built
+    monkeypatch.setattr(programs.SizedPrograms, "built", lambda *a: alone.append(a[2]) or make(*a))
+    with compiled(CASES["mlp"], None, max_cached_shapes=2) as train:
+        for n in (9, 4, 8, 7, 6, 9, 4, 5, 9):  # the first two have programs of their own
+            assert train.step(CASES["mlp"].data(n)).loss > 0
+        own = [n for ((_, n),), p in train.store.stepper.sized.kept.items() if p.base is None]
+    assert [n for ((_, n),) in alone] == [9, 4]
+    assert sorted(own) == [4, 9]
+
+
 def test_sizes_that_calls_had_before_are_not_prepared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     share_from_the_first(monkeypatch)
     made, at = list[Any](), Room.at

@@ -79,10 +79,9 @@ class ForwardPrograms:
 
     def with_patches(self, program: RunProgram) -> RunProgram:
         """Return the program with patch sites that belongs to `program`."""
-        if program.patched is None:
-            program.patched = self._current.built(self.now()._replace(patching=True), program.sizes)
-            program.patched.commits = program.commits
-        return program.patched
+        patched, dropped = self._current.patched(program, self.now())
+        self.store.drop(dropped)
+        return patched
 
     def hyper(self, program: RunProgram) -> dict[str, Any]:
         """Return a run's hyperparameters (the training's, else the defaults) and size-dependent constants.

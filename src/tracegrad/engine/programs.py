@@ -102,7 +102,7 @@ class SizedPrograms:
             if not (shared or own):
                 self._warn_if_dropped(sizes)
             dropped += [before] if before and self.kept.pop(sizes, None) else []
-            dropped += self._least_used()
+            dropped += self._least_used(*((1, 0) if program.base is None else (0, 1)))
         self.kept.pop(sizes, None)
         self.kept[sizes] = program
         return program, dropped
@@ -118,16 +118,29 @@ class SizedPrograms:
         runs = self._runs[sizes]
         return runs == ROOM_RUNS or (runs >= OWN_RUNS and not runs & (runs - 1))
 
-    def _least_used(self) -> list[RunProgram]:
-        """Make room for one more program: drop the least recently used ones of too many.
+    def _least_used(self, more_own: int = 0, more_cheap: int = 0) -> list[RunProgram]:
+        """Drop the least recently used programs of too many, where some more are about to be kept.
 
-        `capacity` counts those with memory of their own. Others are cheap.
+        `capacity` counts those with memory of their own. Others are cheap, so none drops one with memory of its own.
         """
         own = [sizes for sizes, p in self.kept.items() if p.base is None or p.patched or p.fed]
         cheap = [sizes for sizes in self.kept if sizes not in own]
-        own, cheap = own[: max(0, len(own) + 1 - self.capacity)], cheap[: max(0, len(cheap) + 1 - SHARED_SIZES)]
+        own = own[: max(0, len(own) + more_own - self.capacity)]
+        cheap = cheap[: max(0, len(cheap) + more_cheap - SHARED_SIZES)]
         self._gone |= {sizes for sizes in own if self.kept[sizes].base is None}
         return [self.kept.pop(sizes) for sizes in (*own, *cheap)]
+
+    def patched(self, program: RunProgram, source: ForwardSource) -> tuple[RunProgram, list[RunProgram]]:
+        """Return the program with patch sites that belongs to `program`, and those dropped for its memory.
+
+        Called with a lock held.
+        """
+        dropped: list[RunProgram] = []
+        if program.patched is None:
+            program.patched = self.built(source._replace(patching=True), program.sizes)
+            program.patched.commits = program.commits
+            dropped = [] if self._choosing else self._least_used()
+        return program.patched, dropped
 
     def _warn_if_dropped(self, sizes: Sizes) -> None:
         """Warn once if the same sizes are compiled again and again."""
