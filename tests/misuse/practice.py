@@ -21,6 +21,11 @@ def largest_of_one_truth_value(m, x, y):
     return tg.mean(tg.cast(tg.max(m(x)[:, :1] > 0, axis=1), tg.f32) * y[:, 0])
 
 
+@loss("argmax", "bool[8,1]", "tg.cast")
+def place_of_one_truth_value(m, x, y):
+    return tg.mean(tg.cast(tg.argmax(m(x)[:, :1] > 0, axis=1), tg.f32) * y[:, 0])
+
+
 @loss("where_causal", "rank 0", "f32[8,8]", "tg.where")
 def causal_fill_that_is_a_matrix(m, x, y):
     return tg.mean(tg.where_causal(m(x) @ tg.swapaxes(y, 0, 1), np.zeros((8, 8), np.float32)))

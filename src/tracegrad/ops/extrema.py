@@ -72,6 +72,8 @@ def _position(p: Primitive, x: Operand, axis: Axes, keepdims: bool) -> Tensor:
     x = as_tensor(x)
     axes = normalize_axes(axis, x.ndim)
     _require_elements(x, axes)
+    if x.dtype.name == "bool":  # a fold over one element would not ask
+        raise DTypeError(f"takes numbers, got {x.type}; cast with tg.cast(x, tg.i32)")
     kept = [d for d in range(x.ndim) if d not in axes]
     n = count(x, axes)
     rows = views.reshape(views.permute(x, (*kept, *axes)), (*[x.shape[d] for d in kept], n))
