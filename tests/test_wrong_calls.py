@@ -74,7 +74,7 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "interpolate: size": (
         lambda: tg.interpolate(f(1, 1, 4, 4), size=(2,)),
-        "size must be 2 positive integers, or one for all, got (2,)",
+        "size must be a positive integer for each of 2 axes, or one for all, got (2,)",
     ),
     "adaptive_avg_pool2d": (
         lambda: tg.adaptive_avg_pool2d(f(1, 4, 4), 2),

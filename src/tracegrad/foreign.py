@@ -98,7 +98,9 @@ def unknown(library: str, function: Any) -> TraceError:
     name = str(getattr(function, "__name__", function))
     public = name in sys.modules["tracegrad.ops"].__all__
     hint = found(name, "names", "tensors") or (f"write tg.{name}" if public else "write it with functions of tg.")
-    message = f"{library}.{name} cannot compute with a tensor of tracegrad; {hint}"
+    module = str(getattr(function, "__module__", None))  # such as numpy.linalg
+    module = module if module.startswith(f"{library}.") and "._" not in module else library
+    message = f"{module}.{name} cannot compute with a tensor of tracegrad; {hint}"
     # if a layer of that library called the function, the user's line is the call of the layer
     inside = getattr(sys.modules.get(library), "__file__", None)
     return TraceError(located(message, call_site(os.path.dirname(inside) if inside else None)))

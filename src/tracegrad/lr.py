@@ -99,7 +99,7 @@ class CosineAnnealing(Linear):
 
 @dataclass(frozen=True)
 class CosineRestarts(CosineAnnealing):
-    """Half a cosine from `peak` to `final` in `steps` steps, again and again from `peak`.
+    """Half a cosine from `peak` to `final` in `steps` steps, repeated without an end.
 
     rate = final + (peak - final) * (1 + cos(pi * e / n)) / 2, at step e = 0 to n - 1 of a cosine of n steps.
 
@@ -269,12 +269,10 @@ class OneCycle(Schedule):
 
     def __post_init__(self) -> None:
         check(self, "peak", steps=self.steps, div_factor=self.div_factor, final_div_factor=self.final_div_factor)
-        share = checked("pct_start", self.pct_start, what="lr.one_cycle")
-        if not 0 <= share <= 1 or self.anneal not in ("cos", "linear"):
-            raise InputError.here(
-                f"lr.one_cycle: pct_start={self.pct_start!r} must be in [0, 1], "
-                f'and anneal={self.anneal!r} must be "cos" or "linear"'
-            )
+        if not 0 <= checked("pct_start", self.pct_start, what="lr.one_cycle") <= 1:
+            raise InputError.here(f"lr.one_cycle: pct_start must be in [0, 1], got {self.pct_start!r}")
+        if self.anneal not in ("cos", "linear"):
+            raise InputError.here(f'lr.one_cycle: anneal must be "cos" or "linear", got {self.anneal!r}')
 
     def value(self, s: int) -> float:
         """Return the rate at step `s`, counted from the start of this schedule; see the class."""

@@ -341,8 +341,7 @@ def check_takes(who: str, name: str, given: Any, takes: Sequence[str]) -> None:
         found.bind(*takes)
     except TypeError:
         raise InputError.here(
-            f"{who}: {name} must be {how}, but the arguments of the one given are {found}; "
-            f"write def {name}({', '.join(takes)})"
+            f"{who}: {name} must be {how}, but the given function takes {found}; write def {name}({', '.join(takes)})"
         ) from None
 
 

@@ -204,8 +204,8 @@ class Sweep(Closing):
         found = np.asarray(self.losses if scores is None else scores, np.float64)
         if found.shape != (self.members,) or not np.isfinite(found).any():
             raise InputError.here(
-                f"best: needs {self.members} numbers, one for each member, some of them finite; got {found}; without "
-                "scores, the losses of the last step count: sweep.losses"
+                f"best: needs {self.members} numbers, one for each member, at least one of them finite; got {found}; "
+                "leave scores out for the losses of the last step, sweep.losses"
             )
         return int(np.where(np.isfinite(found), found, np.inf).argmin())
 

@@ -52,7 +52,7 @@ def dot_of_numpy(m, x, y):
     return tg.mean(np.dot(x, m.l1.W)) + tg.mean(m(x) - y)
 
 
-@loss("numpy.norm", "tg.norm")
+@loss("numpy.linalg.norm", "tg.norm")
 def norm_of_numpy(m, x, y):
     return np.linalg.norm(m(x) - y)
 

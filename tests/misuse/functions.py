@@ -7,7 +7,7 @@ from misuse.table import MLP, SHAPES, X, Y, mse, program, shared
 from tracegrad import extend, optim, safetensors
 
 
-@program("on_step must be a function of the state", "are ()", "write def on_step(state)")
+@program("on_step must be a function of the state", "takes ()", "write def on_step(state)")
 def hook_without_a_state():
     shared().fit(x=X, y=Y, batch_size=8, progress=False, on_step=lambda: None)
 
@@ -17,7 +17,7 @@ def hook_of_two_arguments():
     shared().fit(x=X, y=Y, batch_size=8, progress=False, on_epoch=lambda epoch, loss: print(epoch, loss))
 
 
-@program("on_evaluate must be a function of the state", "are ()")
+@program("on_evaluate must be a function of the state", "takes ()")
 def hook_that_would_never_run():
     shared().fit(x=X, y=Y, batch_size=8, progress=False, on_evaluate=lambda: None)
 
@@ -29,7 +29,7 @@ class WithoutState:
         """Return nothing."""
 
 
-@program("on_epoch must be a function of the state", "are ()", "write def on_epoch(state)")
+@program("on_epoch must be a function of the state", "takes ()", "write def on_epoch(state)")
 def callback_without_a_state():
     shared().fit(x=X, y=Y, batch_size=8, progress=False, callbacks=[WithoutState()])
 
@@ -91,7 +91,7 @@ def row_with_a_name_that_exists():
     extend.elementwise("add", array="add", wgsl="({0} + {1})")
 
 
-@program("freeze: parameters must be a function of the name", "are ()", "write def parameters(name)")
+@program("freeze: parameters must be a function of the name", "takes ()", "write def parameters(name)")
 def selection_without_a_name():
     shared().freeze(lambda: True)
 
@@ -131,7 +131,7 @@ def single_flight_of_a_name():
     tg.single_flight("step")
 
 
-@program("single_flight: fn must be a function of the argument", "are (x, y)")
+@program("single_flight: fn must be a function of the argument", "takes (x, y)")
 def single_flight_of_two_arguments():
     tg.single_flight(lambda x, y: shared().step(x=x, y=y))
 

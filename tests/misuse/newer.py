@@ -75,7 +75,7 @@ def weights_of_a_model():
     tg.to_torch(MLP())
 
 
-@program("tanh", "tensors and lists in one list", "take one of several results")
+@program("tanh", "tensors and lists in it", "take one of several results")
 def all_results_of_a_recurrence():
     class Net(tg.Module):
         def __init__(self):

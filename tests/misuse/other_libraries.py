@@ -18,7 +18,7 @@ def function_of_pytorch_on_a_tensor(m, x, y):
     return torch.mean(m(x) - y)
 
 
-@loss("torch.relu", "tg.relu", needs="torch")
+@loss("torch.nn.functional.relu", "tg.relu", needs="torch")
 def activation_of_pytorch_in_a_loss(m, x, y):
     import torch
 

@@ -87,12 +87,15 @@ def _sizes(old: Sequence[int], size: Any, scale_factor: Any) -> list[tuple[int, 
         one = whole(size)
         new = (one,) * len(old) if one is not None else integers(size, "a size")
         if len(new) != len(old) or any(n < 1 for n in new):
-            raise InputError(f"size must be {len(old)} positive integers, or one for all, got {size!r}")
+            raise InputError(
+                f"size must be a positive integer for each of {len(old)} axes, or one for all, got {size!r}"
+            )
         return [(n, m / n) for n, m in zip(new, old)]
     factors = [scale_factor] * len(old) if isinstance(scale_factor, (int, float)) else [*scale_factor]
     if len(factors) != len(old) or any(not f > 0 or math.floor(m * f) < 1 for f, m in zip(factors, old)):
         raise InputError(
-            f"scale_factor must be {len(old)} positive numbers, large enough to leave an element; got {scale_factor!r}"
+            f"scale_factor must be a positive number for each of {len(old)} axes, or one for all, large enough to "
+            f"leave an element; got {scale_factor!r}"
         )
     return [(math.floor(m * f), 1.0 / f) for f, m in zip(factors, old)]
 

@@ -225,7 +225,7 @@ def fitting(value: Any, dtype: DType) -> bool | int | float:
 
 def _ragged(values: Sequence[Any]) -> DTypeError:
     if any(isinstance(v, TensorMethods) for v in values):
-        return DTypeError(f"tensors and lists in one list; {SEVERAL}")
+        return DTypeError(f"a list has both tensors and lists in it; {SEVERAL}")
     return DTypeError("the nested list is ragged: its lists must have equal lengths")
 
 
