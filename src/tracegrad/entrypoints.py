@@ -239,10 +239,10 @@ def trace_forward(*, model: Any, forward: Callable[..., Any], inputs: Mapping[st
 
 @helpful
 def devices() -> list[DeviceInfo]:
-    """Return every usable device as a `DeviceInfo`, in the order in which device="auto" tries them.
+    """Return every usable device as a `DeviceInfo`. device="auto" takes the first one.
 
-    "auto" takes a GPU, else the CPU; the environment variable TRACEGRAD_DEVICE overrides it. An adapter with
-    `software=True`, a CPU that acts as a GPU, does not count as a GPU. As jax.devices.
+    That is a GPU if there is one, else the CPU; the environment variable TRACEGRAD_DEVICE overrides it. "auto" takes
+    neither JAX nor an adapter with `software=True`, a CPU that acts as a GPU. As jax.devices.
 
     >>> "cpu" in [device.name for device in tg.devices()]
     True

@@ -102,7 +102,7 @@ class Optimizer:
     def ranges(self) -> Mapping[str, Range]:
         """The valid numbers of each hyperparameter, by name, as `Range(low, high, above)`; None is no limit.
 
-        `high` is valid itself, and so is `low` unless `above` is True. A name not here takes any finite number.
+        `low` itself is valid unless `above` is True, and `high` itself is not. A name not here takes any finite number.
         """
         own = self.transform.ranges
         return {**own, **{n: own[n.split(GROUP)[0]] for n in self.groups.hyper if n.split(GROUP)[0] in own}}

@@ -23,7 +23,7 @@ class DeviceInfo(Value):
     name:        the name for `device=`: "webgpu", "cpu" or "jax".
     description: such as "NVIDIA H200 (Vulkan)".
     software:    True for a CPU that acts as a GPU: correct and slow. "auto" takes it only if TRACEGRAD_DEVICE says so.
-    gpu:         True for every WebGPU adapter, and for JAX unless it computes on a CPU.
+    gpu:         True for every WebGPU adapter, and for JAX unless a training found that it computes on a CPU.
     sizes:       how programs serve sizes that calls choose. "exact": one program serves many sizes, and computes
                  each at its own size if the model allows it, else as "room". "room": one program serves many sizes,
                  each padded to a larger size, which costs time. "one": each size gets its own program.

@@ -18,7 +18,8 @@ INSTALL = "pip install tracegrad[jax]"
 
 def devices() -> list[DeviceInfo]:
     """Return one device if JAX is installed, without importing JAX, which would take most of a GPU's memory."""
-    return [DeviceInfo("jax", "JAX, on the devices that it finds")] if importlib.util.find_spec("jax") else []
+    info = DeviceInfo("jax", "JAX, on the devices that it finds", precisions=("f32", "f16", "bf16", "tf32"))
+    return [info] if importlib.util.find_spec("jax") else []
 
 
 def begin(device: str) -> type[JaxSession]:
