@@ -28,7 +28,9 @@ class Randn(Gaussian):
     As torch.nn.init.normal_ with mean 0; the numbers follow from the seed of `tg.compile`. Every initialiser raises
     InputError for an argument that is no number, or out of range, such as a negative scale.
 
-    >>> layer = nn.Linear(3, 4, init=init.randn(0.02))
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.randn(0.02)), seed=0).W
+    >>> round(tg.std(W).item(), 3)
+    0.02
     """
 
     scale: float
@@ -44,7 +46,9 @@ class Randn(Gaussian):
 class Normal(Gaussian):
     """Normal numbers of mean `mean` and standard deviation `std`. As torch.nn.init.normal_.
 
-    >>> layer = nn.Linear(3, 4, init=init.normal(0.0, 0.1))
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.normal(5.0, 0.1)), seed=0).W
+    >>> round(tg.mean(W).item(), 2), round(tg.std(W).item(), 2)
+    (5.0, 0.1)
     """
 
     mean: float
@@ -63,12 +67,15 @@ class Normal(Gaussian):
 
 
 class TruncatedNormal(Initializer):
-    """Numbers of a normal distribution with `mean` and `std`, drawn within [low, high].
+    """Numbers of a normal distribution that is cut off at `low` and `high`.
 
-    low and high are values, not multiples of `std`. As torch.nn.init.trunc_normal_.
-    Raises InputError if [low, high] is empty or `std` is 0.
+    mean, std: of the distribution before it is cut off.
+    low, high: the limits, as values, not as multiples of `std`.
+    Raises InputError if [low, high] is empty or `std` is 0. As torch.nn.init.trunc_normal_.
 
-    >>> layer = nn.Linear(3, 4, init=init.truncated_normal(std=0.02, low=-0.04, high=0.04))
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.truncated_normal(std=0.02, low=-0.04, high=0.04)), seed=0).W
+    >>> -0.04 <= W.min().item() < W.max().item() <= 0.04
+    True
     """
 
     mean: float
@@ -92,7 +99,9 @@ class Kaiming(Gaussian):
     n for a vector [n]. For a convolution [out, in/groups, *kernel], it is in/groups * (product of kernel).
     The default of `nn.Linear` and `nn.Conv1d` to `nn.Conv3d`, with gain sqrt(2). As torch.nn.init.kaiming_normal_.
 
-    >>> layer = nn.Linear(3, 4, init=init.kaiming())
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.kaiming()), seed=0).W
+    >>> round(tg.std(W).item(), 3)    # sqrt(2) / sqrt(100) is 0.141
+    0.142
     """
 
     gain: float
@@ -110,7 +119,9 @@ class Lecun(Gaussian):
 
     fan_in: as in `kaiming`. As jax.nn.initializers.lecun_normal without truncation.
 
-    >>> layer = nn.Linear(3, 4, init=init.lecun())
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.lecun()), seed=0).W
+    >>> round(tg.std(W).item(), 3)    # 1 / sqrt(100) is 0.1
+    0.101
     """
 
     def deviation(self, shape: Shape) -> float:
@@ -124,7 +135,9 @@ class Xavier(Gaussian):
     fan_in is that of `kaiming`. fan_out is `out` for a matrix [in, out], out * (product of kernel) for a convolution
     [out, in/groups, *kernel], and n for a vector [n]. As torch.nn.init.xavier_normal_.
 
-    >>> layer = nn.Linear(3, 4, init=init.xavier())
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.xavier()), seed=0).W
+    >>> round(tg.std(W).item(), 3)    # sqrt(2 / 500) is 0.063
+    0.064
     """
 
     gain: float
@@ -140,7 +153,9 @@ class Xavier(Gaussian):
 class Uniform(Even):
     """Uniform numbers in [low, high). As torch.nn.init.uniform_.
 
-    >>> layer = nn.Linear(3, 4, init=init.uniform(-0.1, 0.1))
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.uniform(-0.1, 0.1)), seed=0).W
+    >>> -0.1 <= W.min().item() < W.max().item() < 0.1
+    True
     """
 
     low: float
@@ -164,7 +179,9 @@ class KaimingUniform(Even):
     fan_in: as in `kaiming`. The default gain is sqrt(2).
     As torch.nn.init.kaiming_uniform_ (He et al. 2015); gain=1/sqrt(3) is the default of torch.nn.Linear.
 
-    >>> layer = nn.Linear(3, 4, init=init.kaiming_uniform(gain=3**-0.5))        # as PyTorch's begins
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.kaiming_uniform(gain=3**-0.5)), seed=0).W
+    >>> round(W.max().item(), 3)    # c = 1 / sqrt(100), as for PyTorch's layer
+    0.1
     """
 
     gain: float
@@ -183,7 +200,9 @@ class XavierUniform(Even):
 
     fan_in, fan_out: as in `xavier`. As torch.nn.init.xavier_uniform_ (Glorot & Bengio 2010).
 
-    >>> layer = nn.Linear(3, 4, init=init.xavier_uniform())
+    >>> W = tg.instantiate(nn.Linear(100, 400, init=init.xavier_uniform()), seed=0).W
+    >>> round(W.max().item(), 3)    # c = sqrt(6 / 500) is 0.110
+    0.11
     """
 
     gain: float
@@ -206,7 +225,9 @@ class Orthogonal(Initializer):
 
     The host computes a matrix with sides n <= m in n^2 m operations.
 
-    >>> layer = nn.Linear(4, 4, init=init.orthogonal())
+    >>> W = tg.instantiate(nn.Linear(4, 4, init=init.orthogonal()), seed=0).W
+    >>> bool(np.allclose(W @ W.transpose(), np.eye(4), atol=1e-6))
+    True
     """
 
     gain: float

@@ -352,7 +352,9 @@ class HasStates(Closing):
     def set_params(self, record: Mapping[str, Any], strict: bool = False) -> None:
         """Overwrite parameters by name: another name for `upload_params`.
 
-        >>> train.set_params({"W": np.ones((2, 1)), "b": np.zeros(1)})
+        >>> train.set_params({"W": np.ones((2, 1))})
+        >>> train.params()["W"].tolist()
+        [[1.0], [1.0]]
         """
         self.store.upload_params(record, strict, "set_params")
 

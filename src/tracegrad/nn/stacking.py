@@ -29,9 +29,9 @@ def stack(model: M, n: int) -> M:
         def loss(m, x, y):                                  # for tg.compile(model=models, loss=loss, ...)
             return tg.sum(tg.vmap(loss_of_one, in_axes=(0, None, None))(m, x, y))
 
-    Model `k` is the slice `[k]` of every parameter. Each model draws its own first values, as if it were alone; literal
-    values are repeated. In the sum of the losses, no model influences another. Adam and any other elementwise optimizer
-    then trains each as if it were alone; clipping by the global norm mixes them.
+    Model `k` is the slice `[k]` of every parameter. Each model draws its own first values, as if it were alone; all
+    have the same values of `tg.init.literal`. In the sum of the losses, no model influences another. Adam and any other
+    elementwise optimizer then trains each as if it were alone; clipping by the global norm mixes them.
 
     model:  a tree of modules, which is not changed.
     n:      the number of models.

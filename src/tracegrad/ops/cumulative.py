@@ -218,7 +218,7 @@ def logcumsumexp(x: Operand, axis: int | None = None) -> Tensor:
               -inf.
     Raises:   DTypeError if `x` is not f32; ShapeError if `axis` is out of range.
 
-    As torch.logcumsumexp. The Cox model of survival (1972) sums risks so: with x sorted from the longest time to the
+    As torch.logcumsumexp. The Cox model of survival (1972) needs such sums: with x sorted from the longest time to the
     shortest, the loss of each event is out - x.
 
     >>> tg.logcumsumexp([0.0, 0.0, 1000.0])

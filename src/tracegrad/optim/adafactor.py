@@ -40,7 +40,8 @@ def scale_by_adafactor(
     u  = g / sqrt(v)
     g' = u / max(1, rms(u) / d) * max(eps2, rms(p)) * min(1, 1 / (lr sqrt(step)))
 
-    rms(x) is sqrt(mean(x^2)) over one parameter. `step` counts updates from 1. With s = step^beta2_decay:
+    rms(x) is sqrt(mean(x^2)) over one parameter: d limits rms(u), and eps2 is the least rms(p) that counts. `step`
+    counts updates from 1. With s = step^beta2_decay:
     scalars and vectors: v <- (1 - s) v + s g^2
     matrices: r[i] <- (1 - s) r[i] + s mean_j(g[i, j]^2);  c[j] <- (1 - s) c[j] + s mean_i(g[i, j]^2);
               v[i, j] = r[i] c[j] / max(mean(r), eps1)

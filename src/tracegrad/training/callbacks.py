@@ -223,6 +223,9 @@ class TensorBoard:
 
     >>> board = tg.TensorBoard("runs/first")    # train, x, y below: as in the example of tg.compile
     >>> history = train.fit(x=x, y=y, progress=False, callbacks=[board])
+    >>> import os
+    >>> len(os.listdir("runs/first"))
+    1
     """
 
     @helpful

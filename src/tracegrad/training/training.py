@@ -228,8 +228,12 @@ class Training(Parts):
                    model or optimizer; OSError for a file that cannot be read.
         As torch.load, and load_state_dict of model, optimizer and scheduler.
 
+        >>> r = train.step(x=x, y=y).result()
         >>> train.save("checkpoint.safetensors")
+        >>> train.reset()
         >>> train.load("checkpoint.safetensors")
+        >>> train.step(x=x, y=y).step             # goes on after step 1
+        2
         """
         load(self.store, path, optimizer)
 
@@ -275,8 +279,11 @@ class Training(Parts):
         loss:   the name of a loss. Required if there are several losses; leave it out if there is one.
         Raises: InputError if the schedule is not `lr.plateau`. As `step` of ReduceLROnPlateau of PyTorch.
 
-        >>> train.set_lr(lr.plateau(1e-2))
+        >>> train.set_lr(lr.plateau(1e-2, factor=0.5, patience=0))
         >>> train.lr_metric(0.5)
+        >>> train.lr_metric(0.6)                  # not better than 0.5
+        >>> train.lr
+        0.005
         """
         lr_metric(self.store, self.store.stepper_of(loss, "lr_metric"), value)
 
@@ -293,6 +300,11 @@ class Training(Parts):
         clip_grad_norm that was off. Training then goes on from its current state.
 
         >>> train.set(momentum=0.5)
+        >>> try:
+        ...     train.set(momentum=-1.0)
+        ... except tg.InputError as error:
+        ...     print(str(error).splitlines()[0])
+        set: momentum must be at least 0, got -1.0
         """
         with self.worker.own(self._lock):
             changed(self.store, self.store.stepper_of(loss, "set"), hyper)
@@ -308,6 +320,9 @@ class Training(Parts):
         are 0. As requires_grad_(False) on parameters of PyTorch.
 
         >>> train.freeze("b")
+        >>> r = train.step(x=x, y=y).result()
+        >>> train.params()["b"]                   # as before the step
+        array([0.], dtype=float32)
         """
         with self.worker.own(self._lock):
             freeze(self.store, parameters, "freeze")
@@ -321,6 +336,9 @@ class Training(Parts):
 
         >>> train.freeze("b")
         >>> train.unfreeze("b")
+        >>> r = train.step(x=x, y=y).result()
+        >>> bool(train.params()["b"] == 0)        # b began as 0
+        False
         """
         with self.worker.own(self._lock):
             freeze(self.store, parameters, "unfreeze")
@@ -373,5 +391,7 @@ class Training(Parts):
         """Free the device. Queued steps and runs resolve as `Aborted`. You can close twice.
 
         >>> train.close()
+        >>> train.step(x=x, y=y).result()
+        Aborted(reason='closed')
         """
         self._finalizer()
