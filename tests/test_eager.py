@@ -449,11 +449,37 @@ def test_integers_in_lists_are_floats_beside_floats() -> None:
         assert y.dtype is tg.f32 and y.tolist() == [3.0, 8.0]
     assert (x @ [[1], [2]]).tolist() == [5.0] and tg.add([1, 2], [3, 4]).dtype is tg.i32
     assert (tg.arange(2) * [3, 4]).dtype is tg.i32
+    assert tg.outer(x, [3, 4]).tolist() == [[3, 4], [6, 8]] and tg.einsum("i,i", [3, 4], x).item() == 11
+    assert tg.concat([x, [3]]).tolist() == [1, 2, 3] and tg.stack([x[0], 3, 4.5]).tolist() == [1, 3, 4.5]
+    assert tg.scatter_add(x, [0, 0], [3, 4]).tolist() == [8, 2]
+    assert tg.batch_norm([[1.0, 2.0]], [2, 3], [1, 0]).tolist() == [[1, 0]]
+    assert tg.linalg.solve([[0, 2], [1, 0]], x).tolist() == [2, 0.5]
+    assert tg.linalg.solve_triangular([[2, 0], [1, 3]], [[4.0], [8.0]], upper=False).tolist() == [[2], [2]]
     for wrong in (lambda: tg.arange(2) * [1.5, 2.0], lambda: x * tg.arange(2), lambda: x * np.arange(2)):
         with pytest.raises(tg.DTypeError, match="dtypes differ"):
             wrong()
     graph = tg.trace_forward(model=nn.Linear(2, 2), forward=lambda m, x: m(x * [3, 4]), inputs={"x": (2,)})
     assert str(graph.outputs["output"].type) == "f32[2]"
+
+
+TARGETS_IN_LISTS = (tg.mse_loss, tg.l1_loss, tg.huber_loss, tg.hinge_loss, tg.kl_div,
+                    tg.binary_cross_entropy_with_logits)  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", TARGETS_IN_LISTS)
+def test_targets_are_integers_in_a_list(loss: Any) -> None:
+    x = tg.tensor([0.5, -2.0])
+    assert loss(x, [1, 0]).item() == loss(x, [1.0, 0.0]).item() == loss(x, np.array([1.0, 0.0])).item()
+    with pytest.raises(tg.DTypeError, match="i32"):
+        loss(x, np.array([1, 0]))
+
+
+def test_weights_of_losses_are_integers_in_a_list() -> None:
+    x = np.array([[0.5, -2.0], [1.0, 3.0]], np.float32)
+    for loss in (tg.cross_entropy, tg.nll_loss):
+        assert loss(x, [0, 1], weight=[3, 1]).item() == loss(x, [0, 1], weight=[3.0, 1.0]).item()
+    a, b = (tg.binary_cross_entropy_with_logits(x, 1, pos_weight=w).item() for w in ([3, 1], [3.0, 1.0]))
+    assert a == b
 
 
 def test_plans_of_one_op_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tracegrad.ops.linalg import matmul
 from tracegrad.ops.reduction import prod
 from tracegrad.ops.shaping import expand_dims, pad
 from tracegrad.prims.elementwise import sign, sqrt, stop_gradient, where
-from tracegrad.prims.leaves import as_tensor, const, iota
+from tracegrad.prims.leaves import as_tensor, as_tensors, const, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike
 from tracegrad.prims.views import broadcast_to
@@ -43,7 +43,8 @@ def _square(a: Any) -> Tensor:
 
 def _system(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     """Return a matrix and its right sides, with the batch axes of both."""
-    a, b = _square(a), as_tensor(b)
+    a, b = as_tensors(a, b)
+    a = _square(a)
     float_type(b.type)
     n = a.shape[-1]
     if b.ndim < 2 or b.shape[-2] != n:
@@ -244,8 +245,8 @@ def solve(a: Any, b: Any) -> Tensor:
     tensor([[2.],
             [2.]])
     """
-    a, b = _square(a), as_tensor(b)
-    if b.shape == a.shape[-1:]:
+    a, b = as_tensors(a, b)
+    if b.shape == _square(a).shape[-1:]:
         return solve(a, expand_dims(b, 1)).squeeze(-1)
     a, b = _system(a, b)
     return bind(SOLVE, a, b) if b.type.size else b

@@ -16,7 +16,7 @@ from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import cast as cast_
 from tracegrad.prims.folds import GATHER, SCATTER_ADD
-from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, fitting, iota, listed, literal, unboxed
+from tracegrad.prims.leaves import CONST, LITERAL, as_tensor, as_tensors, fitting, iota, listed, literal, unboxed
 from tracegrad.prims.maps import broadcast, composite
 from tracegrad.prims.rules import alike
 from tracegrad.refusals import valid
@@ -382,7 +382,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     >>> tg.scatter_add(tg.zeros(3), [0, 0, 2], [1.0, 2.0, 3.0])
     tensor([3., 0., 3.])
     """
-    x, updates = as_tensor(x), as_tensor(updates)
+    x, updates = as_tensors(x, updates)
     axis = normalize_axis(axis, x.ndim)
     at = indices_for(indices, x.shape[axis])
     if at.ndim == 1 and updates.ndim > 1:

@@ -14,7 +14,7 @@ from tracegrad.ops.shaping import expand_dims
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import offsets
-from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.leaves import as_tensor, as_tensors, iota
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import linear, shifted
 
@@ -66,7 +66,7 @@ def _listed(xs: Sequence[Operand], axis: object, name: str) -> list[Tensor]:
     """Return the operands of `concat` or `stack` as tensors. Raises ShapeError unless they are in one list."""
     if isinstance(xs, Tensor) or getattr(axis, "shape", ()):
         raise ShapeError(f"pass the tensors in one list, as in tg.{name}([a, b], axis=0)")
-    tensors = [as_tensor(x) for x in xs]
+    tensors = list(as_tensors(*xs))
     if not tensors:
         raise ShapeError("needs at least one tensor, got an empty list")
     return tensors

@@ -12,7 +12,7 @@ from tracegrad.methods import Operand, method, op
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import where
 from tracegrad.prims.folds import MATMUL, check_product
-from tracegrad.prims.leaves import as_tensor, as_tensors, iota
+from tracegrad.prims.leaves import as_tensors, iota
 
 __all__ = ["einsum", "matmul", "outer"]
 
@@ -80,7 +80,7 @@ def outer(a: Operand, b: Operand) -> Tensor:
     tensor([[3., 4.],
             [6., 8.]])
     """
-    a, b = as_tensor(a), as_tensor(b)
+    a, b = as_tensors(a, b)
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError(f"takes two vectors, got {a.type} and {b.type}")
     return views.reshape(a, (a.type.size, 1)) * views.reshape(b, (1, b.type.size))
@@ -109,7 +109,7 @@ def einsum(spec: str, *operands: Operand) -> Tensor:
     """
     if not isinstance(spec, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ShapeError("the letters of the axes come first, as text: tg.einsum('ij,jk->ik', a, b)")
-    xs = [as_tensor(x) for x in operands]
+    xs = list(as_tensors(*operands))
     terms, out = _parse(spec, xs)
     sizes = _sizes(spec, terms, xs)
     x, letters = _diagonal(xs[0], terms[0])

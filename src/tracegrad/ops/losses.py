@@ -13,7 +13,7 @@ from tracegrad.ops.activation import sigmoid, softplus
 from tracegrad.ops.indexing import constant_integers, take, take_along_axis
 from tracegrad.ops.norm import log_softmax, peak, softmax
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
-from tracegrad.prims.leaves import as_tensor, iota
+from tracegrad.prims.leaves import as_tensor, as_tensors, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import alike, multilinear, symmetric
 from tracegrad.refusals import valid
@@ -159,7 +159,7 @@ def _classes(targets: Any, x: Tensor, ignore_index: Any) -> tuple[Tensor, int | 
 
 def _weights(weight: Any, x: Tensor) -> Tensor:
     """Return the weights of the classes of `x`. Raises ShapeError or DTypeError if they are no f32[C]."""
-    w = as_tensor(weight)
+    w, _ = as_tensors(weight, x)
     if w.shape != x.shape[-1:]:
         raise ShapeError(f"weight must be f32[{x.shape[-1]}], a number for each class, got {w.type}")
     float_type(w.type)
@@ -277,8 +277,7 @@ def nll_loss(
 # Losses of two tensors of one shape
 def pair(prediction: Any, target: Any) -> tuple[Tensor, Tensor]:
     """Return both as tensors of one shape. Raises ShapeError if shapes differ: [N,1] and [N] give a wrong loss."""
-    x = as_tensor(prediction)
-    t = as_tensor(target, x.dtype if isinstance(target, (bool, int, float)) else None)
+    x, t = as_tensors(prediction, target)
     if t.shape != x.shape and t.shape != ():
         columns = ("first", (*t.shape, 1) == x.shape), ("second", (*x.shape, 1) == t.shape)
         hint = next((f"write tg.squeeze(x, -1) of the {which}" for which, is_column in columns if is_column), "")
@@ -367,5 +366,5 @@ def binary_cross_entropy_with_logits(
     if pos_weight is None:
         return reduced(bind(BCE, x, t), reduction)
     float_type(x.type, t.type)
-    w = as_tensor(pos_weight, f32 if isinstance(pos_weight, (bool, int, float)) else None).broadcast_to(x.shape)
+    w = as_tensors(pos_weight, x)[0].broadcast_to(x.shape)
     return reduced(bind(WEIGHTED_BCE, x, w * t, 1.0 - t), reduction)

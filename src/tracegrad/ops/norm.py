@@ -236,7 +236,7 @@ def _per_channel(x: Tensor, axis: int, **given: Any) -> list[Tensor | None]:
     n = x.shape[axis]
     out: list[Tensor | None] = []
     for name, value in given.items():
-        v = None if value is None else as_tensor(value)
+        v = None if value is None else as_tensors(value, x)[0]
         if v is not None and v.shape != (n,):
             raise ShapeError(f"{name} must be {show((n,))} to fit x {x.type}, got {v.type}")
         out.append(None if v is None else v.reshape([n if d == axis else 1 for d in range(axis, x.ndim)]))
