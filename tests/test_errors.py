@@ -295,9 +295,6 @@ def test_a_model_without_parameters() -> None:
     with pytest.raises(tg.CompileError, match="Empty has no parameters") as e:
         tg.compile(model=Empty(), loss=sine_loss, inputs=INPUTS, optimizer=optim.adam(), device="cpu")  # HERE empty
     assert_names_line(str(e.value), "empty")
-    with pytest.raises(tg.CompileError, match="Empty has no parameters") as e:
-        tg.compile_forward(model=Empty(), forward=lambda m, x: x, inputs={"x": (None, 2)})  # HERE empty forward
-    assert_names_line(str(e.value), "empty forward")
 
 
 def test_errors_of_python_in_a_trace_for_new_sizes_arrive_as_they_are() -> None:

@@ -163,6 +163,17 @@ def test_forwards_share_states_and_write_them_where_they_say_so(device_name: str
         assert train.states()["n"] == 10
 
 
+def test_a_forward_of_a_model_without_parameters(device_name: str) -> None:
+    x = np.float32([[1, 2], [3, 5]])
+    for model in ({}, tg.Module()):
+        made = {"model": model, "forward": lambda m, x: (x @ x.T, tg.uniform(3)), "inputs": {"x": (None, 2)}}
+        with tg.compile_forward(**made, device=device_name) as f:  # without a seed: no first values are random
+            for n in (2, 1):
+                np.testing.assert_array_equal(f.run(x=x[:n]).output[0], x[:n] @ x[:n].T)
+            assert f.params() == f.states() == {} and f.param_names == []
+            f.set_params({})
+
+
 def test_a_forward_of_its_own_keeps_its_states_over_all_sizes(device_name: str) -> None:
     forward = tg.compile_forward(model=Counter(), forward=count, inputs={"x": (None, 3)}, seed=0, device=device_name,
                                  writes=True, max_cached_shapes=2)  # fmt: skip

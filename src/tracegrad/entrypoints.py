@@ -131,7 +131,8 @@ def compile_forward(
 ) -> CompiledForward:
     """Compile a forward function with parameters of its own. `load` or `set_params` gives them values.
 
-    model:    a `tg.Module`, or a list, tuple or dict of modules. It is not changed.
+    model:    a `tg.Module`, or a list, tuple or dict of modules. It is not changed. One without parameters, such as
+              {}, makes `forward` a function of its inputs alone.
     forward:  forward(m, **inputs) -> tensor, or a tuple or dict of tensors. `m` is the model with its current
               parameters.
     inputs:   as for `compile`: each call chooses the sizes that are None or a name. The first choice gets a program
@@ -145,9 +146,9 @@ def compile_forward(
               device="jax", as in `compile`.
     writes:   True allows `forward` to assign states, the arrays that `tg.Module.state` declares; `states` and
               `set_states` of the result read and write them. With False, a forward that assigns one raises TraceError.
-    Raises:   InputError for inputs that are neither shapes nor types, or that `forward` does not take. CompileError
-              for a model without parameters and states. DeviceError for a device that is missing or too small. Errors
-              inside `forward`; if calls choose sizes, reading the first run's result raises them.
+    Raises:   InputError for inputs that are neither shapes nor types, or that `forward` does not take. DeviceError
+              for a device that is missing or too small. Errors inside `forward`; if calls choose sizes, reading the
+              first run's result raises them.
 
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=lambda m, x: m(x), inputs={"x": (None, 2)}, seed=0)
     >>> infer.run(x=np.zeros((3, 2))).output.shape

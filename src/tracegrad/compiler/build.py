@@ -21,7 +21,7 @@ from tracegrad.ir import ambient
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.ir.states import STATE
-from tracegrad.nn.module import named_parameters, no_parameters
+from tracegrad.nn.module import named_parameters
 from tracegrad.optim import freezing
 from tracegrad.optim.arena import Part
 from tracegrad.optim.guard import PARAMS, bounded_arrays
@@ -219,13 +219,8 @@ AnySource = TypeVar("AnySource", bound=ProgramSource)
 
 
 def arrays_of(model: Any) -> Program:
-    """Return a program that computes nothing, with the arrays of a model's parameters and states.
-
-    Raises CompileError if the model has none.
-    """
+    """Return a program that computes nothing, with the arrays of a model's parameters and states."""
     parameters, states = named_parameters(model), states_of(model)
-    if not parameters and not states:
-        raise no_parameters(model)
     persistent = persistent_of(parameters, Part.alone(arena_of(parameters)), states=states)
     return make_program(Graph({}), persistent, {}, {"kind": "forward"})
 

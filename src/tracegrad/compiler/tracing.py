@@ -68,14 +68,14 @@ def traced(
 ) -> Generator[Traced]:
     """Run `fn` once on leaves; inside the block its trace is still open. frozen: parameters without a gradient.
 
-    Raises TraceError inside another trace, and CompileError if the model has neither parameters nor states.
+    Raises TraceError inside another trace, and CompileError for a loss of a model without parameters and states.
     """
     if ambient.active() is not None:
         raise TraceError.here(f"a {what} cannot be compiled inside another trace; compile it outside, before the trace")
     arrays = named_arrays(model)
     states = {n: p for n, p in arrays.items() if isinstance(p, State)}
     parameters = {n: p for n, p in arrays.items() if n not in states}
-    if not arrays:
+    if not arrays and what == "loss":
         raise no_parameters(model)
     if frozen:
         named = chosen(parameters, frozen, "frozen")
