@@ -135,7 +135,7 @@ NEED_NUMPY |= {
     "sweeps",
     "sweep_plan",
     "training.validation",  # metrics of a whole validation set, such as the area under a curve
-    "engine.copy_pool",  # asks first whether NumPy is there
+    "runtime.copy_pool",  # asks first whether NumPy is there
     "engine.reference",
     *(m for m in MODULES if m.startswith(("imperative", "runtime.jax"))),
 }

@@ -11,11 +11,11 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn
-from tracegrad.engine.copy_pool import ALONE, CopyPool
 from tracegrad.engine.inputs import check_inputs, merge
 from tracegrad.errors import InputError
 from tracegrad.program import Field
-from tracegrad.tuning import POOL_BYTES, POOL_FROM
+from tracegrad.runtime.copy_pool import ALONE, CopyPool
+from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_SIZES
 
 
 def f(name="x", dtype="f32", shape=(2,), **spec):
@@ -113,6 +113,9 @@ def test_memory_of_large_copies_is_used_again_when_nobody_has_any_of_it():
     many = [memory.copied(x) for _ in range(3 * POOL_BYTES // x.nbytes)]
     del many
     assert sum(len(kept) * size for size, kept in memory._kept.items()) <= POOL_BYTES
+    for n in range(3 * POOL_SIZES):
+        memory.empty((POOL_FROM + n,), x.dtype)
+    assert len(memory._kept) <= POOL_SIZES
 
 
 def test_no_two_threads_get_the_same_memory():

@@ -370,7 +370,7 @@ def test_a_step_behind_a_feed_has_the_kernels_of_both():
 
 def test_batches_from_the_host_are_copied_once():
     """Batches of shuffled rows are gathered straight into the memory that a step keeps."""
-    from tracegrad.engine.copy_pool import CopyPool
+    from tracegrad.runtime.copy_pool import CopyPool
 
     pool, x = CopyPool(), RNG.standard_normal((300, 700), dtype=np.float32)
     at = RNG.permutation(300)[:100]

@@ -178,6 +178,7 @@ POOL_FROM = 1 << 16  # bytes | of a copy from which its memory is used again | ?
 POOL_BYTES = 32 << 20  # bytes | of one size that are kept, or POOL_PIECES | ?
 POOL_PIECES = 12  # copies | of a size: as many as are queued and under way where steps are long | ?
 QUEUED_BYTES = 8 << 20  # bytes | of inputs that wait for a session that computes at once | 2 cores
+POOL_SIZES = 16  # sizes | of copies whose memory is kept: calls that choose their sizes can have any number | -
 POOL_LOOKS = 4  # copies | that are looked at before another is made: the oldest is the first to be free | ?
 
 # --- Batches of runs ---

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tracegrad.arrays import Array, new_copy
+from tracegrad.arrays import Array
 from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.tracing import check_function, check_signature
@@ -131,7 +131,8 @@ class CompiledForward(HasStates):
                 programs.runs += 1
                 # the caller waits, so the arrays need no copy; only another thread could change a checked index
                 lent = waits and program.direct is not None and not program.indexed
-                arrays = check_inputs(program.inputs, given, "run", copied=unchanged if lent else new_copy)
+                copied = unchanged if lent else programs.copies.copied
+                arrays = check_inputs(program.inputs, given, "run", copied=copied)
                 patched = check_patches(program.built.sites, patches, "run") if patches is not None else {}
                 if patched:
                     program = programs.with_patches(program)

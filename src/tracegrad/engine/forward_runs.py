@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tracegrad.arrays import new_copy
 from tracegrad.compiler.build import ForwardSource, at_sizes
 from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.engine import params, reference
@@ -21,6 +20,7 @@ from tracegrad.engine.steps import captures_of
 from tracegrad.engine.stores import ParameterStore
 from tracegrad.errors import DeviceError
 from tracegrad.runtime.base import Session
+from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.tuning import HANDED_OVER_FROM
 
 NO_CAPTURES = Captures()
@@ -33,6 +33,7 @@ class ForwardPrograms:
         self.source, self.store, self.closed = source, store, ""
         self.free = source.free
         self.runs = 0
+        self.copies = CopyPool()
         self._capacity = capacity
         self._sized = self._none()
 
@@ -131,7 +132,7 @@ class ForwardRun:
 
     def keep(self) -> None:
         """Copy the inputs, which can be the caller's arrays: the worker reads them later."""
-        self.arrays = {name: new_copy(x) for name, x in self.arrays.items()}
+        self.arrays = {name: self.owner.copies.copied(x) for name, x in self.arrays.items()}
 
     def begin(self, session: Session) -> tuple[int, Mapping[str, Any]] | None:
         """Load the program if needed, and return its handle and inputs. Return None if the run was aborted."""

@@ -11,10 +11,10 @@ from typing import Any, cast
 from tracegrad import safetensors
 from tracegrad.arrays import Array, as_array, np
 from tracegrad.dtypes import InputType, whole
-from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.inputs import Owned
 from tracegrad.errors import InputError
 from tracegrad.refusals import shown
+from tracegrad.runtime.copy_pool import CopyPool
 
 DEFAULT = 32  # batch size if neither `fit` nor `inputs` gives one
 

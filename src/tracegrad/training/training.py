@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from tracegrad.arrays import Array, checked_seed, seed_or_new
 from tracegrad.compiler.build import StepSource, traced_first
-from tracegrad.engine.copy_pool import CopyPool
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.inputs import Given, Owned, check_inputs, merge, own_rows, unchanged
 from tracegrad.engine.pending import Pending, resolved
@@ -24,6 +23,7 @@ from tracegrad.hypers import checked_whole
 from tracegrad.patterns import Selection
 from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session, check_precision_of
+from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.schedule import Schedule
 from tracegrad.training.between import changed, freeze, lr_metric, replace_model
 from tracegrad.training.parts import Parts

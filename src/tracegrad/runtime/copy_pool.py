@@ -1,6 +1,6 @@
-"""Reuse memory for copies of large inputs, because fresh pages from the system cost more than copying.
+"""Reuse memory for copies of large inputs and for large results: fresh pages from the system cost more than copying.
 
-C kernels can read the memory around each copy, so they can compute on the copy itself.
+C kernels can read the memory around each array, so they can compute on the array itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, Array, np
 from tracegrad.runtime.storage import AROUND, between_margins
-from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES
+from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES, POOL_SIZES
 
 
 class CopyPool:
-    """Copies whose memory is reused once no reference to the copy or a view of it is left. Any thread can use a pool.
+    """Arrays whose memory is reused once no reference to the array or a view of it is left. Any thread can use a pool.
 
     A view holds a reference to the array whose memory it uses, so the reference count of that array shows whether its
     memory is free. A finalizer for each view would cost as much as all other work on an array of a few hundred
@@ -30,7 +30,7 @@ class CopyPool:
         """Return `x` as a contiguous array with memory of its own."""
         if not HAVE_NUMPY or x.nbytes < POOL_FROM:
             return np.array(x, order="C", copy=True)
-        out = self._empty(x.shape, x.dtype)
+        out = self.empty(x.shape, x.dtype)
         out[...] = x
         return out
 
@@ -39,15 +39,18 @@ class CopyPool:
         shape = (len(at), *x.shape[1:])
         if not HAVE_NUMPY or math.prod(shape) * x.itemsize < POOL_FROM:
             return x[at]
-        return np.take(x, at, axis=0, out=self._empty(shape, x.dtype), mode="clip")  # mode="raise" would copy once more
+        return np.take(x, at, axis=0, out=self.empty(shape, x.dtype), mode="clip")  # mode="raise" would copy once more
 
-    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return an array of any values, between margins."""
         size = math.prod(shape) * dtype.itemsize
         return between_margins(self._memory(size), size).view(dtype).reshape(shape)
 
     def _memory(self, size: int) -> Array:
         kept = self._kept.get(size)
         if kept is None:
+            if len(self._kept) >= POOL_SIZES:
+                self._kept.clear()
             most = max(POOL_PIECES, POOL_BYTES // size) if size <= POOL_BYTES else 0
             kept = self._kept.setdefault(size, deque(maxlen=most))
         for _ in range(min(len(kept), POOL_LOOKS)):
