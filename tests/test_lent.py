@@ -144,3 +144,65 @@ def test_a_profile_reads_what_it_was_given() -> None:
     _, _, train = trained(product, x[:1])
     _ = train.profile(2, x=x[0] * 3)
     assert float(train.step(x=x[1]).loss) == losses[1]
+
+
+def outputs(m: Any, x: Any) -> dict[str, Any]:
+    """Large results of all kinds: equal ones, an input, a parameter, of a loop, an index, read by other kernels."""
+
+    def step(h: Any, row: Any) -> Any:
+        h = h * 0.5 + row
+        return h, h
+
+    last, every = tg.scan(step, tg.zeros((600,)), x, reverse=True)
+    y = tg.capture("y", x * 2.0)
+    return {
+        "same": y, "again": y, "turned": y.T, "flat": y.reshape((-1,)), "x": x, "w": m.w, "every": every, "last": last,
+        "positive": y > 0.01, "whole": tg.floor(y).astype(tg.i32), "sum": y.sum(), "joined": tg.concat([x, every]),
+    }  # fmt: skip
+
+
+def nothing(*_: Any) -> dict[str, Any]:
+    """In the place of `lent_fields`."""
+    return {}
+
+
+@pytest.mark.parametrize("rows", [BATCH, None], ids=["fixed", "open"])
+def test_large_outputs_are_arrays_of_their_own(rows: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bits do not depend on where kernels wrote them or on the thread, and later runs leave them alone."""
+    x = np.random.default_rng(0).standard_normal((BATCH, 600)).astype(np.float32)
+    given = [s * x[: n if rows is None else rows] for s, n in ((1, 64), (2, 64), (1, 40), (3, 40), (2, 5), (3, 64)) * 3]
+    forward: dict[str, Any] = {"forward": outputs, "inputs": {"x": (rows, 600)}, "device": "cpu", "seed": 0}
+
+    def run() -> list[dict[str, Any]]:
+        with tg.compile_forward(model=Weights(), **forward) as f:
+            results: list[Any] = [f.run(x=x).result() for x in given]
+            results += [p.result() for p in [f.run(x=x) for x in given]]  # queued
+        return [r.output | {"y": r.captures["y"]} for r in results]
+
+    found = run()
+    assert any(x["same"].base is not None for x in found), "no result was computed in place"
+    monkeypatch.setattr(cpu, "lent_fields", nothing)
+    for a, b, x in zip(found, run(), given * 2, strict=True):
+        assert all(np.array_equal(a[name], b[name]) for name in b)
+        assert np.array_equal(a["x"], x)
+        assert not any(np.shares_memory(a["same"], a[name]) for name in ("again", "flat", "turned", "y"))
+
+
+class Steps(tg.Module):
+    """Each run adds to every element."""
+
+    def __init__(self) -> None:
+        self.sum = self.state((BATCH, 600))
+
+
+def test_a_large_state_that_is_a_result_stays_in_its_place() -> None:
+    def forward(m: Any, x: Any) -> Any:
+        m.sum.assign(m.sum + x)
+        return m.sum
+
+    x = np.ones((BATCH, 600), np.float32)
+    with tg.compile_forward(
+        model=Steps(), forward=forward, inputs={"x": x.shape}, device="cpu", seed=0, writes=True
+    ) as f:
+        results = [f.run(x=x).output for _ in range(4)]
+    assert [set(y.ravel().tolist()) for y in results] == [{1.0}, {2.0}, {3.0}, {4.0}]

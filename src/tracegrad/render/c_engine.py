@@ -124,13 +124,16 @@ void time_calls(
 
 /* Who may use a session's memory: its own thread, nobody yet, or a caller for the length of one call */
 enum {{ SHUT, OPEN, TAKEN }};
-typedef struct {{ void *at; long bytes; }} place_;
+typedef struct {{ void *at; long bytes; }} place_; /* no bytes: an output that is computed where the caller wants it */
+typedef struct {{ long *at, of, behind; }} pointer_; /* an argument: this far behind the begin of a place */
 typedef struct {{
   int *door;
   const set_ *sets;
   long n_sets;
   const call_ *calls;
-  long n, threads, n_in, n_out;
+  long n, threads;
+  const pointer_ *pointers;
+  long n_pointers, n_in, n_out;
   place_ places[];
 }} direct_;
 
@@ -149,6 +152,8 @@ int run_direct(void *const *given) {{
   const direct_ *d = *given++;
   const place_ *p = d->places, *computed = p + d->n_in, *end = computed + d->n_out;
   if (!pass(d->door, OPEN, TAKEN)) return 0;
+  for (const pointer_ *q = d->pointers; q < d->pointers + d->n_pointers; q++)
+    *q->at = (long)(p[q->of].bytes ? p[q->of].at : given[q->of]) + q->behind;
   for (; p < computed; p++) __builtin_memcpy(p->at, *given++, p->bytes);
   run_calls(d->sets, d->n_sets, d->calls, d->n, d->threads);
   for (; p < end; p++) __builtin_memcpy(*given++, p->at, p->bytes);

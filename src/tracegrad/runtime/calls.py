@@ -1,7 +1,7 @@
 """Run a program as one list of calls into libraries of C functions.
 
-Large inputs are read in place, from the copy of the caller's array. The address of an input is an argument of the calls
-that read it, and is set for each run.
+Large inputs are read in place, from the copy of the caller's array, and large outputs are computed in the arrays that
+the caller gets. Their addresses are arguments of the calls that use them, and are set for each run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import Array, np
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Extent, decided
-from tracegrad.loops import Move
+from tracegrad.loops import BY_SIZE, Move
 from tracegrad.program import Program
 from tracegrad.render.c_steps import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
 from tracegrad.render.gathered import Lay, joins, lies
@@ -334,36 +334,49 @@ def runs_of(neighbours: Array, lanes: int) -> Array:
 
 
 class Lent:
-    """An input that is read in place: its current memory, and the arguments of calls that point to it."""
+    """An input that is read in place, or an output that is computed there.
+
+    It knows the arguments of calls that point to it.
+    """
 
     def __init__(self, flat: Array, offset: int, size: int) -> None:
-        """flat: the array with memory for the input. offset, size: in elements."""
+        """flat: the array with memory for the value. offset, size: in elements."""
         self.flat, self.first, self.end = flat, offset, offset + size
-        self.home = self.at = address(flat) + flat.itemsize * offset
-        self.pointers: list[tuple[Any, int, int]] = []  # (arguments, index, distance from the input's begin)
+        self.home = address(flat) + flat.itemsize * offset
+        self.pointers: list[tuple[Any, int, int]] = []  # (arguments, index, distance from the value's begin)
 
     def note(
         self, call: Call, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int], step: Step
     ) -> None:
-        """Record which arguments of a call point into this input."""
+        """Record which arguments of a call point into this value."""
         for k, place in _pointers(step):
             if not isinstance(place, int) or memory[kernel.binding_of[place]] is not self.flat:
                 continue
             if self.first <= offsets[place] < self.end:
                 self.pointers.append((call.arguments, k, call.arguments[k] - self.home))
 
-    def point(self, at: int) -> None:
-        """Let the calls read the input at this address from now on."""
-        if at != self.at:
-            for arguments, k, behind in self.pointers:
-                arguments[k] = at + behind
-            self.at = at
+    def point(self, at: int | None = None) -> None:
+        """Let the calls of the next run use this address; by default that in the array with memory for the value."""
+        for arguments, k, behind in self.pointers:
+            arguments[k] = (self.home if at is None else at) + behind
+
+    def arguments(self) -> list[tuple[int, int]]:
+        """Return the address of each argument, and its distance from the value's begin."""
+        return [(ctypes.addressof(arguments) + 8 * k, behind) for arguments, k, behind in self.pointers]
 
 
-def lent_inputs(program: Program, memory: Mapping[str, Array]) -> dict[str, Lent]:
-    """Return, by name, the inputs large enough to read in place, if memory has their axes in the caller's order."""
-    arrays = [memory[b.name] for b in program.buffers]
-    large = [f for f in program.inputs if not f.axis and lying(arrays[f.buffer], f).nbytes >= POOL_FROM]
+def lent_fields(program: Program, memory: Mapping[str, Array], role: str) -> dict[str, Lent]:
+    """Return, by name, the fields large enough to be used in place, if memory has their axes in the caller's order.
+
+    role: "input", or "output": results that are no states, in memory that no call addresses by the size of a run.
+    """
+    arrays, fields = [memory[b.name] for b in program.buffers], program.inputs
+    if role == "output":
+        moves = [(d, k) for d in program.dispatches for k, move in d.moves if move.depth == BY_SIZE]
+        apart = {d.buffers[program.kernels[d.kernel].binding_of[k]] for d, k in moves}
+        apart |= {k for k, b in enumerate(program.buffers) if b.role != role}
+        fields = [f for f in program.outputs if f.buffer not in apart and f.dtype != "bool"]
+    large = [f for f in fields if not f.axis and lying(arrays[f.buffer], f).nbytes >= POOL_FROM]
     return {f.name: Lent(arrays[f.buffer], f.offset, f.size) for f in large}
 
 

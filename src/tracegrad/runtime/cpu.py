@@ -31,12 +31,13 @@ from tracegrad.render.c_gathered import GATHERED
 from tracegrad.render.c_steps import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, SizedParts, lent_inputs
+from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, SizedParts, lent_fields
 from tracegrad.runtime.children import Children
+from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import DirectParts, Door
 from tracegrad.runtime.process import processors
-from tracegrad.runtime.storage import address, check_memory, lying, readable_around, taken, view, zeros_between_margins
+from tracegrad.runtime.storage import address, check_memory, lying, readable_around, taken, view, with_margins
 from tracegrad.tuning import C_SOURCE, C_SOURCES
 
 
@@ -52,6 +53,7 @@ class _Loaded:
     outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
     given: dict[str, Array] = field(default_factory=dict[str, Array])  # the array last copied into each input's memory
     lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs that are read in place
+    handed: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large outputs that are computed in place
     runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # of each dispatch in NumPy
     # bound kernels in NumPy, by number, buffers and offsets; all sizes share kernels that do not read the size
     made: dict[Any, Callable[[], None]] = field(default_factory=dict[Any, "Callable[[], None]"])
@@ -98,6 +100,7 @@ class CpuSession:
         self._loaded: dict[int, _Loaded] = {}
         self._sources: dict[str, Callable[..., Any]] = {}
         self._scratch: dict[int, Array] = {}
+        self._results = CopyPool()
         self._next = 0
         self._closed = self._interrupted = self._failed = False
 
@@ -115,8 +118,8 @@ class CpuSession:
         self._next += 1
         if like is not None:
             same = self._ready(like)
-            made = _Loaded(program, same.memory, same.libraries, same.wrong, given=same.given, lent=same.lent)
-            made.like, made.size = same, same.size
+            made = _Loaded(program, same.memory, same.libraries, same.wrong, given=same.given)
+            made.like, made.size, made.lent, made.handed = same, same.size, same.lent, same.handed
             self._loaded[self._next] = made
             return self._next
         foreign = [k.label for k in program.kernels if not k.own]
@@ -176,8 +179,8 @@ class CpuSession:
         # all kernels in C, or none: a value computed twice must have the same bits, and NumPy rounds differently
         calls = None if loaded.wrong else compiled
         if calls is not None:
-            loaded.lent = lent_inputs(program, loaded.memory)
-            calls.lent = list(loaded.lent.values())
+            loaded.lent, loaded.handed = [lent_fields(program, loaded.memory, x) for x in ("input", "output")]
+            calls.lent = [*loaded.lent.values(), *loaded.handed.values()]
         known = loaded.like.made if loaded.like else loaded.made
         for d in program.unrolled():
             memory = tuple([loaded.memory[names[k]] for k in d.buffers])
@@ -204,12 +207,10 @@ class CpuSession:
         Also None if memory has the axes of an input or output in another order.
         """
         loaded = self._ready(handle)
-        if any(f.axis for f, _ in (*loaded.inputs, *loaded.outputs)):
+        fields = loaded.inputs, loaded.outputs
+        if loaded.bound is None or any(f.axis for f, _ in (*loaded.inputs, *loaded.outputs)):
             return None
-        for lent in loaded.lent.values():
-            lent.point(lent.home)
-        loaded.lent.clear()  # another thread always copies its inputs, and all sizes share arguments
-        return loaded.bound and DirectParts(loaded.bound, loaded.given, loaded.inputs, loaded.outputs)
+        return DirectParts(loaded.bound, loaded.given, *fields, loaded.lent, loaded.handed, self._results.empty)
 
     def _add(self, calls: CallList, kernel: KernelSource, memory: Sequence[Array], d: Dispatch) -> None:
         """Add the calls of one dispatch, the functions of its kernel in C, to `calls`."""
@@ -261,7 +262,7 @@ class CpuSession:
 
         try:
             begin = partial(self._compiler.begin, children=self._children)
-            return computes_wrongly(program.kernels, self._compiler, begin, _with_margins, prepared)
+            return computes_wrongly(program.kernels, self._compiler, begin, with_margins, prepared)
         except DeviceError:
             return False  # nothing to check
 
@@ -272,7 +273,7 @@ class CpuSession:
             if found.size != b.size + 1:
                 raise DeviceError(f"{b.name} has {found.size - 1} elements here; the program wants {b.size}")
             return found
-        made = _with_margins(b.size, STORED[b.dtype].numpy)
+        made = with_margins(b.size, STORED[b.dtype].numpy)
         if b.data:
             made[:-1] = np.frombuffer(b.contents(), made.dtype)
         elif isinstance(b.fill, float | int) and b.fill:
@@ -295,7 +296,7 @@ class CpuSession:
         size = math.prod(shape) * wanted.itemsize
         have = self._scratch.get(number)
         if have is None or have.nbytes < size:
-            have = self._scratch[number] = zeros_between_margins(size)
+            have = self._scratch[number] = with_margins(size, np.uint8)
         return have[:size].view(wanted).reshape(shape)
 
     def unload(self, handle: int) -> None:
@@ -326,14 +327,17 @@ class CpuSession:
             lent = loaded.lent.get(f.name)
             if lent is not None:
                 lies = readable_around(x, f.dtype)
-                lent.point(address(x) if lies else lent.home)
+                lent.point(address(x) if lies else None)
                 if lies:
                     continue
             if given.get(f.name) is not x:  # most hyperparameters are unchanged since the last step
                 target[...] = given[f.name] = x
+        made = {f.name: self._results.empty(f.shape, x.dtype) for f, x in loaded.outputs if f.name in loaded.handed}
+        for name, x in made.items():
+            loaded.handed[name].point(address(x))
         assert loaded.whole is not None
         loaded.whole()
-        return {f.name: taken(part, f) for f, part in loaded.outputs}
+        return {f.name: made[f.name] if f.name in made else taken(part, f) for f, part in loaded.outputs}
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """Time each kernel by the process's clock."""
@@ -378,11 +382,6 @@ def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]], size: Array) ->
     found = [x.result() for x in libraries]
     made = [x for x in found if x is not None]
     return CallList(made[0], made[1:], size) if made and len(made) == len(found) else None
-
-
-def _with_margins(size: int, dtype: Any) -> Array:
-    """Return an array of `size` zeros and one zero more, between margins."""
-    return zeros_between_margins((size + 1) * np.dtype(dtype).itemsize).view(dtype)
 
 
 def _in_turn(runs: Sequence[Callable[[], None]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
 from tracegrad.program import Field
-from tracegrad.runtime.calls import BoundCalls
+from tracegrad.runtime.calls import BoundCalls, Lent
 from tracegrad.runtime.storage import address, taken
 
 Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
@@ -25,9 +25,13 @@ class DirectParts(NamedTuple):
     given: dict[str, Array]  # the arrays that the session believes to be in the inputs' memory
     inputs: Sequence[tuple[Field, Array]]  # the memory of each input
     outputs: Sequence[tuple[Field, Array]]
+    lent: Mapping[str, Lent]  # inputs that other runs read in place; these runs always copy them
+    handed: Mapping[str, Lent]  # outputs that are computed in the caller's arrays
+    empty: Callable[..., Array]  # makes such an array, given its shape and type
 
 
-FIXED = "PPlPllll"  # the argument of `run_direct` that all runs share: `direct_`, followed by its places
+FIXED = "PPlPllPlll"  # the argument of `run_direct` that all runs share: `direct_`, followed by its places
+POINTER = "Pll"  # an argument of a call: its address, and the number of a place and the distance from its begin
 PLACE = "Pl"  # the memory of an input or output: address, bytes
 
 
@@ -64,19 +68,25 @@ class Door:
             return None
         into = [(f.name, np.int32 if f.dtype == "bool" else x.dtype) for f, x in parts.inputs]
         out_of = [(f, x.shape, x.dtype) for f, x in parts.outputs]
-        places = [v for _, x in (*parts.inputs, *parts.outputs) for v in (address(x), x.nbytes)]
-        words = (self._at, *parts.calls.given, len(into), len(out_of), *places)
+        handed = [parts.handed.get(f.name) for f, _ in parts.outputs]
+        places = [v for _, x in parts.inputs for v in (address(x), x.nbytes)]
+        places += [v for (_, x), lent in zip(parts.outputs, handed) for v in (address(x), 0 if lent else x.nbytes)]
+        moved = enumerate([*[parts.lent.get(f.name) for f, _ in parts.inputs], *handed])
+        pointers = [v for k, x in moved if x for at, behind in x.arguments() for v in (at, k, behind)]
+        moving = ctypes.create_string_buffer(struct.pack(POINTER * (len(pointers) // 3), *pointers))
+        words = (self._at, *parts.calls.given, address(moving), len(pointers) // 3, len(into), len(out_of), *places)
         fixed = ctypes.create_string_buffer(struct.pack(FIXED + PLACE * (len(into) + len(out_of)), *words))
+        makers = [parts.empty if lent else np.empty for lent in handed]
         at, pack = ctypes.addressof(fixed), struct.Struct("P" * (1 + len(into) + len(out_of))).pack
 
         def run(arrays: Mapping[str, Any]) -> dict[str, Any] | None:
             parts.given.clear()
             sources = [np.ascontiguousarray(arrays[name], dtype) for name, dtype in into]
-            results = [np.empty(shape, dtype) for _, shape, dtype in out_of]
+            results = [made(shape, dtype) for made, (_, shape, dtype) in zip(makers, out_of)]
             # packed for each run: threads and signal handlers call this at the same time
             if not self._run(pack(at, *map(address, sources), *map(address, results))):
                 return None
-            _ = fixed  # and `parts`: keep the addressed memory alive
+            _ = fixed, moving  # and `parts`: keep the addressed memory alive
             return {f.name: taken(x, f) if f.dtype == "bool" else x for (f, _, _), x in zip(out_of, results)}
 
         return run

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import DTYPES
@@ -23,9 +24,14 @@ def zeros_between_margins(size: int) -> Array:
     return between_margins(np.zeros(size + AROUND, np.uint8), size)
 
 
+def with_margins(size: int, dtype: Any) -> Array:
+    """Return an array of `size` zeros and one zero more, between margins."""
+    return zeros_between_margins((size + 1) * np.dtype(dtype).itemsize).view(dtype)
+
+
 def between_margins(memory: Array, size: int) -> Array:
     """Return `size` bytes of a memory of `size + AROUND`, with a margin on each side; they begin a cache line."""
-    first = MARGIN_BYTES + -(memory.ctypes.data + MARGIN_BYTES) % ALIGNED
+    first = MARGIN_BYTES + -(address(memory) + MARGIN_BYTES) % ALIGNED
     return memory[first : first + size]
 
 
