@@ -63,7 +63,7 @@ class _Loaded:
     size: Array = field(init=False)  # of the run under way, in the memory that kernels in C read
 
     def __post_init__(self) -> None:
-        self.size = np.array([self.program.size], np.int64)
+        self.size = self.like.size if self.like is not None else np.array([self.program.size], np.int64)
 
 
 def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
@@ -118,8 +118,8 @@ class CpuSession:
         self._next += 1
         if like is not None:
             same = self._ready(like)
-            made = _Loaded(program, same.memory, same.libraries, same.wrong, given=same.given)
-            made.like, made.size, made.lent, made.handed = same, same.size, same.lent, same.handed
+            known = (program, same.memory, same.libraries, same.wrong)
+            made = _Loaded(*known, given=same.given, lent=same.lent, handed=same.handed, like=same)
             self._loaded[self._next] = made
             return self._next
         foreign = [k.label for k in program.kernels if not k.own]
