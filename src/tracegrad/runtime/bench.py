@@ -16,12 +16,12 @@ from tracegrad.runtime.trials import Contents, Name, Trial
 
 THREADS = 64
 ROW = 32768  # workgroups in x
-NOWHERE = (0, 0)  # the grid of an extra launch, so that a kernel's offsets are not constants in its text
+NOWHERE = (0, 0)  # the grid of an extra dispatch, so that a kernel's offsets are not constants in its text
 FIXED = ("table", "picks", "found")  # the first buffers: bits of patterns, indices, and picked bits
 
 
-class Launch(NamedTuple):
-    """How to launch a kernel."""
+class TrialDispatch(NamedTuple):
+    """How a trial dispatches its kernel."""
 
     grid: tuple[int, int]
     constant: bool  # are its offsets constants in its text?
@@ -51,11 +51,11 @@ class Bench:
         self.table, self.picks = list[Array](), list[Array]()
         self.entries: dict[Kind, int] = {}  # where patterns and numbers begin in the table
         self.picked: dict[bytes, int] = {}  # where a set of indices begins among all
-        self.launches: list[int] = []  # for each trial, the dispatch of its kernel
+        self.tried: list[int] = []  # for each trial, the dispatch of its kernel
         self.places: list[list[int]] = []  # for each trial, where its checks begin among the picked bits
         self.found = 0
 
-    def add(self, trial: Trial, launch: Launch) -> None:
+    def add(self, trial: Trial, how: TrialDispatch) -> None:
         """Add a trial: fill the memory that it needs, run its kernel, and pick the elements to compare."""
         for f in self.contents.lacking(trial):
             begin = self._entry(f.kind, trial.patterns.of(f.kind))
@@ -69,10 +69,10 @@ class Bench:
         memory, texts = kernel.workgroup_memory, Texts(wgsl=kernel.texts["wgsl"])
         alone = KernelSource(kernel.label, kernel.bindings, kernel.slots, memory, texts, own=True)  # unchecked
         number = self.kernels.setdefault(alone, len(self.kernels))
-        self.launches.append(len(self.dispatches))
-        offsets = kernel.numbers(launch.offsets(trial.plan.layout.offsets))
-        self.dispatches.append(Dispatch(number, buffers, offsets, launch.grid))
-        if not launch.constant:
+        self.tried.append(len(self.dispatches))
+        offsets = kernel.numbers(how.offsets(trial.plan.layout.offsets))
+        self.dispatches.append(Dispatch(number, buffers, offsets, how.grid))
+        if not how.constant:
             self.dispatches.append(Dispatch(number, buffers, tuple(x + 4 for x in offsets), NOWHERE))
         begins: dict[int, int] = {}
         for array in dict.fromkeys(c.array for c in trial.checks):

@@ -20,7 +20,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import group_of
 from tracegrad.program import Dispatch, Program
-from tracegrad.runtime.bench import Bench, Launch
+from tracegrad.runtime.bench import Bench, TrialDispatch
 from tracegrad.runtime.inexact import EPS, NOTHING, Check
 from tracegrad.runtime.points import largest
 from tracegrad.runtime.repeated import STRIDE, Patterns, drawn, kind_of
@@ -73,7 +73,7 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     data["kernels"] = [numbers.get(k["wgsl"], k) for k in data["kernels"]]
     values = [[e for _, expected in those for e in expected] for those in tries]
     found = [_bits(bench.found, checks, values[0], those) for those in values]
-    groups = dict(zip(bench.launches, map(some_groups, plans)))
+    groups = dict(zip(bench.tried, map(some_groups, plans)))
     facts = {
         "program": data,
         "groups": [[n, *run] for n, runs in groups.items() for run in runs],
@@ -102,7 +102,7 @@ def _on_bench(
     """Return the bench that runs the kernels, and its checks: kernel, type, and place and number of the results."""
     bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
     for n, grid, (trial, expected) in zip(map(int, kernels), grids, tries):
-        bench.add(_looking_at(trial, expected), Launch(grid, constant=True))
+        bench.add(_looking_at(trial, expected), TrialDispatch(grid, constant=True))
         kinds = ["bool" if c.slot.dtype.name == "bool" else c.array[1] for c in trial.checks]
         checks += [[n, *row] for row in zip(kinds, bench.places[-1], [e.at.size for e in expected])]
     return bench, checks

@@ -16,7 +16,7 @@ from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Program
 from tracegrad.runtime import verify
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.bench import Bench, Launch, mover
+from tracegrad.runtime.bench import Bench, TrialDispatch, mover
 from tracegrad.runtime.cache import RIGHT, Verdicts, key_of
 from tracegrad.runtime.points import Name
 from tracegrad.runtime.trials import Layout, layout_of, sizes_of
@@ -49,7 +49,7 @@ fn main(@builtin(workgroup_id) wid: vec3u) {
     states=(),
 )
 
-Launches = Mapping[str, Launch]  # of each kernel
+Dispatched = Mapping[str, TrialDispatch]  # of each kernel
 
 
 class Unchecked:
@@ -59,7 +59,7 @@ class Unchecked:
         self.program, self.verdicts = program, verdicts
         self.numbers: dict[str, int] = {}
         self.kernels: dict[str, tuple[KernelSource, Layout]] = {}
-        self.launches: dict[str, Launch] = {}
+        self.dispatched: dict[str, TrialDispatch] = {}
         self.trials: verify.Trials = ()
         self.helpers: list[Any] = []  # pipelines of the bench, kept until they were used
 
@@ -74,7 +74,7 @@ class Unchecked:
             constant = offsets_of_kernels(self.program)
             for key, n in self.numbers.items():
                 self.kernels[key] = kernels[n], layout_of(kernels[n], firsts[n].offsets)
-                self.launches[key] = Launch(firsts[n].grid, n in constant)
+                self.dispatched[key] = TrialDispatch(firsts[n].grid, n in constant)
             for n, k in used.items():
                 if k.turns:
                     self._begin_loop(k, firsts[n])
@@ -93,7 +93,7 @@ class Unchecked:
                 own = [x + more for x, more in zip(first.offsets[turn.first :], moved)]
                 self.numbers[key] = turn.kernel
                 self.kernels[key] = turn.source, layout_of(turn.source, own)
-                self.launches[key] = Launch(
+                self.dispatched[key] = TrialDispatch(
                     first.grid, False, (loop.slots, turn.first, moved), t * turns + turn.nest.turn(turn.number, u)
                 )
 
@@ -101,7 +101,7 @@ class Unchecked:
         """Run the kernels. Raise CompileError, with the kernel's number, for a wrong one."""
         if not self.numbers:
             return
-        found = _checked(self.kernels, self.trials, self.launches, session)
+        found = _checked(self.kernels, self.trials, self.dispatched, session)
         self.verdicts.add(found)
         self.helpers = []
         for key, how in found.items():
@@ -114,10 +114,12 @@ class Unchecked:
                 raise error
 
 
-def _checked(kernels: verify.Kernels, trials: verify.Trials, launches: Launches, session: Session) -> dict[str, str]:
+def _checked(
+    kernels: verify.Kernels, trials: verify.Trials, dispatched: Dispatched, session: Session
+) -> dict[str, str]:
     """Describe what each kernel computes wrongly. If memory does not suffice for all kernels, check them in halves."""
     try:
-        run = partial(_run, session, sizes_of(x for _, x in kernels.values()), launches)
+        run = partial(_run, session, sizes_of(x for _, x in kernels.values()), dispatched)
         return verify.faults(trials, run, verify.FURTHER)
     except DeviceLostError:
         raise
@@ -127,15 +129,17 @@ def _checked(kernels: verify.Kernels, trials: verify.Trials, launches: Launches,
             warnings.warn(f"kernel {kernel.label!r} could not be checked: {e}", RuntimeWarning, stacklevel=2)
             return {}
         halves = [trials[0::2], trials[1::2]]
-        parts = [_checked({key: kernels[key] for key, _ in half}, half, launches, session) for half in halves]
+        parts = [_checked({key: kernels[key] for key, _ in half}, half, dispatched, session) for half in halves]
         return parts[0] | parts[1]
 
 
-def _run(session: Session, sizes: Mapping[Name, int], launches: Launches, trials: verify.Trials) -> list[list[Array]]:
+def _run(
+    session: Session, sizes: Mapping[Name, int], dispatched: Dispatched, trials: verify.Trials
+) -> list[list[Array]]:
     """Return the device's results at the elements that each trial checks."""
     bench = Bench(sizes)
     for key, trial in trials:
-        bench.add(trial, launches[key])
+        bench.add(trial, dispatched[key])
     inputs = {"table": np.concatenate(bench.table), "picks": np.concatenate(bench.picks)}
     handle = session.load(bench.program({name: x.size for name, x in inputs.items()}))
     try:
