@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from tracegrad.arrays import Array, as_array, cast_lossless, describe, new_copy, np
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
@@ -21,6 +21,7 @@ from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 from tracegrad.tuning import KNOWN_SHAPES
 
 Given = Mapping[str, Any] | None
+Fitted = TypeVar("Fitted")
 
 
 class Owned(dict[str, Any]):
@@ -254,16 +255,14 @@ def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str,
     if not isinstance(given, Mapping):
         text = f"{what}: patches must be a dict of site name -> array, got {type(given).__name__}"
         raise InputError.here(text)
-    arrays: dict[str, Array] = {}
     problems: list[str] = []
-    for name, value in cast("Mapping[Any, Any]", given).items():
+
+    def fit(name: str, value: Any) -> tuple[Array, Array]:
         if name not in known:
-            problems.append(f"{name}: no such site{'; choose one of these' if known else ''}")
-            continue
-        try:
-            arrays[patch_leaf(name, MASK)], arrays[patch_leaf(name, VALUE)] = mask_and_value(known[name], value)
-        except InputError as e:
-            problems.append(f"{name}: {e}")
+            raise InputError(f"no such site{'; choose one of these' if known else ''}")
+        return mask_and_value(known[name], value)
+
+    found = fitted(cast("Mapping[str, Any]", given), fit, problems)
     if problems:
         count = f"{len(problems)} problems" if len(problems) > 1 else "a problem"
         listed = "\n  ".join(["patch sites are", *map(str, known.values())])
@@ -271,7 +270,18 @@ def check_patches(sites: Sequence[SiteInfo], given: Any, what: str) -> dict[str,
             listed = 'this forward has no patch sites; mark them with x = tg.patch("name", x)'
         message = "\n  ".join([f"{what}: {count} with the patches", *problems, listed])
         raise InputError.here(message)
-    return arrays
+    return {patch_leaf(name, part): x for name, both in found.items() for part, x in zip((MASK, VALUE), both)}
+
+
+def fitted(values: Mapping[str, Any], fit: Callable[[str, Any], Fitted], problems: list[str]) -> dict[str, Fitted]:
+    """Return `fit(name, value)` of each value. `problems` gets the names and reasons of those for which it raises."""
+    found: dict[str, Fitted] = {}
+    for name, value in values.items():
+        try:
+            found[name] = fit(name, value)
+        except InputError as e:
+            problems.append(f"{name}: {e}")
+    return found
 
 
 def mask_and_value(site: SiteInfo, given: Any) -> tuple[Array, Array]:

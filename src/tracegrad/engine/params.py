@@ -9,7 +9,7 @@ from typing import Any
 from tracegrad import init
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import DTYPES
-from tracegrad.engine.inputs import fit_value
+from tracegrad.engine.inputs import fit_value, fitted
 from tracegrad.errors import InputError
 from tracegrad.ir.states import STATE
 from tracegrad.nn.module import named_parameters, named_states, state_specs
@@ -88,15 +88,14 @@ def check_record(
     problems = [f"{name}: no such {kind}" for name in unknown]
     if strict:
         problems += [f"{f.name}: missing, expected {f.type}" for f in fields if f.name not in record]
-    arrays: dict[str, Array] = {}
-    for name, value in record.items():
-        if name in known:
-            try:
-                arrays[name] = fit_value(known[name], value)
-                if reason := not_finite(known[name], arrays[name]):
-                    problems.append(f"{name}: {reason}")
-            except InputError as e:
-                problems.append(f"{name}: {e}")
+
+    def fit(name: str, value: Any) -> Array:
+        x = fit_value(known[name], value)
+        if reason := not_finite(known[name], x):
+            raise InputError(reason)
+        return x
+
+    arrays = fitted({name: x for name, x in record.items() if name in known}, fit, problems)
     if problems:
         names = f"{kind}s are {', '.join(known) or 'none'}" if unknown else ""
         if any(name.rpartition(".")[2].startswith(("weight", "bias")) for name in unknown):

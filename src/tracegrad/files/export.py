@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracegrad import lr as schedules, safetensors
-from tracegrad.arrays import HAVE_NUMPY, as_array, describe, np
+from tracegrad.arrays import HAVE_NUMPY, Array, as_array, describe, np
 from tracegrad.compiler.build import Built
 from tracegrad.compiler.dispatches import blamed
 from tracegrad.compiler.feed import make_feed
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import fit_value
+from tracegrad.engine.inputs import fit_value, fitted
 from tracegrad.engine.stepper import Snapshot, Stepper
 from tracegrad.errors import InputError
 from tracegrad.files import checkpoints
@@ -288,18 +288,16 @@ def _points(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
 def checked_data(inputs: Sequence[Field], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the training data in the dtypes of the inputs. Raises InputError naming everything that does not fit."""
     fields = {f.name: f for f in inputs}
-    out: dict[str, Any] = {}
+
+    def fit(name: str, value: Any) -> Array:
+        f, x = fields[name], as_array(value)
+        if x.shape != f.shape and (not x.ndim or not len(x) or x.shape[1:] != f.shape[1:] or not f.shape):
+            raise InputError(f"expected examples of {f.dtype}{list(f.shape[1:])}, got {describe(x)}")
+        return checkpoints.storable(fit_value(replace(f, shape=x.shape), x), f.dtype)
+
     problems = [f"{n}: no such input" for n in data if n not in fields]
     problems += [f"{n}: missing, rows of {f.type}" for n, f in fields.items() if data and n not in data]
-    for name in fields.keys() & data.keys():
-        f = fields[name]
-        try:
-            x = as_array(data[name])
-            if x.shape != f.shape and (not x.ndim or not len(x) or x.shape[1:] != f.shape[1:] or not f.shape):
-                raise InputError(f"expected examples of {f.dtype}{list(f.shape[1:])}, got {describe(x)}")
-            out[name] = checkpoints.storable(fit_value(replace(f, shape=x.shape), x), f.dtype)
-        except InputError as e:
-            problems.append(f"{name}: {e}")
+    out = fitted({name: x for name, x in data.items() if name in fields}, fit, problems)
     lengths = {n: len(x) for n, x in out.items() if x.shape != fields[n].shape}
     batches = {fields[n].shape[0] for n in lengths}
     # an input with one batch of rows counts too: the page would use these rows at each step, beside changing rows
