@@ -112,10 +112,11 @@ class CompiledTraining(Training):
         from tracegrad.training.fit import Options, fit
 
         hooks = {"on_step": on_step, "on_epoch": on_epoch, "on_evaluate": on_evaluate}
-        options = Options(epochs, steps, evaluate, every, schedule, hooks)
-        return fit(
-            self, data, x, y, batch_size, shuffle, validation, metrics, progress, log, resume, callbacks, options
-        )
+        options = Options(
+            batch_size, epochs, steps, shuffle, validation, evaluate, every, metrics, progress, log, resume, schedule,
+            hooks, callbacks,
+        )  # fmt: skip
+        return fit(self, data, x, y, options)
 
     @helpful
     def export(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
 from operator import add
@@ -20,7 +21,7 @@ from tracegrad.hypers import checked_whole
 from tracegrad.lr import plateau_of
 from tracegrad.refusals import check_takes, shown
 from tracegrad.training.between import lr_metric, turns
-from tracegrad.training.callbacks import Hook, hooks_of, listed, watches
+from tracegrad.training.callbacks import hooks_of, listed, watches
 from tracegrad.training.data import Position, Rows, as_inputs, size_of, sources
 from tracegrad.training.history import FitState, History, Stop
 from tracegrad.training.placing import Placed, placed
@@ -32,15 +33,25 @@ NONE: Mapping[str, float] = MappingProxyType({})
 ENDS = 2.0  # seconds that an interrupted `fit` waits for a step to end, or three times as long as steps took
 
 
+@dataclass(frozen=True, slots=True)
 class Options:
-    """The arguments of `fit` that are not data."""
+    """The arguments of `fit` that are not data. `_checked` completes `hooks`, `schedule` and `watched`."""
 
-    def __init__(
-        self, epochs: int, steps: int | None, evaluate: Callable[[Any], Mapping[str, float]] | None,
-        every: int | None, schedule: Any, hooks: Mapping[str, Sequence[Hook]],
-    ):  # fmt: skip
-        self.epochs, self.steps, self.evaluate, self.every, self.hooks = epochs, steps, evaluate, every, hooks
-        self.schedule, self.watched = schedule, False
+    batch_size: int | None
+    epochs: int
+    steps: int | None
+    shuffle: bool
+    validation: Any
+    evaluate: Callable[[Any], Mapping[str, float]] | None
+    every: int | None
+    metrics: Any
+    progress: bool
+    log: Any
+    resume: Any
+    schedule: Any
+    hooks: Mapping[str, Any]  # by event; first a function or several, then all hooks, also those of callbacks
+    callbacks: Any
+    watched: bool = False  # does a callback want evaluations without metrics, too?
 
     @property
     def changing(self) -> bool:
@@ -53,18 +64,15 @@ class Options:
             cast("Callable[[], object]", hook)()
 
 
-def fit(
-    train: Training, data: Any, x: Any, y: Any, batch_size: int | None, shuffle: bool, validation: Any,
-    metrics: Any, progress: bool, log: Any, resume: Any, callbacks: Any, options: Options,
-) -> History:  # fmt: skip
+def fit(train: Training, data: Any, x: Any, y: Any, options: Options) -> History:
     """Run the loop of `CompiledTraining.fit`, which documents the arguments. A single array counts as a tuple of one.
 
     Raises InputError for arguments that do not fit, and whatever the loop raises."""
-    _check(train, batch_size, validation, metrics, callbacks, options)
-    if callable(log):
-        check_takes("fit", "log", log, ("record",))
-    where = Position.read(resume) if resume is not None else Position(1, 0, (train.seed, _steps(train)))
-    source, held = sources(train.input_types, data, x, y, batch_size, where.key if shuffle else None, validation)
+    options = _checked(train, options)
+    resume, key = options.resume, (train.seed, _steps(train))
+    where = Position.read(resume) if resume is not None else Position(1, 0, key)
+    shuffled = where.key if options.shuffle else None
+    source, held = sources(train.input_types, data, x, y, options.batch_size, shuffled, options.validation)
     size = size_of(source)
     if resume is not None:
         if size != where.size or (size is not None and where.done > size[-1]):
@@ -74,13 +82,13 @@ def fit(
             )
         train.load(resume)
     where.size, where.first = size, _steps(train) - where.done
-    validate = Validation(train, held, metrics or {}) if held is not None else None
+    validate = Validation(train, held, options.metrics or {}) if held is not None else None
     total = options.steps or (options.epochs * size[-1] if size else None)
-    bar = Progress(progress, None if total is None else total - where.own)
+    bar = Progress(options.progress, None if total is None else total - where.own)
     on_device = None
     if isinstance(source, Rows) and total is not None and not options.hooks["on_step"]:
         on_device = placed(train, source, total - where.own, options.changing)
-    loop = _Loop(train, options, validate, Log(log, options.hooks["on_log"]), bar, where, on_device)
+    loop = _Loop(train, options, validate, Log(options.log, options.hooks["on_log"]), bar, where, on_device)
     began = time.perf_counter()
     train.fitted = where
     try:
@@ -107,16 +115,18 @@ def _steps(train: Training) -> int:
     return train.store.call(lambda session, stepper: sum(s.counter for s in stepper.together))
 
 
-def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, callbacks: Any, options: Options) -> None:
-    """Check the arguments that need no data, and collect all hooks in `options`. Raises InputError."""
+def _checked(train: Training, options: Options) -> Options:
+    """Check the arguments that need no data, and collect all hooks. Raises InputError."""
+    validation, metrics = options.validation, options.metrics
     checked_whole("epochs", options.epochs, "fit")
-    for name, value in (("steps", options.steps), ("every", options.every), ("batch_size", batch_size)):
-        if value is not None:
+    for name in ("steps", "every", "batch_size"):
+        if (value := getattr(options, name)) is not None:
             checked_whole(name, value, "fit")
     measured = validation is not None or options.evaluate is not None
-    several = listed(callbacks)
-    options.watched, options.hooks = watches(several, measured), hooks_of(options.hooks, several)
-    options.schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")
+    several = listed(options.callbacks)
+    watched, hooks = watches(several, measured), hooks_of(options.hooks, several)
+    schedule = turns([name for name in train.store.steppers if name], options.schedule, "fit")
+    options = replace(options, watched=watched, hooks=hooks, schedule=schedule)
     if options.evaluate is not None:
         check_takes("fit", "evaluate", options.evaluate, ("training",))
     plateaus = [plateau_of(s.knobs.rate.schedule) for s in train.store.steppers.values()]
@@ -128,8 +138,14 @@ def _check(train: Training, batch_size: Any, validation: Any, metrics: Any, call
         )
     if options.schedule and validation is not None:
         raise InputError.here("fit: validation= works with one loss only; with several, use evaluate=")
-    if metrics is None:
-        return
+    if metrics is not None:
+        _check_metrics(metrics, validation)
+    if callable(options.log):
+        check_takes("fit", "log", options.log, ("record",))
+    return options
+
+
+def _check_metrics(metrics: Any, validation: Any) -> None:
     if validation is None:
         raise InputError.here("fit: metrics= are measured on held-out data; pass validation= too, such as 0.1")
     functions = [*cast("Mapping[str, Any]", metrics).values()] if isinstance(metrics, Mapping) else [None]
