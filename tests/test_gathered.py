@@ -19,7 +19,7 @@ from tracegrad.kernels.form import Axis
 from tracegrad.render.c_steps import CSource, GatheredStep, Scratch
 from tracegrad.render.gathered import Lay, in_memory_order
 from tracegrad.runtime.c_compiler import GCC_FLAGS, OTHER_FLAGS, compiler_named
-from tracegrad.runtime.calls import SizedGathered, neighbours, places, runs_of
+from tracegrad.runtime.calls import neighbours, places, runs_of
 from tracegrad.runtime.cpu import CpuSession
 
 # Vectors of what this machine has, of 8 and of 4
@@ -46,13 +46,6 @@ STACKED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((4, 10, 13, 21), (30, 1, 3, 3), {"stride": 2, "dilation": 2, "padding": 2, "groups": 10}),
 ]
 
-# images so small that the columns of all are those of one product
-JOINED: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
-    ((5, 12, 3, 5), (33, 12, 3, 3), {"padding": 1}),
-    ((13, 25, 6, 7), (29, 25, 2, 2), {"stride": (1, 2)}),
-    ((9, 40, 41), (24, 40, 3), {"dilation": 2}),
-]
-
 # so many terms that they are summed in parts
 LONG: tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]] = ((1, 43, 9, 11), (26, 43, 7, 7), {"padding": 3})
 
@@ -71,7 +64,9 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 8, 5, 6), (16, 2, 3, 2), {"stride": (1, 2), "padding": 1, "groups": 4}),
     ((2, 5, 19, 20), (10, 1, 3, 3), {"stride": 2, "dilation": 2, "padding": 1, "groups": 5}),
     *STACKED,
-    *JOINED,
+    ((5, 12, 3, 5), (33, 12, 3, 3), {"padding": 1}),
+    ((13, 25, 6, 7), (29, 25, 2, 2), {"stride": (1, 2)}),
+    ((9, 40, 41), (24, 40, 3), {"dilation": 2}),
     LONG,
 ]
 
@@ -175,30 +170,6 @@ def test_bits_of_an_image_do_not_depend_on_how_many_there_are(shape: Any, sessio
         found.append(run(sessions[0], fn, w, {"x": images, "v": filters})[0])
     assert stacked == [True, False]
     np.testing.assert_array_equal(found[0][:1, : few * each], found[1])
-
-
-@every_width
-@pytest.mark.parametrize("shape", JOINED, ids=str)
-def test_bits_of_a_small_image_do_not_depend_on_how_many_there_are(
-    shape: Any, sessions: tuple[CpuSession, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x_shape, w_shape, how = shape
-    x, w, _ = drawn(x_shape, w_shape)
-    fn: Fn = lambda m, x: conv(x, m.w, **how)
-    joined: list[bool] = []
-    made = SizedGathered.__new__
-
-    def noted(*args: Any) -> SizedGathered:
-        joined.append(args[3])
-        return made(*args)
-
-    monkeypatch.setattr(SizedGathered, "__new__", noted)
-    found, _ = run(sessions[0], fn, w, {"x": x})
-    assert joined and all(joined)  # several on a machine that checks this kernel for the first time
-    joined.clear()
-    alone = [run(sessions[0], fn, w, {"x": x[k : k + 1]})[0] for k in range(len(x))]
-    assert joined and not any(joined)
-    np.testing.assert_array_equal(found, np.concatenate(alone))
 
 
 @every_width

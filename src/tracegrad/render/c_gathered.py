@@ -88,7 +88,6 @@ typedef struct {{
   long how, across;                      /* so many blocks of columns are done apart */
   tile_ *const (*tiles)[2];              /* the engine's: to compile them once more takes as long as the rest */
   long reach;                            /* elements of b from the first to the last of one product */
-  const long *nc;                        /* where each column of c lies; 0 if they are neighbours */
   long along;                            /* from each k to the next in a; 0 if it varies */
   const int *end;                        /* if it is given, only so many columns count */
 }} gathered_;
@@ -142,19 +141,18 @@ static void find_vectors(vectors_ *v, const gathered_ *g, long begin, long last)
   long j = v->begin = begin;
   for (v->n = 0; j < last && v->n < (g->how == LYING_COLUMNS ? NC : NC / VL); v->n++) {{
     const long count = min_long(min_long(VL, last - j), g->how == LYING_COLUMNS ? g->nb_runs[j] : VL);
-    v->from[v->n] = g->nb[j], v->to[v->n] = g->nc ? g->nc[j] : j, v->counts[v->n] = count, j += count;
+    v->from[v->n] = g->nb[j], v->to[v->n] = j, v->counts[v->n] = count, j += count;
   }}
   v->end = j;
   for (long w = 0; w < MOST; w++) v->from[v->n + w] = v->from[v->n - 1], v->counts[v->n + w] = 0;
 }}
 
 /* True if a tile can write whole vectors. What a first block writes behind a run, later tiles write again. */
-static int are_whole(const gathered_ *g, const vectors_ *v, long t, long n, long first) {{
+static int are_whole(const vectors_ *v, long t, long n, long first) {{
   if (t + n > v->n || (first && v->to[t + n - 1] + VL <= v->end)) return t + n <= v->n;
   for (long w = t; w < t + n; w++)
     if (v->counts[w] < VL) return 0;
-  const long *at = g->nc ? g->nc + v->begin + t * VL : 0;
-  return !at || at[n * VL - 1] - *at == n * VL - 1;
+  return 1;
 }}
 
 static void gathered_part(const gathered_ *g, const float *a, const float *b, float *c, const vectors_ *v) {{
@@ -182,7 +180,7 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
           turn_rows(packed_a + x * kc, above + x * g->step, 0, g->step, *h, g->ka + pc, g->ka_runs + pc, kc, *h);
       }}
       for (long t = 0; t < v->n; t += most) {{
-        const long wide = t + 1 < v->n, n = lies || wide ? most : 1, whole = are_whole(g, v, t, n, lies && !block);
+        const long wide = t + 1 < v->n, n = lies || wide ? most : 1, whole = are_whole(v, t, n, lies && !block);
         const long *to = whole ? v->to + t : beside, row = whole ? g->row : n * VL, more = whole && block > 0;
         h = heights;
         for (long x = 0; x < rows; x += *h++) {{
@@ -194,8 +192,7 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
           for (long r = 0; r < *h && !whole; r++)
             for (long w = 0; w < n; w++)
               for (long y = 0; y < v->counts[t + w]; y++) {{
-                const long at = g->nc ? g->nc[v->begin + (t + w) * VL + y] : v->to[t + w] + y;
-                float *one = under + r * g->row + at;
+                float *one = under + r * g->row + v->to[t + w] + y;
                 *one = (block ? *one : 0.0f) + edge[r * row + w * VL + y];
               }}
         }}

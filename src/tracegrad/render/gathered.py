@@ -20,7 +20,7 @@ from tracegrad.dtypes import f32, strides_of
 from tracegrad.kernels.axes import Scaled
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, atoms_of, indices_of, variables_of, walk
 from tracegrad.kernels.form import Axis, Kernel
-from tracegrad.tuning import JOINED, JOINED_TERMS, LANES, LYING, LYING_ROWS
+from tracegrad.tuning import LANES, LYING, LYING_ROWS
 
 
 class Lay(NamedTuple):
@@ -227,11 +227,6 @@ def span(lays: Sequence[Lay]) -> int | None:
 def lies(m: int, n: int, vectors: int) -> bool:
     """Return whether a product reads its columns in place, as this number of vectors, instead of packing them."""
     return n > LANES and m * (1 - n / (LANES * vectors)) <= LYING_ROWS  # tiles read two vectors at a time
-
-
-def joins(n: int, k: int) -> bool:
-    """Return whether to join products with the same left operand into one, so that fewer vector lanes are empty."""
-    return n < JOINED and n % LANES > 0 and k >= JOINED_TERMS
 
 
 def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:

@@ -18,7 +18,7 @@ from tracegrad.kernels.form import Extent, decided
 from tracegrad.loops import BY_SIZE, Move
 from tracegrad.program import Program
 from tracegrad.render.c_steps import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
-from tracegrad.render.gathered import Lay, joins, lies
+from tracegrad.render.gathered import Lay, lies
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.storage import address, lying
 from tracegrad.tuning import LANES, POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK, PRODUCT_STORE
@@ -57,14 +57,11 @@ class SizedGathered(NamedTuple):
 
     sizes: tuple[int, ...]  # the axes of the stack, m and n
     k: int
-    joined: bool  # all products are computed as one, with the columns of all
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
         """Return the arguments that change with the size, by number, and the largest number of parts."""
         *batch, m, n = [decided(x, size) for x in self.sizes]
         count, side = math.prod(batch), max(PRODUCT_SIDE, m)
-        if self.joined:
-            count, n, side = 1, count * n, 2 * LANES
         most = max(1, min(count * m * n * self.k // PRODUCT_GRAIN, PRODUCT_PARTS))
         across = max(1, min(-(-most // count), n // side))
         return {0: count, 1: m, 2: n, 17: across}, min(most, count * across)
@@ -246,22 +243,17 @@ class CallList:
         runs = [neighbours(t) for t in tables]
         k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
         how = 3 if stacked else 0 if lies(m, n, vectors) else 1 if runs[2].mean() >= runs[1].mean() else 2
-        joined = how in (1, 2) and not any(left.batch) and len(offsets) > 1 and joins(n, k)
-        if joined:
-            tables.append(np.add.outer(offsets[:, 2], np.arange(n, dtype=np.int64)).reshape(-1))
-            tables[2] = np.add.outer(offsets[:, 1], tables[2]).reshape(-1)
-            runs[2] = neighbours(tables[2])
-        whole, parts = SizedGathered(out.shape, k, joined)(0)
+        whole, parts = SizedGathered(out.shape, k)(0)
         words = [whole[0], m, whole[2], k]
         words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
         words += [left.rows[0].step if left.rows else 0, out.strides[-2] // 4]
         reach = int(tables[1].max() + tables[2].max()) + 1
-        words += [t.ctypes.data for t in (*tables[:3], *runs[:3])]
-        words += [how, whole[17], self._address("tracegrad_tiles"), reach, tables[3].ctypes.data if joined else 0]
+        words += [t.ctypes.data for t in (*tables, *runs)]
+        words += [how, whole[17], self._address("tracegrad_tiles"), reach]
         along = np.unique(np.diff(tables[0]))
         words.append(1 if k == 1 else int(along[0]) if len(along) == 1 else 0)
-        words.append(end.ctypes.data if end is not None and not joined else 0)
-        at = SizedGathered(tuple(sizes), k, joined) if grows(sizes) else None
+        words.append(end.ctypes.data if end is not None else 0)
+        at = SizedGathered(tuple(sizes), k) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)
 
