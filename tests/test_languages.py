@@ -58,7 +58,7 @@ def test_a_device_spells_its_own_language_alone(device_name: str, monkeypatch: p
 
 
 def test_a_language_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(render=lambda launch: [k.label for k in launch.kernels])
+    module = SimpleNamespace(render=lambda launch: [x.kernel.label for x in launch.kernels])
     monkeypatch.setitem(sys.modules, "tracegrad.render.labels", module)
     labels = languages.Language("labels", "render")
     monkeypatch.setattr("tracegrad.compiler.assemble.LANGUAGES", {"labels": labels})

@@ -28,16 +28,23 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundLaunch:
-    """The input of a renderer: kernels that run side by side in one launch, and the bindings of their slots."""
+class BoundKernel:
+    """A kernel of a launch, and what it binds."""
 
-    kernels: Sequence[Kernel]
-    tilings: Sequence[Tiling]
-    binding_of: Sequence[int]  # binding of each slot, for one kernel after the other
-    bindings: Sequence[Binding]
+    kernel: Kernel
+    tiling: Tiling
+    binding_of: Sequence[int]  # of each slot
     aligned: Sequence[bool]  # for each slot: does it begin at a multiple of four elements in all dispatches?
+    reach: Reach | None = None  # if the workgroups of several kernels of the launch depend on the size of a run
+
+
+@dataclass(frozen=True, slots=True)
+class BoundLaunch:
+    """The input of a renderer: kernels that run side by side in one launch, and the bindings that they share."""
+
+    kernels: Sequence[BoundKernel]
+    bindings: Sequence[Binding]
     capacity: int = 0  # the largest size of a run, if the text reads the size; else 0
-    reaches: Sequence[Reach] = ()  # of each kernel, if the workgroups of several depend on the size of a run
 
 
 @dataclass(frozen=True, slots=True)

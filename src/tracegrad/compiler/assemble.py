@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Any
 
 from tracegrad.compiler.layout import Persistent, Place
 from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir.nodes import Tensor
-from tracegrad.kernel_source import Binding, BoundLaunch, KernelSource, Texts
+from tracegrad.kernel_source import Binding, BoundKernel, BoundLaunch, KernelSource, Texts
 from tracegrad.kernels.form import capacity_of, on_device
 from tracegrad.kernels.fuse import MAX_BUFFERS
 from tracegrad.kernels.group import Launch
@@ -159,7 +158,6 @@ def source_of(
     """Return one launch in every language; each text is generated when it is first requested."""
     kernels, tilings = [m.kernel for m in launch.members], [m.tiling for m in launch.members]
     sized = [m.sized for m in launch.members if m.sized]
-    bound = BoundLaunch(kernels, tilings, binding_of, bindings, aligned)
     shared = workgroup_bytes(tilings)
     serial = without_barriers(kernels, tilings) if shared else []
     lowered = serial or tilings
@@ -173,12 +171,15 @@ def source_of(
 
     def spell(name: str) -> Any:
         language = LANGUAGES[name]
-        if not sized:
-            return language.spell(bound)
-        if not language.gpu:
-            return language.spell(replace(bound, kernels=sized))
-        own = serial_reaches if name == "serial_wgsl" else reaches
-        return language.spell(replace(bound, kernels=on_gpu, capacity=capacity, reaches=own if side_by_side else ()))
+        spelled = on_gpu if language.gpu else sized
+        own = (serial_reaches if name == "serial_wgsl" else reaches) if language.gpu and side_by_side else ()
+        bound: list[BoundKernel] = []
+        first = 0
+        for k, tiling, reach in zip(spelled or kernels, tilings, own or [None] * len(tilings)):
+            mine = slice(first, first + len(k.slots))
+            bound.append(BoundKernel(k, tiling, binding_of[mine], aligned[mine], reach))
+            first += len(k.slots)
+        return language.spell(BoundLaunch(bound, bindings, capacity if language.gpu else 0))
 
     return KernelSource(
         label=" | ".join(k.label for k in kernels),

@@ -26,15 +26,15 @@ def render_numpy(launch: BoundLaunch) -> str:
     setup: list[str] = []
     run: list[str] = []
     first = 0
-    for number, kernel in enumerate(launch.kernels):
+    for number, x in enumerate(launch.kernels):
         suffix = f"_{number}" if len(launch.kernels) > 1 else ""
-        parts = in_pieces(unroll(kernel))
+        parts = in_pieces(unroll(x.kernel))
         for k, part in enumerate(parts):
-            writer = _Writer(part, suffix + (f"_p{k}" if len(parts) > 1 else ""), first, launch.binding_of)
+            writer = _Writer(part, suffix + (f"_p{k}" if len(parts) > 1 else ""), first, x.binding_of)
             writer.write()
             setup += writer.arrays.setup
             run += writer.arrays.lines
-        first += len(kernel.slots)
+        first += len(x.binding_of)
     body = [f"    {line}" for line in setup]
     body += ["    def run():"] + [f"        {line}" for line in run] + ["    return run"]
     sized = f", {SIZE}" if any(SIZE in line for line in body) else ""

@@ -71,8 +71,7 @@ class Arrays:
 
     def memory(self, slot: int) -> tuple[str, str]:
         """Return the array of a slot, and the slot's offset in it."""
-        k = self.first + slot
-        return f"memory[{self.binding_of[k]}]", f"at[{k}]"
+        return f"memory[{self.binding_of[slot]}]", f"at[{self.first + slot}]"
 
     def view(self, slot: int, index: Index) -> str:
         """Return a strided view of linear memory: sizes and strides over all axes."""

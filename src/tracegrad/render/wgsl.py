@@ -15,7 +15,7 @@ from tracegrad.kernels.form import SIZE, Axis, Kernel, Store, divides, fold_batc
 from tracegrad.kernels.tiling import GRID_X, Reach, Tiling, takes_first, without_barriers, workgroup_arrays
 from tracegrad.loops import Move
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, spelled, when
-from tracegrad.render.wgsl_loads import XYZW, Access, vector_loads, vector_slots
+from tracegrad.render.wgsl_loads import XYZW, Access, vector_bindings, vector_loads
 from tracegrad.render.wgsl_rows import BlockFold, Rows
 from tracegrad.render.wgsl_scatter import Scattering
 from tracegrad.render.wgsl_tile import Result, Square, Tile
@@ -23,25 +23,24 @@ from tracegrad.render.wgsl_tile import Result, Square, Tile
 
 def render_serial_wgsl(launch: BoundLaunch) -> Shader:
     """Return one shader without workgroup memory."""
-    return render_wgsl(replace(launch, tilings=without_barriers(launch.kernels, launch.tilings)))
+    tilings = without_barriers([x.kernel for x in launch.kernels], [x.tiling for x in launch.kernels])
+    return render_wgsl(replace(launch, kernels=[replace(x, tiling=t) for x, t in zip(launch.kernels, tilings)]))
 
 
 def render_wgsl(launch: BoundLaunch) -> Shader:
     """Return one shader for kernels that run side by side."""
-    kernels, tilings, binding_of, aligned = launch.kernels, launch.tilings, launch.binding_of, launch.aligned
-    vectors = vector_slots(list(zip(kernels, tilings)), binding_of, aligned)
+    vectors, tilings = vector_bindings(launch.kernels), [x.tiling for x in launch.kernels]
     functions: list[Function] = []
-    first, slots = 0, len(binding_of)
-    for kernel, tiling, reach in zip(kernels, tilings, launch.reaches or [None] * len(kernels)):
-        mine = slice(first, first + len(kernel.slots))
-        made = Function(kernel, tiling, first, vectors[mine], aligned[mine], [binding_of[mine]], slots, reach)
-        first += len(kernel.slots)
+    first, slots = 0, sum([len(x.binding_of) for x in launch.kernels])
+    for x in launch.kernels:
+        by_vectors = [b in vectors for b in x.binding_of]
+        made = Function(x.kernel, x.tiling, first, by_vectors, x.aligned, [x.binding_of], slots, x.reach)
+        first += len(x.binding_of)
         if functions and functions[-1].does(made):
             functions[-1].bound += made.bound
         else:
             functions.append(made)
-    vectored = {b for b, vector in zip(binding_of, vectors) if vector}
-    elements = [f"vec4<{b.dtype}>" if k in vectored else b.dtype for k, b in enumerate(launch.bindings)]
+    elements = [f"vec4<{b.dtype}>" if k in vectors else b.dtype for k, b in enumerate(launch.bindings)]
     helpers: dict[str, None] = {}
     texts: list[str] = []
     for number, f in enumerate(functions):

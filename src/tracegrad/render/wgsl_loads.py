@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tracegrad.dtypes import f16, f32
+from tracegrad.kernel_source import BoundKernel
 from tracegrad.kernels.expr import Index, Value, Var, names_of, walk
 from tracegrad.kernels.form import Axis, Kernel, divides, points
 from tracegrad.kernels.tiles import TileShape
@@ -24,23 +25,19 @@ from tracegrad.tuning import LOAD_PAIR, LOAD_RUN, WORKGROUP
 
 XYZW = "xyzw"  # components of a vector
 
-Launched = Sequence[tuple[Kernel, Tiling]]
 
-
-def vector_slots(launched: Launched, binding_of: Sequence[int], aligned: Sequence[bool]) -> list[bool]:
-    """Return for each slot of a launch whether its array is of vectors. aligned: the slot begins at a whole vector."""
+def vector_bindings(kernels: Iterable[BoundKernel]) -> set[int]:
+    """Return the bindings of a launch whose arrays are of vectors."""
     by_element: set[int] = set()
     by_vector: set[int] = set()
-    first = 0
-    for kernel, tiling in launched:
-        found = slots_by_vectors(kernel, tiling)
-        for number, slot in enumerate(kernel.slots, first):
-            if aligned[number] and number - first in found:
-                by_vector.add(binding_of[number])
+    for x in kernels:
+        found = slots_by_vectors(x.kernel, x.tiling)
+        for number, (slot, binding) in enumerate(zip(x.kernel.slots, x.binding_of)):
+            if x.aligned[number] and number in found:
+                by_vector.add(binding)
             elif slot.written:
-                by_element.add(binding_of[number])
-        first += len(kernel.slots)
-    return [b in by_vector - by_element for b in binding_of]
+                by_element.add(binding)
+    return by_vector - by_element
 
 
 def slots_by_vectors(kernel: Kernel, tiling: Tiling) -> set[int]:
