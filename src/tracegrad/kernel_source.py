@@ -10,7 +10,7 @@ from typing import Any
 
 from tracegrad.dtypes import STORED
 from tracegrad.files.jsontext import LOCAL, demand, natural
-from tracegrad.kernels.blocks import Blocks, Mirrors
+from tracegrad.kernels.blocks import Blocks
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import Reach, Tiling, grid_of
 from tracegrad.loops import Loop, Move
@@ -52,7 +52,6 @@ class BoundLoop:
     """The input of a renderer: all iterations of a loop in one launch. A workgroup runs them for each block."""
 
     blocks: Blocks
-    mirrors: Mirrors | None  # None: kernels pass on what they write through storage
     binding_of: Sequence[int]  # binding of each slot, for one kernel after the other
     bindings: tuple[Binding, ...]
     moves: Mapping[int, Sequence[Move]]  # slot -> how its offset moves in this loop, and in the loop inside of it

@@ -82,11 +82,10 @@ def _in_one_launch(program: Program, number: int, inside: Sequence[Loop]) -> tup
     blocks = blocks_of([m.form for m in members], spans, [nest.count(k) for k in range(len(members))])
     if blocks is None:
         return None
-    mirrors = None
     if not inside:
-        blocks, mirrors = with_mirrors(blocks, spans, loop.count)
+        blocks = with_mirrors(blocks, spans, loop.count)
     own, outer = _moves(members, depth)
-    kernel = _source(members, BoundLoop(blocks, mirrors, *_bound(members, arrays), own, nest))
+    kernel = _source(members, BoundLoop(blocks, *_bound(members, arrays), own, nest))
     offsets = [m.dispatch.offsets[s] for m in members for s in m.slots]
     begin, end = 0, nest.turns * loop.count
     if loop.per:  # the first turn, or the end, follows the size of a run
@@ -131,7 +130,7 @@ def _bound(members: Sequence[_Member], arrays: Sequence[int]) -> tuple[list[int]
 
 def _source(members: Sequence[_Member], bound: BoundLoop) -> KernelSource:
     """Return the source of the one kernel that runs all iterations of a loop."""
-    copied = sum(bound.mirrors.sizes.values()) if bound.mirrors else 0
+    copied = sum(bound.blocks.mirrored.values())
     whole = KernelSource(
         label=f"loop of {', '.join(m.form.label for m in members)}",
         bindings=bound.bindings,

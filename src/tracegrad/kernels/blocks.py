@@ -66,13 +66,29 @@ class Span(NamedTuple):
         return not apart and (self.written or other.written)
 
 
+class Part(NamedTuple):
+    """A kernel of a loop, restricted to one block, whose number is the variable `block`."""
+
+    kernel: Kernel
+    tiling: Tiling
+    fixed: frozenset[int]  # slots whose elements are the same in all iterations
+    copies: Mapping[int, Copy]  # slots that workgroup memory mirrors
+
+
 class Blocks(NamedTuple):
-    """The kernels of a loop, each restricted to one of `number` blocks, whose number is the variable `block`."""
+    """The kernels of a loop for each of `number` blocks.
+
+    mirrored: elements of workgroup memory by array; empty if kernels pass on what they write through storage.
+    """
 
     number: int
-    kernels: tuple[Kernel, ...]
-    tilings: tuple[Tiling, ...]
-    fixed: tuple[frozenset[int], ...]  # of each kernel, the slots whose elements are the same in all iterations
+    parts: Sequence[Part]
+    mirrored: Mapping[str, int]
+
+    @property
+    def tilings(self) -> list[Tiling]:
+        """The tiling of each kernel."""
+        return [part.tiling for part in self.parts]
 
 
 def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]], times: Sequence[int]) -> Blocks | None:
@@ -91,7 +107,7 @@ def blocks_of(kernels: Sequence[Kernel], spans: Sequence[Sequence[Span]], times:
         fixed = [
             frozenset(k for k, s in enumerate(own) if not (s.steps or both[k])) for own, both in zip(spans, shared)
         ]
-        return Blocks(count, found, tilings, tuple(fixed))
+        return Blocks(count, [Part(*part, {}) for part in zip(found, tilings, fixed)], {})
     return None
 
 
@@ -308,25 +324,18 @@ class Copy(NamedTuple):
         return f"{self.begin}{turn}"
 
 
-class Mirrors(NamedTuple):
-    """For each kernel, the slots that workgroup memory mirrors; and the number of elements of each array there."""
-
-    of: tuple[Mapping[int, Copy], ...]
-    sizes: Mapping[str, int]
-
-
 Written = tuple[int, int]  # the number of a kernel and of its slot
 
 
-def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> tuple[Blocks, Mirrors | None]:
-    """Return the blocks with loads from workgroup memory, and the mirrors; or the same blocks, and None.
+def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> Blocks:
+    """Return the blocks with loads from workgroup memory.
 
-    The second case is that the values do not all fit, or that a source of a read is not certain.
+    Return the same blocks if the values do not all fit, or if a source of a read is not certain.
     length: the number of iterations.
     """
     sources = _sources(blocks, spans, length)
     if sources is None:
-        return blocks, None
+        return blocks
     carried = {w for (k, _), w in sources.items() if w[0] >= k}
     places: dict[Written, Copy] = {}
     sizes: dict[str, int] = {}
@@ -336,17 +345,15 @@ def with_mirrors(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -
         places[k, slot] = Copy(array, sizes.get(array, 0), size, copies)
         sizes[array] = sizes.get(array, 0) + size * copies
     if workgroup_bytes(blocks.tilings) + 4 * sum(sizes.values()) > WORKGROUP_BYTES:
-        return blocks, None
+        return blocks
     of: list[dict[int, Copy]] = [{slot: c for (j, slot), c in places.items() if j == k} for k in range(len(spans))]
     for (k, slot), w in sources.items():
         of[k][slot] = places[w]._replace(later=int(w[0] < k))
-    kernels = tuple(
-        replace(
-            kernel, body=body_of(kernel, Replaced(Space(), {}, partial(_element, {s for j, s in sources if j == k})))
-        )
-        for k, kernel in enumerate(blocks.kernels)
-    )
-    return blocks._replace(kernels=kernels), Mirrors(tuple(of), sizes)
+    parts: list[Part] = []
+    for k, part in enumerate(blocks.parts):
+        values = Replaced(Space(), {}, partial(_element, {s for j, s in sources if j == k}))
+        parts.append(part._replace(kernel=replace(part.kernel, body=body_of(part.kernel, values)), copies=of[k]))
+    return Blocks(blocks.number, parts, sizes)
 
 
 def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> dict[Written, Written] | None:
@@ -358,7 +365,7 @@ def _sources(blocks: Blocks, spans: Sequence[Sequence[Span]], length: int) -> di
     written = [(k, slot, s) for k, slot, s in everything if s.written]
     if any(a.meets(b) for n, (*_, a) in enumerate(written) for *_, b in written[:n]):
         return None  # two kernels write an element: only a barrier for storage keeps their order
-    steps = [steps_of(kernel) for kernel in blocks.kernels]
+    steps = [steps_of(part.kernel) for part in blocks.parts]
     found: dict[Written, Written] = {}
     for k, slot, s in everything:
         met = [(j, other, w) for j, other, w in written if s.meets(w)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tracegrad.kernel_source import BoundLoop, Nest, Shader
 from tracegrad.kernels.blocks import ARRAYS, BLOCK
 from tracegrad.kernels.tiling import GRID_X, Tiling, workgroup_arrays
@@ -33,7 +31,7 @@ def render_loop(launch: BoundLoop) -> Shader:
             before.append(when(f"end > begin + 1 || turn_of(begin).x == {number}", [call]))
         helpers.update(writer.emit.helpers)
         turns.append(Block(f"case {number}:", _turn(number, tilings[number])))
-    copied: Mapping[str, int] = launch.mirrors.sizes if launch.mirrors else {}
+    copied = launch.blocks.mirrored
     if copied:
         before.append("workgroupBarrier();")
     barrier = "workgroupBarrier();" if copied else "storageBarrier();"
@@ -50,15 +48,16 @@ def _writers(launch: BoundLoop, elements: list[str]) -> list[Writer]:
     """Return a `Writer` for the function of each kernel. elements: the element type of each binding's array."""
     out: list[Writer] = []
     first = 0
-    for number, (kernel, tiling) in enumerate(zip(launch.blocks.kernels, launch.blocks.tilings)):
-        slots = range(len(kernel.slots))
+    kept = KEPT_IN_REGISTERS // max(1, sum(t.kind == "block" for t in launch.blocks.tilings))
+    for number, part in enumerate(launch.blocks.parts):
+        slots = range(len(part.kernel.slots))
         function = Function(
-            kernel, tiling, first, [False for _ in slots], [False for _ in slots],
+            part.kernel, part.tiling, first, [False for _ in slots], [False for _ in slots],
             bound=[launch.binding_of[first : first + len(slots)]],
             moves={s: launch.moves[first + s] for s in slots if first + s in launch.moves},
-            fixed=launch.blocks.fixed[number],
-            room=KEPT_IN_REGISTERS // max(1, sum(t.kind == "block" for t in launch.blocks.tilings)),
-            copies=launch.mirrors.of[number] if launch.mirrors else {},
+            fixed=part.fixed,
+            room=kept,
+            copies=part.copies,
         )  # fmt: skip
         out.append(Writer(function, f"k{number}", elements))
         first += len(slots)
