@@ -176,6 +176,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--progress", default=Path("fuzz-progress.jsonl"), type=Path, help="which chunks are done")
     parser.add_argument("--rows", default=None, type=_seeds, help="run the case table instead, at these turns of sizes")
     parser.add_argument("--sizes", default=None, type=_seeds, help="run functions of all sizes instead, of these seeds")
+    parser.add_argument("--seconds", default=300.0, type=float, help="after which --sizes begins nothing, per runner")
     parser.add_argument("--replay", action="store_true", help="run the corpus instead")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -200,7 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return LACKING
     warnings.simplefilter("ignore")
     if options.sizes is not None:
-        found = [text for name in runners if name in DEVICES for text in compared_at_sizes(options.sizes, name)]
+        chosen = [name for name in runners if name in DEVICES]
+        found = [text for name in chosen for text in compared_at_sizes(options.sizes, name, options.seconds)]
         return bool(found)
     if options.inside:
         print(LINE + json.dumps(explored(options.seeds, runners, options.shrink, options.corpus)))
