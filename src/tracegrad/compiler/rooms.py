@@ -16,6 +16,7 @@ from tracegrad.compiler.build import Built, ProgramSource, uncollected
 from tracegrad.compiler.followed import Followed, follow_sizes
 from tracegrad.compiler.inputtypes import input_ranges
 from tracegrad.compiler.numbers import At, Number, constants_of, counted, numbers_of, pairs_of, values_at
+from tracegrad.compiler.pipeline import lift
 from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, whole_of
 from tracegrad.compiler.uniform import Pair, check_graphs
 from tracegrad.dtypes import Shape, TensorType, i32
@@ -243,12 +244,16 @@ def _built(
     given = [counted(one.graph, places[0]), counted(other.graph, places[1])]
     roomy = [Roomy(graph, {}) for graph in given]
     if names != [exact_name]:
-        roomy = [in_room(given[0], given[1], sizes, names, exact)]
         if pair:
             values_at(last.graph, constants)  # raises if a constant differs from those of the other traces
             alike = zip(constants_of(one.graph), constants_of(last.graph))
-            third = counted(last.graph, {t.serial: places[0][x.serial] for x, t in alike if x.serial in places[0]})
-            roomy.append(in_room(third, given[1], Sizes(at[-1], at[1]), names, exact))
+            given.append(
+                counted(last.graph, {t.serial: places[0][x.serial] for x, t in alike if x.serial in places[0]})
+            )
+        try:  # first, because masks would hide the sums of loops
+            roomy = _in_rooms([lift(graph) for graph in given], at, names, exact)
+        except UnsizedError:  # such as: memory that is worth it at one size only
+            roomy = _in_rooms(given, at, names, exact)
     ends = () if gpu else tuple([SIZE.format(name) for name in names if name != exact_name])
     graphs = [replace(r.graph, ends=ends) for r in roomy]
     try:
@@ -261,6 +266,15 @@ def _built(
     specs = input_ranges(one.traced.graph), input_ranges(other.traced.graph)
     both, results = (one, other), roomy[0].results
     return Rooms(built, sizes, source_at, both, results, names, constants, numbers, followed, {}, specs, exact)
+
+
+def _in_rooms(
+    graphs: Sequence[Graph], at: Sequence[tuple[int, ...]], names: Sequence[str], exact: int | None
+) -> list[Roomy]:
+    """Return what `in_room` makes of the first graph and, if there is a third, of this one."""
+    one, other, *last = graphs
+    found = [in_room(one, other, Sizes(at[0], at[1]), names, exact)]
+    return found + [in_room(graph, other, Sizes(at[-1], at[1]), names, exact) for graph in last]
 
 
 def _traces(
