@@ -75,7 +75,8 @@ def poisoned(session: Any, program: Program, env: dict[str, Any]) -> tuple[dict[
     handle = session.load(replace(program, buffers=chosen))
     try:
         for k, name in temporary.items():
-            session.write(name, np.full(buffers[k].size, np.nan, np.float32))
+            poison = np.int32(-(2**31)) if buffers[k].dtype == "i32" else np.float32(np.nan)
+            session.write(name, np.full(buffers[k].size, poison))
         got = session.run(handle, [env]).outputs()[0]
         return got, sum(int(np.isnan(session.read(name)).sum()) for name in temporary.values())
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tracegrad.files.jsontext import LOCAL
 
@@ -26,6 +27,19 @@ class Move:
         return self.step * (t % self.ring)
 
 
+class Until(NamedTuple):
+    """Which elements of a loop count in a run. A runtime can leave out the others: they change no carry.
+
+    size:  the input that holds a size of the run. So many elements count, and `more`, which can be negative.
+    turns: a multiple of so many elements can be left out, so that last values of carries are in their places.
+    """
+
+    size: str
+    more: int
+    turns: int
+    reverse: bool  # the last element comes first
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """The dispatches from `begin` up to `end` run `count` times.
@@ -39,6 +53,13 @@ class Loop:
     count: int
     per: int = field(default=0, repr=False, metadata=LOCAL)  # iterations for each unit of a run's size; 0: fixed
     reverse: bool = field(default=False, repr=False, metadata=LOCAL)
+    until: Until | None = field(default=None, repr=False, metadata=LOCAL)  # None: all iterations count
+
+    def left_out(self, t: int) -> int:
+        """Return the largest size, in the input `until.size`, at which a run can leave out iteration `t`."""
+        assert self.until is not None
+        element = self.count - 1 - t if self.until.reverse else t
+        return element - (self.count - element) % self.until.turns - self.until.more
 
     def iterations(self, size: int) -> range:
         """Return the iterations of a run of this size."""

@@ -99,9 +99,10 @@ class Rendered:
             scan = plan.scans[id(launch.scan)]
             begin, place = len(self.dispatches), len(self.loops)
             self.launches(scan.plan)
+            until = scan.until(plan)
             self.loops.insert(
                 place,
-                Loop(begin, len(self.dispatches), scan.length, scan.per, scan.per > 0 and scan.reverse),
+                Loop(begin, len(self.dispatches), scan.length, scan.per, scan.per > 0 and scan.reverse, until),
             )
 
     def launch(self, plan: Plan, launch: Launch) -> None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracegrad.compiler.layout import Filling, Lifetime, Place
+from tracegrad.hypers import PREFIX
 from tracegrad.ir.graph import Graph, reached
 from tracegrad.ir.nodes import Tensor, bind, graft, toposort
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.group import Launch
 from tracegrad.kernels.reads import base, reads_of
 from tracegrad.kernels.storage import COMPUTED, Storage, analyse
-from tracegrad.loops import BY_SIZE, Move
+from tracegrad.loops import BY_SIZE, Move, Until
 from tracegrad.passes.place import COMPUTING, place_results, settled
 from tracegrad.prims.leaves import LEAF, LITERAL
 from tracegrad.transforms.loops import Body
@@ -117,6 +118,14 @@ class ScanPlan:
     def results(self) -> set[int]:
         """Serials of the body's values that are in the scan's memory, not in that of one iteration."""
         return {base(t).serial for t in self.roots.values()}
+
+    def until(self, around: Plan) -> Until | None:
+        """Return which elements count; None if a run could not leave out the others."""
+        found, whole = self.scan.attrs.get("until"), self.length + 1
+        read = {t.attrs["index"] for t in around.items_of(self)}
+        if found is None or any(ring == whole and (self.reverse or k in read) for k, ring in enumerate(self.rings)):
+            return None  # the place of a first or last value depends on the number of iterations
+        return Until(PREFIX + found[0], found[1], 2 if 2 in self.rings else 1, self.reverse)
 
     def make_blocks(self) -> None:
         """Make the blocks of memory that the scan needs. The body's temporaries must have places."""

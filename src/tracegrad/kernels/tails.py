@@ -124,6 +124,7 @@ class Ends:
         self, order: Sequence[Tensor], roots: Iterable[int], sizes: Container[str], stored: Container[int] = ()
     ) -> None:
         self.hidden = hidden_tails(order, sizes, stored)
+        self.sizes = {t.name: t.serial for t in order if t.prim is LEAF and t.name in sizes}
         self.unread: dict[int, Tails] = dict.fromkeys(roots, NONE)
         for t in reversed(order):
             for x, tails in zip(t.inputs, self._read(t, self.unread.get(t.serial, NONE))):
@@ -140,6 +141,13 @@ class Ends:
         if family == "product":
             sides = [*range(n - 1)], [*range(n - 2), n - 1]
             return [moved(mine, dict(zip(own, own)), t.shape, x.shape) for own, x in zip(sides, t.inputs)]
+        if family == "scan" and (until := t.attrs.get("until")) and not until[1] and until[0] in self.sizes:
+            body, n, end = t.attrs["body"], t.attrs["length"], self.sizes[until[0]]
+            first, last = len(body.carries), len(body.carries) + len(body.xs)
+            # the loop drops what it computes from later elements
+            return [
+                frozenset({Tail(x.size // n, n, end)}) if first <= k < last else NONE for k, x in enumerate(t.inputs)
+            ]
         if family == "fold":
             x = t.inputs[0]
             return [moved(mine, {d: d for d in range(n) if d not in t.axes}, t.shape, x.shape)]

@@ -40,10 +40,14 @@ class Roomy(NamedTuple):
 
 
 class Looped(NamedTuple):
-    """A loop in the room: how its iterations and its results grow."""
+    """A loop in the room: how its iterations and its results grow.
+
+    lasts: carry -> the result with all of its values, among which the last is found. So the loop can end there.
+    """
 
     length: Axis
     roots: list[tuple[Axis, ...]]
+    lasts: Mapping[int, int]
 
 
 @ambient.restored
@@ -70,6 +74,7 @@ class _Walk(Room):
     def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], exact: int | None, here: Any) -> None:
         super().__init__(sizes, lengths, exact)
         self.here = here
+        self.inputs = [x.name for x in lengths]
         self.loops: dict[int, Looped] = {}  # by serial of a new loop
 
     def nodes(self, room: Graph, other: Graph, numbers: Sequence[Numbers]) -> None:
@@ -194,16 +199,22 @@ class _Walk(Room):
             roots = self.iteration(body, other, given)
             new = [x.tensor for x in roots]
             at = inner_leaf("x", TensorType(i32, ()))
+            until: dict[str, Any] = {}
+            lasts: dict[int, int] = {}
             if self.roomy(length):
-                inside = at < self.scalar(length.length)
-                for k, old in enumerate(body.carries):
-                    new[k] = METHODS["where"](broadcast_to(reshape(inside, [1] * old.ndim), old.shape), new[k], old)
+                new = _unchanged_where(at >= self.scalar(length.length), body, new)
+                (factor,) = length.length.factors
+                until = {"until": (self.inputs[factor.size], factor.more)}
+                every = {x.serial for x in new[n:]} if factor.more >= 0 and not t.attrs["reverse"] else set[int]()
+                kept = [k for k in range(n) if not every.isdisjoint((body.carries[k].serial, new[k].serial))]
+                lasts = {k: len(new) + i for i, k in enumerate(kept)}
+                new += [new[k] for k in kept]
         finally:
             self.lengths = outer
         made = Body(body.carries, (*body.xs, at), (*body.consts, *inner), tuple(new[:n]), tuple(new[n:]))
         places = iota((t.attrs["length"],), 0)
-        scan = bind(t.prim, *carries, *xs, places, *consts, *outer, **{**t.attrs, "body": made})
-        self.loops[scan.serial] = Looped(length, [x.axes for x in roots])
+        scan = bind(t.prim, *carries, *xs, places, *consts, *outer, **{**t.attrs, **until, "body": made})
+        self.loops[scan.serial] = Looped(length, [x.axes for x in (*roots, *[roots[k] for k in lasts])], lasts)
         return Value(scan, ())
 
     def iteration(self, body: Body, other: Body, given: list[tuple[Axis, ...]]) -> list[Value]:
@@ -224,9 +235,12 @@ class _Walk(Room):
         """Return a result of a loop."""
         self.same(t, u, "type")
         looped = self.loops[scan.tensor.serial]
-        made = item(scan.tensor, t.attrs["index"])
         index: int = t.attrs["index"]
-        axes = looped.roots[index]
+        made, axes = item(scan.tensor, index), looped.roots[index]
+        if index in looped.lasts:
+            every = item(scan.tensor, looped.lasts[index])
+            at = reshape(self.scalar(looped.length.length) - 1, [1] * every.ndim)
+            made = reshape(bind(GATHER, every, broadcast_to(at, (1, *made.shape)), axis=0), made.shape)
         return Value(made, axes if made.ndim == len(axes) else (looped.length, *axes))
 
 
@@ -243,6 +257,18 @@ FAMILIES: Mapping[str, Callable[..., Value]] = {
     "scan": _Walk.scan,
     "item": _Walk.item,
 }
+
+
+def _unchanged_where(beyond: Tensor, body: Body, roots: Sequence[Tensor]) -> list[Tensor]:
+    """Return the roots of an iteration, of which carries keep their old values if it is beyond a run's size.
+
+    A root that is also a carry stays the same value, so that it is stored once.
+    """
+    new, given = dict[int, Tensor](), list[Tensor]()
+    for old, t in zip(body.carries, roots):
+        given.append(METHODS["where"](broadcast_to(reshape(beyond, [1] * old.ndim), old.shape), old, t))
+        new.setdefault(t.serial, given[-1])
+    return [*given, *[new.get(t.serial, t) for t in roots[len(given) :]]]
 
 
 def _identity(t: Tensor) -> float | int:

@@ -16,7 +16,8 @@ ENGINE = f"""#include <pthread.h>
 #include <time.h>
 {PRODUCT}
 typedef void (*function_)(void **, long, long);
-typedef struct {{ function_ function; void **at; long parts; }} call_;
+/* end: if not 0, the call is left out where *end <= until */
+typedef struct {{ function_ function; void **at; long parts; const int *end; long until; }} call_;
 
 /* The call that is being done, its number of parts, those that nobody has taken, one bit each, and how many are done. A
    thread first takes parts of its own range: they lie in its cache if it did the same range of the call before. */
@@ -106,7 +107,8 @@ void run_calls(const set_ *sets, long n_sets, const call_ *calls, long n, long t
   const int alone = threads < 2 || pthread_mutex_trylock(&busy); /* another session has the helpers */
   if (!alone) start(threads);
   for (const call_ *c = calls; c < calls + n; c++)
-    if (alone || c->parts == 1) for (long k = 0; k < c->parts; k++) c->function(c->at, k, c->parts);
+    if (c->end && *c->end <= c->until) continue;
+    else if (alone || c->parts == 1) for (long k = 0; k < c->parts; k++) c->function(c->at, k, c->parts);
     else together(c);
   if (!alone) pthread_mutex_unlock(&busy);
 }}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
@@ -86,7 +86,8 @@ class Moving(NamedTuple):
     move: Move
 
 
-PARTS = 2  # the column of rows that `run_calls` reads: function, arguments, parts
+# columns of the rows that `run_calls` reads: function, arguments, parts, the address of a size, until
+PARTS, SIZE, COLUMNS = 2, 3, 5
 
 
 class BoundCalls:
@@ -106,7 +107,7 @@ class BoundCalls:
 
         ends:   where each dispatch ends.
         alike:  the numbers of the calls that depend on the size in the same way.
-        rows:   function, arguments and parts of each call, for `run_calls`.
+        rows:   a row of COLUMNS for each call, for `run_calls`.
         sets:   rows of (address, value), which `run_calls` stores first: all that the size decides.
         moving: the addresses that depend on the size.
         """
@@ -257,14 +258,16 @@ class CallList:
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)
 
-    def bound(self) -> BoundCalls:
-        """Return the calls, ready to run."""
+    def bound(self, left_out: Iterable[tuple[int, int]] = ()) -> BoundCalls:
+        """Return the calls, ready to run. left_out: for each dispatch, what the function `left_out` yields."""
         alike: dict[AtSize, list[int]] = {}
         for k, c in enumerate(self._calls):
             if c.at is not None:
                 alike.setdefault(c.at, []).append(k)
-        rows = [(c.function, ctypes.addressof(c.arguments), c.parts) for c in self._calls]
-        made = np.array(rows, np.int64).reshape(-1, PARTS + 1)
+        rows = [(c.function, ctypes.addressof(c.arguments), c.parts, 0, 0) for c in self._calls]
+        made = np.array(rows, np.int64).reshape(-1, COLUMNS)
+        for (begin, end), most in zip(itertools.pairwise((0, *self._ends)), left_out):
+            made[begin:end, SIZE:] = most
         return BoundCalls(
             self._libraries, list(self._calls), self._ends, alike, made, np.empty((0, 2), np.int64), self._moving
         )
@@ -278,6 +281,17 @@ class CallList:
             assert found is not None
             self._addresses[name] = found
         return found
+
+
+def left_out(program: Program, memory: Mapping[str, Array]) -> Iterator[tuple[int, int]]:
+    """Yield, for each launch, the address of a size and the largest value of it at which runs leave out the launch."""
+    fields = {f.name: f for f in program.inputs}
+    for k, at in program.order():
+        around = [x for x in program.loops if x.begin <= k < x.end]
+        ended = [(x.until.size, x.left_out(t)) for x, t in zip(around, at) if x.until and x.until.size in fields]
+        name, most = ended[0] if ended else ("", 0)  # all of an iteration is left out, inner loops included
+        f = fields.get(name)
+        yield address(lying(memory[program.buffers[f.buffer].name], f)) if f else 0, most
 
 
 def offsets_in(batch: Shape, steps: Iterable[Sequence[int]]) -> Array:

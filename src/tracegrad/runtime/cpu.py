@@ -31,7 +31,7 @@ from tracegrad.render.c_gathered import GATHERED
 from tracegrad.render.c_steps import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, SizedParts, lent_fields
+from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, SizedParts, left_out, lent_fields
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.runtime.cpu_verify import computes_wrongly
@@ -199,7 +199,7 @@ class CpuSession:
         if calls is None:
             return None
         self.door = self.door or Door(calls.engine, self._parts)
-        return calls.bound()
+        return calls.bound(left_out(program, loaded.memory))
 
     def _parts(self, handle: int) -> DirectParts | None:
         """Return the parts of a run on another thread; None in NumPy, where an interrupt could end a kernel midway.

@@ -307,12 +307,13 @@ def _finished(saved: Sequence[Tensor], roots: Sequence[Tensor], forward: set[int
     return [found[serial] for serial in sorted(found)]
 
 
-# The type means nothing: a SCAN has many results, and ITEMs read them.
+# The type means nothing: a SCAN has many results, and ITEMs read them. until: a hyperparameter that holds a size, and a
+# number to add: further elements change no carry, and nothing reads what is computed from them. See passes/roomy.py.
 SCAN = register(
     Primitive(
         "scan",
         "scan",
-        lambda *xs, body, length, reverse: TensorType(f32, ()),
+        lambda *xs, body, length, reverse, until=None: TensorType(f32, ()),
         vjp=_scan_vjp,
         jvp=_scan_jvp,  # pyright: ignore[reportArgumentType]
         batch=_scan_batch,  # pyright: ignore[reportArgumentType]
