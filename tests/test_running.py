@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import tracegrad as tg
 from in_c import computed, text
@@ -209,3 +210,16 @@ def test_logarithms_of_running_sums_behind_infinities_within_a_block() -> None:
     each = np.exp(x[None, 3:] - np.logaddexp.accumulate(x.astype(np.float64))[3:, None])
     np.testing.assert_allclose(slope[3:], np.tril(each).sum(0), 1e-5)
     np.testing.assert_array_equal(slope[:3], 0)
+
+
+@pytest.mark.parametrize(("n", "at"), [(100, (50,)), (100, (0, 99)), (1300, (40, 700))])
+def test_an_infinity_has_a_slope_of_nan_alone(n: int, at: tuple[int, ...]) -> None:
+    """As in PyTorch: all others have that of the outputs before it. Two lie in blocks of blocks."""
+    x, weights = np.random.default_rng(0).normal(size=(2, n)).astype(np.float32)
+    x[list(at)] = np.inf
+    slope = computed(tg.grad(lambda x: tg.sum(tg.logcumsumexp(x) * weights)), x)
+    t = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    (torch.logcumsumexp(t, 0) * torch.tensor(weights)).sum().backward()
+    assert t.grad is not None
+    np.testing.assert_array_equal(np.isnan(slope).nonzero()[0], at)
+    np.testing.assert_allclose(slope, t.grad, 1e-5, 1e-6)

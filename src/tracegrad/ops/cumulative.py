@@ -47,17 +47,26 @@ def _running(fold: Primitive) -> Running:
     return Running(reduce, lambda a, b: METHODS[fold.combine](a, b), int(fold.identity or 0))
 
 
+def _beside(x: Tensor, top: Tensor) -> Tensor:
+    """Return terms of a sum whose largest is `top` such that its derivative is NaN for terms of inf alone.
+
+    Terms of -inf alone would have a slope of NaN, and so would finite ones beside an inf: later blocks give the sum
+    NaN, and 0 * NaN is NaN.
+    """
+    return where(top == -math.inf, 0.0, where((top == math.inf) & (x < math.inf), -math.inf, x))
+
+
 def _log_sum(x: Tensor, axis: int) -> Tensor:
-    """Return `logsumexp`, with a derivative of 0 instead of NaN where all are -inf, as a whole block can be."""
-    none = extrema.max(x, axis, keepdims=True) == -math.inf
-    found = logsumexp(where(none, 0.0, x), axis)
-    return where(none.reshape(found.shape), -math.inf, found)
+    """Return `logsumexp`. All of a block can be -inf."""
+    top = extrema.max(x, axis, keepdims=True)
+    found = logsumexp(_beside(x, top), axis)
+    return where(top.reshape(found.shape) == -math.inf, -math.inf, found)
 
 
 def _log_add(a: Tensor, b: Tensor) -> Tensor:
-    """Return `logaddexp`, with a derivative of 0 instead of NaN where both are -inf."""
-    none = maximum(a, b) == -math.inf
-    return where(none, -math.inf, logaddexp(where(none, 0.0, a), where(none, 0.0, b)))
+    """Return `logaddexp`. Both can be -inf."""
+    top = maximum(a, b)
+    return where(top == -math.inf, -math.inf, logaddexp(_beside(a, top), _beside(b, top)))
 
 
 SUMS, PRODUCTS, LOG_SUMS = _running(SUM), _running(PROD), Running(_log_sum, _log_add, -math.inf)
