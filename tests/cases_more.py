@@ -65,6 +65,13 @@ FUNCTION_CASES: list[Case] = [
     Case("logcumsumexp", lambda x: tg.logcumsumexp(x, 0), ((5, 3),), torch=lambda x: torch.logcumsumexp(x, 0)),
     Case("logcumsumexp_long", lambda x: tg.logcumsumexp(x, -1), ((2, 70),), close=1e-5,
          torch=lambda x: torch.logcumsumexp(x, -1)),
+    *[
+        Case(f"{name}_{n}", lambda x, name=name: getattr(tg, name)(x, -1), ((2, n),),
+             torch=lambda x, name=name: getattr(torch, name)(x, -1)[0])
+        for name, n in (("cummax", 5), ("cummax", 70), ("cummin", 5))
+    ],
+    Case("cummax_i32", lambda a: tg.cummax(a, 0), ints=(((40, 2), 9),), grad=False,
+         torch=lambda a: torch.cummax(a, 0)[0].int()),
     Case("cumprod", lambda x: tg.cumprod(x, 0), ((5, 3),), torch=lambda x: torch.cumprod(x, 0)),
     Case("cumprod_flat", tg.cumprod, ((5, 3),), low=0.5, torch=lambda x: torch.cumprod(x.flatten(), 0)),
     Case("cumprod_long", lambda x: tg.cumprod(x, -1), ((2, 70),), low=0.8, high=1.2, tol=1e-4,
@@ -81,6 +88,7 @@ FUNCTION_CASES: list[Case] = [
          torch=lambda x: torch.roll(torch.roll(x, (1, -3), (0, 1)), 3, 0)),
     Case("roll_flat", lambda x: tg.roll(x, 3), ((2, 4),), torch=lambda x: torch.roll(x, 3)),
     Case("triu", lambda x: tg.triu(x, 1), ((2, 3, 4),), torch=lambda x: torch.triu(x, 1)),
+    Case("diag_of_matrices", lambda x: tg.diag(x, 1), ((2, 3, 2, 4),), torch=lambda x: torch.diagonal(x, 1, -2, -1)),
     *[
         Case(f"diag_{s}_{k}".replace(" ", ""), lambda x, k=k: tg.diag(x, k), (s,),
              torch=lambda x, k=k: torch.diag(x, k))

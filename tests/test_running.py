@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tracegrad as tg
 from in_c import computed, text
+from oracle import torch
 from tracegrad.ir.nodes import Tensor
 from tracegrad.ops.cumulative import LARGEST_BLOCK, SCAN_BLOCK, SMALLEST_BLOCK, block_of
 from tracegrad.tuning import LANES
@@ -84,6 +85,23 @@ def test_running_sums_are_exact_along_every_axis_both_ways(shape: tuple[int, ...
         np.testing.assert_array_equal(computed(backwards(run), x), expected, str(axis))
 
 
+@pytest.mark.parametrize("shape", ((5, 40), (41, 6), (2, 7, 130)), ids=str)
+def test_running_extrema_are_exact_along_every_axis(shape: tuple[int, ...]) -> None:
+    """Elements are tied, NaN or infinite; the gradient of a tie is that of the last, as in PyTorch."""
+    rng = np.random.default_rng(0)
+    x = rng.choice(np.array([1, -1, 2, -0.0, 0, np.inf, -np.inf, 5], np.float32), shape, p=[0.2] * 3 + [0.08] * 5)
+    x[..., -2:-1] = np.nan
+    weights = rng.integers(-9, 10, shape).astype(np.float32)
+    for axis, name in product(range(len(shape)), ("cummax", "cummin")):
+        run = lambda x, axis=axis, name=name: getattr(tg, name)(x, axis)
+        t = torch.tensor(x, requires_grad=True)
+        y = getattr(torch, name)(t, axis).values
+        y.backward(torch.tensor(weights))
+        assert t.grad is not None
+        np.testing.assert_array_equal(computed(run, x), y.detach().numpy(), f"{name} {axis}")
+        np.testing.assert_array_equal(computed(lambda x, run=run: tg.vjp(run, x)[1](weights)[0], x), t.grad.numpy())
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_running_products_are_exact_along_every_axis(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).choice(np.array([1, -1, 2, 0.5], np.float32), shape)
@@ -126,6 +144,14 @@ def test_what_is_no_number_reaches_only_the_points_after_it() -> None:
     x = np.ones((3, 70), np.float32)
     x[0, 35], x[1, 0], x[2, 69] = np.nan, np.inf, -np.inf
     np.testing.assert_array_equal(computed(lambda x: tg.cumsum(x, 1), x), np.cumsum(x, 1))
+
+
+@pytest.mark.parametrize("dtype", (tg.i32, tg.u32), ids=str)
+def test_running_extrema_of_integers_begin_with_the_first(dtype: tg.DType) -> None:
+    lowest, highest = (0, 2**32 - 1) if dtype is tg.u32 else (-(2**31), 2**31 - 1)
+    for name, end in (("cummax", lowest), ("cummin", highest)):
+        x = np.full(70, end, dtype.numpy)  # two blocks of the scan, the second with padding
+        assert (computed(lambda x, name=name: getattr(tg, name)(x), x, dtype=dtype) == end).all()
 
 
 @pytest.mark.parametrize("axis", (0, 1))

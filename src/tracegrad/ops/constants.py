@@ -225,17 +225,18 @@ def triu(x: Operand, k: int = 0) -> Tensor:
 
 @method
 def diag(x: Operand, k: int = 0) -> Tensor:
-    """Return diagonal `k` of a matrix, or a square matrix with a vector on its diagonal `k` and zeros elsewhere.
+    """Return diagonal `k` of matrices, or a square matrix with a vector on its diagonal `k` and zeros elsewhere.
 
     Diagonal k of a matrix has the elements [i, i + k], in the order of i.
 
-    x:        any dtype; a matrix or a vector.
+    x:        any dtype; a vector, a matrix, or a batch of matrices, shape (..., n, m).
     k:        0 for the main diagonal, positive above it, negative below it.
-    Returns:  dtype of `x`. For a matrix, a vector; for a vector of size n, shape (n + |k|, n + |k|).
+    Returns:  dtype of `x`. For matrices, shape (..., length of the diagonal); for a vector of size n, shape
+              (n + |k|, n + |k|).
     Gradient: for a matrix, the result's gradient on diagonal `k`, else 0; for a vector, diagonal `k` of that gradient.
-    Raises:   ShapeError for another rank, or if diagonal `k` lies outside of the matrix.
+    Raises:   ShapeError for a scalar, or if diagonal `k` lies outside of the matrices.
 
-    As numpy.diag and torch.diag.
+    As numpy.diag and torch.diag; for a batch, torch.diagonal(x, k, -2, -1).
 
     >>> tg.diag([1.0, 2.0])
     tensor([[1., 0.],
@@ -249,14 +250,14 @@ def diag(x: Operand, k: int = 0) -> Tensor:
         start = k if k >= 0 else -k * n
         flat = place(x, 0, start, n * n, n + 1) if x.size else full((n * n,), 0, x.dtype)
         return reshape(flat, (n, n))
-    if x.ndim != 2:
-        raise ShapeError(f"takes a vector or a matrix, got {x.type}")
-    n, m = x.shape
+    if x.ndim < 2:
+        raise ShapeError(f"takes a vector or matrices, got {x.type}")
+    *batch, n, m = x.shape
     length = min(n, m - k) if k >= 0 else min(n + k, m)
     if length < 0:
         raise ShapeError(f"diagonal {k} is outside {x.type}; valid are {-n} to {m}")
     start = k if k >= 0 else -k * m
-    return slice_(reshape(x, (n * m,)), 0, start if length else 0, length, m + 1)
+    return slice_(reshape(x, (*batch, n * m)), len(batch), start if length else 0, length, m + 1)
 
 
 @op

@@ -1,4 +1,4 @@
-"""Running sums and products along an axis, and reductions of slices that belong together, such as edges of a graph."""
+"""Running sums, products and extrema along an axis, and reductions of slices that belong together, such as edges."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tracegrad.ops.norm import logsumexp
 from tracegrad.ops.reduction import number
 from tracegrad.ops.shaping import along
 from tracegrad.prims import views
-from tracegrad.prims.elementwise import exp, maximum, where
-from tracegrad.prims.folds import PROD, SCATTER_MAX, SUM, folded
+from tracegrad.prims.elementwise import exp, isnan, maximum, where
+from tracegrad.prims.folds import MAX, MIN, PROD, SCATTER_MAX, SUM, folded, scatter_add as scatter_along
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import multilinear, shifted
 from tracegrad.tuning import SCAN_BLOCK, SCAN_WRITTEN_OUT
 
-__all__ = ["cumprod", "cumsum", "logcumsumexp", "segment_max", "segment_softmax", "segment_sum"]
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "logcumsumexp", "segment_max", "segment_softmax", "segment_sum"]
 
 SMALLEST_BLOCK, LARGEST_BLOCK = SCAN_BLOCK * 3 // 4, SCAN_BLOCK * 5 // 4
 
@@ -40,11 +40,11 @@ class Running(NamedTuple):
     neutral: float
 
 
-def _running(fold: Primitive) -> Running:
+def _running(fold: Primitive, neutral: float) -> Running:
     def reduce(x: Tensor, axis: int) -> Tensor:
         return folded(fold, x, (axis,), keepdims=False)
 
-    return Running(reduce, lambda a, b: METHODS[fold.combine](a, b), int(fold.identity or 0))
+    return Running(reduce, lambda a, b: METHODS[fold.combine](a, b), neutral)
 
 
 def _beside(x: Tensor, top: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def _log_add(a: Tensor, b: Tensor) -> Tensor:
     return where(top == -math.inf, -math.inf, logaddexp(_beside(a, top), _beside(b, top)))
 
 
-SUMS, PRODUCTS, LOG_SUMS = _running(SUM), _running(PROD), Running(_log_sum, _log_add, -math.inf)
+SUMS, PRODUCTS, LOG_SUMS = _running(SUM, 0), _running(PROD, 1), Running(_log_sum, _log_add, -math.inf)
 
 
 def _scan(x: Tensor, axis: int, reverse: bool = False, by: Running = SUMS) -> Tensor:
@@ -212,6 +212,70 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     x = number(x)
     x, axis = along(x, axis)
     return x if x.shape[axis] <= 1 else bind(CUMPROD, x, axis=axis)
+
+
+LOWEST = {"f32": -math.inf, "i32": -(2**31), "u32": 0}
+HIGHEST = {"f32": math.inf, "i32": 2**31 - 1, "u32": 2**32 - 1}
+
+
+def _extrema_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
+    """Send the cotangent of each y[k] to the last x[i] with i <= k that equals y[k], or is NaN."""
+    places = where((x == y) | isnan(x), iota(x.shape, axis), 0)
+    return (scatter_along(ct, bind(CUMMAX, places, axis=axis), axis, x.shape[axis]),)
+
+
+def _extrema(name: str, fold: Primitive, neutral: dict[str, float]) -> Primitive:
+    def expand(x: Tensor, *, axis: int) -> Tensor:
+        return _scan(x, axis, by=_running(fold, neutral[x.dtype.name]))
+
+    return composite(name, type=lambda x, *, axis: x, expand=expand, vjp=_extrema_vjp, batch=shifted)
+
+
+CUMMAX, CUMMIN = _extrema("cummax", MAX, LOWEST), _extrema("cummin", MIN, HIGHEST)
+
+
+@method
+def cummax(x: Operand, axis: int | None = None) -> Tensor:
+    """Return the largest elements of `x` so far along `axis`.
+
+    out[k] = max(x[0], ..., x[k]); NaN from the first NaN on
+
+    x:        f32, i32 or u32, any shape; bool counts as i32.
+    axis:     None flattens `x` first.
+    Returns:  the dtype of `x`, i32 for bool; the shape of `x`, or a vector for axis=None. Values only: torch.cummax
+              returns indices too.
+    Gradient: that of each out[k] to the last x[i] with i <= k that equals it, as in PyTorch.
+    Raises:   ShapeError if `axis` is out of range.
+
+    As numpy.maximum.accumulate, jax.lax.cummax and torch.cummax(x, axis).values.
+
+    >>> tg.cummax([1.0, 3.0, 2.0, 4.0])
+    tensor([1., 3., 3., 4.])
+    """
+    x, axis = along(number(x), axis)
+    return x if x.shape[axis] <= 1 else bind(CUMMAX, x, axis=axis)
+
+
+@method
+def cummin(x: Operand, axis: int | None = None) -> Tensor:
+    """Return the smallest elements of `x` so far along `axis`.
+
+    out[k] = min(x[0], ..., x[k]); NaN from the first NaN on
+
+    x:        f32, i32 or u32, any shape; bool counts as i32.
+    axis:     None flattens `x` first.
+    Returns:  the dtype of `x`, i32 for bool; the shape of `x`, or a vector for axis=None. Values only: torch.cummin
+              returns indices too.
+    Gradient: that of each out[k] to the last x[i] with i <= k that equals it, as in PyTorch.
+    Raises:   ShapeError if `axis` is out of range.
+
+    As numpy.minimum.accumulate, jax.lax.cummin and torch.cummin(x, axis).values.
+
+    >>> tg.cummin([3.0, 1.0, 2.0, 0.0])
+    tensor([3., 1., 1., 0.])
+    """
+    x, axis = along(number(x), axis)
+    return x if x.shape[axis] <= 1 else bind(CUMMIN, x, axis=axis)
 
 
 @method
