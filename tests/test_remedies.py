@@ -111,6 +111,10 @@ FORMULAS: dict[str, tuple[dict[str, Any], Any]] = {
     "copysign": ({"a": X, "b": Y}, np.copysign(X, Y)),
     "cov": ({"x": tg.tensor(X), "n": 5}, np.cov(X)),
     "trapezoid": ({"y": tg.tensor(X[0]), "dx": 0.5}, np.trapezoid(X[0], dx=0.5)),
+    "qr": ({"A": tg.tensor(X.T)}, np.linalg.qr(X.T)[0] * np.sign(np.diag(np.linalg.qr(X.T)[1]))),
+    "cholesky_solve": (
+        {"L": tg.linalg.cholesky(SQUARE), "b": X}, torch.cholesky_solve(T(X), torch.linalg.cholesky(T(SQUARE))),
+    ),
     "diag_embed": ({"x": tg.tensor(X), "n": 5}, torch.diag_embed(T(X))),
     "xlogy": ({"x": tg.tensor([0.0, 2.0]), "y": tg.tensor([0.0, 3.0])}, torch.xlogy(T(np.array([0.0, 2])), 3.0)),
     "mvlgamma": ({"x": tg.tensor(P + 2), "p": 3}, torch.mvlgamma(T(P + 2), 3)),
