@@ -150,3 +150,42 @@ def test_neighbours_of_one_row_are_stored_behind_other_axes(of: Callable[[Any], 
         for n in (40, 17, 7, 5, 9, 3, 2, 11, 12, 13):
             x = np.random.default_rng(n).normal(size=(n, 2)).astype(np.float32)
             np.testing.assert_allclose(f.run(x=x).output["y"], of(_of_heads_in_one_row(x))["y"], atol=1e-6)
+
+
+class Words(tg.Module):
+    def __init__(self) -> None:
+        self.table, self.a, self.out = nn.Embedding(32, 32), nn.Linear(32, 48), nn.Linear(48, 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*software adapter")
+@pytest.mark.parametrize(("runner", "in_front"), [("numpy", False), ("c", True), ("webgpu", False)])
+def test_long_sums_over_a_batch_and_words_have_parts(
+    runner: str, in_front: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of weights and of tables sum over both. In one part, few workgroups of a GPU would have work."""
+    monkeypatch.setenv("TRACEGRAD_CC", "off" if runner == "numpy" else "")
+    for name in ("OWN_SIZES", "OWN_SIZES_ON_GPU"):
+        monkeypatch.setattr(stepper, name, 0)
+
+    def loss(m: Words, x: Any, y: Any) -> Any:
+        h = m.table(x)
+        h = tg.tanh(m.a(tg.swapaxes(h, 0, 1) if in_front else h))
+        return tg.cross_entropy(m.out(tg.mean(h, axis=0 if in_front else 1)), y)
+
+    def compiled(n: int | None) -> Any:
+        inputs = {"x": tg.i32[n, 96], "y": tg.i32[n]}
+        device = "webgpu" if runner == "webgpu" else "cpu"
+        return tg.compile(model=Words(), loss=loss, inputs=inputs, optimizer=optim.sgd(0.5), seed=0, device=device)
+
+    rng = np.random.default_rng(0)
+    with compiled(None) as train:
+        for n in (33, 2, 17):
+            data = {"x": rng.integers(0, 32, (n, 96)), "y": rng.integers(0, 4, n)}
+            train.reset()
+            found = [train.step(data).loss for _ in range(2)]
+            with compiled(n) as one:
+                np.testing.assert_allclose(found, [one.step(data).loss for _ in range(2)], rtol=2e-5, err_msg=str(n))
+        forms = [f for k in train.program.kernels for f in k.forms if f.product]
+    over_words = [f for f in forms if f.scatter or f.rows >= 32 * 48]
+    assert len(over_words) >= 2
+    assert all(f.length < 96 * 8 for f in over_words)

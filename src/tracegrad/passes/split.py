@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from tracegrad import tuning
 from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, rewrite
 from tracegrad.kernels.tiles import product_time, searched
 from tracegrad.prims.folds import MATMUL, SCATTER_ADD, SCATTERED_BY, SUM
-from tracegrad.prims.views import RESHAPE, permute, reshape, slice_
+from tracegrad.prims.views import PERMUTE, RESHAPE, permute, reshape, slice_
 
 MOST = 2**40  # a longer fold is too long for a kernel in halves too, and finding its divisors takes seconds
 
@@ -30,6 +31,7 @@ def split_fixed(open_size: int) -> Callable[[Sequence[Tensor]], list[Tensor]]:
 
     A sum over the batch and other axes becomes two: over the other axes for each example, then over the batch. A
     product is split like this only if its results are few, because they are written and read once for each example.
+    Else, like a scatter, it is split by the other axes: each part is a sum over the batch.
     """
 
     def grows(*shapes: Sequence[int]) -> bool:
@@ -42,7 +44,11 @@ def split_fixed(open_size: int) -> Callable[[Sequence[Tensor]], list[Tensor]]:
             return None
         if t.prim.family == "fold":
             return _each_first(t, inputs[0], open_size)
-        return _product_of_each(t, inputs[0], inputs[1], open_size) if t.prim is MATMUL else None
+        if t.prim is MATMUL:
+            a, b = inputs
+            each = _product_of_each(t, a, b, open_size)
+            return _product_by_others(t, a, b, open_size) if each is None else each
+        return _scatter_by_others(t, *inputs, n=open_size) if _splits(t) else None
 
     def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
         return rewrite(roots, rule)
@@ -55,7 +61,12 @@ def _split(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         return _split_fold(t, inputs[0])
     if t.prim is MATMUL:
         return _split_product(t, *inputs)
-    return _split_scatter(t, *inputs) if t.prim in SCATTERED_BY and t.dtype.is_float else None
+    return _split_scatter(t, *inputs) if _splits(t) else None
+
+
+def _splits(t: Tensor) -> bool:
+    """Return whether `t` is a scatter that may be split."""
+    return t.prim in SCATTERED_BY and t.dtype.is_float
 
 
 def _each_first(t: Tensor, x: Tensor, n: int) -> Tensor | None:
@@ -79,6 +90,77 @@ def _product_of_each(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None:
         return None
     left, right = reshape(a, (m, n, part)), reshape(b, (n, part, columns))
     return reshape(bind(SUM, bind(MATMUL, permute(left, (1, 0, 2)), right), axes=(0,)), t.shape)
+
+
+def _product_by_others(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None:
+    """Return a product over a batch of `n` and other axes as a sum of products over the batch. None if it is short."""
+    batch, d = math.prod(t.shape[:-2]), a.ndim - 1
+    m, k, columns = a.shape[d - 1], a.shape[d], b.shape[d]
+    parts = _Parts.of(a, d, n, lambda others: _parts_of_others(batch, m, columns, others))
+    if parts is None:
+        return None
+    left = permute(parts.split(reshape(a, (batch, m, k)), 2), (0, 2, 1, 3))
+    right = parts.split(reshape(b, (batch, k, columns)), 1)
+    return reshape(bind(SUM, bind(MATMUL, left, right), axes=(1,)), t.shape)
+
+
+@cache
+def _parts_of_others(batch: int, m: int, n: int, others: int) -> int:
+    """Return the fastest number of parts of a product over an open batch and `others`."""
+    k = tuning.OPEN_BATCH * others
+    few = sorted(s for s in divisors(others) if s <= tuning.OPEN_PARTS)
+    return min(few, key=lambda s: _time(batch, m, n, k, k // s))
+
+
+def _scatter_by_others(t: Tensor, x: Tensor, indices: Tensor, n: int) -> Tensor | None:
+    """Return a scatter of a batch of `n` and other axes as a fold of scatters of the batch. None if it is short."""
+    a: int = t.axis
+    most = tuning.OPEN_PARTS
+    parts = _Parts.of(x, a, n, lambda k: nearest_divisor(k, min(most, _scattered(t, tuning.OPEN_BATCH * k))))
+    if parts is None:
+        return None
+    part = bind(t.prim, parts.split(x, a), parts.split(indices, a), axis=a + 1, length=t.shape[a])
+    return reshape(bind(SCATTERED_BY[t.prim], part, axes=(a,)), t.shape)
+
+
+class _Parts(NamedTuple):
+    """A split of an axis that consists of other axes and a batch: each part has the whole batch."""
+
+    number: int
+    before: int  # points of each part before the batch: the batch, if it comes first
+
+    @staticmethod
+    def of(x: Tensor, d: int, n: int, count: Callable[[int], int]) -> _Parts | None:
+        """Return the split of axis `d` of `x`; None if there is one part. count: the parts of this many points."""
+        k = x.shape[d]
+        if not x.size or k % n:
+            return None
+        before = _before_batch(x, d, n)
+        s = count(before if before > 1 else k // n)
+        return _Parts(s, n if before == 1 else 1) if s > 1 else None
+
+    def split(self, x: Tensor, d: int) -> Tensor:
+        """Return `x` with an axis before `d` that numbers the parts."""
+        k = x.shape[d]
+        x = reshape(x, (*x.shape[:d], self.before, self.number, k // self.before // self.number, *x.shape[d + 1 :]))
+        x = permute(x, (*range(d), d + 1, d, *range(d + 2, x.ndim)))
+        return reshape(x, (*x.shape[: d + 1], k // self.number, *x.shape[d + 3 :]))
+
+
+def _before_batch(x: Tensor, d: int, n: int) -> int:
+    """Return the points of the axes before the batch, among those that were reshaped to axis `d`; 1 if not known."""
+    before = 1
+    while x.shape[d] != n:
+        if x.prim is PERMUTE:
+            x, d = x.inputs[0], x.axes[d]
+        elif x.prim is RESHAPE:
+            within, x = math.prod(x.shape[:d]), x.inputs[0]
+            # the first axis whose points, with those before, hold the batch
+            d = next(k for k in range(x.ndim) if x.shape[k] % n == 0 and math.prod(x.shape[: k + 1]) > within)
+            before *= math.prod(x.shape[:d]) // within
+        else:
+            break
+    return max(before, 1)
 
 
 def divisors(n: int) -> list[int]:
@@ -175,14 +257,7 @@ def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
 def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     a: int = t.axis
     k = x.shape[a]
-    before, m, behind = math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :])
-    tiled = t.prim is SCATTER_ADD and min(m, behind) >= tuning.HALF_TILE_FROM
-    if searched(t.size, k, tiled):
-        s = _scattered_parts(t.size, m, k)
-    elif tiled:
-        s = nearest_divisor(k, _even_parts(before, m, behind, k) / tuning.SCATTER_FEWER)
-    else:
-        s = _even_parts(t.size, 1, 1, k)
+    s = nearest_divisor(k, _scattered(t, k))
     if s == 1:
         return None
     shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
@@ -190,11 +265,22 @@ def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
     return reshape(bind(SCATTERED_BY[t.prim], part, axes=(a,)), t.shape)
 
 
+def _scattered(t: Tensor, k: int) -> float:
+    """Return about how many parts of a scatter of `k` updates are fastest."""
+    a: int = t.axis
+    before, m, behind = math.prod(t.shape[:a]), t.shape[a], math.prod(t.shape[a + 1 :])
+    tiled = t.prim is SCATTER_ADD and min(m, behind) >= tuning.HALF_TILE_FROM
+    if searched(t.size, k, tiled):
+        return _scattered_parts(t.size, m, k)
+    if tiled:
+        return _even_parts(before, m, behind, k) / tuning.SCATTER_FEWER
+    return _even_parts(t.size, 1, 1, k)
+
+
 def _scattered_parts(size: int, rows: int, k: int) -> int:
     """Return the number of parts of a large scatter, so that few results with many updates each keep a device busy."""
     most = min(k // (rows * tuning.EACH_SCATTERED), k // tuning.SHORTEST_SCATTER)
-    s = min(tuning.PROCESSORS * tuning.WORKGROUP // size, most)
-    return nearest_divisor(k, s) if s > 1 else 1
+    return max(1, min(tuning.PROCESSORS * tuning.WORKGROUP // size, most))
 
 
 def _axes_behind(a: Tensor, k: int) -> tuple[int, ...]:
