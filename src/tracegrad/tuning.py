@@ -30,6 +30,7 @@ EACH_FROM = 16  # elements | of each example, from which a sum over an open batc
 EACH_READS = 8  # times | as many elements as results, from which a product over an open batch does so | 2 cores
 OPEN_BATCH = 64  # examples | in an open batch, where a split depends on how many there are | -
 OPEN_PARTS = 8  # parts | of such a split at most: more are slower where the batch is small | H200, 2 cores
+SMALL_BATCH = 8  # times | smaller than an open batch's capacity: the batch that also chooses tiles | H200
 SHORTEST_SCATTER = 1024  # updates | of a scatter in one part | -
 EACH_SCATTERED = 16  # updates | of each row in one part of a scatter | -
 SCATTER_FEWER = 3  # times | fewer parts than a GPU's best for other scatters: C sums parts slowly | 2 cores

@@ -91,7 +91,7 @@ def plan_kernels(storage: Storage, forms: dict[Key, tuple[Kernel, Tiling]], open
         externals[id(c)], key = external_order(c, storage)
         if key not in forms:
             kernel = lower(c, externals[id(c)], storage)
-            forms[key] = kernel, choose_tiling(kernel)
+            forms[key] = kernel, choose_tiling(kernel, open_size)
         launches.append(Launch([Member(c, *forms[key])], arrays))
     return Plan(schedule, launches, externals, scans=scans)
 

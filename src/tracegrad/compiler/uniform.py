@@ -156,7 +156,7 @@ class _Plans:
         if key not in self.made:
             self.made[key] = _turned(a, b, self.sizes, held, [None] * len(read) + kept, self.outside)
         made = self.made[key]
-        tiling = x.tiling if made.kernel is a else choose_tiling(made.kernel)
+        tiling = x.tiling if made.kernel is a else choose_tiling(made.kernel, self.sizes.a)
         self.sized[id(x.cluster)] = Member(x.cluster, made.kernel, tiling, made.sized)
         self.rows |= {(self.count, k): rows for k, rows in enumerate(made.held[len(read) :]) if rows}
 

@@ -160,9 +160,19 @@ def _left(tile: TileShape, m: int, n: int, k: int, limits: Sequence[Limit]) -> t
     return tiles, total // max(tiles, 1)
 
 
-def fastest(batch: int, m: int, n: int, kernel: Kernel) -> TileShape:
-    """Return the tile that takes the least time for a kernel's product."""
-    return min(TILES, key=lambda tile: tile_time(tile, batch, m, n, kernel.length, tile.limits(kernel)))
+def fastest(batch: int, m: int, n: int, kernel: Kernel, open_size: int = 0) -> TileShape:
+    """Return the tile that takes the least time for a kernel's product.
+
+    open_size: the most rows of a batch, if calls choose how many there are. Then a small batch counts as much: the
+               tile of a large product leaves most processors idle in a small one.
+    """
+    runs = [(batch, m, n, kernel.length)]
+    if open_size:
+        few = -(-open_size // tuning.SMALL_BATCH)
+        b, i, j, k = (x if x % open_size else x // open_size * few for x in runs[0])
+        runs.append((b, i, j, k))
+    times = [{tile: tile_time(tile, *run, tile.limits(kernel)) for tile in TILES} for run in runs]
+    return min(TILES, key=lambda tile: sum([t[tile] / min(t.values()) for t in times]))
 
 
 def searched(results: int, updates: int, tiled: bool) -> bool:

@@ -179,8 +179,8 @@ def rectangle_of(kernel: Kernel, tiling: Tiling) -> tuple[int, int, int]:
     return shape.rows, shape.columns, 1
 
 
-def choose_tiling(kernel: Kernel) -> Tiling:
-    """Return the tiling of a kernel."""
+def choose_tiling(kernel: Kernel, open_size: int = 0) -> Tiling:
+    """Return the tiling of a kernel. open_size: the capacity of a batch, if calls choose its size."""
     if kernel.uniform:
         lanes = tuning.WORKGROUP if kernel.length >= tuning.COOPERATE_FROM else 1
         most = tuning.WORKGROUP * tuning.UNIFORM_GROUPS
@@ -198,7 +198,7 @@ def choose_tiling(kernel: Kernel) -> Tiling:
         tiled = min(m, n) >= tuning.TILE_FROM or (few and tiles_of(SMALLEST, batch, m, n) >= tuning.PROCESSORS)
     if kernel.scatter is not None and searched(int(kernel.rows), int(kernel.length), tiled):
         return _scatter(kernel, kernel.scatter)
-    return _tile(batch, m, n, kernel) if tiled else _by_rows(kernel)
+    return _tile(batch, m, n, kernel, open_size) if tiled else _by_rows(kernel)
 
 
 def _scatter(kernel: Kernel, s: Scatter) -> Tiling:
@@ -278,10 +278,10 @@ def _side_by_side(kernel: Kernel) -> int:
     return 4 if accesses <= 4 else 2 if accesses <= 8 else 1
 
 
-def _tile(batch: int, m: int, n: int, kernel: Kernel) -> Tiling:
+def _tile(batch: int, m: int, n: int, kernel: Kernel, open_size: int) -> Tiling:
     """Return the fastest tile, with shorter steps if k is short or if only shorter steps cover one of several axes."""
     assert kernel.product is not None
-    tile = fastest(batch, m, n, kernel)
+    tile = fastest(batch, m, n, kernel, open_size)
     steps = [tile.k_step >> halved for halved in range(3) if tile.k_step >> halved >= tuning.LEAST_STEP]
     if len(kernel.inner) == 1:
         short = (step for step in steps if 2 * kernel.length > step)
