@@ -110,30 +110,42 @@ def _tile(f: Function, t: Turned) -> list[Statement]:
 
 
 def side_by_side(f: Function) -> dict[Value, int] | None:
-    """Return the loads to transpose in a kernel that folds short rows, with their steps to other rows; else None.
+    """Return the loads to transpose in a kernel that folds short rows, with their steps to other rows; else None."""
+    if not _folds_short_rows(f):
+        return None
+    kernel, (inner,) = f.kernel, f.inner
+    emit, found = f.expressions([inner.name]), dict[Value, int]()
+    for v in walk([x.value for x in kernel.folds]):
+        if v.op not in ("load", "inside") or not emit.varies(v):
+            continue
+        if v.op == "inside" or kernel.loaded(v) not in (f32, i32) or _stride(v.arg[1], inner.name) != 1:
+            return None
+        step = _stride(v.arg[1], f.last.name)
+        if step is None or (step and not inner.size <= step <= tuning.LONG_ROWS):
+            return None
+        if step:
+            found[v] = step
+    return found or None
+
+
+def _folds_short_rows(f: Function) -> bool:
+    """Return whether a kernel folds rows that are so short that 16 of them side by side are faster.
 
     A vector along a row ends each fold with steps that wait for each other. For one fold, transposing takes as long,
     unless rows are shorter than a vector and call functions.
     """
-    kernel, last, twice = f.kernel, f.last, len(fold_batches(f.kernel)) > 1
+    kernel, twice = f.kernel, len(fold_batches(f.kernel)) > 1
     called = any(x.product or x.scatter for x in kernel.folds)
-    if not _long(last) or len(f.inner) != 1 or f.loaded or kernel.uniform or called:
-        return None
-    (inner,), values = f.inner, list(walk([x.value for x in kernel.folds]))
-    short = inner.size < tuning.LANES
-    if not inner.fixed or not tuning.SHORT_ROWS <= inner.size <= tuning.LONG_ROWS or not (short or twice):
-        return None
+    if not _long(f.last) or len(f.inner) != 1 or f.loaded or kernel.uniform or called:
+        return False
+    (inner,) = f.inner
+    if not inner.fixed or not tuning.SHORT_ROWS <= inner.size <= tuning.LONG_ROWS:
+        return False
+    if inner.size >= tuning.LANES:
+        return twice and not column_wise(kernel)
+    values = walk([x.value for x in kernel.folds])
     rows = [*(x.prim.combine for x in kernel.folds), *(v.arg[0] for v in values if v.op == "map")]
-    if not (twice or any(PRIMITIVES[name].helper for name in rows)) or (not short and column_wise(kernel)):
-        return None
-    emit, found = f.expressions([inner.name]), dict[Value, int]()
-    for v in [v for v in values if v.op in ("load", "inside") and emit.varies(v)]:
-        step = _stride(v.arg[1], last.name) if v.op == "load" and kernel.loaded(v) in (f32, i32) else None
-        near = step == 0 or (step and inner.size <= step <= tuning.LONG_ROWS)
-        if step is None or not near or _stride(v.arg[1], inner.name) != 1:
-            return None
-        found |= {v: step} if step else {}
-    return found or None
+    return twice or any(PRIMITIVES[name].helper for name in rows)
 
 
 def lane_loops(f: Function) -> list[Statement] | None:
