@@ -24,6 +24,7 @@ from tracegrad.engine.programs import SizedPrograms
 from tracegrad.engine.run_program import numbers_of
 from tracegrad.ir.evaluate import evaluate
 from tracegrad.kernels.form import Extent, UnsizedError
+from tracegrad.render.c_steps import GatheredStep
 from tracegrad.runtime import native
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.c_compiler import compiler
@@ -409,3 +410,23 @@ def test_a_result_and_small_inputs_of_a_small_run_are_moved_alone(device: Native
     device.unload(base)
     with pytest.raises(tg.DeviceError, match="whose memory this one uses was unloaded"):
         device.run(handle, [{"x": x}])
+
+
+def test_small_images_beyond_a_run_are_not_multiplied(c_session: CpuSession) -> None:
+    """Vectors go on from one row of a small image to the next, in memory whose size is that of the capacity."""
+
+    def forward(m: Any, x: Any) -> Any:
+        return tg.conv2d(x, tg.sin(tg.cast(tg.arange(144), tg.f32)).reshape(8, 2, 3, 3), padding=1)
+
+    made = many(lambda n: ForwardSource(Weight(), forward, {"x": (n, 2, 8, 8)}), 40)
+    steps = [s for k in made.built.program.kernels for s in k.texts["c"].steps if isinstance(s, GatheredStep)]
+    assert [len(s.b.columns) for s in steps] == [1]
+    assert all(isinstance(s.out.sizes[0], Extent) for s in steps)
+    x = np.random.default_rng(0).normal(size=(40, 2, 8, 8)).astype(np.float32)
+    base = c_session.load(made.built.program)
+    for n in (40, 3, 17):
+        now = at_size(made, n)
+        assert now is not None
+        handle = c_session.load(now.program, base)
+        (found,) = c_session.run(handle, [{"x": x[:n], **numbers_of(now)}]).outputs()
+        np.testing.assert_allclose(found["output"], forward(None, tg.tensor(x[:n])).numpy(), rtol=1e-5, atol=1e-5)

@@ -236,9 +236,10 @@ class _Writer:
 
     def spanned(self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int) -> tuple[int, Index]:
         """Add a step that computes whole vectors: the columns, and the elements between them, which nothing reads."""
-        sizes = [*(int(x.size) for x in p.batch), int(points(p.m)), width]
-        slot = self.allocate(math.prod(sizes))
-        out = self.view(slot, 0, sizes, strides_of(sizes))
+        sizes = [*(x.size for x in p.batch), points(p.m), width]
+        whole = [int(n) for n in sizes]
+        slot = self.allocate(math.prod(whole))
+        out = self.view(slot, 0, sizes, strides_of(whole))
         self.steps.append(GatheredStep(a, b._replace(columns=(Lay(width, 1),)), out))
         at = flat_index(self.kernel, (*p.batch, *p.m)) * width
         for x, lay in zip(n, b.columns):
