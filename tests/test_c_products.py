@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad.runtime.calls import SizedProduct
+from tracegrad.render.c_engine import ENGINE
+from tracegrad.runtime.c_compiler import compiler
+from tracegrad.runtime.calls import CallList, SizedProduct
+from tracegrad.runtime.children import Children
+from tracegrad.runtime.storage import with_margins
 
 RNG = np.random.default_rng(0)
 
@@ -45,3 +50,26 @@ def test_products_of_short_sums(m: int, k: int, n: int, turned: bool) -> None:
     truth = given["x"].astype(np.float64) @ (given["y"].T if turned else given["y"]).astype(np.float64)
     size = np.abs(given["x"]).astype(np.float64) @ np.abs(given["y"].T if turned else given["y"])
     assert (np.abs(found - truth) <= (k + 1) * 2.0**-24 * size).all()
+
+
+@pytest.mark.parametrize("k", [5, 700], ids=["one block", "two blocks"])
+def test_columns_that_fill_no_vector(k: int, c_compiler: None) -> None:
+    """The last columns are computed apart. Only they are written, and their sums go on from block to block."""
+    found = compiler()
+    assert found is not None
+    library = found.begin(ENGINE, Children()).result()
+    assert library is not None
+    product = library.product
+    product.argtypes, product.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
+    given = with_margins(3 * 9 * k + 3 * k * 70, np.float32)[:-1]
+    given[:] = RNG.standard_normal(given.shape)
+    a = given[: 3 * 9 * k].reshape(3, 9, k)
+    for n in range(1, 70):
+        b = given[-3 * k * n :].reshape(3, k, n)
+        whole = with_margins(3 * 9 * (n + 3), np.float32)[:-1].reshape(3, 9, n + 3)
+        whole[:] = 7.0
+        call = CallList(library, [], np.zeros(1, np.int64)).product(a, b, whole[..., :n])
+        product(ctypes.addressof(call.arguments), 0, 1)
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        assert (np.abs(whole[..., :n] - x @ y) <= (k + 1) * 2.0**-24 * (np.abs(x) @ np.abs(y))).all()
+        assert (whole[..., n:] == 7.0).all()

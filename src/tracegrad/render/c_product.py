@@ -18,6 +18,7 @@ from tracegrad.kernels.form import Limit
 from tracegrad.render.c_text import OPAQUE
 from tracegrad.tuning import IN_PLACE, PRODUCT_SHORT, RIGHT_IN_PLACE
 
+AHEAD = 6  # rows of a tile, from which it has the time to load what the next tile reads of the right operand
 HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, take 31 of 32 registers
 
 
@@ -43,8 +44,10 @@ def tile(rows: int, wide: int) -> str:
             f"static void tile_{rows}_{wide}(TAKES) {{",
             f"vec {', '.join(f'{s} = {{0}}' for s, _ in sums)};",
             pointers,
+            f"const long ahead = next > NR && next % APART ? {wide} * VL : 0; /* what the next tile reads in place */",
             f"for (; k; k--, {further}, b += next) {{",
             *(f"const vec b{w} = *(const vec *)(b + {w} * VL);" for w in range(wide)),
+            *(f"__builtin_prefetch(b + ahead + {w} * VL);" for w in range(wide) if rows >= AHEAD),
             *add,
             "}",
             f"if (more) {{ {' '.join(f'{s} += {to};' for s, to in sums)} }}",
@@ -113,6 +116,19 @@ static _Thread_local float packed_a[MC * KC + VL] __attribute__((aligned(64)));
 static _Thread_local float packed_b[NC * KC + VL] __attribute__((aligned(64)));
 #define TAKES long k, const float *a, long step, long along, const float *b, long next, float *c, long row, long more
 typedef void tile_(TAKES);
+
+/* Copies the columns of a row that are less than two vectors, in pieces that may overlap */
+typedef float half_ __attribute__((vector_size(2 * VL), aligned(4), may_alias));
+static inline void columns_of(float *to, const float *from, long n) {{
+  if (n >= VL) {{
+    const vec x = *(const vec *)from, y = *(const vec *)(from + n - VL);
+    *(vec *)to = x, *(vec *)(to + n - VL) = y;
+  }} else if (n >= VL / 2) {{
+    const half_ x = *(const half_ *)from, y = *(const half_ *)(from + n - VL / 2);
+    *(half_ *)to = x, *(half_ *)(to + n - VL / 2) = y;
+  }} else
+    for (long k = 0; k < n; k++) to[k] = from[k];
+}}
 
 /* Of the first of the tiles that share out some rows; those higher than 8 are even. */
 static inline int height(int rows) {{
@@ -250,10 +266,10 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
             const float *left = (direct ? left_of + at * sa.row + pc * sa.column : packed_a + x * kc) + first * along;
             const float *right = (j < as_it_lies ? b + pc * sb.row + j : packed_b + j * kc) + first * next;
             float *to = p->pc + o[2] + at * p->c + c;
+            for (long i = 0; i < h && !all && block; i++) columns_of(edge + i * NR, to + i * p->c, columns);
             tracegrad_tiles[h][wide](last - first, left, step, along, right, next, all ? to : edge, all ? p->c : NR,
-                                     all && block);
-            for (long i = 0; i < h && !all; i++, to += p->c)
-              for (long y = 0; y < columns; y++) to[y] = (block ? to[y] : 0.0f) + edge[i * NR + y];
+                                     block);
+            for (long i = 0; i < h && !all; i++) columns_of(to + i * p->c, edge + i * NR, columns);
           }}
         }}
       }}
