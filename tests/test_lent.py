@@ -11,6 +11,7 @@ import pytest
 import tracegrad as tg
 from tracegrad import optim
 from tracegrad.runtime import cpu
+from tracegrad.runtime.storage import readable_around
 
 pytestmark = [pytest.mark.usefixtures("c_compiler"), pytest.mark.filterwarnings("ignore:the loss does not use")]
 
@@ -206,3 +207,27 @@ def test_a_large_state_that_is_a_result_stays_in_its_place() -> None:
     ) as f:
         results = [f.run(x=x).output for _ in range(4)]
     assert [set(y.ravel().tolist()) for y in results] == [{1.0}, {2.0}, {3.0}, {4.0}]
+
+
+def doubled(m: Any, x: Any) -> Any:
+    return x * 2.0
+
+
+def test_a_part_of_a_larger_array_is_read_in_place_by_a_caller_who_waits() -> None:
+    """If C can read around it, it is aligned, and its rows lie one after the other; else it is copied."""
+    data = np.random.default_rng(0).standard_normal((400, 600)).astype(np.float32)
+    odd = data.view(np.uint8).reshape(-1)[100_001:][: 4 * BATCH * 600].view(np.float32).reshape(BATCH, 600)
+    assert [readable_around(x, "f32") for x in (data[100:164], odd)] == [True, False]
+    parts = [data[100:164], data[:BATCH], data[-BATCH:], data[200:328:2], odd]
+    with tg.compile_forward(model=Weights(), forward=doubled, inputs={"x": (BATCH, 600)}, device="cpu", seed=0) as f:
+        assert np.array_equal(f.run(x=data[:BATCH]).output, data[:BATCH] * 2.0)
+        home = memory(f.store)
+        copied = False
+        for x in parts * 10:  # a busy machine takes long for some runs, so that the worker gets the next
+            home[...] = 0.0
+            y = f.run(x=x).output
+            with np.errstate(all="ignore"):
+                assert np.array_equal(y, x * np.float32(2.0), equal_nan=True)
+            assert x is not parts[0] or not home.view(np.uint32).any(), "copied"
+            copied |= bool(home.view(np.uint32).any())
+        assert copied, "every run was handed over"

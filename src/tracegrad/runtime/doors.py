@@ -8,12 +8,13 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from operator import add
 from typing import Any, NamedTuple
 
 from tracegrad.arrays import Array, np
 from tracegrad.program import Field
 from tracegrad.runtime.calls import BoundCalls, Lent
-from tracegrad.runtime.storage import address, taken
+from tracegrad.runtime.storage import address, readable_around, taken
 
 Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 
@@ -25,13 +26,14 @@ class DirectParts(NamedTuple):
     given: dict[str, Array]  # the arrays that the session believes to be in the inputs' memory
     inputs: Sequence[tuple[Field, Array]]  # the memory of each input
     outputs: Sequence[tuple[Field, Array]]
-    lent: Mapping[str, Lent]  # inputs that other runs read in place; these runs always copy them
+    lent: Mapping[str, Lent]  # inputs that can be read in place
     handed: Mapping[str, Lent]  # outputs that are computed in the caller's arrays
     empty: Callable[..., Array]  # makes such an array, given its shape and type
 
 
 FIXED = "PPlPllPlll"  # the argument of `run_direct` that all runs share: `direct_`, followed by its places
 POINTER = "Pll"  # an argument of a call: its address, and the number of a place and the distance from its begin
+USED = 1 << 62  # in the address of an array: it is used in place
 PLACE = "Pl"  # the memory of an input or output: address, bytes
 
 
@@ -69,14 +71,16 @@ class Door:
         into = [(f.name, np.int32 if f.dtype == "bool" else x.dtype) for f, x in parts.inputs]
         out_of = [(f, x.shape, x.dtype) for f, x in parts.outputs]
         handed = [parts.handed.get(f.name) for f, _ in parts.outputs]
-        places = [v for _, x in parts.inputs for v in (address(x), x.nbytes)]
-        places += [v for (_, x), lent in zip(parts.outputs, handed) for v in (address(x), 0 if lent else x.nbytes)]
-        moved = enumerate([*[parts.lent.get(f.name) for f, _ in parts.inputs], *handed])
+        lent = [parts.lent.get(f.name) for f, _ in parts.inputs]
+        places = [v for _, x in (*parts.inputs, *parts.outputs) for v in (address(x), x.nbytes)]
+        moved = enumerate([*lent, *handed])
         pointers = [v for k, x in moved if x for at, behind in x.arguments() for v in (at, k, behind)]
         moving = ctypes.create_string_buffer(struct.pack(POINTER * (len(pointers) // 3), *pointers))
         words = (self._at, *parts.calls.given, address(moving), len(pointers) // 3, len(into), len(out_of), *places)
         fixed = ctypes.create_string_buffer(struct.pack(FIXED + PLACE * (len(into) + len(out_of)), *words))
-        makers = [parts.empty if lent else np.empty for lent in handed]
+        looks = [f.dtype if x else "" for (f, _), x in zip(parts.inputs, lent)]  # of inputs that can be read in place
+        makers = [parts.empty if x else np.empty for x in handed]
+        there = [USED if x else 0 for x in handed]
         at, pack = ctypes.addressof(fixed), struct.Struct("P" * (1 + len(into) + len(out_of))).pack
 
         def run(arrays: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -84,7 +88,8 @@ class Door:
             sources = [np.ascontiguousarray(arrays[name], dtype) for name, dtype in into]
             results = [made(shape, dtype) for made, (_, shape, dtype) in zip(makers, out_of)]
             # packed for each run: threads and signal handlers call this at the same time
-            if not self._run(pack(at, *map(address, sources), *map(address, results))):
+            read = [address(x) + (USED if t and readable_around(x, t) else 0) for x, t in zip(sources, looks)]
+            if not self._run(pack(at, *read, *map(add, map(address, results), there))):
                 return None
             _ = fixed, moving  # and `parts`: keep the addressed memory alive
             return {f.name: taken(x, f) if f.dtype == "bool" else x for (f, _, _), x in zip(out_of, results)}

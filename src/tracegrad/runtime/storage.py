@@ -75,7 +75,7 @@ def address(x: Array) -> int:
 def readable_around(x: Array, dtype: str) -> bool:
     """Return whether C kernels can read the values in place: in a buffer's form for `dtype`, with margins."""
     memory = x.base
-    if type(memory) is not np.ndarray or dtype == "bool" or not x.flags.c_contiguous:
+    if type(memory) is not np.ndarray or dtype == "bool" or not (x.flags.c_contiguous and x.flags.aligned):
         return False
     if x.dtype != np.dtype(DTYPES[dtype].numpy) or not memory.flags.c_contiguous:
         return False
