@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -12,9 +13,10 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import init, nn, optim
-from tracegrad.errors import CallError, MissingNameError
+from tracegrad.errors import CallError, MissingNameError, TraceError
 
 QUICK = ("asarray", "parameter", "tensor", "tree_leaves", "tree_map")  # called too often to check their arguments
+ONES = np.ones((3, 4), np.float32)
 MODULES = ((tg, tg.__all__), (nn, nn.__all__), (init, init.__all__))
 
 
@@ -74,6 +76,9 @@ def test_remedies_of_calls(objects: dict[str, Any]) -> None:
         (lambda: tg.grad(), "tg.grad: missing fn="),  # type: ignore[call-arg]
         (lambda: init.literal(), "init.literal: missing array="),  # type: ignore[call-arg]
         (lambda: nn.named_parameters(), "nn.named_parameters: missing model="),  # type: ignore[call-arg]
+        (lambda: tg.repeat(3, lambda x: x, 1.0), r"function comes first, as in tg.repeat\(fn, n, init\)"),  # type: ignore[call-overload]
+        (lambda: tg.scan(lambda c, x: (c, x), 0.0, ONES, unroll=2), "'unroll': leave it out"),  # type: ignore[call-arg]
+        (lambda: tg.einsum("ij->ji", ONES, optimize=True), "'optimize': leave it out"),  # type: ignore[call-arg]
     ):
         with pytest.raises(CallError, match=said):
             call()
@@ -81,6 +86,14 @@ def test_remedies_of_calls(objects: dict[str, Any]) -> None:
         getattr(optim.adam(1e-3), "set")  # noqa: B009
     with pytest.raises(MissingNameError, match=r"train.set\(weight_decay=0.0\) changes one"):
         getattr(train, "hyper")  # noqa: B009
+    with pytest.raises(MissingNameError, match=r"write train.set_lr\(0.1\)"):
+        train.lr = 0.1
+    history: Any = train.fit(x=ONES, progress=False)
+    with pytest.raises(MissingNameError, match=r"a History has no 'history': read \.loss, the loss"):
+        history.history["loss"]
+    assert pickle.loads(pickle.dumps(history)).loss == history.loss and {"loss", "metrics", "plot"} <= set(dir(history))
+    with pytest.raises(TraceError, match=r"write tg.round\(x\)"):
+        round(tg.tensor([1.5]))  # type: ignore[call-overload]
 
 
 def test_properties_are_not_called(objects: dict[str, Any]) -> None:

@@ -17,7 +17,17 @@ from typing import Any, TypeVar, cast, overload
 from tracegrad import ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
 from tracegrad.dtypes import TensorType, as_dtype, f32, i32, show, whole
-from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, TraceError, call_site, located, placed
+from tracegrad.errors import (
+    CallError,
+    DTypeError,
+    InputError,
+    RangeError,
+    ShapeError,
+    TraceError,
+    call_site,
+    located,
+    placed,
+)
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
 from tracegrad.imperative.plans import Plan, Source, indices, part
@@ -244,6 +254,8 @@ def repeat(*args: Any, **kwargs: Any) -> Any:
     >>> tg.repeat(lambda x: x * 2, 3, 1.0)
     tensor(8.)
     """
+    if len(args) > 1 and not callable(args[0]) and callable(args[1]):
+        raise CallError.here("tg.repeat: the function comes first, as in tg.repeat(fn, n, init)")
     if not args or not callable(args[0]):
         return ops.repeat(*args, **kwargs)
     check_call("tg.repeat", _iterated, args, kwargs)

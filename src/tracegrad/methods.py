@@ -325,6 +325,7 @@ class TensorMethods(Spellings):
         return self
 
     __divmod__ = __rdivmod__ = _without("tensors have no divmod: write a // b and a % b")
+    __round__ = _without("tensors have no round(x): write tg.round(x), and tg.round(x * 100) / 100 for two decimals")
     __xor__ = __rxor__ = _without("tensors have no ^: write a ** b for a power, a != b where just one of two is true")
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _without(
         "tensors have no << and >>: write x * 2**k and x // 2**k"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
 from operator import add
-from types import MappingProxyType
 from typing import Any, cast
 
 from tracegrad.arrays import np
@@ -29,7 +28,6 @@ from tracegrad.training.progress import Log, Progress
 from tracegrad.training.training import Training
 from tracegrad.training.validation import Validation
 
-NONE: Mapping[str, float] = MappingProxyType({})
 ENDS = 2.0  # seconds that an interrupted `fit` waits for a step to end, or three times as long as steps took
 
 
@@ -293,7 +291,7 @@ class _Loop:
 
     def _note(self, turn: str, r: Pending[StepResult] | CompletedStep) -> None:
         """Record the result of a step."""
-        more = {name: float(x) for name, x in r.aux.items() if np.ndim(x) == 0} if r.aux else NONE
+        more = {name: float(x) for name, x in r.aux.items() if np.ndim(x) == 0} if r.aux else {}
         self.history.loss.append(r.loss)
         step = self.begun + len(self.history.loss) if turn else r.step
         self.history.step.append(step)

@@ -13,10 +13,11 @@ from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import starting_at
+from tracegrad.refusals import Helped
 from tracegrad.training.training import Training
 
 
-class History:
+class History(Helped):
     """The losses and metrics of a `fit`.
 
     loss:        the loss of every step, in order.
@@ -28,6 +29,9 @@ class History:
     seconds:     duration of the `fit`.
     interrupted: whether Ctrl-C ended it.
     """
+
+    remedies = "histories"
+    called = "read its .loss and .metrics"
 
     def __init__(self) -> None:
         self.loss: list[float] = []
