@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,9 @@ def test_no_dispatch_computes_with_the_wrong_memory(t: Training, monkeypatch: py
     check_memory(planned_training(arguments, build_training(**arguments)))
 
 
-def test_a_gpt_keeps_what_goes_into_its_gelus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["none", "tanh"])
+def test_a_gpt_keeps_what_goes_into_its_gelus_only(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tg, "gelu", functools.partial(tg.gelu, approximate=form))
     large = BUDGET["gpt"][0]
     less = temporaries(large)
     monkeypatch.setattr(recompute, "RECOMPUTE_FROM", 2**62)

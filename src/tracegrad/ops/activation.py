@@ -103,8 +103,7 @@ def _gelu_weight(x: Tensor) -> Tensor:
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    x = where(x < -FLAT, -FLAT, x)  # -inf times the weight 0 would be NaN
-    return x * _gelu_weight(x)
+    return where(x < -FLAT, -0.0, x * _gelu_weight(x))  # -inf times the weight 0 would be NaN
 
 
 def _gelu_vjp(ct: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:

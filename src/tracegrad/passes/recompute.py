@@ -19,7 +19,8 @@ def recompute(storage: Storage) -> Storage:
 
     For example, a layer norm keeps its normalised input without gain and offset, and a gelu keeps its input only. The
     forward pass is the nodes that the loss depends on. A recomputed value waits for the gradient that it is combined
-    with: otherwise it would be scheduled early, and its memory would not be saved.
+    with: otherwise it would be scheduled early, and its memory would not be saved. So does a large value of the
+    backward pass that depends on no gradient, such as the input of a gelu within the limits of its slope.
     """
     graph, order = storage.graph, storage.order
     loss = graph.outputs.get("loss")
@@ -29,7 +30,7 @@ def recompute(storage: Storage) -> Storage:
     again = _chosen(storage, forward)
     if not again:
         return storage
-    return analyse(graph.with_roots(_Backward(order, forward, storage.stored, again).rebuilt(graph.roots)))
+    return analyse(graph.with_roots(_Backward(storage, forward, again).rebuilt(graph.roots)))
 
 
 def _chosen(storage: Storage, forward: set[int]) -> set[int]:
@@ -37,14 +38,11 @@ def _chosen(storage: Storage, forward: set[int]) -> set[int]:
     order, stored = storage.order, storage.stored
     seen: set[int] = set()  # by any node of the backward pass
     late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set(), seen)}
-    kept = storage.roots | storage.once
+    read = (forward & late & stored.keys()) - storage.roots - storage.once
     chosen: set[int] = set()
     for t in order:
-        large = t.serial in forward and t.prim.family == "map" and t.size >= RECOMPUTE_FROM
-        if large and t.serial in stored and t.serial in late and t.serial not in kept:
-            sources = list(_sources(t, stored, chosen, set()))
-            if all(x.serial in late or x.prim.family == "leaf" or MUCH_SMALLER * x.size <= t.size for x in sources):
-                chosen.add(t.serial)
+        if t.serial in read and _large(t) and _from_kept(t, stored, chosen, late):
+            chosen.add(t.serial)
     return chosen
 
 
@@ -61,6 +59,16 @@ def _sources(t: Tensor, stored: Container[int], chosen: set[int], seen: set[int]
                 yield x
 
 
+def _large(t: Tensor) -> bool:
+    return t.prim.family == "map" and t.size >= RECOMPUTE_FROM
+
+
+def _from_kept(t: Tensor, stored: Container[int], chosen: set[int], late: Container[int]) -> bool:
+    """Return whether each value that `t` is computed from is small, or is among the values `late` that are kept."""
+    sources = _sources(t, stored, chosen, set())
+    return all(x.serial in late or x.prim.family == "leaf" or MUCH_SMALLER * x.size <= t.size for x in sources)
+
+
 def _inlined(x: Tensor, stored: Container[int]) -> bool:
     return x.prim.family in POINTWISE and x.serial not in stored
 
@@ -72,8 +80,8 @@ class _Backward:
     time. All other nodes wait for the gradients among their inputs, and so do the recomputed values that they read.
     """
 
-    def __init__(self, order: Sequence[Tensor], forward: set[int], stored: Container[int], again: set[int]) -> None:
-        self.stored, self.again = stored, again
+    def __init__(self, storage: Storage, forward: set[int], again: set[int]) -> None:
+        order, self.stored = storage.order, storage.stored
         self.backward = [t for t in order if t.serial not in forward]
         self.new: dict[int, Tensor] = {t.serial: t for t in order if t.serial in forward}  # the rebuilt nodes
         self.gradient: dict[int, Tensor] = {}  # the last gradient that a node that does not float depends on
@@ -84,8 +92,21 @@ class _Backward:
                 self.waits[t.serial] = last
             if last is not t or t.prim.family not in POINTWISE:
                 self.gradient[t.serial] = last if t.prim.family in POINTWISE else t
+        self.again = again | self.floating(storage, again)
         self.meets = self.meetings()
         self.copies: dict[tuple[int, int], Tensor] = {}
+
+    def floating(self, storage: Storage, again: set[int]) -> set[int]:
+        """Return the large stored nodes that float, if all that they read is kept for nodes that do not."""
+        free = self.stored.keys() - self.gradient.keys() - storage.roots - storage.once
+        large = [t for t in self.backward if t.serial in free and _large(t)]
+        seen, found = set[int](), set[int]()
+        bound = (t for t in self.backward if large and t.serial in self.gradient)
+        late = {x.serial for t in bound for x in _sources(t, self.stored, again, seen)}
+        for t in large:
+            if _from_kept(t, self.stored, found, late):
+                found.add(t.serial)
+        return found
 
     def meetings(self) -> dict[int, Tensor]:
         """Return, for each value to recompute, the gradient that its first reader in the backward pass waits for."""
