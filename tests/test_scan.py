@@ -569,3 +569,20 @@ def test_a_carry_of_another_form_is_refused(init: Any, new: Any) -> None:
     for scan in (tg.scan, lambda *a, **k: tg.vmap(lambda _: tg.scan(*a, **k)[1])(np.ones(1, np.float32))):
         with pytest.raises(tg.TracegradError, match="carry"):
             scan(lambda c, x: (new, x), init, np.ones(3, np.float32))
+
+
+def test_arrays_are_tensors_in_the_loop_on_values() -> None:
+    """With arrays, `c += x` would change those of the caller and all outputs, and small integers would wrap."""
+
+    def step(c: Any, x: Any) -> tuple[Any, Any]:
+        c += x
+        return c, c
+
+    first, xs = np.zeros(2, np.float32), np.ones((3, 2), np.float32)
+    last, ys = tg.scan(step, first, xs)
+    assert last.tolist() == [3, 3] and ys.tolist() == [[1, 1], [2, 2], [3, 3]] and not first.any() and (xs == 1).all()
+    assert tg.repeat(lambda c: step(c, 1.0)[0], 3, first).tolist() == [3, 3] and not first.any()
+    bright = np.full((3, 2), 200, np.uint8)
+    assert tg.scan(step, bright[0], bright)[0].tolist() == [800, 800]
+    double = tg.tensor([[0.1, 0.2]], dtype="float64")
+    assert tg.scan(step, first, double)[0].tolist() == double[0].tolist()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 
 from tracegrad import ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
-from tracegrad.dtypes import TensorType, as_dtype, f32, i32, show, whole
+from tracegrad.dtypes import TensorType, as_dtype, f32, i32, number_kind, show, whole
 from tracegrad.errors import (
     CallError,
     DTypeError,
@@ -30,6 +30,8 @@ from tracegrad.errors import (
 )
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
+from tracegrad.imperative.calls import is_array
+from tracegrad.imperative.creation import tensor
 from tracegrad.imperative.plans import Plan, Source, indices, part
 from tracegrad.imperative.tape import recording
 from tracegrad.imperative.tensors import GradTensor
@@ -208,9 +210,11 @@ def scan(
     if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced, without iterations, or an error
         return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
     ((n,),) = sizes
-    carry, ys = init, list[Any]()  # on values, a scan is a Python loop
+    double = any(isinstance(x, GradTensor) and x.dtype is f64 for x in [*tree_leaves(init), *elements])
+    held = functools.partial(_held, double=double)
+    carry, ys = tree_map(held, init), list[Any]()  # on values, a scan is a Python loop
     for k in reversed(range(n)) if reverse else range(n):
-        result = fn(carry, rebuilt(xs, [x[k] for x in elements]))
+        result = fn(carry, rebuilt(xs, [held(x[k]) for x in elements]))
         if not is_pair(result):
             got = type(cast("object", result)).__name__
             raise TraceError.here(f"scan: fn must return a pair (carry, y), got a {got}; y may be None")
@@ -220,6 +224,13 @@ def scan(
         ys.append(y)
     ordered = ys[::-1] if reverse else ys
     return tree_map(ops.asarray, carry), tree_map(lambda *parts: ops.stack(parts), *ordered)
+
+
+def _held(x: Any, double: bool) -> Any:
+    """Return an array as a tensor: `c += x` would change an array of the caller, and NumPy's integers wrap."""
+    if isinstance(x, GradTensor) or not is_array(x):
+        return x
+    return tensor(x, dtype=f64 if double and number_kind(x) == "f" else None)
 
 
 def _shapes(tree: Any) -> str:
