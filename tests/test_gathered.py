@@ -8,7 +8,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import tracegrad as tg
 from models import build_forward
 from tracegrad.kernels.form import Axis
+from tracegrad.program import Program
 from tracegrad.render.c_steps import CSource, GatheredStep, Scratch
 from tracegrad.render.gathered import Lay, in_memory_order
 from tracegrad.runtime.c_compiler import GCC_FLAGS, OTHER_FLAGS, compiler_named
@@ -71,16 +73,30 @@ SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
+class Way(NamedTuple):
+    """A forward or a gradient as a program, and what it is given."""
+
+    program: Program
+    w: np.ndarray
+    given: dict[str, np.ndarray]
+
+    def run(self, session: CpuSession) -> tuple[np.ndarray, int]:
+        """The result, and how many of the program's products gather."""
+        handle = session.load(self.program)
+        for b in self.program.buffers:
+            if b.role == "param":
+                session.write(b.name, self.w)
+        (found,) = session.run(handle, [self.given])
+        sources: Sequence[CSource] = [k.texts["c"] for k in self.program.kernels]
+        return next(iter(found.values())), sum(isinstance(s, GatheredStep) for source in sources for s in source.steps)
+
+
+def way(fn: Fn, w: np.ndarray, given: dict[str, np.ndarray]) -> Way:
+    return Way(build_forward(Filters(w), fn, {k: v.shape for k, v in given.items()}).program, w, given)
+
+
 def run(session: CpuSession, fn: Fn, w: np.ndarray, given: dict[str, np.ndarray]) -> tuple[np.ndarray, int]:
-    """The result, and how many of the program's products gather."""
-    built = build_forward(Filters(w), fn, {k: v.shape for k, v in given.items()})
-    handle = session.load(built.program)
-    for b in built.program.buffers:
-        if b.role == "param":
-            session.write(b.name, w)
-    (found,) = session.run(handle, [given])
-    sources: Sequence[CSource] = [k.texts["c"] for k in built.program.kernels]
-    return next(iter(found.values())), sum(isinstance(s, GatheredStep) for source in sources for s in source.steps)
+    return way(fn, w, given).run(session)
 
 
 @pytest.fixture(params=[""])
@@ -103,53 +119,54 @@ def drawn(x: tuple[int, ...], w: tuple[int, ...]) -> tuple[np.ndarray, np.ndarra
 every_width = pytest.mark.parametrize("sessions", FLAGS, indirect=True)
 
 
-@every_width
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_convolutions_and_both_gradients(shape: Any, sessions: tuple[CpuSession, ...]) -> None:
-    (session, reference), (x_shape, w_shape, how) = sessions, shape
+every_shape = pytest.mark.parametrize("number", range(len(SHAPES)), ids=lambda k: str(SHAPES[k]))
+
+
+@cache
+def ways_of(number: int) -> list[tuple[list[Way], np.ndarray]]:
+    """A convolution and both gradients, and what NumPy computes: once for all widths.
+
+    What reads the images reads them also with channels last in memory: axes of k or of the columns go in another order.
+    """
+    x_shape, w_shape, how = SHAPES[number]
     x, w, rng = drawn(x_shape, w_shape)
-    ct = rng.standard_normal(run(reference, lambda m, x: conv(x, m.w, **how), w, {"x": x})[0].shape).astype("f")
+    last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    turned = lambda x: tg.permute(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
+    plain: Fn = lambda m, x: conv(x, m.w, **how)
+    with closing(CpuSession(None)) as reference:
+        ct = rng.standard_normal(run(reference, plain, w, {"x": x})[0].shape).astype("f")
 
-    def by_input(m: Filters, ct: Any) -> Any:
-        return tg.grad(lambda x: (conv(x, m.w, **how) * ct).sum())(tg.zeros(x_shape))
+        def by_input(m: Filters, ct: Any) -> Any:
+            return tg.grad(lambda x: (conv(x, m.w, **how) * ct).sum())(tg.zeros(x_shape))
 
-    def by_weights(m: Filters, x: Any, ct: Any) -> Any:
-        return tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
+        def by_weights(m: Filters, x: Any, ct: Any) -> Any:
+            return tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
 
-    ways: list[tuple[Fn, dict[str, np.ndarray]]] = [
-        (lambda m, x: conv(x, m.w, **how), {"x": x}),
-        (by_input, {"ct": ct}),
-        (by_weights, {"x": x, "ct": ct}),
-    ]
+        found: list[tuple[list[Way], np.ndarray]] = []
+        for fn, given in ((plain, {"x": x}), (by_input, {"ct": ct}), (by_weights, {"x": x, "ct": ct})):
+            ways = [way(fn, w, given)]
+            if "x" in given:
+                other: Fn = lambda m, x, fn=fn, **rest: fn(m, turned(x), **rest)
+                ways.append(way(other, w, {**given, "x": last}))
+            found.append((ways, ways[0].run(reference)[0]))
+    return found
+
+
+@every_width
+@every_shape
+def test_convolutions_and_both_gradients(number: int, sessions: tuple[CpuSession, ...]) -> None:
     gathering = 0
-    for fn, given in ways:
-        got, count = run(session, fn, w, given)
-        expected, _ = run(reference, fn, w, given)
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
-        gathering += count
+    for ways, expected in ways_of(number):
+        for k, one in enumerate(ways):
+            got, count = one.run(sessions[0])
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+            gathering += count if k == 0 else 0
     assert gathering
 
 
 def test_the_parts_of_a_long_sum_gather(sessions: tuple[CpuSession, ...]) -> None:
     x, w, _ = drawn(*LONG[:2])
     assert run(sessions[0], lambda m, x: conv(x, m.w, **LONG[2]), w, {"x": x})[1] == 1  # a stack of products
-
-
-@every_width
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_images_with_channels_last_in_memory(shape: Any, sessions: tuple[CpuSession, ...]) -> None:
-    """Axes of k or of the columns go in another order then: forward, and the gradient by the weights."""
-    (session, reference), (x_shape, w_shape, how) = sessions, shape
-    x, w, rng = drawn(x_shape, w_shape)
-    last = np.ascontiguousarray(np.moveaxis(x, 1, -1))
-    turned = lambda x: tg.permute(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
-    plain: Fn = lambda m, x: conv(x, m.w, **how)
-    ct = rng.standard_normal(run(reference, plain, w, {"x": x})[0].shape).astype("f")
-    by_weights: Fn = lambda m, x, ct: tg.grad(lambda w: (conv(x, w, **how) * ct).sum())(m.w)
-    for fn, given in ((plain, {}), (by_weights, {"ct": ct})):
-        expected, _ = run(reference, fn, w, {"x": x, **given})
-        got, _ = run(session, lambda m, x, fn=fn, **rest: fn(m, turned(x), **rest), w, {"x": last, **given})
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
 
 
 @every_width
