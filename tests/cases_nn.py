@@ -16,7 +16,7 @@ from tracegrad import ops as tg
 class FedCase(Case):
     """A case whose op makes leaves of its own; `feed` holds their values."""
 
-    feed: Mapping[str, np.ndarray] = field(default_factory=dict)
+    feed: Mapping[str, np.ndarray] = field(default_factory=dict, hash=False)
 
     def arrays(self, seed: int = 0, dtype: str = "float64") -> dict[str, np.ndarray]:
         return super().arrays(seed, dtype) | dict(self.feed)

@@ -7,8 +7,7 @@ from typing import Any
 
 from all_cases import ALL_CASES
 from browser import browser, open_page, served, shader_messages
-from test_kernels import NOTHING, graph_of
-from tracegrad.compiler.pipeline import make_program
+from test_kernels import program_of
 
 __all__ = ["browser", "served"]  # fixtures
 AT_A_TIME = 100
@@ -16,7 +15,7 @@ AT_A_TIME = 100
 
 def test_browsers_accept_the_shaders_of_every_row(browser: Any, served: tuple[str, Path]) -> None:
     """SwiftShader takes the form without barriers, so no page of the other tests compiles the form for GPUs."""
-    kernels = [k for case in ALL_CASES for k in make_program(graph_of(case), NOTHING, {}, {}).kernels]
+    kernels = [k for case in ALL_CASES for k in program_of(case).kernels]
     texts = sorted({text for k in kernels for text in (k.wgsl, k.serial_wgsl or k.wgsl)})
     assert len(texts) > len(ALL_CASES) and any("workgroupBarrier" in text for text in texts)
     page = open_page(browser, f"{served[0]}/blank.html")

@@ -10,9 +10,8 @@ import pytest
 import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
-from test_kernels import NOTHING, assert_same, graph_of, inputs_of, run
+from test_kernels import assert_same, graph_of, inputs_of, program_of, run
 from tracegrad import nn, optim
-from tracegrad.compiler.pipeline import make_program
 from tracegrad.passes.expand import expand_composites
 from tracegrad.runtime.base import Session, runtime
 
@@ -35,7 +34,7 @@ def session() -> Iterator[Session]:
 def test_jax_computes_every_row(case: Case, session: Session) -> None:
     graph = graph_of(case)
     env = inputs_of(graph, case)
-    assert_same(case, graph, env, run(session, make_program(graph, NOTHING, {}, {}), env))
+    assert_same(case, graph, env, run(session, program_of(case), env))
 
 
 @pytest.mark.parametrize("shape", [(100,), (8000,), (64, 512), (4, 1000, 2)])

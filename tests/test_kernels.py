@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ NOTHING = Persistent((), (), {})
 COUNTERS = {"seed": np.asarray(7, np.uint32), "step": np.asarray(3, np.uint32)}
 
 
+@cache
 def graph_of(case: Case) -> Graph:
     """The op's value and, where it has one, the gradient of a weighted sum of it."""
     with tracing():
@@ -45,6 +47,12 @@ def graph_of(case: Case) -> Graph:
             weighted = (y * leaf("input", "ct", TensorType(f32, y.shape))).sum()
             outputs |= {f"grad.{t.name}": g for t, g in zip(floats, gradients(weighted, floats), strict=True)}
     return Graph(outputs)
+
+
+@cache
+def program_of(case: Case) -> Program:
+    """Compiled once for all tests of the row."""
+    return make_program(graph_of(case), NOTHING, {}, {})
 
 
 def inputs_of(graph: Graph, case: Case) -> dict[str, Any]:
@@ -89,8 +97,7 @@ def assert_same(case: Case, graph: Graph, env: dict[str, Any], got: dict[str, An
 def test_numpy_kernels_match_the_reference(case: Case) -> None:
     graph = graph_of(case)
     env = inputs_of(graph, case)
-    program = make_program(graph, NOTHING, {}, {})
-    assert_same(case, graph, env, run(CpuSession(), program, env))
+    assert_same(case, graph, env, run(CpuSession(), program_of(case), env))
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # where C fails, NumPy would do instead
@@ -98,7 +105,7 @@ def test_numpy_kernels_match_the_reference(case: Case) -> None:
 def test_c_kernels_match_the_reference(case: Case, c_session: CpuSession) -> None:
     graph = graph_of(case)
     env = inputs_of(graph, case)
-    assert_same(case, graph, env, run(c_session, make_program(graph, NOTHING, {}, {}), env))
+    assert_same(case, graph, env, run(c_session, program_of(case), env))
 
 
 @pytest.mark.parametrize("columns", [8, 12, 20, 24, 28, 36, 44, 52, 60, 64, 84])
@@ -130,8 +137,7 @@ def test_no_two_live_values_share_memory(case: Case) -> None:
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
 def test_wgsl_kernels_match_the_reference(case: Case, device: Any) -> None:
     graph = graph_of(case)
-    env = inputs_of(graph, case)
-    program = make_program(graph, NOTHING, {}, {})
+    env, program = inputs_of(graph, case), program_of(case)
     assert_same(case, graph, env, run(device, program, env))
     if device.info.software and program.without_barriers() != program:  # what a GPU runs is another text
         assert_same(case, graph, env, run(device, with_barriers(program), env))

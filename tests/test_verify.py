@@ -19,9 +19,8 @@ import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from models import BUDGET
-from test_kernels import NOTHING, graph_of
+from test_kernels import program_of
 from tracegrad import nn, optim
-from tracegrad.compiler.pipeline import make_program
 from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.runtime import cpu_verify
 from tracegrad.runtime.cache import Verdicts
@@ -401,8 +400,7 @@ def test_right_kernels_of_models_pass(name: str, c_session: CpuSession, tmp_path
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
 def test_right_kernels_of_every_op_pass(case: Case, c_session: CpuSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracegrad.runtime.cpu_verify.Verdicts", lambda state: Forgetful())
-    program = make_program(graph_of(case), NOTHING, {}, {})
-    handle = c_session.load(program)
+    handle = c_session.load(program_of(case))
     c_session._ready(handle)  # pyright: ignore[reportPrivateUsage]
     c_session.unload(handle)
 
