@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,6 +156,13 @@ def on_numpy(make: Callable[..., Any], *given: Any) -> Any:
         return make(*given)
 
 
+@pytest.fixture(scope="module")
+def own() -> Iterator[Callable[[str, int], Any]]:
+    """Trainings that are compiled for one size: once for all devices."""
+    with ExitStack() as kept:
+        yield cache(lambda name, n: kept.enter_context(on_numpy(compiled, CASES[name], n)))
+
+
 def share_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """No size gets a program of its own, on a GPU neither, which has more of them."""
     monkeypatch.setattr(stepper, "OWN_SIZES", 0)
@@ -169,29 +178,27 @@ def close(found: Any, expected: Any, of: str) -> None:
 @SHARED
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_at_each_size_is_that_of_a_training_compiled_for_it(
-    name: str, device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, device_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: Callable[[str, int], Any]
 ) -> None:
     share_from_the_first(monkeypatch)
-    case, file, fixed = CASES[name], tmp_path / "at.safetensors", dict[int, Any]()
+    case, file = CASES[name], tmp_path / "at.safetensors"
     with compiled(case, None, device_name) as train:
         for n in SIZES:
-            own = fixed[n] = fixed.get(n) or on_numpy(compiled, case, n)
+            fixed = own(name, n)
             train.save(file)
-            own.load(file)
-            found, expected = (t.step(case.data(n)).result() for t in (train, own))
+            fixed.load(file)
+            found, expected = (t.step(case.data(n)).result() for t in (train, fixed))
             close(found.loss, expected.loss, f"loss at {n}")
             for aux in expected.aux:
                 close(found.aux[aux], expected.aux[aux], f"{aux} at {n}")
             for part in ("download_grads", "states", "download_params"):
-                got, wanted = getattr(train, part)(), getattr(own, part)()
+                got, wanted = getattr(train, part)(), getattr(fixed, part)()
                 # Adam divides small gradients by their size, so the parameters' own bound is the learning rate
                 for key in wanted if part != "download_params" else ():
                     close(got[key], wanted[key], f"{part} {key} at {n}")
                 assert all(np.abs(got[key] - wanted[key]).max(initial=0.0) <= 0.02 for key in wanted)
         title = train.explain().title
         assert f"of a program for sizes up to {8 if case.room else 41}, " in title
-    for own in fixed.values():
-        own.close()
 
 
 @pytest.mark.parametrize("at", [lambda n: n == 12, lambda n: math.gcd(n, 12) == 12], ids=["compared", "plain"])
