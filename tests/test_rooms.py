@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,16 @@ def _steps(loss: Callable[..., Any], device: str, sizes: Any) -> tuple[list[Any]
     return found, train
 
 
+@cache
+def _by_numpy(loss: Callable[..., Any], sizes: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Losses, and parameters at the end, of programs that are compiled for each size: once for all runtimes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACEGRAD_CC", "off")
+        patch.setattr(programs.SizedPrograms, "_of_many", nothing)
+        losses, train = _steps(loss, "cpu", sizes)
+        return losses, train.download_params()
+
+
 def on_each() -> list[tuple[Callable[..., Any], str]]:
     """All losses in C; some in NumPy, under XLA and on WebGPU, where a software adapter takes a minute for each."""
     return [
@@ -184,16 +195,13 @@ def test_steps_are_those_of_programs_for_each_size(
         pytest.importorskip("jax")
     device = runner if runner in ("webgpu", "jax") else "cpu"
     sizes = BOTH[:6] if runner == "jax" else BOTH
+    expected, params = _by_numpy(loss, sizes)
     with quickly() if runner == "jax" else nullcontext():
         found, train = _steps(loss, device, sizes)
-        rooms = train.store.stepper.sized._rooms
-        refused = [kind for kind in rooms.refused if 0 not in kind]
-        monkeypatch.setattr(programs.SizedPrograms, "_of_many", nothing)
-        expected, other = _steps(loss, device, sizes)
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
         for name, x in train.download_params().items():
-            np.testing.assert_allclose(x, other.download_params()[name], rtol=2e-5, atol=2e-6, err_msg=name)
-    assert not refused
+            np.testing.assert_allclose(x, params[name], rtol=2e-5, atol=2e-6, err_msg=name)
+    assert not [kind for kind in train.store.stepper.sized._rooms.refused if 0 not in kind]
 
 
 def forward(m: Any, x: Any) -> Any:
