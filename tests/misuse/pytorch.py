@@ -43,6 +43,11 @@ def cross_entropy_of_target(m, x, label):
     return tg.cross_entropy(input=m(x), target=label)
 
 
+@classes("x.cummax(axis)[0] picks element 0", "values only", "Write x.cummax(axis)", raises=Warning)
+def values_of_a_running_maximum(m, x, label):
+    return tg.cross_entropy(m(x).cummax(1)[0][None], label[:1])
+
+
 @classes("x.max(axis)[0] picks element 0", "values only", "x.argmax(axis)", raises=Warning)
 def the_pair_that_max_gives_elsewhere(m, x, label):
     return tg.mean(m(x).max(1)[0])

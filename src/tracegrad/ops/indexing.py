@@ -99,13 +99,16 @@ def _warn_of_pair(x: Tensor, key: Any) -> None:
     """Warn at the user's line of `x.max(axis)[0]`, which PyTorch's users write: its max gives values and indices."""
     made = x.inputs[0] if x.prim.name == "reshape" else x
     name = made.prim.name
-    if name not in ("max", "min") or type(key) is not int or key not in (0, 1) or len(made.attrs["axes"]) > 1:
+    if name not in ("max", "min", "cummax", "cummin") or type(key) is not int or key not in (0, 1):
         return
+    if len(made.attrs.get("axes", ())) > 1:
+        return
+    indices = "" if name.startswith("cum") else f", x.arg{name}(axis) for the indices"
     site = call_site()
     if site is not None:
         text = (
             f"x.{name}(axis)[{key}] picks element {key} of the results: {name} gives values only, and no pair as in "
-            f"PyTorch. Write x.{name}(axis) for the values, x.arg{name}(axis) for the indices ({name} gave {x.type})"
+            f"PyTorch. Write x.{name}(axis) for the values{indices} ({name} gave {x.type})"
         )
         warnings.warn_explicit(text, UserWarning, site.file, site.line)
 
