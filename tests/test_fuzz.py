@@ -244,6 +244,7 @@ def test_an_error_of_an_oracle_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_c")
 @pytest.mark.parametrize("runner", ["sizes", "sweep"])
 def test_random_trainings_at_other_sizes_and_in_sweeps(runner: str) -> None:
     some = [p for p in map(grow, range(TRAININGS)) if p.mode == "train"]
