@@ -268,7 +268,9 @@ def _with_room(self: Any, *args: Any, choices: Any = rooms.RoomPrograms._choices
 
 
 def compared(seed: int, device: str, exact: bool = True) -> tuple[int, list[str]]:
-    """Return how many runs a program for many sizes served, and how they differ from NumPy's programs for each size.
+    """Return how many runs a program for many sizes served, and how they differ from programs for each size.
+
+    NumPy's programs come first, because they compile nothing. Rounding can decide a choice, so the device has a say.
 
     exact: let one of the sizes be exact in runs, where that can be proved.
     """
@@ -286,26 +288,34 @@ def compared(seed: int, device: str, exact: bool = True) -> tuple[int, list[str]
             x = np.random.default_rng(n * 100 + t).standard_normal((n, t, D)).astype(np.float32)
             given = made.run(x=x).result()
             served += bool(programs_of(made).latest.base)
-            try:
-                with NUMPY:  # which compiles nothing: nearly all of the time went here
-                    one = tg.compile_forward(
-                        model=Model(), forward=forward, inputs={"x": x.shape}, device="cpu", seed=seed
-                    )
-            except tg.TracegradError:  # such as a maximum of no elements
-                if isinstance(given, CompletedRun):
-                    found.append(f"seed {seed}, {n} x {t} is refused alone")
-                continue
-            with one:
-                programs_of(one).runs = programs_of(made).runs - 1  # of the same random numbers
-                wanted = one.run(x=x).result()
-            if not isinstance(given, CompletedRun) or not isinstance(wanted, CompletedRun):
-                if type(given) is not type(wanted):
-                    found.append(f"seed {seed}, {n} x {t}: {given}, alone {wanted}")
-                continue
-            for name, value in wanted.output.items():
-                if not close(np.asarray(given.output[name]), np.asarray(value)):
-                    found.append(f"seed {seed}, {n} x {t}, {name}")
+            runs = programs_of(made).runs - 1  # for the same random numbers
+            with NUMPY:
+                differ = differing(given, of_one_size(seed, x, "cpu", runs))
+            if differ:
+                differ = differing(given, of_one_size(seed, x, device, runs))
+            found += [f"seed {seed}, {n} x {t}: {name}" for name in differ]
     return served, found
+
+
+def of_one_size(seed: int, x: Any, device: str, runs: int) -> Any:
+    """The result of a program for one size; None if it is refused, as a maximum of no elements is."""
+    try:
+        one = tg.compile_forward(
+            model=Model(), forward=forward_of(seed), inputs={"x": x.shape}, device=device, seed=seed
+        )
+    except tg.TracegradError:
+        return None
+    with one:
+        programs_of(one).runs = runs
+        return one.run(x=x).result()
+
+
+def differing(given: Any, wanted: Any) -> list[str]:
+    """The names of results that differ, or why there are none to compare."""
+    if not isinstance(given, CompletedRun) or not isinstance(wanted, CompletedRun):
+        refused = wanted is None and not isinstance(given, CompletedRun)
+        return [] if refused or type(given) is type(wanted) else [f"{given}, alone {wanted}"]
+    return [k for k, y in wanted.output.items() if not close(np.asarray(given.output[k]), np.asarray(y))]
 
 
 def explored(seeds: range, runner: str, seconds: float) -> list[str]:
