@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import optim
-from tracegrad.runtime import cpu
+from tracegrad.runtime import copy_pool, cpu
+from tracegrad.runtime.calls import BoundCalls
+from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.runtime.storage import readable_around
 
 pytestmark = [pytest.mark.usefixtures("c_compiler"), pytest.mark.filterwarnings("ignore:the loss does not use")]
@@ -145,6 +148,30 @@ def test_a_profile_reads_what_it_was_given() -> None:
     _, _, train = trained(product, x[:1])
     _ = train.profile(2, x=x[0] * 3)
     assert float(train.step(x=x[1]).loss) == losses[1]
+
+
+def test_a_profile_writes_into_memory_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the pool keeps none, as for results that are too large for it."""
+    monkeypatch.setattr(copy_pool, "POOL_BYTES", 0)
+    empty, timed, alive = CopyPool.empty, BoundCalls.timed, list[bool]()
+    made: list[weakref.ref[Any]] = []
+
+    def noted(self: CopyPool, shape: Any, dtype: Any) -> Any:
+        x = empty(self, shape, dtype)
+        made.append(weakref.ref(x.base))
+        return x
+
+    def looked(self: BoundCalls) -> Any:
+        alive.append(made[-1]() is not None)
+        return timed(self)
+
+    x = np.ones((BATCH, 600), np.float32)
+    with tg.compile_forward(model=Weights(), forward=doubled, inputs={"x": x.shape}, device="cpu", seed=0) as f:
+        _ = f.run(x=x).output
+        monkeypatch.setattr(CopyPool, "empty", noted)
+        monkeypatch.setattr(BoundCalls, "timed", looked)
+        _ = f.profile(2, x=x)
+    assert alive[:2] == [True, True]  # the others measure the machine
 
 
 def outputs(m: Any, x: Any) -> dict[str, Any]:
