@@ -584,5 +584,9 @@ def test_arrays_are_tensors_in_the_loop_on_values() -> None:
     assert tg.repeat(lambda c: step(c, 1.0)[0], 3, first).tolist() == [3, 3] and not first.any()
     bright = np.full((3, 2), 200, np.uint8)
     assert tg.scan(step, bright[0], bright)[0].tolist() == [800, 800]
+    last, ys = tg.scan(step, bright[0, 0], bright[:, 0])  # numbers of NumPy
+    assert last.tolist() == 800 and ys.tolist() == [400, 600, 800]
+    assert tg.repeat(lambda c: c * 2, 3, np.int8(100)).tolist() == 800
+    assert tg.repeat(lambda c: c * 2, 3, np.float16(60000)).tolist() == 480000
     double = tg.tensor([[0.1, 0.2]], dtype="float64")
     assert tg.scan(step, first, double)[0].tolist() == double[0].tolist()

@@ -228,7 +228,7 @@ def scan(
 
 def _held(x: Any, double: bool) -> Any:
     """Return an array as a tensor: `c += x` would change an array of the caller, and NumPy's integers wrap."""
-    if isinstance(x, GradTensor) or not is_array(x):
+    if isinstance(x, GradTensor) or not (is_array(x) or isinstance(x, (np.ndarray, np.generic))):
         return x
     return tensor(x, dtype=f64 if double and number_kind(x) == "f" else None)
 
