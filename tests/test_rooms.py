@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -230,6 +231,13 @@ def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEGRAD_CC", "off")
     _, differences = polymorphic.compared(seed, "cpu", exact=seed % 2 == 0)
     assert not differences
+
+
+def test_functions_on_numpy_leave_c_to_the_next_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polymorphic, "SIZES", polymorphic.SIZES[:1])
+    monkeypatch.setenv("TRACEGRAD_CC", "gcc")
+    polymorphic.explored(range(1), "numpy", 60.0)
+    assert os.environ["TRACEGRAD_CC"] == "gcc"
 
 
 def test_an_input_that_nothing_reads_has_the_sizes_of_a_call_too() -> None:

@@ -21,7 +21,6 @@ from tracegrad.engine.results import CompletedRun
 D = 4
 STEPS = 7
 SIZES = ((4, 9), (7, 5), (3, 12), (2, 2), (5, 16), (1, 6), (6, 1), (9, 3), (8, 8))
-NUMPY = patch.dict(os.environ, {"TRACEGRAD_CC": "off"})
 DEVICES = {"c": "cpu", "numpy": "cpu", "webgpu": "webgpu"}  # by runner
 
 
@@ -267,6 +266,11 @@ def _with_room(self: Any, *args: Any, choices: Any = rooms.RoomPrograms._choices
     return (key for key in choices(self, *args) if max(key) > 0)
 
 
+def on_numpy() -> Any:
+    """A context in which programs are compiled for NumPy. One that is entered twice would not be left."""
+    return patch.dict(os.environ, {"TRACEGRAD_CC": "off"})
+
+
 def compared(seed: int, device: str, exact: bool = True) -> tuple[int, list[str]]:
     """Return how many runs a program for many sizes served, and how they differ from programs for each size.
 
@@ -289,7 +293,7 @@ def compared(seed: int, device: str, exact: bool = True) -> tuple[int, list[str]
             given = made.run(x=x).result()
             served += bool(programs_of(made).latest.base)
             runs = programs_of(made).runs - 1  # for the same random numbers
-            with NUMPY:
+            with on_numpy():
                 differ = differing(given, of_one_size(seed, x, "cpu", runs))
             if differ:
                 differ = differing(given, of_one_size(seed, x, device, runs))
@@ -321,7 +325,7 @@ def differing(given: Any, wanted: Any) -> list[str]:
 def explored(seeds: range, runner: str, seconds: float) -> list[str]:
     """Print and return the differences of the functions of some seeds, of which none begins after so many seconds."""
     served, done, found, end = 0, 0, list[str](), time.monotonic() + seconds
-    with NUMPY if runner == "numpy" else contextlib.nullcontext():
+    with on_numpy() if runner == "numpy" else contextlib.nullcontext():
         for seed in seeds:
             if time.monotonic() > end:
                 break
