@@ -99,9 +99,8 @@ def _warn_of_pair(x: Tensor, key: Any) -> None:
     """Warn at the user's line of `x.max(axis)[0]`, which PyTorch's users write: its max gives values and indices."""
     made = x.inputs[0] if x.prim.name == "reshape" else x
     name = made.prim.name
-    if name not in ("max", "min", "cummax", "cummin") or type(key) is not int or key not in (0, 1):
-        return
-    if len(made.attrs.get("axes", ())) > 1:
+    axes = made.attrs.get("axes", ())
+    if name not in ("max", "min", "cummax", "cummin") or type(key) is not int or key not in (0, 1) or len(axes) > 1:
         return
     indices = "" if name.startswith("cum") else f", x.arg{name}(axis) for the indices"
     site = call_site()

@@ -284,7 +284,7 @@ class CallList:
 
 
 def left_out(program: Program, memory: Mapping[str, Array]) -> Iterator[tuple[int, int]]:
-    """Yield, for each launch, the address of a size and the largest value of it at which runs leave out the launch."""
+    """Yield, for each dispatch, the address of a size and the largest value of it at which runs leave it out."""
     fields = {f.name: f for f in program.inputs}
     for k, at in program.order():
         around = [x for x in program.loops if x.begin <= k < x.end]

@@ -19,14 +19,10 @@ ALIGNED = 64  # bytes of a cache line, and of the longest vectors: a load across
 AROUND = MARGIN_BYTES + ALIGNED + MARGIN_BYTES  # bytes that an array needs besides its own
 
 
-def zeros_between_margins(size: int) -> Array:
-    """Return `size` bytes of zeros as `between_margins` does, in memory of their own."""
-    return between_margins(np.zeros(size + AROUND, np.uint8), size)
-
-
 def with_margins(size: int, dtype: Any) -> Array:
     """Return an array of `size` zeros and one zero more, between margins."""
-    return zeros_between_margins((size + 1) * np.dtype(dtype).itemsize).view(dtype)
+    n = (size + 1) * np.dtype(dtype).itemsize
+    return between_margins(np.zeros(n + AROUND, np.uint8), n).view(dtype)
 
 
 def between_margins(memory: Array, size: int) -> Array:
