@@ -91,6 +91,8 @@ def test_remedies_of_calls(objects: dict[str, Any]) -> None:
     history: Any = train.fit(x=ONES, progress=False)
     with pytest.raises(MissingNameError, match=r"a History has no 'history': read \.loss, the loss"):
         history.history["loss"]
+    with pytest.raises(MissingNameError, match=r"a History has no 'model': train.params\(\)"):
+        _ = history.model
     assert pickle.loads(pickle.dumps(history)).loss == history.loss and {"loss", "metrics", "plot"} <= set(dir(history))
     with pytest.raises(TraceError, match=r"write tg.round\(x\)"):
         round(tg.tensor([1.5]))  # type: ignore[call-overload]
