@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -172,6 +173,29 @@ def test_a_profile_writes_into_memory_that_is_kept(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(BoundCalls, "timed", looked)
         _ = f.profile(2, x=x)
     assert alive[:2] == [True, True]  # the others measure the machine
+
+
+def test_close_frees_the_memory_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of copies of inputs and of results. Results that are held stay."""
+    empty, made = CopyPool.empty, list[weakref.ref[Any]]()
+
+    def noted(self: CopyPool, shape: Any, dtype: Any) -> Any:
+        x = empty(self, shape, dtype)
+        made.append(weakref.ref(x.base))
+        return x
+
+    monkeypatch.setattr(CopyPool, "empty", noted)
+    x = np.ones((BATCH, 600), np.float32)
+    f = tg.compile_forward(model=Weights(), forward=doubled, inputs={"x": x.shape}, device="cpu", seed=0)
+    queued = [f.run(x=x) for _ in range(3)]
+    held = queued[0].output
+    assert all(np.array_equal(p.output, held) for p in queued)
+    del queued
+    assert len(made) >= 6
+    f.close()
+    gc.collect()
+    assert [one() is held.base for one in made if one() is not None] == [True]
+    assert np.array_equal(held, x * 2.0)
 
 
 def outputs(m: Any, x: Any) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class ForwardPrograms:
     def close(self, unload: bool) -> None:
         """Drop all programs. unload: free them on the device too, after the runs queued so far."""
         dropped = self._sized.drop()
+        self.copies.clear()
         if unload:
             self.store.drop(dropped)
 

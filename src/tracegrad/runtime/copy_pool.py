@@ -46,6 +46,10 @@ class CopyPool:
         size = math.prod(shape) * dtype.itemsize
         return between_margins(self._memory(size), size).view(dtype).reshape(shape)
 
+    def clear(self) -> None:
+        """Keep no memory any more. Arrays in use stay valid."""
+        self._kept.clear()
+
     def _memory(self, size: int) -> Array:
         kept = self._kept.get(size)
         if kept is None:

@@ -368,10 +368,8 @@ class CpuSession:
         """Free everything. A second call does nothing."""
         self._closed, self.door = True, None
         self.interrupt()
-        self._loaded.clear()
-        self._sources.clear()
-        self._persistent.clear()
-        self._scratch.clear()
+        for kept in (self._loaded, self._sources, self._persistent, self._scratch, self._results):
+            kept.clear()
 
 
 def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]], size: Array) -> CallList | None:
