@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from tracegrad.dtypes import count
+from tracegrad.dtypes import DType, count, i32
 from tracegrad.errors import ShapeError
 from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import METHODS, Operand, method, op
@@ -21,7 +21,7 @@ from tracegrad.ops.reduction import number
 from tracegrad.ops.shaping import along
 from tracegrad.prims import views
 from tracegrad.prims.elementwise import exp, isnan, maximum, where
-from tracegrad.prims.folds import MAX, MIN, PROD, SCATTER_MAX, SUM, folded, scatter_add as scatter_along
+from tracegrad.prims.folds import MAX, MIN, PROD, SCATTER_MAX, SUM, folded, identity_of, scatter_add as scatter_along
 from tracegrad.prims.leaves import as_tensor, const, iota
 from tracegrad.prims.maps import composite, float_type
 from tracegrad.prims.rules import multilinear, shifted
@@ -40,11 +40,11 @@ class Running(NamedTuple):
     neutral: float
 
 
-def _running(fold: Primitive, neutral: float) -> Running:
+def _running(fold: Primitive, dtype: DType) -> Running:
     def reduce(x: Tensor, axis: int) -> Tensor:
         return folded(fold, x, (axis,), keepdims=False)
 
-    return Running(reduce, lambda a, b: METHODS[fold.combine](a, b), neutral)
+    return Running(reduce, lambda a, b: METHODS[fold.combine](a, b), identity_of(fold, dtype))
 
 
 def _beside(x: Tensor, top: Tensor) -> Tensor:
@@ -69,7 +69,8 @@ def _log_add(a: Tensor, b: Tensor) -> Tensor:
     return where(top == -math.inf, -math.inf, logaddexp(_beside(a, top), _beside(b, top)))
 
 
-SUMS, PRODUCTS, LOG_SUMS = _running(SUM, 0), _running(PROD, 1), Running(_log_sum, _log_add, -math.inf)
+SUMS, PRODUCTS = _running(SUM, i32), _running(PROD, i32)  # whole numbers, for floats too
+LOG_SUMS = Running(_log_sum, _log_add, -math.inf)
 
 
 def _scan(x: Tensor, axis: int, reverse: bool = False, by: Running = SUMS) -> Tensor:
@@ -214,24 +215,20 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     return x if x.shape[axis] <= 1 else bind(CUMPROD, x, axis=axis)
 
 
-LOWEST = {"f32": -math.inf, "i32": -(2**31), "u32": 0}
-HIGHEST = {"f32": math.inf, "i32": 2**31 - 1, "u32": 2**32 - 1}
-
-
 def _extrema_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
     """Send the cotangent of each y[k] to the last x[i] with i <= k that equals y[k], or is NaN."""
     places = where((x == y) | isnan(x), iota(x.shape, axis), 0)
     return (scatter_along(ct, bind(CUMMAX, places, axis=axis), axis, x.shape[axis]),)
 
 
-def _extrema(name: str, fold: Primitive, neutral: dict[str, float]) -> Primitive:
+def _extrema(name: str, fold: Primitive) -> Primitive:
     def expand(x: Tensor, *, axis: int) -> Tensor:
-        return _scan(x, axis, by=_running(fold, neutral[x.dtype.name]))
+        return _scan(x, axis, by=_running(fold, x.dtype))
 
     return composite(name, type=lambda x, *, axis: x, expand=expand, vjp=_extrema_vjp, batch=shifted)
 
 
-CUMMAX, CUMMIN = _extrema("cummax", MAX, LOWEST), _extrema("cummin", MIN, HIGHEST)
+CUMMAX, CUMMIN = _extrema("cummax", MAX), _extrema("cummin", MIN)
 
 
 @method

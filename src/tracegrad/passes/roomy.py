@@ -10,7 +10,6 @@ attribute, is known as a number or as a size plus a number. All else is refused.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,8 +23,8 @@ from tracegrad.passes.alike import Numbers, aligned, numbered, unnumbered
 from tracegrad.passes.growth import Axis, Sizes
 from tracegrad.passes.room import ONE, Room, Value, replaced
 from tracegrad.passes.room_views import VIEWS, counted
-from tracegrad.prims.folds import GATHER
-from tracegrad.prims.leaves import CONST, HIGH, IOTA, LITERAL, LOW, iota, leaf
+from tracegrad.prims.folds import GATHER, identity_of
+from tracegrad.prims.leaves import CONST, IOTA, LITERAL, iota, leaf
 from tracegrad.prims.views import RESHAPE, broadcast_to, reshape
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf, item
 
@@ -134,7 +133,7 @@ class _Walk(Room):
     def fold(self, t: Tensor, u: Tensor, x: Value) -> Value:
         """Return a fold. Padding in its input is masked by the fold's identity."""
         axes = tuple([ONE if d in t.axes else a for d, a in enumerate(x.axes)])
-        return self.alike(t, u, [x._replace(tensor=self.masked(x, t.axes, _identity(t)))], axes)
+        return self.alike(t, u, [x._replace(tensor=self.masked(x, t.axes, identity_of(t.prim, t.dtype)))], axes)
 
     def source(self, t: Tensor, u: Tensor) -> Value:
         """Return a leaf or a formula."""
@@ -177,7 +176,7 @@ class _Walk(Room):
         if target.parts is None:
             raise UnsizedError("adds into an axis of several parts")
         (given,) = self.agreed([(x.axes[d],), (indices.axes[d],)])
-        updates = self.masked(x._replace(axes=replaced(x.axes, d, given)), (d,), _identity(t))
+        updates = self.masked(x._replace(axes=replaced(x.axes, d, given)), (d,), identity_of(t.prim, t.dtype))
         at = self.placed(indices.tensor, target)
         return Value(bind(t.prim, updates, at, **t.attrs), (*others[:d], target, *others[d:]))
 
@@ -269,11 +268,3 @@ def _unchanged_where(beyond: Tensor, body: Body, roots: Sequence[Tensor]) -> lis
         given.append(METHODS["where"](broadcast_to(reshape(beyond, [1] * old.ndim), old.shape), old, t))
         new.setdefault(t.serial, given[-1])
     return [*given, *[new.get(t.serial, t) for t in roots[len(given) :]]]
-
-
-def _identity(t: Tensor) -> float | int:
-    """Return the identity of a fold, such as 0 for a sum."""
-    value = t.prim.identity or 0.0
-    if t.dtype.is_float:
-        return value
-    return int(value) if math.isfinite(value) else LOW[t.dtype.name] if value < 0 else HIGH[t.dtype.name]

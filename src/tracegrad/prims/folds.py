@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
-from tracegrad.dtypes import TensorType, all_of, f32, i32, reduced_shape
+from tracegrad.dtypes import DType, TensorType, all_of, f32, i32, reduced_shape
 from tracegrad.errors import DTypeError, ShapeError
 from tracegrad.ir.nodes import Primitive, Tensor, bind, register
 from tracegrad.methods import METHODS
-from tracegrad.prims.leaves import const, iota
+from tracegrad.prims.leaves import HIGH, LOW, const, iota
 from tracegrad.prims.rules import linear, multilinear, shifted, spread
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_
 
@@ -31,6 +31,14 @@ def fold(name: str, *, array: str, combine: str, identity: float, vjp: Any, xla:
 
     return register(Primitive(name, "fold", rule, array, vjp, batch=shifted, combine=combine, identity=identity,
                               xla=xla))  # fmt: skip
+
+
+def identity_of(prim: Primitive, dtype: DType) -> float | int:
+    """Return the identity of a fold of elements of a type, such as 0 for a sum."""
+    value = prim.identity or 0.0
+    if dtype.is_float:
+        return value
+    return int(value) if isfinite(value) else LOW[dtype.name] if value < 0 else HIGH[dtype.name]
 
 
 def _hits(y: Tensor, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
