@@ -117,14 +117,18 @@ def _scatter_by_others(t: Tensor, x: Tensor, indices: Tensor, n: int) -> Tensor 
     a: int = t.axis
     most = tuning.OPEN_PARTS
     parts = _Parts.of(x, a, n, lambda k: nearest_divisor(k, min(most, _scattered(t, tuning.OPEN_BATCH * k))))
-    if parts is None:
-        return None
+    return None if parts is None else _scatter_in(parts, t, x, indices)
+
+
+def _scatter_in(parts: _Parts, t: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """Return a scatter as a fold of scatters of parts of its updates."""
+    a: int = t.axis
     part = bind(t.prim, parts.split(x, a), parts.split(indices, a), axis=a + 1, length=t.shape[a])
     return reshape(bind(SCATTERED_BY[t.prim], part, axes=(a,)), t.shape)
 
 
 class _Parts(NamedTuple):
-    """A split of an axis that consists of other axes and a batch: each part has the whole batch."""
+    """A split of an axis. If it consists of a batch and other axes, each part has the whole batch."""
 
     number: int
     before: int  # points of each part before the batch: the batch, if it comes first
@@ -142,6 +146,8 @@ class _Parts(NamedTuple):
     def split(self, x: Tensor, d: int) -> Tensor:
         """Return `x` with an axis before `d` that numbers the parts."""
         k = x.shape[d]
+        if self.before == 1:
+            return reshape(x, (*x.shape[:d], self.number, k // self.number, *x.shape[d + 1 :]))
         x = reshape(x, (*x.shape[:d], self.before, self.number, k // self.before // self.number, *x.shape[d + 1 :]))
         x = permute(x, (*range(d), d + 1, d, *range(d + 2, x.ndim)))
         return reshape(x, (*x.shape[: d + 1], k // self.number, *x.shape[d + 3 :]))
@@ -255,14 +261,9 @@ def _split_product(t: Tensor, a: Tensor, b: Tensor) -> Tensor | None:
 
 
 def _split_scatter(t: Tensor, x: Tensor, indices: Tensor) -> Tensor | None:
-    a: int = t.axis
-    k = x.shape[a]
+    k = x.shape[t.axis]
     s = nearest_divisor(k, _scattered(t, k))
-    if s == 1:
-        return None
-    shape = (*x.shape[:a], s, k // s, *x.shape[a + 1 :])
-    part = bind(t.prim, reshape(x, shape), reshape(indices, shape), axis=a + 1, length=t.shape[a])
-    return reshape(bind(SCATTERED_BY[t.prim], part, axes=(a,)), t.shape)
+    return _scatter_in(_Parts(s, 1), t, x, indices) if s > 1 else None
 
 
 def _scattered(t: Tensor, k: int) -> float:
