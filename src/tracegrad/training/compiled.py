@@ -113,8 +113,9 @@ class CompiledTraining(Training):
 
         hooks = {"on_step": on_step, "on_epoch": on_epoch, "on_evaluate": on_evaluate}
         options = Options(
-            batch_size, epochs, steps, shuffle, validation, evaluate, every, metrics, progress, log, resume, schedule,
-            hooks, callbacks,
+            batch_size=batch_size, epochs=epochs, steps=steps, shuffle=shuffle, validation=validation,
+            evaluate=evaluate, every=every, metrics=metrics, progress=progress, log=log, resume=resume,
+            schedule=schedule, hooks=hooks, callbacks=callbacks,
         )  # fmt: skip
         return fit(self, data, x, y, options)
 

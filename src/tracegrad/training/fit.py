@@ -31,7 +31,7 @@ from tracegrad.training.validation import Validation
 ENDS = 2.0  # seconds that an interrupted `fit` waits for a step to end, or three times as long as steps took
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The arguments of `fit` that are not data. `_checked` completes `hooks`, `schedule` and `watched`."""
 
