@@ -198,6 +198,18 @@ def test_close_frees_the_memory_that_is_used_again(monkeypatch: pytest.MonkeyPat
     assert np.array_equal(held, x * 2.0)
 
 
+def test_close_of_a_training_frees_the_memory_of_copies() -> None:
+    x = np.ones((BATCH, 600), np.float32)
+    train = tg.compile(
+        model=Weights(), loss=lambda m, x: tg.mean(x @ m.w), inputs={"x": x.shape}, optimizer=optim.sgd(0.1),
+        device="cpu", seed=0,
+    )  # fmt: skip
+    _ = train.step(x=x).loss
+    assert train.copies._kept  # pyright: ignore[reportPrivateUsage]
+    train.close()
+    assert not train.copies._kept  # pyright: ignore[reportPrivateUsage]
+
+
 def outputs(m: Any, x: Any) -> dict[str, Any]:
     """Large results of all kinds: equal ones, an input, a parameter, of a loop, an index, read by other kernels."""
 

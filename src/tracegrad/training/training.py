@@ -395,3 +395,4 @@ class Training(Parts):
         Aborted(reason='closed')
         """
         self._finalizer()
+        self.copies.clear()
