@@ -95,6 +95,14 @@ def by_numpy(net: Net, n: int) -> list[float]:
             return [one.step(batch(n)).loss for _ in range(3)]
 
 
+def shared_on(runner: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The device of a runner, on which all sizes of a training share a program."""
+    monkeypatch.setenv("TRACEGRAD_CC", "" if runner == "c" else "off")
+    for name in ("OWN_SIZES", "OWN_SIZES_ON_GPU"):
+        monkeypatch.setattr(stepper, name, 0)
+    return "webgpu" if runner == "webgpu" else "cpu"
+
+
 @pytest.mark.filterwarnings("ignore:.*software adapter", "ignore:the loss does not use")
 @pytest.mark.parametrize(
     ("net", "runner"),
@@ -103,13 +111,10 @@ def by_numpy(net: Net, n: int) -> list[float]:
 def test_steps_of_every_batch_are_those_of_a_training_compiled_for_it(
     net: Net, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRACEGRAD_CC", "" if runner == "c" else "off")
-    for name in ("OWN_SIZES", "OWN_SIZES_ON_GPU"):
-        monkeypatch.setattr(stepper, name, 0)
+    device = shared_on(runner, monkeypatch)
     kinds: set[Any] = set()
     built = rooms.built
     monkeypatch.setattr(rooms, "built", lambda *a: kinds.add(a[3]) or built(*a))
-    device = "webgpu" if runner == "webgpu" else "cpu"
     with compiled(net, None, device) as train:
         for n in SIZES:
             train.reset()
@@ -171,9 +176,7 @@ def test_long_sums_over_a_batch_and_words_have_parts(
     runner: str, in_front: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients of weights and of tables sum over both. In one part, few workgroups of a GPU would have work."""
-    monkeypatch.setenv("TRACEGRAD_CC", "off" if runner == "numpy" else "")
-    for name in ("OWN_SIZES", "OWN_SIZES_ON_GPU"):
-        monkeypatch.setattr(stepper, name, 0)
+    device = shared_on(runner, monkeypatch)
 
     def loss(m: Words, x: Any, y: Any) -> Any:
         h = m.table(x)
@@ -182,7 +185,6 @@ def test_long_sums_over_a_batch_and_words_have_parts(
 
     def compiled(n: int | None) -> Any:
         inputs = {"x": tg.i32[n, 96], "y": tg.i32[n]}
-        device = "webgpu" if runner == "webgpu" else "cpu"
         return tg.compile(model=Words(), loss=loss, inputs=inputs, optimizer=optim.sgd(0.5), seed=0, device=device)
 
     rng = np.random.default_rng(0)
