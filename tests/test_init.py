@@ -1,5 +1,6 @@
 """First values: the same stream everywhere, with the right statistics."""
 
+import inspect
 import json
 import math
 import shutil
@@ -309,3 +310,9 @@ def test_what_starts_at_zero_or_one_is_not_decayed():
     assert not init.decays_by_default(init.zeros())
     assert not init.decays_by_default(init.ones())
     assert all(init.decays_by_default(s) for s in (init.randn(), init.kaiming(), init.xavier(), init.literal([1.0])))
+
+
+@pytest.mark.parametrize("name", tg.init.__all__)
+def test_help_shows_the_arguments_by_name(name: str) -> None:
+    kinds = [p.kind for p in inspect.signature(getattr(tg.init, name)).parameters.values()]
+    assert all(kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for kind in kinds)

@@ -210,7 +210,7 @@ def trace(
 
     model, loss, inputs, optimizer: as for `compile`.
     Returns: a `Graph`, to print or to look into.
-    Raises:  the errors of `compile` about these arguments.
+    Raises:  the errors of `compile` about these arguments, and errors inside `loss`.
     As jax.make_jaxpr.
 
     >>> graph = tg.trace(model=nn.Linear(2, 1), loss=lambda m, x: tg.mean(m(x)), inputs={"x": (4, 2)})

@@ -117,7 +117,7 @@ class Kaiming(Gaussian):
 class Lecun(Gaussian):
     """Normal numbers of standard deviation 1 / sqrt(fan_in), for layers before tanh or selu (LeCun et al. 1998).
 
-    fan_in: as in `kaiming`. As jax.nn.initializers.lecun_normal without truncation.
+    `kaiming` explains fan_in. As jax.nn.initializers.lecun_normal without truncation.
 
     >>> W = tg.instantiate(nn.Linear(100, 400, init=init.lecun()), seed=0).W
     >>> round(tg.std(W).item(), 3)    # 1 / sqrt(100) is 0.1
@@ -176,7 +176,7 @@ class Uniform(Even):
 class KaimingUniform(Even):
     """Uniform numbers in [-c, c), c = gain * sqrt(3 / fan_in): the standard deviation is that of `kaiming`.
 
-    fan_in: as in `kaiming`. The default gain is sqrt(2).
+    `kaiming` explains fan_in. The default gain is sqrt(2).
     As torch.nn.init.kaiming_uniform_ (He et al. 2015); gain=1/sqrt(3) is the default of torch.nn.Linear.
 
     >>> W = tg.instantiate(nn.Linear(100, 400, init=init.kaiming_uniform(gain=3**-0.5)), seed=0).W
@@ -299,8 +299,9 @@ __all__ = [*KINDS, "literal"]  # pyright: ignore[reportUnsupportedDunderAll]
 def literal(array: Any, dtype: DType | str = f32) -> Literal:
     """Make an initialiser of given values: an array, a nested list or a number, stored as `dtype`.
 
+    The values must have the shape of the parameter; else `tg.instantiate` and `compile` raise ShapeError.
     Raises DTypeError for anything else, and for values that `dtype` cannot hold.
-    As jax.nn.initializers.constant, which takes an array too.
+    As jax.nn.initializers.constant, without broadcasting.
 
     >>> layer = nn.Linear(1, 2, init=init.literal([[1.0, 2.0]]))
     >>> tg.instantiate(layer, 0).W

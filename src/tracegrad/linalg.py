@@ -187,14 +187,14 @@ TRIANGULAR = composite(
 
 @op
 def cholesky(a: Any) -> Tensor:
-    """Return the lower triangular L with L L^T = A, of a symmetric positive definite matrix.
+    """Return the lower triangular L with L L^T = A, where A is the symmetric positive definite matrix `a`.
 
     L[:, j] = M[:, j] / sqrt(M[j, j]) from the diagonal down, with M = A - sum over k < j of L[:, k] L[:, k]^T
 
     a:        f32, shape (..., n, n). Only the lower triangle is read.
     Returns:  f32, shape of `a`, 0 above the diagonal. Elements are NaN if the matrix is not positive definite.
-    Gradient: to the lower triangle of `a`, by two triangular solves (Murray 2016). If A is computed, as
-              X X^T + eye, the gradient to X is the usual one.
+    Gradient: to the lower triangle of `a`, by two triangular solves (Murray 2016). If A is computed, for
+              example as X X^T + eye, the gradient to X is the usual one.
     Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
 
     As numpy.linalg.cholesky and torch.linalg.cholesky, which raise for a matrix that is not positive definite.

@@ -38,11 +38,12 @@ def _let_go(lock: Any) -> int:
 
 
 class Pending(NoArray, Generic[T]):
-    """The future of a `step` or `run`: `result()` or `await` waits, and returns `Completed`, `Aborted` or `Failed`.
+    """The future that `step` and `run` return: `result()` or `await` waits for its `Completed`, `Aborted` or `Failed`.
 
-    The properties `loss`, `losses`, `step`, `aux`, `output` and `captures` wait too, and return that part of a
-    `Completed`. For a `Failed` they raise its `error`, and for an `Aborted` they raise `tg.AbortedError`. The library
-    warns if you never read a `Failed`. As concurrent.futures.Future, whose `result` raises the error itself.
+    That of a step is a `CompletedStep`, a kind of `Completed`. The properties `loss`, `losses`, `step`, `aux`, `output`
+    and `captures` wait too, and return that part of a `Completed`. For a `Failed` they raise its `error`, and for an
+    `Aborted` they raise `tg.AbortedError`. The library warns if you never read a `Failed`. `result` does not raise
+    the error, unlike that of concurrent.futures.Future.
 
     >>> pending = train.step(x=x, y=y)    # train, x, y: as in the example of tg.compile, with a batch x, y
     >>> pending.step

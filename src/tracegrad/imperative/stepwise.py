@@ -48,7 +48,7 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     model:   one of three. A tree of modules: its parameters are drawn from the seed of `tg.manual_seed`. A copy from
              `tg.instantiate`: its parameters are used. A training or compiled forward: its current parameters are used.
     inputs:  arrays, eager tensors, nested lists or numbers. If `model` is compiled, they are converted to the dtypes of
-             its `inputs`. Otherwise integers become i32.
+             its `inputs`. Otherwise they are converted as by `tg.asarray`.
     Returns: the result of `forward`. For a loss, `backward()` fills the gradients of an instantiated model.
     Raises:  the errors of the ops, at the line of the op; InputError if a conversion would lose values.
 

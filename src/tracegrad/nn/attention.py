@@ -24,11 +24,12 @@ Cache = tuple[int, int]
 class MultiheadAttention(Module):
     """Multi-head attention, softmax(q k^T / sqrt(d)) v with d = dim / n_heads, as torch.nn.MultiheadAttention.
 
-    dim, n_heads: the size of each element (PyTorch's embed_dim), and the number of heads. `n_heads` divides `dim`.
-    kv_heads:     number of heads of keys and values, a divisor of n_heads, which is the default. Each serves
+    dim, n_heads: the size of the vector at each position (PyTorch's embed_dim), and the number of heads, which
+                  divides `dim`.
+    kv_heads:     number of heads of keys and values, a divisor of n_heads; None: n_heads. Each serves
                   n_heads / kv_heads heads of queries (Ainslie et al. 2023).
     bias:         False leaves out the b of the four `Linear` layers.
-    causal:       True: element t sees elements up to t only.
+    causal:       True: the result at position t depends on positions up to t only.
     cache:        (batch, length) of a cache of keys and values for generation, in the states `keys` and `values`,
                   f32[batch, kv_heads, length, d]. Needs causal=True.
     rope:         the base of rotary positions, such as 10000: `tg.rope` rotates queries and keys. None: no positions.
@@ -36,13 +37,13 @@ class MultiheadAttention(Module):
 
     layer(x, memory=None, value=None, *, mask=None, position=None, dropout=0.0) gives f32[B, T, dim]:
     x:        f32[B, T, dim]: the queries, and without `memory` the keys and values, too.
-    memory:   f32[B, S, dim]: other elements for keys and values. With `causal`, S must be T.
-    value:    f32[B, S, dim]: other elements for values only, as PyTorch's layer(query, key, value).
+    memory:   f32[B, S, dim]: another sequence for keys and values. With `causal`, S must be T.
+    value:    f32[B, S, dim]: another sequence for values only, as PyTorch's layer(query, key, value).
     mask:     bool, broadcastable to [B, n_heads, T, S]: True where a query sees a key, the opposite of PyTorch's
               attn_mask; or f32, added to the scores. For sequences of different lengths, pass
               (tg.arange(S) < lengths[:, None])[:, None, None].
-    position: i32[], with a cache: the position in the sequence of the first element of `x`. Earlier elements are read
-              from the cache, and those of `x` written to it, so the forward needs writes=True. Position 0 begins new
+    position: i32[], with a cache: where in the sequence `x` begins. Earlier positions are read from the cache, and
+              those of `x` are written to it, so the forward needs writes=True. Position 0 begins new
               sequences. `position` + T must not exceed the cache's length. If it does, a run whose position is an
               input is Failed; a computed position is clamped without an error, and the result is wrong.
     dropout:  the probability of dropping an attention weight. Pass 0 outside of training.

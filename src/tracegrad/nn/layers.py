@@ -64,8 +64,10 @@ class LayerNorm(Module):
     """Layer normalization, (x - mean) / sqrt(var + eps) * g + b over the last axis (Ba et al. 2016).
 
     x and the result: f32[..., dim]. Each vector along the last axis has its own mean and population variance.
-    g: f32[dim], at first ones.
-    b: f32[dim], at first zeros. With bias=False, the layer has no b.
+    The parameters are g: f32[dim], at first ones, and b: f32[dim], at first zeros.
+    dim:       the size of the last axis.
+    eps:       at least 0; keeps the divisor above 0 where a vector is constant.
+    bias:      False: there is no b.
     decay:     whether weight decay applies to g and b; None: `nn.decays` decides.
     trainable: False: no step changes g and b.
     Raises:    when called, ShapeError if the last axis of x has another size, InputError if `eps` is negative.

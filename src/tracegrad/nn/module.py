@@ -318,7 +318,8 @@ def _walk(node: Any, path: str, seen: set[int], kind: type[Any]) -> Iterator[tup
 def bound(model: M, tensors: Mapping[str, TensorMethods]) -> M:
     """Return a copy of the model whose parameters and states are the given tensors. The model does not change.
 
-    tensors: by name, as `nn.named_parameters` and `nn.named_states` give them.
+    tensors: by name, as `nn.named_parameters` and `nn.named_states` give them. Their shapes are not checked, and other
+             names are ignored.
     Raises:  InputError if a parameter or state has no tensor.
 
     Modules, lists, tuples and dicts are copied once each; everything else is shared.

@@ -283,10 +283,10 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     axis:     an axis of `x`; None flattens `x` first.
     Returns:  dtype of `x`; the shape of `indices` replaces `axis`.
     Gradient: to `x`, the result's gradient, summed at each index in a fixed order: the sums are reproducible.
-    Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError if `axis` is out of range. For an index out
-              of range, see `indices`.
+    Raises:   DTypeError if the indices are f32, u32 or bool, or do not fit i32; ShapeError if `axis` is out of range.
+              For an index out of range, see `indices`.
 
-    As numpy.take and torch.index_select.
+    As numpy.take. torch.index_select is the case of indices of rank 1.
 
     >>> tg.take([10.0, 20.0, 30.0], [2, 0, -1])
     tensor([30., 10., 30.])

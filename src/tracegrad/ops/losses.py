@@ -200,14 +200,14 @@ def cross_entropy(
     loss = logsumexp(x) - sum_c q[c] x[c],  q = (1 - s) onehot(target) + s / C
 
     logits:          f32, shape (..., C): raw scores x of C classes, on the last axis.
-    targets:         i32, shape (...): class numbers from 0 to C - 1. Others raise InputError, or are clamped where
-                     `tg.take` clamps. Or f32, shape (..., C): probabilities, which replace onehot(target).
+    targets:         i32, shape (...): class numbers from 0 to C - 1. Other numbers raise InputError; but those that a
+                     program computes are clamped. Or f32, shape (..., C): probabilities, which replace onehot(target).
     reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
     label_smoothing: s in [0, 1].
     ignore_index:    an integer, such as -100. Positions with this target cost 0, get no gradient and do not count in
                      the mean. If all are ignored, the mean is NaN and its gradient 0. None ignores no position.
     weight:          f32[C], a factor for each class: loss = -sum_c weight[c] q[c] log_softmax(x)[c]. For class numbers,
-                     the mean divides by the sum of the targets' weights; for probabilities, by the number of rows.
+                     the mean divides by the sum of the targets' weights; for probabilities, by the number of positions.
     Returns:         f32, rank 0; for "none" the shape of `logits` without its last axis.
     Gradient:        to `logits`, dy (softmax(x) - q) if `weight` is None; dy is the gradient of a position's loss.
                      Also to `weight`, and to targets that are probabilities.

@@ -360,8 +360,8 @@ LOGSUMEXP = composite("logsumexp", type=reduced_float, expand=_logsumexp, vjp=_l
 def logsumexp(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(exp(x))) over `axis` (None: over all axes). The maximum is subtracted first, so exp stays finite.
 
-    x:        f32. If an element is inf, so is the result. If all elements are -inf, or there are none, the result is
-              -inf.
+    x:        f32. The result is NaN if an element is NaN; else inf if one is inf. It is -inf if all are -inf, or if
+              there are none.
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     Returns:  f32, the shape of `x` without the axes in `axis`.

@@ -177,14 +177,14 @@ def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
 
 @op
 def adaptive_avg_pool2d(x: Any, output_size: Ints) -> Tensor:
-    """Average windows that cover an image evenly: as many windows as the result has elements.
+    """Average `output_size` windows of nearly equal size. Together they cover each channel, and they may overlap.
 
     Along the height, window k of n is x[..., floor(k H / n) : ceil((k + 1) H / n), :]; along the width likewise.
 
     x:           f32 [B, C, H, W].
     output_size: height and width of the result, one integer for both or a pair; 1 averages each channel.
     Returns:     f32 [B, C, *output_size].
-    Gradient:    an equal share to each element of a window.
+    Gradient:    the result's gradient, in equal shares to the elements of its window.
     Raises:      ShapeError if `x` has another rank or a size is below 1; DTypeError if `x` is not f32.
 
     As torch.nn.functional.adaptive_avg_pool2d.

@@ -40,14 +40,15 @@ def scale_by_adafactor(
     u  = g / sqrt(v)
     g' = u / max(1, rms(u) / d) * max(eps2, rms(p)) * min(1, 1 / (lr sqrt(step)))
 
-    rms(x) is sqrt(mean(x^2)) over one parameter: d limits rms(u), and eps2 is the least rms(p) that counts. `step`
-    counts updates from 1. With s = step^beta2_decay:
+    rms(x) is sqrt(mean(x^2)) over one parameter: d limits rms(u), and eps2 is the least rms(p) that counts. The
+    learning rate lr multiplies g' later. `step` counts updates from 1. With s = step^beta2_decay:
     scalars and vectors: v <- (1 - s) v + s g^2
     matrices: r[i] <- (1 - s) r[i] + s mean_j(g[i, j]^2);  c[j] <- (1 - s) c[j] + s mean_i(g[i, j]^2);
               v[i, j] = r[i] c[j] / max(mean(r), eps1)
     more than two axes: each matrix of the last two axes, with an r and c of its own
     The divisor sqrt(v) is at least eps1. As torch.optim.Adafactor (Shazeer & Stern 2018).
-    Raises InputError for a number out of range, such as a `beta2_decay` that is not below 0.
+
+    Raises InputError unless all of these hold: beta2_decay < 0, eps1 > 0, eps2 >= 0, d >= 1.
 
     >>> optim.custom(optim.scale_by_adafactor(eps1=1e-7), lr=1e-2)
     optim.custom(lr=0.01, beta2_decay=-0.8, eps1=1e-07, eps2=0.001, d=1.0)

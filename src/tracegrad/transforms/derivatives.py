@@ -103,8 +103,10 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     primals: the arguments of `fn`: f32 tensors, arrays, floats, or trees of them. Leaves of other dtypes are constants.
     Returns: (result, pull); with `has_aux`, where `fn` returns (result, aux), (result, pull, aux). `pull` takes a tree
              like the result, None standing for zeros, and returns a tuple with a gradient for each argument, None for
-             leaves that are not f32. You can call `pull` any number of times.
-    Raises:  DTypeError if an argument has no f32 leaf; `pull` raises ShapeError if shapes differ from the result's.
+             leaves that are not f32. You can call `pull` any number of times. For arrays and floats, results and
+             gradients are NumPy arrays; for tensors, tensors.
+    Raises:  DTypeError if an argument has no f32 leaf; `pull` raises ShapeError if shapes differ from the result's, and
+             TraceError if the tree differs. A list is a tree: pass an array.
 
     As jax.vjp.
 
@@ -160,17 +162,18 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
 
 
 def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
-    """Return a function that computes the Jacobian of `fn`: the derivative of each result by each argument.
+    """Return a function that computes the Jacobian of `fn`: the derivatives of results with respect to arguments.
 
     J[i..., j...] = d out[i...] / d x[j...]
 
     fn:      a function that returns f32 of any shape, or a tree of such; with `has_aux`, a pair (result, aux).
     argnums: position, or tuple of positions, of the arguments to differentiate with respect to, as for `grad`.
-    Returns: a function of the arguments of `fn`. For one tensor and one argument it returns J. Its shape is the
-             result's followed by the argument's. For trees, it returns a tree like the result, in which each
-             leaf is a tree like the argument, and for several `argnums` a tuple of such. (Jacobian, aux) with
-             `has_aux`.
-    Raises:  DTypeError if an argument has no f32 leaf or a result is not f32; TraceError if `argnums` are out of range.
+    Returns: a function of the arguments of `fn`. For one result and one argument it returns J, whose shape is the
+             result's followed by the argument's. For trees, it returns a tree like the result. Each of its leaves
+             is a tree like the argument; for several `argnums`, a tuple of such trees. With `has_aux`, it returns
+             (that, aux). For arrays and floats it returns NumPy arrays, for tensors tensors.
+    Raises:  the function, when called: DTypeError if an argument has no f32 leaf or a result is not f32, TraceError if
+             `argnums` are out of range.
 
     All rows or columns are computed at once, as by `vmap`: by forward mode if the arguments have no more elements than
     the results, else by reverse mode. As jax.jacfwd and jax.jacrev.
