@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence, Set
 
 from tracegrad.ir import ambient
-from tracegrad.ir.graph import postorder
+from tracegrad.ir.graph import beside, postorder
 from tracegrad.ir.nodes import Tensor, bind, rebind, toposort
 from tracegrad.kernels.storage import Storage, analyse
 from tracegrad.prims.views import BARRIER
@@ -36,41 +36,25 @@ def recompute(storage: Storage) -> Storage:
 def _chosen(storage: Storage, forward: set[int]) -> set[int]:
     """Return the serials of values to recompute: all their inputs are small, or read by the backward pass anyway."""
     order, stored = storage.order, storage.stored
-    seen: set[int] = set()  # by any node of the backward pass
-    late = {x.serial for t in order if t.serial not in forward for x in _sources(t, stored, set(), seen)}
-    read = (forward & late & stored.keys()) - storage.roots - storage.once
-    chosen: set[int] = set()
+    read = [x for t in order if t.serial not in forward for x in t.inputs]
+    late = {t.serial for t in beside(read, _computed(stored))}
+    return _from_kept(order, (forward & late & stored.keys()) - storage.roots - storage.once, late, stored)
+
+
+def _from_kept(order: Sequence[Tensor], among: Set[int], late: Set[int], stored: Container[int]) -> set[int]:
+    """Return those large values `among` that are computed from small values, and from values `late` that are kept."""
+    found: set[int] = set()
     for t in order:
-        if t.serial in read and _large(t) and _from_kept(t, stored, chosen, late):
-            chosen.add(t.serial)
-    return chosen
+        if t.serial in among and t.prim.family == "map" and t.size >= RECOMPUTE_FROM:
+            sources = beside(t.inputs, _computed(stored, found))
+            if all(x.serial in late or x.prim.family == "leaf" or MUCH_SMALLER * x.size <= t.size for x in sources):
+                found.add(t.serial)
+    return found
 
 
-def _sources(t: Tensor, stored: Container[int], chosen: set[int], seen: set[int]) -> Iterator[Tensor]:
-    """Yield the stored values and leaves that `t` is computed from, without those already `seen`."""
-    stack = list(t.inputs)
-    while stack:
-        x = stack.pop()
-        if x.serial not in seen:
-            seen.add(x.serial)
-            if _inlined(x, stored) or x.serial in chosen:
-                stack.extend(x.inputs)
-            else:
-                yield x
-
-
-def _large(t: Tensor) -> bool:
-    return t.prim.family == "map" and t.size >= RECOMPUTE_FROM
-
-
-def _from_kept(t: Tensor, stored: Container[int], chosen: set[int], late: Container[int]) -> bool:
-    """Return whether each value that `t` is computed from is small, or is among the values `late` that are kept."""
-    sources = _sources(t, stored, chosen, set())
-    return all(x.serial in late or x.prim.family == "leaf" or MUCH_SMALLER * x.size <= t.size for x in sources)
-
-
-def _inlined(x: Tensor, stored: Container[int]) -> bool:
-    return x.prim.family in POINTWISE and x.serial not in stored
+def _computed(stored: Container[int], again: Container[int] = ()) -> Callable[[Tensor], bool]:
+    """Return a function that tells of a value whether its readers compute it, inlined or `again`."""
+    return lambda t: t.serial in again or (t.prim.family in POINTWISE and t.serial not in stored)
 
 
 class _Backward:
@@ -99,24 +83,17 @@ class _Backward:
     def floating(self, storage: Storage, again: set[int]) -> set[int]:
         """Return the large stored nodes that float, if all that they read is kept for nodes that do not."""
         free = self.stored.keys() - self.gradient.keys() - storage.roots - storage.once
-        large = [t for t in self.backward if t.serial in free and _large(t)]
-        seen, found = set[int](), set[int]()
-        bound = (t for t in self.backward if large and t.serial in self.gradient)
-        late = {x.serial for t in bound for x in _sources(t, self.stored, again, seen)}
-        for t in large:
-            if _from_kept(t, self.stored, found, late):
-                found.add(t.serial)
-        return found
+        read = [x for t in self.backward if t.serial in self.gradient for x in t.inputs]
+        late = {t.serial for t in beside(read, _computed(self.stored, again))}
+        return _from_kept(self.backward, free, late, self.stored)
 
     def meetings(self) -> dict[int, Tensor]:
         """Return, for each value to recompute, the gradient that its first reader in the backward pass waits for."""
         found: dict[int, Tensor] = {}
-        seen: set[int] = set()
         for t in self.backward:
-            if t.serial in self.waits:
-                for x in _sources(t, self.stored, set(), seen):
-                    if x.serial in self.again:
-                        found[x.serial] = self.waits[t.serial]
+            for x in beside(t.inputs, _computed(self.stored)) if t.serial in self.waits else ():
+                if x.serial in self.again:
+                    found.setdefault(x.serial, self.waits[t.serial])
         return found
 
     def rebuilt(self, roots: Sequence[Tensor]) -> list[Tensor]:
@@ -134,7 +111,8 @@ class _Backward:
             return self.new[x.serial]
         if x.serial in self.again:
             # If the inputs of `x` are recomputed later, recompute `x` with them: then both are computed once.
-            parts = [self.meets[y.serial] for y in _sources(x, self.stored, set(), set()) if y.serial in self.meets]
+            sources = beside(x.inputs, _computed(self.stored))
+            parts = [self.meets[y.serial] for y in sources if y.serial in self.meets]
             return self.copy(x, max([last, *(g for g in parts if g.serial in self.new)], key=_serial))
         return self.new[x.serial] if x.serial in self.stored else rebind(x, [self.read(i, last) for i in x.inputs])
 
@@ -147,9 +125,7 @@ class _Backward:
         def key(t: Tensor) -> tuple[int, int]:
             return t.serial, -1 if t.serial in self.again else last.serial
 
-        def computed(t: Tensor) -> bool:
-            return t.serial in self.again or _inlined(t, self.stored)
-
+        computed = _computed(self.stored, self.again)
         for t in postorder([x], lambda t: t.inputs if computed(t) and key(t) not in self.copies else ()):
             if key(t) in self.copies:
                 continue
