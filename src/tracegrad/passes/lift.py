@@ -162,7 +162,6 @@ class _Loop:
         with ambient.rewriting() as here:
             here.site = self.scan.site
             self.hoist_shared()
-            self.hoist_transposed()
             self.hoist_elements()
             return self.rebuilt()
 
@@ -175,29 +174,24 @@ class _Loop:
         return [t for t in toposort(self.roots) if t.prim.family in INSIDE]
 
     def hoist_shared(self) -> None:
-        """Compute values that depend on no iteration once, unless they are views or made of constants."""
+        """Compute values that no iteration changes once, unless they are views or made of constants.
+
+        Of transposed operands a copy is made, so that no product rearranges them again.
+        """
         varying, shared = self.behind([*self.carries, *self.xs]), self.behind(self.consts)
 
         def own(t: Tensor) -> bool:
             return t.serial in varying or t.serial not in shared or t.prim.family in ("leaf", "view", "scan")
 
-        new: dict[int, Tensor] = {}
-        for t in beside(self.roots, own):
-            leaf = new[t.serial] = inner_leaf("const", t.type)
-            self.consts[leaf] = self.around(t)
-        self.roots = graft(self.roots, new)
+        def across(x: Tensor) -> bool:
+            return x.serial not in varying and x.prim is PERMUTE and x.axes[-1] != x.ndim - 1
 
-    def hoist_transposed(self) -> None:
-        """Copy transposed operands once if no iteration changes them, so that no product rearranges them again."""
-        varying = self.behind([*self.carries, *self.xs])
-        new: dict[int, Tensor] = {}
-        for t in toposort(self.roots):
-            for x in t.inputs if t.prim.family == "product" else ():
-                across = x.prim is PERMUTE and x.attrs["axes"][-1] != x.ndim - 1
-                if across and x.serial not in varying and x.serial not in new:
-                    leaf = new[x.serial] = inner_leaf("const", x.type)
-                    self.consts[leaf] = bind(COPY, self.around(x))
-        self.roots = graft(self.roots, new)
+        multiplied = [x for t in toposort(self.roots) if t.prim.family == "product" for x in t.inputs]
+        found = {t: self.around(t) for t in beside(self.roots, own)}
+        found |= {x: bind(COPY, self.around(x)) for x in dict.fromkeys(filter(across, multiplied))}
+        leaves = {t: inner_leaf("const", t.type) for t in found}
+        self.consts |= {leaves[t]: value for t, value in found.items()}
+        self.roots = graft(self.roots, {t.serial: leaf for t, leaf in leaves.items()})
 
     def hoist_elements(self) -> None:
         """Compute products and folds of elements for all iterations, before the loop."""
