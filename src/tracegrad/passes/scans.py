@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tracegrad.ir.graph import reached
 from tracegrad.ir.nodes import Tensor, bind, rewrite, toposort
-from tracegrad.kernels.reads import read_by
 from tracegrad.passes.simplify import of_nothing, without_idle_waits
 from tracegrad.prims.leaves import LEAF
 from tracegrad.transforms.loops import Body, item
@@ -42,9 +42,9 @@ def only_asked(roots: Sequence[Tensor]) -> list[Tensor]:
 
     def rule(t: Tensor, inputs: tuple[Tensor, ...]) -> Tensor | None:
         if t.prim.family == "scan":
-            trimmed, kept = _trimmed(t.attrs["body"], asked[id(t.attrs["body"])])
-            new = bind(t.prim, *(inputs[k] for k in kept), **{**t.attrs, "body": trimmed[0]})
-            places[new.serial] = trimmed[1]
+            body, own, kept = _trimmed(t.attrs["body"], asked[id(t.attrs["body"])])
+            new = bind(t.prim, *(inputs[k] for k in kept), **{**t.attrs, "body": body})
+            places[new.serial] = own
             return new
         if t.prim.family == "item":
             return item(inputs[0], places[inputs[0].serial][t.attrs["index"]])
@@ -62,26 +62,19 @@ def items_read(roots: Sequence[Tensor]) -> dict[int, set[int]]:
     return found
 
 
-def _trimmed(body: Body, asked: set[int]) -> tuple[tuple[Body, dict[int, int]], list[int]]:
+def _trimmed(body: Body, asked: set[int]) -> tuple[Body, dict[int, int], list[int]]:
     """Return the body trimmed to the results `asked`, old index -> new index of each, and the inputs that it keeps."""
-    n = len(body.new)
-    each = sorted(k for k in asked if k >= n)
-    live = {k for k in asked if k < n}
-    while True:  # a carry is needed if a needed value reads it
-        used = read_by(body.roots[k] for k in (*live, *each))
-        more = {k for k in range(n) if body.carries[k].serial in used} | live
-        if more == live:
-            break
-        live = more
-    carries = sorted(live)
-    roots = only_asked([body.roots[k] for k in (*carries, *each)])
+    later = {leaf.serial: [t] for leaf, t in zip(body.carries, body.new)}  # a carry that is read has to be computed
+    read = {t.serial for t in reached([body.roots[k] for k in asked], lambda t: later.get(t.serial, t.operands))}
+    needed = asked | {k for k, t in enumerate(body.carries) if t.serial in read}
+    places = {k: place for place, k in enumerate(sorted(needed))}
+    roots = only_asked([body.roots[k] for k in places])
     used = {t.serial for t in toposort(roots)}
-    xs, consts = ([t for t in part if t.serial in used] for part in (body.xs, body.consts))
-    new, rest = tuple(roots[: len(carries)]), tuple(roots[len(carries) :])
-    trimmed = Body(tuple([body.carries[k] for k in carries]), tuple(xs), tuple(consts), new, rest)
+    xs, consts = (tuple([t for t in part if t.serial in used]) for part in (body.xs, body.consts))
+    carries = tuple([body.carries[k] for k in places if k < len(body.new)])
+    trimmed = Body(carries, xs, consts, tuple(roots[: len(carries)]), tuple(roots[len(carries) :]))
     kept = {t.serial for t in trimmed.leaves}
-    inputs = [k for k, t in enumerate(body.leaves) if t.serial in kept]
-    return (trimmed, {k: place for place, k in enumerate((*carries, *each))}), inputs
+    return trimmed, places, [k for k, t in enumerate(body.leaves) if t.serial in kept]
 
 
 def stray_leaves(roots: Sequence[Tensor], own: Sequence[Tensor] = ()) -> list[Tensor]:

@@ -174,14 +174,14 @@ def _nonzero(cts: Mapping[int, tuple[Tensor, Tensor | None]], given: set[int], x
     given: results with a cotangent
     xs:    cotangents of results that are no carries
     """
-    live = {k for k in cts if k in given}
-    behind = {k: {t.serial for t in toposort([ct])} if ct is not None else set[int]() for k, (_, ct) in cts.items()}
-    while True:
-        sources = {t.serial for t in (*xs, *(cts[k][0] for k in live))}
-        more = live | {k for k in cts if not behind[k].isdisjoint(sources)}
-        if more == live:
-            return sorted(live)
-        live = more
+    earlier = {leaf.serial: [] if ct is None else [ct] for leaf, ct in cts.values()}
+    sources = {t.serial for t in (*xs, *[leaf for k, (leaf, _) in cts.items() if k in given])}
+
+    def arrives(leaf: Tensor) -> bool:
+        """Return whether a source reaches a cotangent, through any number of iterations."""
+        return any(t.serial in sources for t in reached([leaf], lambda t: earlier.get(t.serial, t.inputs)))
+
+    return [k for k, (leaf, _) in cts.items() if arrives(leaf)]
 
 
 def _moved(body: Body, moving: Sequence[Tensor]) -> list[int]:
@@ -229,9 +229,8 @@ def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, rev
     outer[c:m] = [x if k in one else x.swapaxes(0, 1) for k, x in enumerate(outer[c:m], c)]
     pairs = list(zip(leaves, outer))
     made = scanned(leaves[:c], pairs[c:m], pairs[m:], outer[:c], roots, length, reverse)
-    items = {k: spread(n, reshape(t, (1, *t.shape))) if k in one else t for k, t in enumerate(made.last)}
-    for k, t in enumerate(made.each, c):
-        items[k] = spread(n, reshape(t, (1, *t.shape))) if many[k] is None else t.swapaxes(0, 1)
+    items = {k: repeated(None if k in one else t, t, n) for k, t in enumerate(made.last)}
+    items |= {k: repeated(None if many[k] is None else t.swapaxes(0, 1), t, n) for k, t in enumerate(made.each, c)}
     return Results(items, (n,))
 
 
