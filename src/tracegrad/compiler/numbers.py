@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tracegrad.dtypes import DType, TensorType
 from tracegrad.hypers import PREFIX
@@ -14,7 +14,6 @@ from tracegrad.kernels.form import UnsizedError
 from tracegrad.prims.leaves import CONST, leaf
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf
 
-T = TypeVar("T")
 NAME = "size {}"  # of such an input: no hyperparameter has a space in its name
 At = tuple[str, str]  # the value of a constant at two sizes
 
@@ -38,24 +37,19 @@ def constants_of(graph: Graph) -> list[Tensor]:
     return found
 
 
-def paired(one: Sequence[T], other: Sequence[T]) -> list[tuple[T, T]]:
-    """Pair the elements at the same place in two traces. Raises UnsizedError if one has more."""
-    if len(one) != len(other):
-        raise UnsizedError(f"there are {len(one)} constants, and {len(other)} at other sizes")
-    return list(zip(one, other))
-
-
 def pairs_of(one: Graph, other: Graph) -> list[At]:
     """Return the value of each constant at two sizes. Raises UnsizedError if one graph has more constants."""
-    both = paired(constants_of(one), constants_of(other))
-    return [(repr(x.attrs["value"]), repr(y.attrs["value"])) for x, y in both]
+    found, others = ([repr(t.attrs["value"]) for t in constants_of(g)] for g in (one, other))
+    if len(found) != len(others):
+        raise UnsizedError(f"there are {len(found)} constants, and {len(others)} at other sizes")
+    return list(zip(found, others))
 
 
 def numbers_of(one: Graph, other: Graph) -> tuple[list[Number], list[dict[int, int]]]:
     """Return the inputs that depend on the size; and for both graphs, serial of a constant -> its input's index."""
     found: dict[tuple[DType, At], int] = {}
     place: list[dict[int, int]] = [{}, {}]
-    for (x, y), at in zip(paired(constants_of(one), constants_of(other)), pairs_of(one, other), strict=True):
+    for at, x, y in zip(pairs_of(one, other), constants_of(one), constants_of(other), strict=True):
         if at[0] != at[1]:
             place[0][x.serial] = place[1][y.serial] = found.setdefault((x.dtype, at), len(found))
     return [Number(PREFIX + NAME.format(k), dtype, at) for (dtype, at), k in found.items()], place

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from tracegrad.compiler.build import Built, ProgramSource, uncollected
 from tracegrad.compiler.followed import Followed, follow_sizes
@@ -19,13 +19,14 @@ from tracegrad.compiler.numbers import At, Number, constants_of, counted, number
 from tracegrad.compiler.pipeline import lift
 from tracegrad.compiler.sized import LEAST, Whole, prime_from, shared_program, whole_of
 from tracegrad.compiler.uniform import Pair, check_graphs
-from tracegrad.dtypes import Shape, TensorType, i32
+from tracegrad.dtypes import Shape, i32
 from tracegrad.errors import CompileError, DTypeError, ShapeError
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import ambient
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import UnsizedError
+from tracegrad.nn.module import children, like
 from tracegrad.passes.alike import Comparison
 from tracegrad.passes.growth import AmbiguousError, Axis, Sizes
 from tracegrad.passes.room import replaced
@@ -88,41 +89,40 @@ class Rooms(NamedTuple):
         Unless `followed` knows the sizes, the user's functions are traced at them too. Python's own functions can read
         a size, so only a trace shows that `if math.gcd(x.shape[0], 16) == 16` changes nothing here.
         """
-        if not self.fits(sizes):
-            return None
-        numbers = self.followed.at(sizes) if self.followed is not None else None
-        if numbers is None:
-            numbers = self._shown(tuple(sizes))
+        numbers = self._numbers(tuple(sizes)) if self.fits(sizes) else None
         if numbers is None:
             return None
-        given = {PREFIX + SIZE.format(name): (i32.numpy, n) for name, n in zip(self.names, sizes)}
+        numbers = {**numbers, **{PREFIX + SIZE.format(name): (i32.numpy, n) for name, n in zip(self.names, sizes)}}
         then = _Then(self.sizes, sizes)
         specs, results = self.shapes_at(sizes)
-        types, others = (w.traced.inputs for w in self.wholes)
-        inputs: dict[str, Shape] = {name: then.of(t.shape, others[name].shape) for name, t in types.items()}
         program = self.built.program if self.exact is None else self.built.program.at(sizes[self.exact])
-        fields = [
-            replace(f, shape=inputs[f.name], spec={**f.spec, **specs.get(f.name, {})}) if f.name in inputs else f
-            for f in program.inputs
-        ]
+        known = {f.name: f for f in program.inputs}
+        types, others = (w.traced.inputs for w in self.wholes)
+        shapes: dict[str, Shape] = {n: then.of(t.shape, others[n].shape) for n, t in types.items() if n in known}
+        given = {
+            n: replace(known[n], shape=shape, spec={**known[n].spec, **specs.get(n, {})}) for n, shape in shapes.items()
+        }
         first, second = (w.traced.sites for w in self.wholes)
         sites = tuple([s._replace(type=then.of(s.type, z.type)) for s, z in zip(first, second)])
-        known = {f.name for f in program.inputs}
-        given = {name: value for name, value in (*numbers.items(), *given.items()) if name in known}
         now, most = (_listed(self.names, n) for n in (sizes, self.sizes.one))
-        serves = f"at {now}, of a program for sizes up to {most}"
-        built = self.built._replace(program=program, sites=sites, numbers=given, serves=serves)
-        larger = {f.name: f.shape for f in program.inputs if f.name in inputs and f.shape != inputs[f.name]}
-        return Fitted(built, {f.name: f for f in fields}, larger, results)
+        built = self.built._replace(
+            program=program,
+            sites=sites,
+            numbers={name: value for name, value in numbers.items() if name in known},
+            serves=f"at {now}, of a program for sizes up to {most}",
+        )
+        larger = {n: known[n].shape for n, shape in shapes.items() if known[n].shape != shape}
+        return Fitted(built, known | given, larger, results)
 
-    def _shown(self, sizes: tuple[int, ...]) -> Mapping[str, Any] | None:
+    def _numbers(self, sizes: tuple[int, ...]) -> Mapping[str, Any] | None:
         """Return the constants of a trace at some sizes; None if the trace differs."""
-        if sizes not in self.shown:
+        numbers = self.followed.at(sizes) if self.followed is not None else None
+        if numbers is None and sizes not in self.shown:
             try:
                 self.shown[sizes] = self._traced(sizes)
             except UnsizedError:
                 self.shown[sizes] = None
-        return self.shown[sizes]
+        return self.shown[sizes] if numbers is None else numbers
 
     def graph_at(self, sizes: Sequence[Any]) -> Graph:
         """Return the graph of a trace at some sizes, without composites."""
@@ -160,28 +160,18 @@ class _Then(Comparison):
 
     def of(self, one: Any, other: Any) -> Any:
         """Return a value at the other sizes, each number by its formula. Raises UnsizedError if a number has none."""
-        if type(one) is int and type(other) is int:
-            if one == other:
-                return one
+        if type(one) is int is type(other) and one != other:
             pair = one, other
             if pair not in self.known:
                 self.known[pair] = self.sizes.length(pair).at(self.then)
             return self.known[pair]
-        if isinstance(one, TensorType):
-            return one._replace(shape=self.of(one.shape, other.shape))
-        if type(one) in (tuple, list) and type(cast("object", other)) in (tuple, list):
-            xs, ys = cast("Sequence[Any]", one), cast("Sequence[Any]", other)
-            if len(xs) == len(ys):
-                found = [self.of(x, y) for x, y in zip(xs, ys)]
-                return found if type(cast("object", one)) is list else tuple(found)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            a, b = cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other)
-            if a.keys() == b.keys():
-                return {k: self.of(v, b[k]) for k, v in a.items()}
-        a, b = cast("object", one), cast("object", other)
-        if type(a) is not type(b) or repr(a) != repr(b):
-            raise UnsizedError(f"{a} is {b} at other sizes")
-        return a
+        parts, others = children(one), children(other)
+        if parts and others and parts.keys() == others.keys():
+            found = {k: self.of(x, others[k]) for k, x in parts.items()}
+            return found if isinstance(one, dict) else like(one, found.values())
+        if type(one) is not type(other) or repr(one) != repr(other):
+            raise UnsizedError(f"{one} is {other} at other sizes")
+        return one
 
     def same(self, node: Tensor, name: str, values: Sequence[Any]) -> bool:
         """Return whether a third trace has the value that two traces predict. Constants are compared elsewhere."""

@@ -103,7 +103,7 @@ def _slice(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
     blocks = _blocks(room, t, u, x)
     if blocks:
         return Value(bind(SLICE, x.tensor, **t.attrs), blocks)
-    start, axes = _moved(room, t, u, x)
+    axes, start = _moved(room, t, u, x), _start(room, t, u)
     if axes[t.axis].grows and abs(t.attrs["step"]) != 1:
         raise UnsizedError("takes elements in steps")
     if not start.factors:
@@ -116,7 +116,7 @@ def _place(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
     blocks = _blocks(room, t, u, x)
     if blocks:
         return Value(bind(PLACE, x.tensor, **t.attrs), blocks)
-    start, axes = _moved(room, t, u, x)
+    axes, start = _moved(room, t, u, x), _start(room, t, u)
     if x.axes[t.axis].grows and abs(t.attrs["step"]) != 1:
         raise UnsizedError("puts elements in steps")
     own = room.masked(x, (t.axis,), 0)
@@ -144,30 +144,28 @@ def _blocks(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...] | No
     return replaced(x.axes, t.axis, room.sizes.taken([count, *block], pair))
 
 
-def _moved(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Length, tuple[Axis, ...]]:
-    """Return the start of a slice or place, and the axes of its result."""
+def _moved(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...]:
+    """Return the axes of `x` with that of the result in place of the axis that `t` works along."""
     room.single(x.axes[t.axis])
     new = room.sizes.axis((t.shape[t.axis], u.shape[t.axis]))
     room.single(new)
-    return room.sizes.length((t.attrs["start"], u.attrs["start"])), replaced(x.axes, t.axis, new)
+    return replaced(x.axes, t.axis, new)
+
+
+def _start(room: Room, t: Tensor, u: Tensor) -> Length:
+    return room.sizes.length((t.attrs["start"], u.attrs["start"]))
 
 
 def _window(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
-    d = t.axis
     room.same(t, u)
-    room.single(x.axes[d])
-    new = room.sizes.axis((t.shape[d], u.shape[d]))
-    room.single(new)
-    return Value(rebind(t, [x.tensor]), (*replaced(x.axes, d, new), room.sizes.axis((t.shape[-1], u.shape[-1]))))
+    axes = _moved(room, t, u, x)
+    return Value(rebind(t, [x.tensor]), (*axes, room.sizes.axis((t.shape[-1], u.shape[-1]))))
 
 
 def _unwindow(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
-    d = t.axis
     room.same(t, u, "length")
-    room.single(x.axes[d])
-    new = room.sizes.axis((t.shape[d], u.shape[d]))
-    room.single(new)
-    return Value(rebind(t, [room.masked(x, (d,), 0)]), replaced(x.axes, d, new))
+    axes = _moved(room, t, u, x)
+    return Value(rebind(t, [room.masked(x, (t.axis,), 0)]), axes)
 
 
 Rule = Callable[[Room, Tensor, Tensor, Value], Value]
