@@ -28,28 +28,24 @@ Domain = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 def natural_domain(c: Cluster) -> Domain:
     """Return one axis per dimension over which the cluster's main node computes or folds."""
     t = c.main
-
-    def axes(shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        return tuple((n,) for n in shape)
-
+    groups: tuple[tuple[str, Sequence[int]], ...]
     if c.kind == "product":
-        k = t.inputs[0].shape[-1]
-        m, n = t.shape[-2:]
-        groups = (("b", t.shape[:-2]), ("m", (m,)), ("n", (n,)), ("k", (k,)))
-        return tuple([(g, axes(n)) for g, n in groups])
-    if c.kind == "scatter":
-        a = t.axis
-        groups = (("b", t.shape[:a]), ("m", t.shape[a : a + 1]), ("n", t.shape[a + 1 :]))
-        return (*((g, axes(n)) for g, n in groups), ("k", axes((t.inputs[0].shape[a],))))
-    if c.kind == "points":
+        k = t.inputs[0].shape[-1:]
+        groups = ("b", t.shape[:-2]), ("m", t.shape[-2:-1]), ("n", t.shape[-1:]), ("k", k)
+    elif c.kind == "scatter":
+        a, k = t.axis, t.inputs[0].shape[t.axis]
+        groups = ("b", t.shape[:a]), ("m", t.shape[a : a + 1]), ("n", t.shape[a + 1 :]), ("k", (k,))
+    elif c.kind == "points":
         folded = next((s.inputs[0].shape for s in c.scalars if s.prim.family == "fold"), ())
-        return ("i", axes(t.shape)), ("j", axes(folded))
-    shape, folded = t.inputs[0].shape, t.axes
-    if c.kind == "rows":
-        first = min((d for d in folded if shape[d] > 1), default=len(shape))
-        return ("i", axes(shape[:first])), ("j", axes(shape[first:]))
-    kept = [n for d, n in enumerate(shape) if d not in folded]
-    return ("i", axes(kept)), ("j", axes([shape[d] for d in sorted(folded)]))
+        groups = ("i", t.shape), ("j", folded)
+    elif c.kind == "rows":
+        shape = t.inputs[0].shape
+        first = min((d for d in t.axes if shape[d] > 1), default=len(shape))
+        groups = ("i", shape[:first]), ("j", shape[first:])
+    else:
+        shape = t.inputs[0].shape
+        groups = ("i", [n for d, n in enumerate(shape) if d not in t.axes]), ("j", [shape[d] for d in sorted(t.axes)])
+    return tuple([(group, tuple([(n,) for n in sizes])) for group, sizes in groups])
 
 
 def all_indices(kernel: Kernel) -> list[Index]:
@@ -74,16 +70,9 @@ def split_axes(kernel: Kernel, indices: Sequence[Index], domain: Domain) -> Doma
         return None
 
     def cut(group: str, factors: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-        out: list[tuple[int, ...]] = []
-        at = 0
-        for natural in factors:
-            new: list[int] = []
-            for n in natural:
-                d = cuts.get(f"{group}{at}")
-                new += [n] if d is None else [n // d, d]
-                at += 1
-            out.append(tuple(new))
-        return tuple(out)
+        found = (cuts.get(f"{group}{k}") for k in itertools.count())
+        parts = [[(n,) if d is None else (n // d, d) for n, d in zip(natural, found)] for natural in factors]
+        return tuple([tuple(itertools.chain(*each)) for each in parts])
 
     return tuple((group, cut(group, factors)) for group, factors in domain)
 
@@ -126,17 +115,16 @@ def merge_axes(indices: Sequence[Index], domain: Domain, apart: Container[str] =
         for k, n in enumerate(flat):
             name = f"{group}{k}"
             if n == 1:
-                changed = changed or len(flat) > 1
                 continue
             # In every index, the coefficient of the last kept axis is n times the coefficient of this axis
             alone = name in apart or (merged and names[-1] in apart)
             if merged and not alone and all(c.get(names[-1], 0) == n * c.get(name, 0) for c in coefficients):
                 merged[-1] *= n
                 names[-1] = name
-                changed = True
             else:
                 merged.append(n)
                 names.append(name)
+        changed = changed or len(merged) < len(flat) > 1
         groups.append((group, (tuple(merged),) if factors else ()))
     return tuple(groups) if changed else None
 
