@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tracegrad.ir.graph import postorder
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import Limit
-from tracegrad.kernels.reads import array_of, base, region_of, trailing
+from tracegrad.kernels.reads import array_of, region_of, trailing
 from tracegrad.kernels.storage import COMPUTED, DEEPEST, Storage
 from tracegrad.kernels.tails import End, Ends
 from tracegrad.kernels.triangles import Triangles
@@ -69,31 +69,29 @@ def own_point(size: int, q: int | None, c: Cluster, inner: bool) -> bool:
     return (size == c.rows * c.length and q == 1) or (size == c.rows and q == c.length)
 
 
-def _columns(c: Cluster) -> object:
-    return c.main.inputs[0].shape, c.main.axes
+REFUSED = {"points": OTHER_POINTS, "rows": OTHER_ROWS, "columns": TWO_FOLDS}  # where two clusters of a kind differ
+
+
+def _domain(c: Cluster) -> tuple[object, ...]:
+    """Return what two clusters of one kind must have in common."""
+    return c.rows, c.length, (c.main.inputs[0].shape, c.main.axes) if c.kind == "columns" else None
 
 
 def common_domain(a: Cluster, b: Cluster) -> tuple[str, int, int] | str:
     """Return kind, rows and length of the merged cluster, or the rule that forbids merging the two."""
-    kinds = {a.kind, b.kind}
-    if kinds == {"points"}:
-        return ("points", a.rows, 1) if a.rows == b.rows else OTHER_POINTS
-    if kinds == {"rows"}:
-        return ("rows", a.rows, a.length) if (a.rows, a.length) == (b.rows, b.length) else OTHER_ROWS
-    if kinds == {"columns"} and _columns(a) == _columns(b):
-        return "columns", a.rows, a.length
-    if "scan" in kinds:
+    if a.kind == b.kind and a.kind in REFUSED:
+        return (a.kind, a.rows, a.length) if _domain(a) == _domain(b) else REFUSED[a.kind]
+    if "scan" in (a.kind, b.kind):
         return SCAN
-    if "points" not in kinds:
+    if "points" not in (a.kind, b.kind):
         return TWO_FOLDS
     p, f = (a, b) if a.kind == "points" else (b, a)
     if f.kind == "rows" and p is b and f.rows == 1 and p.rows > ONE_GROUP:
         return LONG_ROW
-    if f.kind == "rows":
-        return (f.kind, f.rows, f.length) if p.rows in (f.rows, f.rows * f.length) else OTHER_POINTS
-    if p is a:
+    if f.kind != "rows" and p is a:
         return OPERANDS
-    return (f.kind, f.rows, f.length) if p.rows == f.rows else OTHER_POINTS
+    fitting = (f.rows, f.rows * f.length) if f.kind == "rows" else (f.rows,)
+    return (f.kind, f.rows, f.length) if p.rows in fitting else OTHER_POINTS
 
 
 MAX_BUFFERS = 8  # storage buffers that a kernel can bind on every WebGPU device
@@ -311,7 +309,7 @@ class Schedule:
         read_elsewhere: set[int] = set()
         for t in self.storage.order:
             if t.prim.family == "pack":
-                read_elsewhere.update(s for x in t.inputs for s in self.storage.packed(base(x).serial))
+                read_elsewhere.update(self.storage.packed(t.serial))
         for serial, reads in self.reads.items():
             for s in reads.stored:
                 maker, reader = self.owner.get(s, self.owner[serial]), self.owner[serial]
