@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from tracegrad.dtypes import f16, f32
-from tracegrad.ir.graph import INLINED, CycleError, Graph, computed_once, postorder
+from tracegrad.ir.graph import INLINED, CycleError, Graph, computed_once, postorder, reached
 from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.kernels.reads import Reads, array_named, base, delivered_parts, reads_of, region_of, repeats
 from tracegrad.kernels.tails import choices
@@ -273,7 +273,7 @@ def analyse(graph: Graph) -> Storage:
     rules = rules_of(order, dict.fromkeys(parts, PART) | dict.fromkeys(roots, DELIVERED), once, masking)
     halves: set[int] = set()
     if graph.precision == "f16":
-        halves = half_nodes(order, rules, {base(t).serial for t in graph.roots})
+        halves = half_nodes(order, rules, [base(t) for t in graph.roots])
     writes = {base(t).serial: name for name, t in graph.writes.items() if t.prim.family != "pack"}
     return Storage(graph, order, rules, placed_arrays(graph), writes, roots.keys(), once, halves)
 
@@ -291,7 +291,7 @@ def placed_arrays(graph: Graph) -> dict[int, str]:
 ROUNDED = ("map", "gather", "product")  # families of values that precision="f16" can round
 
 
-def half_nodes(order: Sequence[Tensor], rules: Rules, roots: set[int]) -> set[int]:
+def half_nodes(order: Sequence[Tensor], rules: Rules, roots: Sequence[Tensor]) -> set[int]:
     """Return the serials of the values that memory holds in half precision: large ones passed between kernels.
 
     They are rounded once, when they are stored; kernels compute with them in f32. A value stays f32 where rounding or
@@ -303,9 +303,10 @@ def half_nodes(order: Sequence[Tensor], rules: Rules, roots: set[int]) -> set[in
     - everything computed from persistent arrays, such as the optimizer's state, or from packed gradients;
     - a scan's initial values, carries and results, because gradients are summed there.
 
-    roots: serials of delivered values.
+    roots: delivered values.
     """
-    exact = added_to({t.serial for t in delivered_parts(order)} | roots, order) | statistics(order) | of_state(order)
+    added = reached([*roots, *delivered_parts(order)], lambda t: t.operands if t.prim.family in ("map", "view") else ())
+    exact = {t.serial for t in added} | statistics(order) | of_state(order)
     return {
         t.serial
         for t in order
@@ -316,15 +317,6 @@ def half_nodes(order: Sequence[Tensor], rules: Rules, roots: set[int]) -> set[in
         and t.serial not in exact
         and any(r.prim.family != "fold" for r in rules.readers[t.serial])
     }
-
-
-def added_to(delivered: set[int], order: Sequence[Tensor]) -> set[int]:
-    """Return the delivered values, and all values that are added to them element by element."""
-    found = set(delivered)
-    for t in reversed(order):
-        if t.serial in found and t.prim.family in ("map", "view"):
-            found.update(x.serial for x in t.operands)
-    return found
 
 
 def statistics(order: Sequence[Tensor]) -> set[int]:
