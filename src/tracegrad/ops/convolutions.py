@@ -16,7 +16,6 @@ from tracegrad.errors import ShapeError
 from tracegrad.ir.nodes import Primitive, Tensor, bind
 from tracegrad.methods import op
 from tracegrad.ops import windows
-from tracegrad.ops.joining import concat
 from tracegrad.ops.windows import Ints, Phases, Sizes
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.leaves import as_tensor
@@ -126,7 +125,7 @@ def _conv_transpose(
         filters = broadcast_to(filters, (b, *filters.shape[1:]))
         return reshape(bind(MATMUL, filters, columns), (b, groups, c, *counts, *lengths))
 
-    y = windows.by_phases(axes, product, 3, concat)
+    y = windows.by_phases(axes, product, 3)
     return reshape(y, (b, groups * c, *size))
 
 

@@ -29,8 +29,6 @@ from tracegrad.prims.rules import merged, multilinear
 from tracegrad.prims.views import broadcast_to, permute, place, reshape, slice_, unwindow, window, window_count
 from tracegrad.refusals import shown
 
-Join = Callable[[Sequence[Tensor], int], Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class Phases:
@@ -132,11 +130,10 @@ def shifted(x: Tensor, axis: int, before: int, length: int) -> Tensor:
     return place(slice_(x, axis, start if count else 0, count), axis, at if count else 0, length)
 
 
-def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tensor], before: int, join: Join) -> Tensor:
+def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tensor], before: int) -> Tensor:
     """Compute all phases of all axes, and interleave the results: [.., *sizes], with `before` axes first.
 
     product: computes one phase of each axis: [.., *counts, *lengths].
-    join:    concatenates along an axis.
     """
     n = len(axes)
 
@@ -151,7 +148,7 @@ def by_phases(axes: Sequence[Steps], product: Callable[[Sequence[Phases]], Tenso
             return None
         axis = before + len(chosen)
         made = [zeros(y or found, axis, p.count) if y is None else y for p, y in parts]
-        return place(join(made, axis), axis, 0, steps.stride, steps.common)
+        return place(concat(made, axis), axis, 0, steps.stride, steps.common)
 
     def zeros(like: Tensor, axis: int, count: int) -> Tensor:
         shape = (*like.shape[:axis], count, *like.shape[axis + 1 :])
@@ -275,7 +272,7 @@ def _overlap_add(x: Tensor, *, size: Sizes, stride: Sizes, padding: Sizes, dilat
             y = place(y, 2 + j, 0, m)
     else:
         axes = geometry(kernel, size, stride, padding, dilation)
-        return by_phases(axes, partial(_overlapped, x, axes), 2, concat)
+        return by_phases(axes, partial(_overlapped, x, axes), 2)
     for j, (p, m) in enumerate(zip(padding, size)):
         y = slice_(y, 2 + j, p, m)
     return y
