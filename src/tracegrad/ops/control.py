@@ -18,9 +18,12 @@ from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 __all__ = ["capture", "patch"]
 
 
-def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
-    """Record the site. Raises TraceError if `name` is not a non-empty string, or is in use."""
-    site = call_site()
+def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, Tensor]:
+    """Record a site, and return the running trace and `x`. Raises TraceError for no or a used name, or after `x`."""
+    running = ambient.require(kind)
+    if isinstance(x, str):
+        raise TraceError(f"the name must come first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
+    x, site = as_tensor(x), call_site()
     if not isinstance(name, str) or not name:
         raise TraceError(located(f"{kind}: the name must be a string that is not empty, got {name!r}", site))
     if running.scans:
@@ -41,13 +44,7 @@ def _mark(running: ambient.Trace, kind: str, name: Any, x: Tensor) -> None:
             )
         )
     running.sites[kind, name] = SiteInfo(kind, name, x.type, site)
-
-
-def _second(name: object, x: Any, kind: str) -> Any:
-    """Return `x`. Raises TraceError if `x` is a string: then name and value were swapped."""
-    if isinstance(x, str):
-        raise TraceError(f"the name must come first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
-    return x
+    return running, x
 
 
 @op
@@ -67,8 +64,7 @@ def capture(name: str, x: Any) -> Tensor:
     >>> infer.run(x=[[1.0, 2.0]]).captures["input"]
     array([[1., 2.]], dtype=float32)
     """
-    running, x = ambient.require("capture"), as_tensor(_second(name, x, "capture"))
-    _mark(running, "capture", name, x)
+    running, x = _marked("capture", name, x)
     running.captures[name] = x
     return x
 
@@ -98,8 +94,7 @@ def patch(name: str, x: Any) -> Tensor:
     >>> infer.run(x=[[1.0, 2.0]], patches={"input": 0.0}).output
     array([[0.]], dtype=float32)
     """
-    running, x = ambient.require("patch"), as_tensor(_second(name, x, "patch"))
-    _mark(running, "patch", name, x)
+    running, x = _marked("patch", name, x)
     if not running.patching:  # a `where` in every call would take 38 % more time, for six dense layers of 256
         return x
     value = leaf("patch", patch_leaf(name, VALUE), x.type)

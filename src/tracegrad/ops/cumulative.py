@@ -119,6 +119,12 @@ CUMSUM = composite(
 )
 
 
+def _run(p: Primitive, x: Tensor, axis: int | None, **how: bool) -> Tensor:
+    """Apply a running op along an axis, or to the flattened `x`. One element or none stay as they are."""
+    x, axis = along(x, axis)
+    return x if x.shape[axis] <= 1 else bind(p, x, axis=axis, **how)
+
+
 @method
 def cumsum(x: Operand, axis: int | None = None) -> Tensor:
     """Return the running sums of `x` along `axis`.
@@ -136,9 +142,7 @@ def cumsum(x: Operand, axis: int | None = None) -> Tensor:
     >>> tg.cumsum([1.0, 2.0, 3.0], axis=0)
     tensor([1., 3., 6.])
     """
-    x = number(x)
-    x, axis = along(x, axis)
-    return x if x.shape[axis] <= 1 else bind(CUMSUM, x, axis=axis, reverse=False)
+    return _run(CUMSUM, number(x), axis, reverse=False)
 
 
 def _around(x: Tensor, d: Tensor, axis: int) -> tuple[Tensor, Tensor]:
@@ -210,9 +214,7 @@ def cumprod(x: Operand, axis: int | None = None) -> Tensor:
     >>> tg.cumprod([1.0, 2.0, 0.0, 4.0])
     tensor([1., 2., 0., 0.])
     """
-    x = number(x)
-    x, axis = along(x, axis)
-    return x if x.shape[axis] <= 1 else bind(CUMPROD, x, axis=axis)
+    return _run(CUMPROD, number(x), axis)
 
 
 def _extrema_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor]:
@@ -249,8 +251,7 @@ def cummax(x: Operand, axis: int | None = None) -> Tensor:
     >>> tg.cummax([1.0, 3.0, 2.0, 4.0])
     tensor([1., 3., 3., 4.])
     """
-    x, axis = along(number(x), axis)
-    return x if x.shape[axis] <= 1 else bind(CUMMAX, x, axis=axis)
+    return _run(CUMMAX, number(x), axis)
 
 
 @method
@@ -271,8 +272,7 @@ def cummin(x: Operand, axis: int | None = None) -> Tensor:
     >>> tg.cummin([3.0, 1.0, 2.0, 0.0])
     tensor([3., 1., 1., 0.])
     """
-    x, axis = along(number(x), axis)
-    return x if x.shape[axis] <= 1 else bind(CUMMIN, x, axis=axis)
+    return _run(CUMMIN, number(x), axis)
 
 
 @method

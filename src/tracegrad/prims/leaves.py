@@ -187,11 +187,10 @@ def _values(view: memoryview) -> list[Any]:
     if view.format == "e":  # half precision, which memoryview cannot read
         return list(struct.unpack(f"{view.nbytes // 2}e", view.tobytes()))
     try:
-        nested: Any = view.tolist() if view.nbytes else []
-    except NotImplementedError:
+        return memoryview(view.tobytes()).cast(cast("Any", view.format)).tolist()
+    except (NotImplementedError, ValueError):
         kind = getattr(view.obj, "dtype", view.format)
         raise DTypeError(f"an array of {kind} has no dtype here; convert it first, as in x.astype('float32')") from None
-    return _flatten(nested)[0] if view.shape and nested else nested if view.shape else [nested]
 
 
 SEVERAL = "put tensors together with tg.stack([a, b]), and take one of several results, as in tg.sort(x)[0]"
