@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from tracegrad.compiler.layout import Persistent, Place
+from tracegrad.compiler.layout import HALTED, Persistent, Place
 from tracegrad.compiler.plan import Plan
 from tracegrad.dtypes import DTYPES, TensorType
 from tracegrad.ir.nodes import Tensor
@@ -17,7 +17,7 @@ from tracegrad.kernels.group import Launch
 from tracegrad.kernels.tiling import grid_of, reaches_of, takes_first, without_barriers, workgroup_bytes
 from tracegrad.loops import Loop
 from tracegrad.prims.leaves import LITERAL
-from tracegrad.program import DRAWN, Buffer, Dispatch, Field, Program
+from tracegrad.program import COUNTS, DRAWN, Buffer, Dispatch, Field, Program
 from tracegrad.render.languages import LANGUAGES
 
 
@@ -26,9 +26,8 @@ def assemble(
     persistent: Persistent,
     specs: Mapping[str, Mapping[str, Any]],
     meta: Mapping[str, Any],
-    results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Program:
-    """Return the Program. `specs` and `results`: by name, plain data to attach to input and output fields."""
+    """Return the Program. specs: plain data to attach to input fields, by name."""
     buffers = [*persistent.buffers, *(buffer_of(plan, name, size) for name, size in sorted(plan.sizes.items()))]
     number = {b.name: k for k, b in enumerate(buffers)}
 
@@ -45,12 +44,13 @@ def assemble(
     states = {b.name: Place(b.name, 0) for b in buffers if b.role == "state" and b.fill != DRAWN}
     flat = {name: TensorType(DTYPES[buffers[number[name]].dtype], (buffers[number[name]].size,)) for name in states}
     kept = {n: p for n, p, _ in persistent.states}
+    counting = {HALTED: {COUNTS: True}} if HALTED in plan.storage.graph.writes else {}
     return Program(
         kernels=tuple(rendered.kernels),
         buffers=tuple(buffers),
         dispatches=tuple(rendered.dispatches),
         inputs=fields(plan.inputs.places, plan.inputs.types, specs),
-        outputs=fields(plan.outputs.places, plan.outputs.types, results or {}),
+        outputs=fields(plan.outputs.places, plan.outputs.types, counting),
         params=fields(
             {n: p for n, p, _ in persistent.params}, persistent.types, {n: s for n, _, s in persistent.params}
         ),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from tracegrad.compiler.draws import noticed
 from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, Sizes, input_ranges, input_types
-from tracegrad.compiler.layout import HALTED, Persistent, arena_of, persistent_of
+from tracegrad.compiler.layout import Persistent, arena_of, persistent_of
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.step_graph import training_graph
 from tracegrad.compiler.tracing import checked_loss, checked_outputs, sites_of, states_of, traced
@@ -29,7 +29,7 @@ from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.transform import Transform
 from tracegrad.patterns import Selection
 from tracegrad.prims.leaves import require_own
-from tracegrad.program import COUNTS, Program
+from tracegrad.program import Program
 from tracegrad.refusals import nearest, shown
 from tracegrad.sites import SiteInfo
 
@@ -78,16 +78,11 @@ class TracedProgram(NamedTuple):
     structure: Any = None
     warnings: tuple[str, ...] = ()
 
-    @property
-    def results(self) -> Mapping[str, Mapping[str, Any]]:
-        """Plain data to attach to outputs."""
-        return {HALTED: {COUNTS: True}} if HALTED in self.graph.outputs else {}
-
     @uncollected
     def compiled(self) -> Built:
         """Return the compiled program."""
         ranges = input_ranges(self.graph)
-        program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs, self.results)
+        program = make_program(self.graph, self.persistent, ranges, self.meta, self.inputs)
         return Built(program, self.graph, self.structure, self.warnings, self.sites)
 
     def arrays(self) -> Built:

@@ -41,17 +41,15 @@ def make_program(
     specs: Mapping[str, Mapping[str, Any]],
     meta: Mapping[str, Any],
     declared: Mapping[str, TensorType] | None = None,
-    results: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Program:
     """Return the Program of a graph.
 
     specs:    plain data to attach to input fields, by name.
     declared: inputs that the program takes even if nothing reads them.
-    results:  plain data to attach to output fields, by name.
     """
     watch = Watch(graph)
     plan = make_plan(optimize(graph, watch), persistent, declared)
-    program = replace(assemble(plan, persistent, specs, meta, results), graph=graph)
+    program = replace(assemble(plan, persistent, specs, meta), graph=graph)
     watch.program(program)
     return program
 

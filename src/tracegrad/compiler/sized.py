@@ -127,7 +127,7 @@ def _program(
     outside = [math.prod(one.inputs[name].shape[:k]) for name, k in axes.items() if name in one.inputs]
     share_launches(plan, sized_members(plan, witness, sizes, max(outside, default=1)))
     place_values(plan, one.persistent)
-    program = assemble(plan, one.persistent, specs[0], one.meta, one.results)
+    program = assemble(plan, one.persistent, specs[0], one.meta)
     inputs = _with_extents(program.inputs, plan.inputs.types, witness.inputs.types, sizes, led.inputs)
     outputs = _with_extents(program.outputs, graphs[0].results, graphs[1].results, sizes, led.outputs)
     for kernel in program.kernels:
