@@ -44,7 +44,7 @@ def test_a_cache_gives_what_the_whole_sequence_gives(rope: float | None, device_
         infer.run(x=X[:, :3], at=6).result()  # ends with the cache
         kept = infer.states()
         for at, n, most in ((7, 3, 6), (9, 1, 8), (-1, 1, 8)):
-            with pytest.raises(tg.InputError, match=rf"at: index {at} is out of range; valid indices are 0 to {most}"):
+            with pytest.raises(tg.InputError, match=rf"at: value {at} is out of range; valid values are 0 to {most}"):
                 _ = infer.run(x=X[:, :n], at=at).output
         np.testing.assert_array_equal(infer.states()["block.self_attn.keys"], kept["block.self_attn.keys"])
 

@@ -349,7 +349,7 @@ def test_bad_inputs_are_named(tab: Tab) -> None:
     for part in ("tokens: expected i32[2,8]", "following: missing", "other: unknown"):
         assert part in result["error"][1]
     result = tab.run(step % "new Int32Array(16).fill(11)")
-    assert "index 11" in result["error"][1] and "0 to 10" in result["error"][1]
+    assert "value 11" in result["error"][1] and "0 to 10" in result["error"][1]
     result = tab.run(step % "new Float32Array(16).fill(0.5)")
     assert "0.5 does not fit i32" in result["error"][1]
 

@@ -129,8 +129,8 @@ def test_arrays_and_numbers_run_at_once_too() -> None:
         (lambda x: tg.take(x, [3], 0), IndexError, "index 3 is out of range"),
         (lambda x: x[np.array([0, 3])], IndexError, "index 3 is out of range; valid are -3 to 2"),
         (lambda x: x.gather([-4]), IndexError, "index -4 is out of range; valid are -3 to 2"),
-        (lambda x: tg.cross_entropy(x, tg.tensor(3, dtype=tg.i32)), tg.InputError, "index 3 is out of range"),
-        (lambda x: tg.cross_entropy(x[None], np.array([-1])), tg.InputError, "index -1 is out of range; valid are 0"),
+        (lambda x: tg.cross_entropy(x, tg.tensor(3, dtype=tg.i32)), tg.InputError, "value 3 is out of range"),
+        (lambda x: tg.cross_entropy(x[None], np.array([-1])), tg.InputError, "value -1 is out of range; valid are 0"),
         (lambda x: tg.cross_entropy(x[None], [3]), IndexError, "class 3 is out of range; valid are 0 to 2"),
         (lambda x: x.__isub__(1.0), tg.TraceError, "f32[3] requires a gradient and cannot be changed in place"),
         (lambda x: np.subtract(x.numpy(), x, out=np.zeros(3)), tg.TraceError, "write a = a - b"),
@@ -736,7 +736,7 @@ def test_one_hot_takes_no_negative_index_and_programs_that_compute_one_get_zeros
     for wrong in (bad, tg.tensor(bad) + 0, np.array([0, 3], np.int32)):
         with pytest.raises(IndexError, match="valid are 0 to 2"):
             tg.one_hot(wrong, 3)
-    with pytest.raises(IndexError, match="index -1 is out of range for 3 classes"):
+    with pytest.raises(IndexError, match="value -1 is out of range for 3 classes"):
         tg.trace_forward(model=nn.Linear(1, 1), forward=lambda m: tg.one_hot(bad, 3), inputs={})
     with tg.compile_forward(
         model=nn.Linear(1, 1), forward=lambda m, i: tg.one_hot(i - 1, 3), inputs={"i": tg.i32[4]}, seed=0
@@ -762,9 +762,9 @@ def test_numbers_of_segments_and_classes_do_not_count_from_the_end(f: Any, n: in
     for bad in (-1, n):
         at = np.array([0, bad], np.int32)
         for numbers in (at, tg.tensor(at)):
-            with pytest.raises(IndexError, match=f"{bad} is out of range.* valid are 0 to {n - 1}"):
+            with pytest.raises(IndexError, match=f"(value|class) {bad} is out of range.* valid are 0 to {n - 1}"):
                 f(x, numbers)
-        with pytest.raises(IndexError, match=f"{bad} is out of range.* valid are 0 to {n - 1}"):
+        with pytest.raises(IndexError, match=f"(value|class) {bad} is out of range.* valid are 0 to {n - 1}"):
             tg.trace_forward(model=nn.Linear(1, 1), forward=lambda m, x, at=at: f(x, at), inputs={"x": (2,)})
 
 

@@ -137,7 +137,7 @@ def test_an_index_out_of_range(loss: Any, name: str, value: int, most: int) -> N
         bad[name][4] = value
         r = train.step(bad).result()  # HERE index
         assert isinstance(r, tg.Failed) and type(r.error) is tg.InputError
-        for part in (f"{name}: ", f"index {value} at [4]", f"0 to {most}"):
+        for part in (f"{name}: ", f"value {value} at [4]", f"0 to {most}"):
             assert part in str(r.error)
         assert_names_line(str(r.error), "index")
         assert all(np.array_equal(x, before[n]) for n, x in train.download_params().items())

@@ -301,7 +301,7 @@ def test_classes_out_of_range_are_not_exported(tmp_path: Path) -> None:
 
     inputs = {"x": (4, 2), "label": tg.i32[4]}
     train = tg.compile(model=nn.Linear(2, 3), loss=loss, inputs=inputs, optimizer=optim.sgd(lr=0.1), device="cpu")
-    with train, pytest.raises(InputError, match=r"label: index 3 at \[1\] is out of range; valid indices are 0 to 2"):
+    with train, pytest.raises(InputError, match=r"label: value 3 at \[1\] is out of range; valid values are 0 to 2"):
         train.export(tmp_path, data={"x": np.zeros((5, 2)), "label": [0, 3, 1, 2, 0]})
 
 

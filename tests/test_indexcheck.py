@@ -73,4 +73,4 @@ def test_only_elements_that_are_used_must_be_in_range(name: str, device_name: st
             if used:
                 assert isinstance(result, tg.Failed) == (at in used), at
             if isinstance(result, tg.Failed):
-                assert f"index 7 at [{at[0]},{at[1]}] is out of range" in str(result.error)
+                assert f"value 7 at [{at[0]},{at[1]}] is out of range" in str(result.error)

@@ -149,9 +149,9 @@ def test_the_callers_array_can_be_reused():
 
 
 def test_index_ranges_name_value_place_and_range():
-    with pytest.raises(InputError, match=r"x: index 10 at \[1,0\] is out of range; valid indices are 0 to 9"):
+    with pytest.raises(InputError, match=r"x: value 10 at \[1,0\] is out of range; valid values are 0 to 9"):
         one([[1, 2], [10, 3]], dtype="i32", shape=(2, 2), range=[0, 9])
-    with pytest.raises(InputError, match=r"index -1 at \[0\]"):
+    with pytest.raises(InputError, match=r"value -1 at \[0\]"):
         one([-1, 3], dtype="i32", range=[0, 9])
     assert one([0, 9], dtype="i32", range=[0, 9]).tolist() == [0, 9]
 
@@ -168,7 +168,7 @@ def test_columns_that_are_indices_into_tables_of_their_own(batch):
             for k, most in ((0, 4), (2, 99)):
                 wrong = x[:n].copy()
                 wrong[-1, k] = most + 1
-                with pytest.raises(InputError, match=rf"index {most + 1} at \[{n - 1},{k}\] .* are 0 to {most}"):
+                with pytest.raises(InputError, match=rf"value {most + 1} at \[{n - 1},{k}\] .* are 0 to {most}"):
                     _ = f.run(x=wrong).output
 
 

@@ -219,8 +219,8 @@ def test_the_loss_of_unaligned_labels_is_pytorch_s(device_name: str, lengths: An
         (lambda x: tg.grid_sample(x, x, padding_mode="reflection"), tg.InputError, "'zeros' or 'border'"),
         (lambda x: tg.affine_grid(x, (1, 1, 2, 2)), tg.ShapeError, "theta must be"),
         (lambda x: tg.ctc_loss(x[None], [[1], [1]], [1], [1, 1]), tg.ShapeError, "input_lengths"),
-        (lambda x: tg.ctc_loss(x[None], [[1], [1]], [1, 2], [1, 1]), IndexError, "index 2 is out of range; .* 0 to 1"),
-        (lambda x: tg.ctc_loss(x[None], [[1], [1]], [1, 1], [1, 2]), IndexError, "index 2 is out of range; .* 0 to 1"),
+        (lambda x: tg.ctc_loss(x[None], [[1], [1]], [1, 2], [1, 1]), IndexError, "value 2 is out of range; .* 0 to 1"),
+        (lambda x: tg.ctc_loss(x[None], [[1], [1]], [1, 1], [1, 2]), IndexError, "value 2 is out of range; .* 0 to 1"),
     ],
 )
 def test_mistakes_name_the_rule(call: Any, error: Any, text: str) -> None:

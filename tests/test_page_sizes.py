@@ -143,7 +143,7 @@ def test_labels_and_flat_arrays_of_one_open_size(tab: Tab) -> None:
         code += " return r.losses ?? r.error[1];"
         for x, label in (([1, 2, 3, 4, 5, 6], [0, 2, 1]), ([1, -1], [2])):
             close(tab.run(code, x, label), [train.step(x=np.reshape(x, (-1, 2)), label=label).loss])
-        assert "index 3 at position 1 is out of range" in tab.run(code, [1, 2, 3, 4], [0, 3])
+        assert "value 3 at position 1 is out of range" in tab.run(code, [1, 2, 3, 4], [0, 3])
         problem = "\n  axis 0 must be one size in a call: x axis 0 is 2, label axis 0 is 3"
         assert problem in tab.run(code, [1, 2, 3, 4], [0, 1, 2])
         output = from_bits(
@@ -175,7 +175,7 @@ def test_sizes_that_do_not_fit_are_named(tab: Tab) -> None:
         )
         assert "x: expected f32[B,T,4], got 16 values; pass {data, shape}" in flat
         out_of_range = batch(2, 3) | {"place": np.int32([[0, 1, 2], [0, 3, 1]])}
-        assert "place: index 3 at position 4 is out of range; valid indices are 0 to 2" in tab.run(
+        assert "place: value 3 at position 4 is out of range; valid values are 0 to 2" in tab.run(
             ERROR, plain(out_of_range)
         )
         assert tab.run("return train.stepCount;") == 0

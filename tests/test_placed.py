@@ -228,7 +228,7 @@ def test_a_wrong_label_is_reported_by_its_step(places):
             train.fit(x=X, y=y, epochs=2, shuffle=False, progress=False)
         messages.append(str(e.value))
         assert not made
-    assert messages[0] == messages[1] and "index 4 at [7] is out of range" in messages[0]
+    assert messages[0] == messages[1] and "value 4 at [7] is out of range" in messages[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*software adapter")

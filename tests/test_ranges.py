@@ -129,7 +129,7 @@ TRANSFORMED: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("make", [np.asarray, tg.tensor], ids=["arrays", "tensors"])
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transforms_check_the_arguments_that_are_indices(name: str, make: Any) -> None:
-    with pytest.raises(IndexError, match=r"an argument: index 7 is out of range; valid are 0 to (3|2)\n  at .*test_ra"):
+    with pytest.raises(IndexError, match=r"an argument: value 7 is out of range; valid are 0 to (3|2)\n  at .*test_ra"):
         TRANSFORMED[name](make(X), make(FAR))
     of_a_part = tg.grad(lambda x, i: tg.sum(tg.take(x, i[:1], 0)))(make(X), make(FAR))
     np.testing.assert_array_equal(np.asarray(of_a_part), [[1, 1, 1], *[[0, 0, 0]] * 3])

@@ -162,7 +162,7 @@ def test_lengths_that_a_run_gets_are_within_the_sequence(size: Any) -> None:
     assert net.run(x=X, n=[T, 0, 2]).output.shape == (B, T, H)
     for wrong in (T + 1, -1):
         with pytest.raises(
-            tg.InputError, match=rf"n: index {wrong} at \[1\] is out of range; valid indices are 0 to {T}"
+            tg.InputError, match=rf"n: value {wrong} at \[1\] is out of range; valid values are 0 to {T}"
         ):
             _ = net.run(x=X, n=[T, wrong, 2]).output
 

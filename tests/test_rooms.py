@@ -304,6 +304,6 @@ def test_labels_out_of_range_are_refused_at_each_size(named: tuple[str, ...]) ->
         for b, t in BOTH:
             shape = (b, t)[: len(named)]
             x = np.ones((*shape, 2), np.float32)
-            for label, error in ((2, ""), (3, "label: index 3 ")):
+            for label, error in ((2, ""), (3, "label: value 3 ")):
                 r = train.step(x=x, label=np.full(shape, label, np.int32)).result()
                 assert error in str(getattr(r, "error", "")) and bool(error) == hasattr(r, "error"), (shape, r)

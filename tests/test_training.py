@@ -595,7 +595,7 @@ def test_index_ranges_are_checked_on_the_host():
     with compiled(Table(), loss=lookup, inputs={"tokens": tg.i32[3]}) as t:
         assert t.step(tokens=[0, 9, 3]).loss > 0
         error = t.step(tokens=[0, 10, 3]).result().error
-        assert isinstance(error, tg.InputError) and "tokens: index 10 at [1] is out of range" in str(error)
+        assert isinstance(error, tg.InputError) and "tokens: value 10 at [1] is out of range" in str(error)
         assert "0 to 9" in str(error)
 
 

@@ -178,7 +178,7 @@ def one_hot_of_floats(m, x, label):
     return tg.mean(m(x) - tg.one_hot(tg.cast(label, tg.f32), 5))
 
 
-@program("label", "index 5", "0 to 4", "counted from 0")
+@program("label", "value 5", "0 to 4", "counted from 0")
 def targets_counted_from_one():
     with compiled_classes() as train:
         return train.step(x=X, label=LABEL + 1).loss
@@ -196,7 +196,7 @@ def targets_given_as_one_hot():
         return train.step(x=X, label=np.eye(5, dtype=np.float32)[LABEL]).loss
 
 
-@program("tokens", "index 9", "0 to 6")
+@program("tokens", "value 9", "0 to 6")
 def word_out_of_range():
     infer = tg.compile_forward(
         model=tg.nn.Embedding(7, 4), forward=lambda m, tokens: m(tokens), inputs={"tokens": tg.i32[4]}, device="cpu"

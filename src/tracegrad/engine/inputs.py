@@ -192,7 +192,7 @@ def _check_range(x: Array, low: int, high: int, exempt: int | None, starts: Sequ
     where = np.unravel_index(int(np.argmax(x == bad)), x.shape)
     at = f" at [{','.join(str(int(k) + start) for k, start in zip(where, starts))}]" if starts else ""
     raise InputError(
-        f"index {bad}{at} is out of range; valid indices are {low} to {high}{', counted from 0' if not low else ''}"
+        f"value {bad}{at} is out of range; valid values are {low} to {high}{', counted from 0' if not low else ''}"
     )
 
 

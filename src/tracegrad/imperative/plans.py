@@ -207,7 +207,8 @@ def indices(x: Array, n: int, exempt: int | None, below: int) -> Array:
     bad = x[(x < -below) | (x >= n)]
     bad = bad if exempt is None else bad[bad != exempt]
     if bad.size:
-        raise RangeError(f"index {bad.flat[0]} is out of range; {valid(below, n)}")
+        what = "index" if below else "value"  # classes, segments and lengths do not count from the end
+        raise RangeError(f"{what} {bad.flat[0]} is out of range; {valid(below, n)}")
     return x
 
 

@@ -286,7 +286,7 @@ export function checkRange(values, { shape, spec }) {
       return c >= box[d][0] && c <= box[d][1];
     });
     const at = values.findIndex((x, k) => (x < low || x > high) && x !== exempt && used(k));
-    if (at >= 0) throw inputError(`index ${values[at]} at position ${at} is out of range; valid indices are ${low} to ${high}`);
+    if (at >= 0) throw inputError(`value ${values[at]} at position ${at} is out of range; valid values are ${low} to ${high}`);
   }
 }
 

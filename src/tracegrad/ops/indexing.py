@@ -152,8 +152,10 @@ def indices_for(indices: Any, n: int, what: str | None = None) -> Tensor:
     values = constant_integers(t)
     bad = [k for k in values if not -below <= k < n]
     if bad:
-        size = f"{n} {what}" if what else f"an axis of size {n}"
-        raise ConstantIndexError(f"index {bad[0]} is out of range for {size}, {valid(below, n)}; indices are {t.type}")
+        kind, among = ("value", f"{n} {what}") if what else ("index", f"an axis of size {n}")
+        raise ConstantIndexError(
+            f"{kind} {bad[0]} is out of range for {among}, {valid(below, n)}; {what or 'indices'} are {t.type}"
+        )
     if all(k >= 0 for k in values):
         return t
     return views.reshape(literal([k % n for k in values], i32), t.shape)
