@@ -581,6 +581,17 @@ def test_transforms_of_double_tensors_are_double():
         tg.grad(lambda a, b: tg.sum(a * b))(w, tg.parameter([1.0, 2.0]))
 
 
+@pytest.mark.parametrize("constant", [[0.1, 0.2, 16777217], (0.1, 0.2, 16777217), [1, 2, 16777217]])
+def test_lists_beside_double_tensors_keep_all_digits(constant: Any):
+    w, exact = tg.parameter([1.0, 1.0, 1.0], dtype="float64"), np.array(constant, np.float64)
+    for y in (w * constant, tg.minimum(constant, w * np.inf), tg.concat([w, constant])[3:], tg.vmap(tg.mul)(w, exact)):
+        assert np.array_equal(y.numpy(), exact)
+    (w * constant).sum().backward()
+    for grad in (w.grad, tg.grad(lambda w: tg.sum(w * constant))(w), tg.grad(lambda w: tg.sum(w * exact))(w)):
+        assert np.array_equal(grad.numpy(), exact)
+    assert np.array_equal((tg.tensor([1.0, 1.0, 1.0]) * constant).numpy(), exact.astype(np.float32))
+
+
 class Small(tg.Module):
     def __init__(self) -> None:
         self.l1, self.l2 = nn.Linear(1, 4, init=tg.init.kaiming()), nn.Linear(4, 1, init=tg.init.kaiming())

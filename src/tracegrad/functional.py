@@ -75,6 +75,7 @@ def at_once(fn: F) -> F:
         with ambient.tracing() as running:
             seed, step, running.random_sites = streams.place()
             running.closed = {}
+            running.double = f64 if any(_is_double(x) for x in tensors) else None
             types = [TensorType(as_dtype(v.dtype), v.shape) for v in values]
             leaves = [leaf("input", f"{k}", t) for k, t in enumerate(types)]
             one_args, one_kwargs = rebuilt(given, leaves)
@@ -210,7 +211,7 @@ def scan(
     if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced, without iterations, or an error
         return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
     ((n,),) = sizes
-    double = any(isinstance(x, GradTensor) and x.dtype is f64 for x in [*tree_leaves(init), *elements])
+    double = any(map(_is_double, [*tree_leaves(init), *elements]))
     held = functools.partial(_held, double=double)
     carry, ys = tree_map(held, init), list[Any]()  # on values, a scan is a Python loop
     for k in reversed(range(n)) if reverse else range(n):
@@ -231,6 +232,10 @@ def _held(x: Any, double: bool) -> Any:
     if isinstance(x, GradTensor) or not (is_array(x) or isinstance(x, (np.ndarray, np.generic))):
         return x
     return tensor(x, dtype=f64 if double and number_kind(x) == "f" else None)
+
+
+def _is_double(x: Any) -> bool:
+    return isinstance(x, GradTensor) and x.dtype is f64
 
 
 def _shapes(tree: Any) -> str:

@@ -23,7 +23,7 @@ from tracegrad.errors import DTypeError, RangeError, TraceError
 from tracegrad.imperative import streams, tape
 from tracegrad.imperative.spell import Writer, is_fixed, reach
 from tracegrad.imperative.tensors import GradTensor
-from tracegrad.imperative.values import NUMBER, Array, Spec, spec_of
+from tracegrad.imperative.values import NUMBER, Array, Spec, f64, spec_of
 from tracegrad.ir import ambient
 from tracegrad.ir.graph import reached, unmoved
 from tracegrad.ir.nodes import PRIMITIVES, Tensor, bind, rebind, toposort
@@ -224,6 +224,7 @@ def traced(build: Callable[[Iterator[Tensor]], Any], specs: Sequence[Spec]) -> P
         shown = " and ".join(map(repr, floats))
         raise DTypeError(f"dtypes differ: {shown}; give both one dtype with tg.tensor(x, dtype=...)")
     with ambient.tracing(eager=True) as running, ambient.rewriting():
+        running.double = f64 if double else None
         leaves = [leaf("input", f"x{k}", s.type) for k, s in enumerate(specs)]
         result = build(iter(leaves))
     many: type[Any] | None = None if isinstance(result, Tensor) else cast("type[Any]", type(result))

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import cast
 
+from tracegrad.dtypes import DType
 from tracegrad.errors import TraceError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.sites import STATE, Block, SiteInfo, State, building, is_rewriting, restored, rewriting
@@ -39,6 +40,7 @@ class Trace:
         # eager tensors that the function closes over, by identity, with their leaves; None: they are constants
         self.closed: dict[int, tuple[object, Tensor]] | None = None
         self.wrapped: dict[int, tuple[int, int]] = {}  # index leaves of an eager op, as in `imperative.plans.Plan`
+        self.double: DType | None = None  # f64, if f32 stands for it here, as in a call of eager tensors of f64
 
     def next_salt(self) -> int:
         """Return the number of the next random op in trace order, which keys its stream."""

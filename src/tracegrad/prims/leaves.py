@@ -49,12 +49,13 @@ CONST = register(
     )
 )
 
-# An array known at compile time; `data` are its bytes, little-endian, row-major.
+# An array known at compile time; `data` are its bytes, little-endian, row-major. Among eager tensors of f64, f32 stands
+# for f64, and the bytes can be of f64.
 LITERAL = register(
     Primitive(
         "literal",
         "leaf",
-        lambda *, data, dtype, shape: TensorType(dtype, shape),
+        lambda *, data, dtype, shape: TensorType(f32 if dtype.name == "f64" else dtype, shape),
         array=lambda xp, *, data, dtype, shape: xp.frombuffer(data, dtype.numpy).reshape(shape),
     )
 )
@@ -142,7 +143,7 @@ def iota(shape: Sequence[int], axis: int) -> Tensor:
 
 
 FORMATS = {"f": f32, "d": f32, "e": f32, "?": bool_, "I": u32}  # of the buffer protocol; all other integers are i32
-CODES = {"f32": "f", "i32": "i", "u32": "I", "bool": "B"}
+CODES = {"f32": "f", "i32": "i", "u32": "I", "bool": "B", "f64": "d"}
 LOW = {"i32": -(2**31), "u32": 0}
 HIGH = {"i32": 2**31 - 1, "u32": 2**32 - 1}
 MOST_LISTED = 2**26  # so many constants take seconds and 2 GB
@@ -202,6 +203,8 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
         dtype = f32 if float in kinds or not kinds else bool_ if kinds == {bool} else i32
     try:
         values = flat if dtype.is_float else [fitting(v, dtype) for v in flat]
+        running = ambient.active()
+        dtype = running.double if dtype.is_float and running is not None and running.double else dtype
         data = packed.array(CODES[dtype.name], values).tobytes()
     except DTypeError:
         raise
