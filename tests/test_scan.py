@@ -452,6 +452,14 @@ def test_outside_a_trace_it_runs_at_once() -> None:
     assert slope == 12
 
 
+@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("carry", [1.0, np.float32(1), np.ones(2, np.float32), tg.tensor(1.0, dtype="float64")])
+def test_results_are_tensors_after_any_number_of_iterations(n: int, carry: Any) -> None:
+    (last, nothing), ys = tg.scan(lambda c, x: ((c[0] * 2, None), x), (carry, None), np.ones((n, 3), np.float32))
+    assert nothing is None and all(isinstance(t, tg.GradTensor) for t in (last, ys, tg.repeat(lambda c: c, n, carry)))
+    assert last.dtype is tg.asarray(carry).dtype and (last.numpy() == 2**n).all() and ys.shape == (n, 3)
+
+
 def test_models_as_carries() -> None:
     """Gradient descent inside a function: the carry is the model; and its gradient goes through all the descent."""
 

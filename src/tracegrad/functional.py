@@ -209,7 +209,8 @@ def scan(
     if HAVE_NUMPY and not ambient.building():
         sizes |= {np.shape(x)[:1] for x in elements}
     if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced, without iterations, or an error
-        return at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
+        result = at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
+        return result if ambient.building() else tree_map(ops.asarray, result)
     ((n,),) = sizes
     double = any(map(_is_double, [*tree_leaves(init), *elements]))
     held = functools.partial(_held, double=double)
