@@ -190,7 +190,8 @@ def named_parameters(model: Any) -> dict[str, Any]:
     Raises:  TraceError if `model` is not a tree of modules, and if two parameters have the same path, as with the keys
              1 and "1" of a dict.
 
-    `train.params()` returns the arrays of a training. As Module.named_parameters of PyTorch.
+    `train.params()` returns the arrays of a training. As dict(module.named_parameters()) of
+    PyTorch, so write `.items()` for the pairs.
 
     >>> {name: p.shape for name, p in nn.named_parameters(nn.Linear(2, 1)).items()}
     {'W': (2, 1), 'b': (1,)}
