@@ -64,8 +64,8 @@ enter = _STATE.set
 def restored(fn: Callable[P, R]) -> Callable[P, R]:
     """Wrap `fn`, so that the ambient state is restored after it, even after an interrupt at any point.
 
-    A `with` block alone is not enough: an interrupt right after its begin, or right before its end, skips the end, and
-    a trace would stay open. Decorate every function that starts a trace and is called from outside of one.
+    A `with` block alone is not enough: an interrupt just after it begins or just before it ends can skip its exit, so
+    that a trace stays open. Decorate every function that starts a trace and is called from outside of one.
     """
 
     @functools.wraps(fn)

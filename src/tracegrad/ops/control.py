@@ -53,7 +53,7 @@ def capture(name: str, x: Any) -> Tensor:
 
     name:     a string, unique among the captures of a forward or loss.
     x:        any dtype and shape.
-    Returns:  `x`. Nothing else happens in eager calls. A program writes and copies the value in each run.
+    Returns:  `x`. Eager calls do nothing else. A program stores the value in each run and copies it to the host.
     Gradient: the result's gradient, unchanged.
     Raises:   TraceError if another capture has the name, for an empty name, and inside `tg.scan`.
 

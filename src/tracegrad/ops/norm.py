@@ -171,7 +171,8 @@ def where_causal(x: Any, fill: Any) -> Tensor:
     x:        any dtype, shape (..., Q, K).
     fill:     a number, or a tensor of rank 0 and the dtype of `x`.
     Returns:  dtype and shape of `x`.
-    Gradient: to `x` up to the diagonal, 0 above it; to `fill` the sum above it.
+    Gradient: to `x`, the result's gradient up to the diagonal and 0 above it; to `fill`, the sum of the result's
+              gradient above the diagonal.
     Raises:   ShapeError if the rank of `x` is below 2, or that of `fill` above 0; DTypeError if `fill` has another
               dtype.
 

@@ -328,7 +328,7 @@ def _gumbel(shape: Shape, key: Tensor) -> Tensor:
 
 @op
 def gumbel_softmax(logits: Any, tau: float = 1.0, hard: bool = False, axis: int = -1) -> Tensor:
-    """Draw a class as by `categorical`, but as a soft one-hot vector through which gradients flow.
+    """Draw a class as `categorical` does, and return it as a soft one-hot vector, which has a gradient.
 
     out = softmax((logits + g) / tau), g = -log(-log(u)) with u uniform in (0, 1), ends excluded
 

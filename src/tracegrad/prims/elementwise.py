@@ -134,7 +134,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
                 nearest integer of `dtype` that f32 can hold: for i32, these are -2147483648 and 2147483520.
               - i32 to u32 and back keeps the bits.
               - Booleans become 0 and 1; numbers become the boolean x != 0.
-    Gradient: none, except from f32 to f32, which returns `x`.
+    Gradient: from f32 to f32, the result's gradient; otherwise none.
     Raises:   DTypeError if `dtype` is none of these.
 
     As numpy.ndarray.astype and torch.Tensor.to.
