@@ -68,11 +68,10 @@ def ctc_loss(
 
     log_probs:      f32 [T, N, C]: logarithms of the probabilities of C classes, for T inputs of N sequences.
     targets:        i32 [N, S]: up to S labels for each sequence, in [0, C) and other than `blank`. Labels beyond a
-                    sequence's length are not used, but must be valid classes. Others raise errors as for `take`; labels
-                    that a program computes are not checked.
-    input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T. Others raise errors like `targets`, except
-                    0, which gives an infinite loss.
-    target_lengths: i32 [N]: number of labels of each sequence, from 0 to S. Others raise errors like `targets`.
+                    sequence's length are not used, but must be valid classes. Other numbers raise IndexError, and an
+                    input with one fails the run. Labels equal to `blank`, or computed by a program, are not checked.
+    input_lengths:  i32 [N]: number of inputs of each sequence, from 1 to T; 0 gives an infinite loss. Errors as above.
+    target_lengths: i32 [N]: number of labels of each sequence, from 0 to S. Errors as above.
     blank:          the class that stands for no label.
     reduction:      "mean" (each loss divided by its target length, or by 1 if that is 0, then the mean), "sum", or
                     "none".

@@ -53,11 +53,11 @@ def _classes(logits: Any, targets: Any) -> tuple[Tensor, Tensor]:
 
 @op
 def accuracy(logits: Any, targets: Any) -> Tensor:
-    """Return the share of rows whose largest score belongs to the target.
+    """Return the share of positions whose largest score belongs to the target.
 
-    logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts.
-    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; classes that a program computes are
-             not checked.
+    logits:  f32, shape (..., C): scores, logits or probabilities. Of equal scores the first counts; NaN is the largest.
+    targets: i32, shape (...), classes in [0, C). Other numbers raise IndexError, and an input with one fails the run.
+             Classes that a program computes are not checked: those out of range count as wrong.
     Returns: f32, rank 0. No gradient.
     Raises:  ShapeError if the shapes do not fit; DTypeError unless `logits` are f32 and `targets` i32.
 
@@ -73,12 +73,12 @@ def accuracy(logits: Any, targets: Any) -> Tensor:
 
 @op
 def top_k_accuracy(logits: Any, targets: Any, k: int = 5) -> Tensor:
-    """Return the share of rows whose target is among the `k` largest scores.
+    """Return the share of positions whose target is among the `k` largest scores.
 
-    logits:  f32, shape (..., C). Of equal scores the first ones count.
-    targets: i32, shape (...), classes in [0, C). Others raise errors as for `take`; classes that a program computes are
-             not checked.
-    k:       a positive integer.
+    logits:  f32, shape (..., C). Of equal scores the first ones count; NaN is the largest.
+    targets: i32, shape (...), classes in [0, C). Other numbers raise IndexError, and an input with one fails the run.
+             Classes that a program computes are not checked.
+    k:       a positive integer. Above C, every target counts.
     Returns: f32, rank 0. No gradient.
     Raises:  ShapeError if the shapes do not fit or k < 1; DTypeError unless `logits` are f32 and `targets` i32.
 

@@ -115,7 +115,8 @@ class RMSNorm(Module):
 class Embedding(Module):
     """A table W with a vector for each index: layer(indices) is W[indices]. As torch.nn.Embedding.
 
-    indices: i32[...], in [0, vocab); the result is f32[..., dim]. For other indices, see `tg.take`.
+    indices: i32[...], in [0, vocab); the result is f32[..., dim]. In eager calls, negative indices from -vocab on count
+       from the end, and others raise IndexError. An input with another index fails the run.
     W: f32[vocab, dim], from `init`, default tg.init.randn(0.02): its standard deviation is 0.02, PyTorch's is 1.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W.

@@ -314,8 +314,8 @@ def segment_sum(x: Operand, segments: Operand, n: int) -> Tensor:
     out[s] = sum of x[k] over all k with segments[k] = s; 0 for a segment without slices
 
     x:        f32, i32 or u32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others, also negative ones, raise
-              errors or are clamped as for `take`.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Other numbers, also negative
+              ones, raise IndexError; an input with one fails the run. Numbers that a program computes are clamped.
     n:        the number of segments.
     Returns:  the dtype of `x`, [n, *x.shape[1:]]. Slices are added in their order, so each run gives the same bits.
     Gradient: to each slice, the result's gradient at its segment; none to `segments`.
@@ -341,8 +341,8 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
     of these x[k, ...] is NaN
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others, also negative ones, raise
-              errors or are clamped as for `take`.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Other numbers, also negative
+              ones, raise IndexError; an input with one fails the run. Numbers that a program computes are clamped.
     n:        the number of segments.
     Returns:  f32, [n, *x.shape[1:]].
     Gradient: to the largest element of each segment; tied elements share it evenly. For a result of NaN, NaN to all
@@ -350,7 +350,7 @@ def segment_max(x: Operand, segments: Operand, n: int) -> Tensor:
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
               i32. For a number out of range, see `segments`.
 
-    As jax.ops.segment_max; torch's scatter_reduce(..., "amax", include_self=False) leaves empty segments as they were.
+    As jax.ops.segment_max. torch.scatter_reduce(..., "amax", include_self=False) leaves empty segments as they were.
 
     >>> tg.segment_max([1.0, 2.0, 4.0], [0, 1, 0], 3)
     tensor([  4.,   2., -inf])
@@ -371,8 +371,8 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     segments[k] the node at its end.
 
     x:        f32, rank 1 or more. Slice k is x[k].
-    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Others, also negative ones, raise
-              errors or are clamped as for `take`.
+    segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Other numbers, also negative
+              ones, raise IndexError; an input with one fails the run. Numbers that a program computes are clamped.
     n:        the number of segments.
     Returns:  f32, the shape of `x`. Each segment sums to 1. If all scores of a segment are -inf, they become NaN.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.

@@ -192,14 +192,15 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
 
     out[..., c] = 1 if indices[...] == c else 0
 
-    indices:  i32, any shape, 0 to n - 1. Other indices, also negative ones, raise errors as for `take`. Where `take`
-              clamps an index, `one_hot` gives zeros.
+    indices:  i32, any shape, 0 to n - 1. Other numbers, also negative ones, raise IndexError; an input with one fails
+              the run. If a program computes such a number, its vector is zeros.
     n:        the number of classes.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, the shape of `indices` and then n. It takes no memory in a compiled program. No gradient.
-    Raises:   DTypeError if the indices are f32, u32 or bool. For an index out of range, see `indices`.
+    Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError unless `n` is an integer of at least 0. For an
+              index out of range, see `indices`.
 
-    As torch.nn.functional.one_hot.
+    As jax.nn.one_hot. torch.nn.functional.one_hot returns integers.
 
     >>> tg.one_hot([0, 2], 3)
     tensor([[1., 0., 0.],
@@ -305,11 +306,12 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
     out[..., :] = table[indices[...], :]
 
     table:    any dtype, shape (V, D): V rows of D features.
-    indices:  i32, any shape. Their conversion, range and errors are those of `take`, with n = V.
+    indices:  i32, any shape, -V to V - 1; negative ones count from the end. Other numbers raise IndexError. Inputs of a
+              program or a `tg.vmap` must be 0 to V - 1; numbers that a program computes are clamped to that.
     Returns:  dtype of `table`, the shape of `indices` and then D.
     Gradient: to `table`, each row of the result's gradient, summed at its index in a fixed order.
     Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are f32, u32 or bool. For an index
-              out of range, see `take`.
+              out of range, see `indices`.
 
     As torch.nn.functional.embedding(indices, table).
 
@@ -344,14 +346,15 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
 
     x:        any dtype, shape (..., n, ...).
     indices:  i32, the rank of `x`. On axes other than `axis`, the sizes are equal, or one of them is 1 and broadcasts.
-              Their range and errors are those of `take`.
+              Values are -n to n - 1; negative ones count from the end. Other numbers raise IndexError. Inputs of a
+              program or a `tg.vmap` must be 0 to n - 1; numbers that a program computes are clamped to that.
     axis:     an axis of `x`, the last by default.
     Returns:  dtype of `x`, the shape of `indices` with its other axes broadcast.
     Gradient: to `x`, the result's gradient, summed where an index repeats.
     Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError if ranks or other axes do not fit. For an
-              index out of range, see `take`.
+              index out of range, see `indices`.
 
-    As numpy.take_along_axis. If the other axes are equal, as torch.gather(x, axis, indices), which does not broadcast.
+    As numpy.take_along_axis. Unlike torch.gather(x, axis, indices), it broadcasts the other axes.
 
     >>> tg.take_along_axis([[1.0, 2.0], [3.0, 4.0]], [[1], [0]], 1)
     tensor([[2.],
@@ -370,7 +373,8 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     out = x, then out[..., indices[k], ...] += updates[..., k, ...] for each k
 
     x:        f32, i32 or u32, shape (..., n, ...).
-    indices:  i32, with the range and errors of `take`.
+    indices:  i32, -n to n - 1; negative ones count from the end. Other numbers raise IndexError. Inputs of a program or
+              a `tg.vmap` must be 0 to n - 1; numbers that a program computes are clamped to that.
               Of rank 1: one index for each k, as in the equation.
               Of the rank of `updates`, broadcast to its shape: one index for each element, indices[..., k, ...].
     updates:  the dtype of `x`, and its shape but for `axis`, which can have any size.
@@ -378,7 +382,7 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     Returns:  dtype and shape of `x`.
     Gradient: to `x` the result's gradient; to `updates` that gradient at the indices.
     Raises:   DTypeError if the indices are f32, u32 or bool, if `x` is bool, or if `updates` have another dtype.
-              ShapeError if the shape of `updates` or `indices` does not fit. For an index out of range, see `take`.
+              ShapeError if the shape of `updates` or `indices` does not fit. For an index out of range, see `indices`.
 
     For indices of rank 1 as torch.index_add(x, axis, indices, updates), and for axis 0 as x.at[indices].add(updates) of
     JAX. For indices of the shape of `updates` as torch.scatter_add(x, axis, indices, updates).

@@ -246,8 +246,8 @@ def nll_loss(
     loss = -log_probs[..., target]; nll_loss(log_softmax(x), t) equals cross_entropy(x, t)
 
     log_probs:    f32, shape (..., C): logarithms of the probabilities of C classes, on the last axis.
-    targets:      i32, shape (...): class numbers from 0 to C - 1. Others raise InputError, or are clamped where
-                  `tg.take` clamps.
+    targets:      i32, shape (...): class numbers from 0 to C - 1. Other numbers raise InputError, but numbers that a
+                  program computes are clamped.
     reduction:    "mean" over the positions not ignored, "sum", or "none" for one value per position.
     ignore_index: an integer, such as -100. Positions with this target cost 0, get no gradient and do not count in the
                   mean. If all are ignored, the mean is NaN and its gradient 0. None ignores no position.
@@ -259,7 +259,7 @@ def nll_loss(
     Raises:       ShapeError if the shapes do not fit, or `ignore_index` is not an integer; DTypeError unless
                   `log_probs` and `weight` are f32 and `targets` i32; InputError for another `reduction`.
 
-    As torch.nn.functional.nll_loss, which has the classes on axis 1 and ignores -100 by default.
+    Unlike torch.nn.functional.nll_loss, it has the classes on the last axis, and ignores no target by default.
 
     >>> tg.nll_loss(tg.log_softmax([[2.0, 0.0], [0.0, 2.0]]), np.array([0, 1], np.int32))
     tensor(0.12692805)
