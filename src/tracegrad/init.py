@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tracegrad import foreign
 from tracegrad.dtypes import DType, Shape, as_dtype, f32, number_kind, show
 from tracegrad.errors import DTypeError, InputError
-from tracegrad.hypers import ANY, AT_LEAST_0, POSITIVE, kind_of
+from tracegrad.hypers import ANY, AT_LEAST_0, POSITIVE, checked_whole, kind_of
 from tracegrad.initializer import Even, Gaussian, Initializer, fans
 from tracegrad.prims import leaves
 from tracegrad.refusals import helpful
@@ -26,7 +26,7 @@ class Randn(Gaussian):
     """Normal numbers of mean 0 and standard deviation `scale`: the default of `nn.Embedding` and `self.param`.
 
     As torch.nn.init.normal_ with mean 0; the numbers follow from the seed of `tg.compile`. Every initialiser raises
-    InputError for an argument that is no number, or out of range, such as a negative scale.
+    InputError for an argument that is not a finite number, and for a negative `scale`, `std` or `gain`.
 
     >>> W = tg.instantiate(nn.Linear(100, 400, init=init.randn(0.02)), seed=0).W
     >>> round(tg.std(W).item(), 3)
@@ -71,7 +71,7 @@ class TruncatedNormal(Initializer):
 
     mean, std: of the distribution before it is cut off.
     low, high: the limits, as values, not as multiples of `std`.
-    Raises InputError if [low, high] is empty or `std` is 0. As torch.nn.init.trunc_normal_.
+    Raises InputError unless low < high and std > 0. As torch.nn.init.trunc_normal_.
 
     >>> W = tg.instantiate(nn.Linear(100, 400, init=init.truncated_normal(std=0.02, low=-0.04, high=0.04)), seed=0).W
     >>> -0.04 <= W.min().item() < W.max().item() <= 0.04
@@ -132,8 +132,8 @@ class Lecun(Gaussian):
 class Xavier(Gaussian):
     """Normal numbers of standard deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot & Bengio 2010).
 
-    fan_in is that of `kaiming`. fan_out is `out` for a matrix [in, out], out * (product of kernel) for a convolution
-    [out, in/groups, *kernel], and n for a vector [n]. As torch.nn.init.xavier_normal_.
+    (fan_in, fan_out) is (in, out) for a matrix [in, out], and (n, n) for a vector [n]. For a convolution
+    [out, in/groups, *kernel], it is (in/groups, out) times the product of kernel. As torch.nn.init.xavier_normal_.
 
     >>> W = tg.instantiate(nn.Linear(100, 400, init=init.xavier()), seed=0).W
     >>> round(tg.std(W).item(), 3)    # sqrt(2 / 500) is 0.063
@@ -151,7 +151,7 @@ class Xavier(Gaussian):
 
 
 class Uniform(Even):
-    """Uniform numbers in [low, high). As torch.nn.init.uniform_.
+    """Uniform numbers in [low, high). Raises InputError if low > high. As torch.nn.init.uniform_.
 
     >>> W = tg.instantiate(nn.Linear(100, 400, init=init.uniform(-0.1, 0.1)), seed=0).W
     >>> -0.1 <= W.min().item() < W.max().item() < 0.1
@@ -198,7 +198,7 @@ class KaimingUniform(Even):
 class XavierUniform(Even):
     """Uniform numbers in [-c, c), c = gain * sqrt(6 / (fan_in + fan_out)): the standard deviation is that of `xavier`.
 
-    fan_in, fan_out: as in `xavier`. As torch.nn.init.xavier_uniform_ (Glorot & Bengio 2010).
+    `xavier` explains fan_in and fan_out. As torch.nn.init.xavier_uniform_ (Glorot & Bengio 2010).
 
     >>> W = tg.instantiate(nn.Linear(100, 400, init=init.xavier_uniform()), seed=0).W
     >>> round(W.max().item(), 3)    # c = sqrt(6 / 500) is 0.110
@@ -220,8 +220,8 @@ class Orthogonal(Initializer):
     """`gain` times a random matrix with orthonormal rows, or columns if there are fewer columns (Saxe et al. 2014).
 
     A convolution [out, in/groups, *kernel] counts as a matrix [out, the rest]. As torch.nn.init.orthogonal_.
-    stacked: for `nn.stack`: the number of leading axes with a matrix each.
-    Raises ShapeError for a parameter with fewer than two axes.
+    stacked: for `nn.stack`: the number of leading axes with a matrix each, an integer of at least 0.
+    Raises ShapeError for a parameter with fewer than two axes after these.
 
     The host computes a matrix with sides n <= m in n^2 m operations.
 
@@ -234,7 +234,7 @@ class Orthogonal(Initializer):
     stacked: int  # number of leading axes added by `nn.stack`
 
     def __init__(self, gain: float = 1.0, stacked: int = 0) -> None:
-        self._hold({"gain": AT_LEAST_0}, gain=gain, stacked=stacked)
+        self._hold({"gain": AT_LEAST_0}, gain=gain, stacked=checked_whole("stacked", stacked, "init.orthogonal", 0))
 
 
 class Zeros(Initializer):

@@ -71,7 +71,9 @@ class Module(NoNumber):
         def __new__(cls, *args: Any, **given: Any) -> Any:
             if args or given:  # copies are made without arguments
                 other = ("where it is called", getattr(cls.__call__, "__wrapped__", cls.__call__))
-                check_call(cls.__name__, cls.__init__, args, given, bound=1, other=other)
+                # object.__init__ has a signature that takes any arguments
+                takes = (lambda self: None) if cls.__init__ is object.__init__ else cls.__init__
+                check_call(cls.__name__, takes, args, given, bound=1, other=other)
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:

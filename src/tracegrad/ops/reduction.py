@@ -120,7 +120,7 @@ def var(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
 def variance(x: Operand, axis: Axes = None, keepdims: bool = False, correction: int = 1) -> Tensor:
     """Return the sample variance over `axis` (None: over all axes): `var` with PyTorch's default divisor, n - 1.
 
-    x:          f32; other dtypes are cast to it.
+    x:          f32; other dtypes are cast to it. For n <= correction the divisor is 0, and the result inf or NaN.
     axis:       an integer or a tuple of them.
     keepdims:   True keeps these axes, with size 1.
     correction: the divisor for n elements is n - correction.
@@ -149,6 +149,7 @@ def std(x: Operand, axis: Axes = None, keepdims: bool = False, ddof: int = 0) ->
     axis:     an integer or a tuple of them.
     keepdims: True keeps these axes, with size 1.
     ddof:     0 for the population, 1 for a sample, which is PyTorch's default. n is the number of elements over `axis`.
+              For n <= ddof the divisor is 0, and the result inf or NaN.
     Returns:  f32, the shape of `x` without the axes in `axis`.
     Gradient: (x - mean(x)) / (std (n - ddof)), and 0 where the result is 0, as in PyTorch.
     Raises:   ShapeError if `axis` is out of range. As numpy.std and torch.std.
@@ -200,7 +201,7 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
               For ord=0, none.
     Raises:   InputError for another `ord`; DTypeError if `x` is not f32; ShapeError if `axis` is out of range.
 
-    As torch.linalg.vector_norm, whose second argument is `ord`.
+    As torch.linalg.vector_norm, but `axis` is the second argument, and `ord` must be given by name.
 
     >>> tg.norm([[3.0, 4.0], [0.0, 0.0]], axis=1)
     tensor([5., 0.])
@@ -213,8 +214,8 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
         return drop(bind(NORM, x, axes=axes), axes, keepdims)
     if ord in (math.inf, -math.inf):
         return (max if ord > 0 else min)(size, axis, keepdims)
-    if not ord >= 0:
-        raise InputError(f"ord must be a number >= 0, inf or -inf, got {ord!r}")
+    if isinstance(ord, str) or not ord >= 0:
+        raise InputError(f"ord must be a number >= 0, inf or -inf, got {ord!r}; the Frobenius norm has ord=2")
     if ord == 0:
         return sum(cast(x != 0.0, f32), axis, keepdims)
     if ord == 1:
