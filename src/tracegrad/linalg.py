@@ -209,15 +209,15 @@ def cholesky(a: Any) -> Tensor:
 
 @op
 def solve_triangular(a: Any, b: Any, *, upper: bool) -> Tensor:
-    """Return X with A X = B, of a triangular A, by substitution.
+    """Return x with a @ x = b for triangular matrices `a`, by substitution.
 
-    X[i] = (B[i] - sum over solved rows j of A[i, j] X[j]) / A[i, i]
+    x[i] = (b[i] - sum over solved rows j of a[i, j] x[j]) / a[i, i]
 
     a:        f32, shape (..., n, n). Only the triangle that `upper` names is read.
     b:        f32, shape (..., n, k). Batch axes broadcast against those of `a`.
-    upper:    True: A is upper triangular, and rows are solved from the last one up. False: lower, from the first down.
-    Returns:  f32, shape (..., n, k). A zero on the diagonal gives infinities or NaN.
-    Gradient: A^-T dy to `b`, and -(A^-T dy) X^T to the triangle of `a`, dy the result's gradient.
+    upper:    True: `a` is upper triangular, and the last row is solved first. False: lower, and the first row.
+    Returns:  x, f32, shape (..., n, k). A zero on the diagonal gives infinities or NaN.
+    Gradient: a^-T dy to `b`, and -(a^-T dy) x^T to the triangle of `a`, dy the result's gradient.
     Raises:   ShapeError if `a` is not square or `b` has another number of rows; DTypeError if one is not f32.
 
     As torch.linalg.solve_triangular.
@@ -231,15 +231,16 @@ def solve_triangular(a: Any, b: Any, *, upper: bool) -> Tensor:
 
 @op
 def solve(a: Any, b: Any) -> Tensor:
-    """Return X with A X = B, by elimination with row pivots.
+    """Return x with a @ x = b, by elimination with row pivots.
 
     a:        f32, shape (..., n, n).
     b:        f32, shape (..., n, k), or (n,). Batch axes broadcast against those of `a`.
-    Returns:  f32, shape (..., n, k), or (..., n) for a vector. A singular A gives infinities or NaN.
-    Gradient: to both. For a positive definite A, `cholesky` and two of `solve_triangular` are more exact.
+    Returns:  x, f32, shape (..., n, k), or (..., n) for a vector. A singular `a` gives infinities or NaN.
+    Gradient: a^-T dy to `b`, and -(a^-T dy) x^T to `a`, dy the result's gradient.
     Raises:   ShapeError if `a` is not square or `b` has another number of rows; DTypeError if one is not f32.
 
-    As numpy.linalg.solve and torch.linalg.solve.
+    Unlike numpy.linalg.solve and torch.linalg.solve, it does not raise for a singular `a`. For a positive definite `a`,
+    `cholesky` and two calls of `solve_triangular` are more exact.
 
     >>> tg.linalg.solve([[0.0, 2.0], [1.0, 3.0]], [[4.0], [8.0]])
     tensor([[2.],
@@ -277,7 +278,7 @@ def det(a: Any) -> Tensor:
 
     a:        f32, shape (..., n, n).
     Returns:  f32, shape (...). 0 for a singular matrix.
-    Gradient: dy det(A) A^-T, dy the result's gradient; infinities or NaN for a singular matrix.
+    Gradient: dy det(a) a^-T, dy the result's gradient; infinities or NaN for a singular matrix.
     Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
 
     As numpy.linalg.det and torch.linalg.det.
@@ -299,15 +300,15 @@ class SignAndLog(NamedTuple, Generic[T]):
 def slogdet(a: Any) -> SignAndLog[Tensor]:
     """Return the sign and the logarithm of the absolute value of the determinant of a square matrix.
 
-    det(A) = sign * exp(logabsdet)
+    det(a) = sign * exp(logabsdet)
 
     a:        f32, shape (..., n, n).
     Returns:  (sign, logabsdet), f32, shape (...) each; 0 and -inf for a singular matrix.
-    Gradient: of logabsdet, dy A^-T, dy its gradient; infinities or NaN for a singular matrix. None of the sign.
+    Gradient: of logabsdet, dy a^-T, dy its gradient; infinities or NaN for a singular matrix. None of the sign.
     Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
 
     As numpy.linalg.slogdet and torch.linalg.slogdet. A normalizing flow with an invertible matrix adds logabsdet to its
-    log-density. For a positive definite A, a Cholesky factor costs less: 2 * tg.sum(tg.log(tg.diag(L))).
+    log-density. For a positive definite `a` = L L^T, this costs less: 2 * tg.sum(tg.log(tg.diag(L))), L by `cholesky`.
 
     >>> tg.linalg.slogdet([[1.0, 2.0], [3.0, 4.0]])
     SignAndLog(sign=tensor(-1.), logabsdet=tensor(0.6931472))

@@ -131,11 +131,13 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
 def perplexity(logits: Any, targets: Any, ignore_index: int | None = None) -> Tensor:
     """Return the exponential of the mean cross entropy: 1 for a perfect model, C for uniform scores.
 
-    logits, targets, ignore_index: as for `tg.cross_entropy`.
-    Returns:  f32, rank 0.
+    logits:   f32, shape (..., C): raw scores of C classes.
+    targets:  i32, shape (...): classes from 0 to C - 1; or f32, shape (..., C): probabilities.
+    ignore_index: an integer: positions with this target do not count. None: all count.
+    Returns:  f32, rank 0; NaN if no position counts.
     Gradient: to `logits`, the gradient of the cross entropy times the perplexity.
     Raises:   errors of `tg.cross_entropy`.
-    As the exponential of PyTorch's cross_entropy (Jelinek et al. 1977).
+    It is exp of torch.nn.functional.cross_entropy, with the classes on the last axis (Jelinek et al. 1977).
 
     >>> metrics.perplexity(np.zeros((2, 4), np.float32), np.array([0, 3], np.int32))
     tensor(4.)
@@ -175,8 +177,8 @@ def auc(scores: Any, targets: Any) -> Tensor:
 
     scores:  f32 of rank 1.
     targets: bool or i32 of the same shape; nonzero is positive.
-    Returns: f32, rank 0; NaN without a positive or without a negative. No gradient. Every score is compared with every
-             other score.
+    Returns: f32, rank 0; NaN without a positive or without a negative. A pair with a NaN score counts as 0. Every score
+             is compared with every other score. No gradient.
     Raises:  ShapeError if the shapes differ or the rank is not 1; DTypeError unless `scores` are f32, and `targets`
              bool or i32.
 

@@ -230,7 +230,7 @@ def silu(x: Operand) -> Tensor:
     """Return x * sigmoid(x), also called swish.
 
     x:        f32, any shape.
-    Returns:  f32, the shape of `x`.
+    Returns:  f32, the shape of `x`; NaN at -inf, as in PyTorch.
     Gradient: s * (1 + x * (1 - s)), s = sigmoid(x).
     Raises:   DTypeError if `x` is not f32.
 
@@ -252,7 +252,7 @@ def gelu(x: Operand, approximate: str = "none") -> Tensor:
 
     x:           f32, any shape.
     approximate: "none" or "tanh", which selects the formula.
-    Returns:     f32, the shape of `x`.
+    Returns:     f32, the shape of `x`. At -inf, "none" gives NaN, as in PyTorch, and "tanh" gives 0.
     Gradient:    the derivative of the selected formula.
     Raises:      InputError for another `approximate`; DTypeError if `x` is not f32.
 

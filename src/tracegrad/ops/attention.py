@@ -134,8 +134,8 @@ def rope(q: Any, k: Any, base: float = 10000, position: Any = None) -> tuple[Ten
 
     q, k:     f32, shape (..., T, D) with an even D. The two shapes may differ.
     base:     a number above 0. A larger base gives longer wavelengths.
-    position: i32[] or an integer: the position of the first element, as in generation with a cache. Or i32,
-              broadcastable to (..., T): that of each element. Angles are then computed in f32, and without it in f64.
+    position: i32[] or an integer: p[0], for example in generation with a cache; p[t] is then p[0] + t. Or i32,
+              broadcastable to (..., T): p. With `position`, angles are computed in f32, else in f64.
     Returns:  (rotated q, rotated k), f32, in their shapes.
     Gradient: the result's gradient, rotated by -a; none to `position`.
     Raises:   ShapeError if D is odd, the rank below 2, or `position` does not fit; DTypeError if q or k is not f32 or
@@ -231,9 +231,9 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dr
     out = softmax(q k^T / sqrt(D)) v
 
     q, k, v:  f32, shapes (..., Tq, D), (..., Tk, D) and (..., Tk, Dv). The leading axes are equal, such as (B, heads).
-    causal:   True lets query t see the keys 0 to t only. Needs Tq = Tk.
+    causal:   True weights only the keys 0 to t for query t. Needs Tq = Tk.
     mask:     bool or f32, broadcastable to (..., Tq, Tk). `causal` applies in addition.
-              bool: True where a query sees a key. A query that sees no key gets zeros.
+              bool: True where a query may weight a key. A query without such a key gets zeros.
               f32:  added to the scores q k^T / sqrt(D). A query whose scores are all -inf gets NaN.
     dropout:  the probability that a weight becomes 0; the others are multiplied by 1 / (1 - dropout). Pass 0 outside of
               training.
@@ -244,7 +244,7 @@ def attention(q: Any, k: Any, v: Any, causal: bool = False, mask: Any = None, dr
 
     As torch.nn.functional.scaled_dot_product_attention (Vaswani et al. 2017).
 
-    >>> q = k = tg.zeros((2, 4))                      # equal scores, so each query takes the mean of what it sees
+    >>> q = k = tg.zeros((2, 4))                      # equal scores, so each query takes the mean over its keys
     >>> tg.attention(q, k, [[1.0], [3.0]], causal=True)
     tensor([[1.],
             [2.]])

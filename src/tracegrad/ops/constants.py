@@ -160,7 +160,7 @@ def eye(n: int, m: int | None = None, dtype: DType = f32) -> Tensor:
     n, m:     the numbers of rows and columns; `m` is `n` by default.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, shape (n, m). No gradient.
-    Raises:   ShapeError if n or m is negative; DTypeError for an unknown dtype.
+    Raises:   ShapeError if n or m is negative or not an integer; DTypeError for an unknown dtype.
 
     As numpy.eye and torch.eye.
 
@@ -267,7 +267,7 @@ def meshgrid(*xs: Operand, indexing: str = "xy") -> tuple[Tensor, ...]:
     xs:       vectors of any dtype. Their sizes are a, b, c, ... below.
     indexing: "xy", NumPy's default: the first vector runs along axis 1, the second along axis 0; shape (b, a, c, ...).
               "ij", PyTorch's default: vector k runs along axis k; shape (a, b, c, ...).
-    Returns:  a tuple with one array for each vector, all of one shape.
+    Returns:  a tuple with one tensor for each vector, of its dtype, all of one shape.
     Gradient: the result's gradient, summed over the repeated axes.
     Raises:   ShapeError without arguments, or if one is not a vector; InputError for another `indexing`.
 

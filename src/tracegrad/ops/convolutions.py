@@ -259,7 +259,8 @@ def conv1d(x: Any, w: Any, stride: int = 1, padding: int = 0, groups: int = 1, d
     x:        f32 [B, C, L]. Elements outside of the sequence count as 0.
     w:        f32 [O, C/groups, K]: O filters of K elements.
     stride, padding, dilation: s, p and d, integers.
-    groups:   as for `conv2d`. PyTorch has `dilation` before `groups`, so pass both by name.
+    groups:   a divisor of C and O: filters read only the channels of their own group. PyTorch has `dilation` before
+              `groups`, so pass both by name.
     Returns:  f32 [B, O, floor((L + 2*p - d * (K - 1) - 1) / s) + 1].
     Gradient: with dy the result's gradient, to `x` conv_transpose1d(dy, w); to `w`, `x` cross-correlated with dy.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.
@@ -279,7 +280,8 @@ def conv3d(x: Any, w: Any, stride: Ints = 1, padding: Ints = 0, groups: int = 1,
     x:        f32 [B, C, D, H, W]: depth D, height H and width W. Elements outside of the volume count as 0.
     w:        f32 [O, C/groups, kd, kh, kw]: O filters.
     stride, padding, dilation: s, p and d. Each is an integer, or three, for depth, height and width.
-    groups:   as for `conv2d`; pass `groups` and `dilation` by name here, too. The equation is for groups = 1.
+    groups:   a divisor of C and O: filters read only the channels of their own group. The equation is for groups = 1.
+              PyTorch has `dilation` before `groups`, so pass both by name.
     Returns:  f32 [B, O, od, oh, ow], od = floor((D + 2*p - d * (kd - 1) - 1) / s) + 1, and oh and ow likewise.
     Gradient: with dy the result's gradient, to `x` conv_transpose3d(dy, w); to `w`, `x` cross-correlated with dy.
     Raises:   ShapeError if ranks, channels or sizes do not fit; DTypeError unless `x` and `w` are f32.

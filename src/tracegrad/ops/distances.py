@@ -212,7 +212,7 @@ def normalize(x: Any, axis: int | tuple[int, ...] = -1, ord: float = 2, eps: flo
     Raises:   ShapeError if `axis` is out of range; DTypeError if `x` is not f32; InputError if `ord` is NaN, or
               negative and not -inf.
 
-    As torch.nn.functional.normalize, whose `p` is `ord`.
+    As torch.nn.functional.normalize, where `ord` is called `p`.
 
     >>> tg.normalize([[3.0, 4.0], [0.0, 0.0]])
     tensor([[0.6, 0.8],

@@ -131,7 +131,8 @@ def max_pool2d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     padding:     p, an integer or a pair, at most half of `kernel_size`. Padding counts as -infinity.
     Returns:     f32 [B, C, oh, ow], oh = floor((H + 2*p - kh) / s) + 1, and ow likewise. A window with NaN gives NaN.
     Gradient:    to the first maximum of each window, row by row; to no element of a window with NaN.
-    Raises:      ShapeError if the window does not fit or the padding is too large; DTypeError if `x` is not f32.
+    Raises:      ShapeError if `x` has another rank, a window does not fit, kernel_size or stride is below 1, or the
+                 padding is too large; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool2d.
 
@@ -153,7 +154,8 @@ def avg_pool2d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     padding:     p, an integer or a pair, at most half of `kernel_size`. The padding is zeros.
     Returns:     f32 [B, C, oh, ow], oh = floor((H + 2*p - kh) / s) + 1, and ow likewise.
     Gradient:    each element of a window gets 1 / (kh * kw) of the gradient of the window's mean.
-    Raises:      ShapeError if the window does not fit or the padding is too large; DTypeError if `x` is not f32.
+    Raises:      ShapeError if `x` has another rank, a window does not fit, kernel_size or stride is below 1, or the
+                 padding is too large; DTypeError if `x` is not f32.
 
     The divisor of the mean is always kh * kw, at the border too, as in torch.nn.functional.avg_pool2d with
     count_include_pad=True, the default.
@@ -176,7 +178,8 @@ def max_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     padding:     p, an integer or three, at most half of `kernel_size`. Padding counts as -infinity.
     Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2*p - kd) / s) + 1, and oh and ow likewise.
     Gradient:    to the first maximum of each window, in row-major order; to no element of a window with NaN.
-    Raises:      ShapeError if the window does not fit or the padding is too large; DTypeError if `x` is not f32.
+    Raises:      ShapeError if `x` has another rank, a window does not fit, kernel_size or stride is below 1, or the
+                 padding is too large; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool3d.
 
@@ -198,7 +201,8 @@ def avg_pool3d(x: Any, kernel_size: Ints, stride: Ints | None = None, padding: I
     padding:     p, an integer or three, at most half of `kernel_size`. The padding is zeros.
     Returns:     f32 [B, C, od, oh, ow], od = floor((D + 2*p - kd) / s) + 1, and oh and ow likewise.
     Gradient:    each element of a window gets 1 / (kd * kh * kw) of the gradient of the window's mean.
-    Raises:      ShapeError if the window does not fit or the padding is too large; DTypeError if `x` is not f32.
+    Raises:      ShapeError if `x` has another rank, a window does not fit, kernel_size or stride is below 1, or the
+                 padding is too large; DTypeError if `x` is not f32.
 
     The divisor of the mean is always kd * kh * kw, at the border too, as in torch.nn.functional.avg_pool3d with
     count_include_pad=True, the default.

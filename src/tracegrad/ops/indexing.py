@@ -197,8 +197,7 @@ def one_hot(indices: Operand, n: int, dtype: DType = f32) -> Tensor:
     n:        the number of classes.
     dtype:    f32, i32, u32 or bool.
     Returns:  `dtype`, the shape of `indices` and then n. It takes no memory in a compiled program. No gradient.
-    Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError unless `n` is an integer of at least 0. For an
-              index out of range, see `indices`.
+    Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError if `n` is negative or no integer.
 
     As jax.nn.one_hot. torch.nn.functional.one_hot returns integers.
 
@@ -310,8 +309,7 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
               program or a `tg.vmap` must be 0 to V - 1; numbers that a program computes are clamped to that.
     Returns:  dtype of `table`, the shape of `indices` and then D.
     Gradient: to `table`, each row of the result's gradient, summed at its index in a fixed order.
-    Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are f32, u32 or bool. For an index
-              out of range, see `indices`.
+    Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are f32, u32 or bool.
 
     As torch.nn.functional.embedding(indices, table).
 
@@ -351,8 +349,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
     axis:     an axis of `x`, the last by default.
     Returns:  dtype of `x`, the shape of `indices` with its other axes broadcast.
     Gradient: to `x`, the result's gradient, summed where an index repeats.
-    Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError if ranks or other axes do not fit. For an
-              index out of range, see `indices`.
+    Raises:   DTypeError if the indices are f32, u32 or bool; ShapeError if ranks or other axes do not fit.
 
     As numpy.take_along_axis. Unlike torch.gather(x, axis, indices), it broadcasts the other axes.
 
@@ -382,10 +379,9 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     Returns:  dtype and shape of `x`.
     Gradient: to `x` the result's gradient; to `updates` that gradient at the indices.
     Raises:   DTypeError if the indices are f32, u32 or bool, if `x` is bool, or if `updates` have another dtype.
-              ShapeError if the shape of `updates` or `indices` does not fit. For an index out of range, see `indices`.
+              ShapeError if the shape of `updates` or `indices` does not fit.
 
-    For indices of rank 1 as torch.index_add(x, axis, indices, updates), and for axis 0 as x.at[indices].add(updates) of
-    JAX. For indices of the shape of `updates` as torch.scatter_add(x, axis, indices, updates).
+    As torch.index_add for indices of rank 1, else as torch.scatter_add; on axis 0 as x.at[indices].add(updates) of JAX.
 
     >>> tg.scatter_add(tg.zeros(3), [0, 0, 2], [1.0, 2.0, 3.0])
     tensor([3., 0., 3.])

@@ -127,7 +127,8 @@ def split(x: Operand, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]
     axis:     an axis of `x`.
     Returns:  a list of tensors of the dtype of `x`.
     Gradient: the gradients of the parts, joined.
-    Raises:   ShapeError if the axis does not divide into equal parts, or `sizes` do not add up to its size.
+    Raises:   ShapeError if `axis` is out of range or does not divide into equal parts, or `sizes` do not add up to its
+              size.
 
     As numpy.split(x, sizes) for an integer, and torch.split for a sequence.
 

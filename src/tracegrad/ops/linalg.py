@@ -72,7 +72,7 @@ def outer(a: Operand, b: Operand) -> Tensor:
     a, b:     vectors of one dtype: f32, i32 or u32.
     Returns:  their dtype, shape (size of `a`, size of `b`).
     Gradient: dy @ b to `a` and dy^T @ a to `b`, dy being the result's gradient.
-    Raises:   ShapeError unless both are vectors; DTypeError if the dtypes differ.
+    Raises:   ShapeError unless both are vectors; DTypeError if the dtypes differ, or are bool.
 
     As numpy.outer and torch.outer.
 

@@ -107,8 +107,8 @@ def remainder(a: Operand, b: Operand) -> Tensor:
     """Return a - b * floor(a / b), the remainder with the sign of `b`, element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype. a / b is not rounded before it is used; only the result is rounded. For b = 0 the result
-              is NaN, and `a` for integers.
+    Returns:  the same dtype. a / b is not rounded before it is used; only the result is rounded. For b = 0 or infinite
+              `a` the result is NaN; for integers with b = 0, it is `a`.
     Gradient: 1 to `a`, -floor(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
@@ -127,8 +127,8 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     """Return a - b * trunc(a / b), the remainder with the sign of `a`, element by element; a and b broadcast.
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
-    Returns:  the same dtype. The result is exact: a / b is not rounded before it is used. For b = 0 the result is NaN,
-              and `a` for integers.
+    Returns:  the same dtype. The result is exact: a / b is not rounded before it is used. For b = 0 or infinite `a` the
+              result is NaN; for integers with b = 0, it is `a`.
     Gradient: 1 to `a`, -trunc(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
@@ -153,11 +153,11 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
     Returns:  the same dtype. Integers are exact; f32 is exact for results up to 2^22. For b = 0, f32 gives a / b
-              (infinite or NaN), and integers give 0.
+              (infinite or NaN), and integers give 0. An infinite `a` gives NaN.
     Gradient: 0: the result is constant between its steps.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
-    The operator is `a // b`. As numpy.floor_divide and torch.floor_divide, which raises for integers with b = 0.
+    The operator is `a // b`. As numpy.floor_divide and torch.floor_divide. PyTorch raises for integers with b = 0.
 
     >>> tg.floor_divide([7.0, -7.0], 3.0)
     tensor([ 2., -3.])

@@ -176,7 +176,7 @@ def where_causal(x: Any, fill: Any) -> Tensor:
     Raises:   ShapeError if the rank of `x` is below 2, or that of `fill` above 0; DTypeError if `fill` has another
               dtype.
 
-    As torch.tril, which writes 0 in place of `fill`.
+    torch.tril(x) is tg.where_causal(x, 0).
 
     >>> tg.where_causal(tg.ones((2, 2)), -np.inf)
     tensor([[  1., -inf],
@@ -292,7 +292,7 @@ def rms_norm(x: Any, g: Any = None, eps: float = 1e-6) -> Tensor:
     Gradient: to `x` and `g`.
     Raises:   ShapeError if `g` is not [D]; DTypeError if one is not f32; InputError if `eps` is negative.
 
-    As torch.nn.functional.rms_norm over the last axis, whose default `eps` is 1.2e-7.
+    As torch.nn.functional.rms_norm over the last axis. PyTorch's default `eps` is 1.2e-7.
 
     >>> tg.rms_norm([[3.0, 4.0]])
     tensor([[0.8485281, 1.1313708]])

@@ -134,7 +134,7 @@ def uniform(shape: int | Sequence[int], low: float = 0.0, high: float = 1.0) -> 
     Returns:   f32 of that shape; new numbers in each step or call.
     Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient:  none.
-    Raises:    ShapeError for a negative size; InputError unless low < high.
+    Raises:    ShapeError for a size that is negative or no integer; InputError unless low < high.
 
     As numpy.random.Generator.uniform and torch.rand.
 
@@ -169,7 +169,7 @@ def randn(shape: int | Sequence[int]) -> Tensor:
     Returns:  f32 of that shape, |out| < 5.8; new numbers in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: none.
-    Raises:   ShapeError for a negative size.
+    Raises:   ShapeError for a size that is negative or no integer.
 
     As torch.randn.
 
@@ -198,8 +198,8 @@ def normal(shape: int | Sequence[int], mean: Any = 0.0, std: Any = 1.0) -> Tenso
     Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient:  to `mean`, the result's gradient. To `std`, the result's gradient times the numbers that `randn` draws.
                Each is summed over broadcast axes (the reparameterization of Kingma & Welling 2014).
-    Raises:    ShapeError for a negative size, and if a tensor does not broadcast to `shape`; DTypeError for a tensor
-               that is not f32.
+    Raises:    ShapeError for a size that is negative or no integer, and if a tensor does not broadcast to `shape`;
+               DTypeError for a tensor that is not f32. A negative `std` is not checked: it acts as its absolute value.
 
     As torch.normal, but with the shape first.
 
@@ -221,13 +221,13 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
     out = low + floor(b (high - low) / 2^32), b of 32 random bits; each probability is exact to 2^-32
 
     shape:     an integer or integers.
-    low, high: integers within i32, low < high.
+    low, high: integers within i32, low < high. Other numbers raise ShapeError.
     Returns:   i32 of that shape; new numbers in each step or call.
     Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient:  none.
-    Raises:    ShapeError for a negative size; InputError unless low < high, at most 2^31 - 1 apart.
+    Raises:    ShapeError for a size that is negative or no integer; InputError unless low < high, by less than 2^31.
 
-    As torch.randint, whose shape is the last argument, and numpy.random.Generator.integers.
+    As torch.randint, but with the shape first, and numpy.random.Generator.integers.
 
     >>> tg.manual_seed(0)
     >>> tg.randint((6,), 0, 10)
@@ -283,10 +283,10 @@ def bernoulli(shape: int | Sequence[int], p: Any = 0.5, dtype: DType = bool_) ->
     Returns:  `dtype`, of that shape; new numbers in each step or call.
     Seed:     `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient: none, not even to `p`.
-    Raises:   InputError if a number `p` is outside [0, 1]; DTypeError if a tensor is not f32; ShapeError for a shape of
-              `p` that does not broadcast, and for a negative size.
+    Raises:   InputError if a number `p` is outside [0, 1]; DTypeError if a tensor is not f32. ShapeError for a shape of
+              `p` that does not broadcast, and for a size that is negative or no integer.
 
-    As torch.bernoulli.
+    As torch.bernoulli, but with the shape first.
 
     >>> tg.manual_seed(0)
     >>> tg.bernoulli((4,), 0.25)

@@ -55,7 +55,7 @@ def interpolate(
     Raises:        InputError for another mode, for sizes below 1, and unless one of `size` and `scale_factor` is given;
                    ShapeError for another rank; DTypeError if `x` is not f32.
 
-    As torch.nn.functional.interpolate.
+    As torch.nn.functional.interpolate, without mode="area" and antialias=True.
 
     >>> tg.interpolate([[[1.0, 3.0]]], size=4, mode="linear")
     tensor([[[1. , 1.5, 2.5, 3. ]]])
@@ -157,14 +157,14 @@ def _pooled(x: Tensor, axis: int, n: int) -> Tensor:
 
 @op
 def adaptive_avg_pool1d(x: Any, output_size: int) -> Tensor:
-    """Average windows that cover a sequence evenly: as many windows as the result has elements.
+    """Average `output_size` windows of nearly equal size. Together they cover each sequence, and they may overlap.
 
     out[b, c, k] = mean(x[b, c, floor(k L / n) : ceil((k + 1) L / n)]), n = output_size
 
     x:           f32 [B, C, L].
     output_size: n, an integer of at least 1. If n does not divide L, windows overlap.
     Returns:     f32 [B, C, n].
-    Gradient:    an equal share to each element of a window.
+    Gradient:    the result's gradient, in equal shares to the elements of its window.
     Raises:      ShapeError if `x` has another rank or `output_size` is below 1; DTypeError if `x` is not f32.
 
     As torch.nn.functional.adaptive_avg_pool1d.
@@ -224,8 +224,9 @@ def avg_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     stride:      s, the distance between windows; None means `kernel_size`.
     padding:     p, zeros before and after each sequence, at most k / 2. The divisor of the mean is always k.
     Returns:     f32 [B, C, floor((L + 2*p - k) / s) + 1].
-    Gradient:    an equal share to each element of a window.
-    Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
+    Gradient:    each element of a window gets 1 / k of the gradient of the window's mean.
+    Raises:      ShapeError if `x` has another rank, a window does not fit, kernel_size or stride is below 1, or the
+                 padding is too large; DTypeError if `x` is not f32.
 
     As torch.nn.functional.avg_pool1d.
 
@@ -244,10 +245,11 @@ def max_pool1d(x: Any, kernel_size: int, stride: int | None = None, padding: int
     x:           f32 [B, C, L].
     kernel_size: k, the size of a window.
     stride:      s, the distance between windows; None means `kernel_size`.
-    padding:     p, elements before and after each sequence, at most k / 2. They are never the largest.
+    padding:     p, elements before and after each sequence, at most k / 2. They count as -infinity.
     Returns:     f32 [B, C, floor((L + 2*p - k) / s) + 1].
     Gradient:    to the first of the largest elements of each window; to no element of a window with NaN.
-    Raises:      ShapeError if the windows do not fit or `x` has another rank; DTypeError if `x` is not f32.
+    Raises:      ShapeError if `x` has another rank, a window does not fit, kernel_size or stride is below 1, or the
+                 padding is too large; DTypeError if `x` is not f32.
 
     As torch.nn.functional.max_pool1d.
 

@@ -54,7 +54,7 @@ def reshape(x: Operand, shape: int | Sequence[int]) -> Tensor:
     shape:    an integer or integers. One of them can be -1: it becomes the size that is left.
     Returns:  dtype of `x`, the given shape.
     Gradient: the result's gradient, reshaped back.
-    Raises:   ShapeError if the numbers of elements differ.
+    Raises:   ShapeError if the numbers of elements differ, or for more than one -1.
 
     As numpy.reshape and torch.reshape.
 
@@ -74,9 +74,9 @@ def flatten(x: Operand, start_axis: int = 1) -> Tensor:
     start_axis: the first axis to merge. The default, 1, keeps the batch axis; PyTorch's default is 0.
     Returns:    dtype of `x`, with one axis in place of those merged.
     Gradient:   the result's gradient, reshaped back.
-    Raises:     ShapeError if `start_axis` is out of range, as 1 is for a vector.
+    Raises:     ShapeError if `start_axis` is out of range, for example 1 for a vector.
 
-    As torch.flatten.
+    As torch.flatten, without `end_dim`.
 
     >>> tg.flatten(tg.zeros((2, 3, 4))).shape
     (2, 12)
@@ -188,7 +188,7 @@ def expand_dims(x: Operand, axis: int | Sequence[int]) -> Tensor:
     axis:     an integer or a tuple of them: the positions of the new axes in the result; -1 is the last.
     Returns:  dtype of `x`, its shape with the new axes.
     Gradient: the result's gradient, without these axes.
-    Raises:   ShapeError if `axis` is out of range.
+    Raises:   ShapeError if `axis` is out of range, or has a position twice.
 
     As numpy.expand_dims and torch.unsqueeze.
 
@@ -323,7 +323,7 @@ def pad(x: Operand, widths: int | Sequence[Any], value: Operand = 0) -> Tensor:
     widths:   an integer for every side of every axis; or (before, after) for every axis; or one such pair per axis.
     value:    a number that the dtype of `x` can hold, or a tensor of rank 0.
     Returns:  dtype of `x`; each axis is longer by its two widths.
-    Gradient: the result's gradient, without the padding; a `value` gets the sum of the padding's.
+    Gradient: the result's gradient, without the padding; to a tensor `value`, its sum over the padding.
     Raises:   ShapeError for widths below 0 or of another form than these, and for a `value` with axes.
               DTypeError for another `value`.
 
