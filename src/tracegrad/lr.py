@@ -84,8 +84,8 @@ class CosineAnnealing(Linear):
 
     start: the training step that counts as s = 1. For `start` and errors, see `Schedule`.
 
-    As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), which rises again after `steps`.
-    `lr.cosine_restarts` begins again at `peak`.
+    As torch.optim.lr_scheduler.CosineAnnealingLR (Loshchilov and Hutter 2017), but the rate does not rise again after
+    `steps`. `lr.cosine_restarts` begins again at `peak`.
 
     >>> schedule = lr.cosine_annealing(peak=1.0, final=0.0, steps=10)
     >>> [round(schedule.at(s), 6) for s in (1, 6, 11, 20)]
@@ -106,8 +106,8 @@ class CosineRestarts(CosineAnnealing):
     growth: an integer of at least 1. The first cosine has `steps` steps, and each next one `growth` times as many.
     start:  the training step at which the first cosine begins. For `start` and errors, see `Schedule`.
 
-    As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts (Loshchilov and Hutter 2017), whose T_0 is `steps`, T_mult
-    `growth`, and eta_min `final`.
+    As torch.optim.lr_scheduler.CosineAnnealingWarmRestarts with T_0=steps, T_mult=growth and eta_min=final (Loshchilov
+    and Hutter 2017).
 
     >>> schedule = lr.cosine_restarts(peak=1.0, final=0.0, steps=10, growth=2)
     >>> [round(schedule.at(s), 6) for s in (1, 6, 11, 21, 31)]
@@ -136,7 +136,7 @@ class Warmup(Schedule):
     after: the schedule that follows; it begins at its own step 1. A number means a constant rate.
     start: the training step that counts as s = 1. For `start` and errors, see `Schedule`.
 
-    As torch.optim.lr_scheduler.SequentialLR of a LinearLR and `after`.
+    As torch.optim.lr_scheduler.SequentialLR of a LinearLR and a second scheduler.
 
     >>> schedule = lr.warmup(1.0, 10, lr.linear(peak=1.0, final=0.0, steps=100))
     >>> [schedule.at(s) for s in (5, 10, 61)]
@@ -252,7 +252,7 @@ class OneCycle(Schedule):
     anneal: "cos": rise and descent follow half cosines; "linear": they follow straight lines.
     start:  the training step that counts as step 1. For `start` and errors, see `Schedule`.
 
-    As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018).
+    As torch.optim.lr_scheduler.OneCycleLR (Smith & Topin 2018) with cycle_momentum=False.
 
     >>> schedule = lr.one_cycle(1.0, 100)
     >>> [round(schedule.at(s), 6) for s in (1, 30, 100)]

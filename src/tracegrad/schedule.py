@@ -20,7 +20,8 @@ class Schedule(Protocol):
 
     start: the step of the training at which s is 1; before it, the rate is that of s = 1. None: step 1 in an optimizer,
            and the next step in `train.set_lr`.
-    Raises InputError for values out of range, such as a rate below 0 or a number of steps below 1.
+    Raises InputError for a rate or `gamma` that is negative or not finite. Numbers of steps and divisors must be above
+    0, and `start` an integer.
 
     To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
     `start: int | None = None` and the method `value(s)`.
@@ -100,7 +101,7 @@ class Plateau(Schedule):
     min_lr:    the rate does not fall below this number.
     eps:       a reduction by this number or less is left out.
     now, best, bad and cooling are the schedule's state: leave them out. For `start` and errors, see `Schedule`.
-    As torch.optim's ReduceLROnPlateau (PyTorch). The schedule can be the `after` of `lr.warmup`.
+    As torch.optim.lr_scheduler.ReduceLROnPlateau. The schedule can be the `after` of `lr.warmup`.
 
     >>> schedule = lr.plateau(1.0, factor=0.5, patience=0)
     >>> schedule.after(3.0).after(4.0).at(1)

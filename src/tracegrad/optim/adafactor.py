@@ -95,7 +95,7 @@ def adafactor(
 ) -> Chain:
     """Make an Adafactor optimizer: p <- (1 - lr weight_decay) p - lr g', where `scale_by_adafactor` gives g'.
 
-    `scale_by_adafactor` explains beta2_decay, eps1, eps2 and d. It limits the learning rate to 1 / sqrt(step). The
+    `scale_by_adafactor` explains beta2_decay, eps1, eps2 and d. The learning rate is at most 1 / sqrt(step). The
     state has m + n numbers for a matrix [m, n], and n for a vector [n].
     weight_decay: applies to decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.Adafactor.

@@ -29,7 +29,7 @@ def scale_by_adadelta(rho: float = 0.9, eps: float = 1e-6) -> Transform:
     """Replace the gradient g by d = sqrt(u + eps) / sqrt(v + eps) g, with running means v of g^2 and u of d^2.
 
     v <- rho v + (1 - rho) g^2 before the division, and u <- rho u + (1 - rho) d^2 after it. Both start at 0.
-    As torch.optim.Adadelta (Zeiler 2012, algorithm 1). Raises InputError for a number out of range.
+    As torch.optim.Adadelta (Zeiler 2012, algorithm 1). Raises InputError unless 0 <= rho < 1 and eps >= 0.
 
     >>> optim.custom(optim.scale_by_adadelta(), lr=1.0)
     optim.custom(lr=1.0, rho=0.9, eps=1e-06)
@@ -50,8 +50,8 @@ def adadelta(
 ) -> Chain:
     """Make an Adadelta optimizer: p <- p - lr sqrt(u + eps) / sqrt(v + eps) g, with running means v and u.
 
-    v is the running mean of g^2, u the running mean of the squared steps before lr, both with factor rho; see
-    `scale_by_adadelta`.
+    v <- rho v + (1 - rho) g^2 before the step, and u <- rho u + (1 - rho) d^2 after it, where the step is -lr d. Both
+    start at 0.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.Adadelta.
 
@@ -68,7 +68,7 @@ def scale_by_adagrad(lr_decay: float = 0.0, initial_accumulator_value: float = 0
     """Replace the gradient g by g / (sqrt(s) + eps) / (1 + (step - 1) lr_decay), after s <- s + g^2.
 
     s begins at `initial_accumulator_value`. `step` counts updates from 1.
-    As torch.optim.Adagrad (Duchi et al. 2011). Raises InputError for a number out of range.
+    As torch.optim.Adagrad (Duchi et al. 2011). Raises InputError if an argument is negative.
 
     >>> optim.custom(optim.scale_by_adagrad(), lr=1e-2)
     optim.custom(lr=0.01, lr_decay=0.0, eps=1e-10)
@@ -118,7 +118,8 @@ def scale_by_nadam(
     mu = beta1 (1 - 0.96^(step momentum_decay) / 2)
 
     mu' is the mu of the next step, and M the product of all mu so far. m and v_hat are those of `scale_by_adam`, with
-    beta1 and beta2. `step` counts updates from 1. Raises InputError for a number out of range.
+    beta1 and beta2. `step` counts updates from 1. Raises InputError unless 0 <= beta1 < 1, 0 <= beta2 < 1, and `eps`
+    and `momentum_decay` are at least 0.
 
     >>> optim.custom(optim.scale_by_nadam(), lr=2e-3)
     optim.custom(lr=0.002, beta1=0.9, beta2=0.999, eps=1e-08, momentum_decay=0.004)
@@ -172,7 +173,7 @@ def nadam(
     """Make a NAdam optimizer: Adam with Nesterov's momentum, whose factor grows to beta1; see `scale_by_nadam`.
 
     beta1, beta2, eps: as for `adam`.
-    momentum_decay: the larger, the faster the momentum grows.
+    momentum_decay: Nesterov's factor in each step is beta1 (1 - 0.96^(step momentum_decay) / 2).
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     decoupled_weight_decay: True: decay as AdamW instead, p <- (1 - lr weight_decay) p.
     lr, options, errors: see `Options`. As torch.optim.NAdam (Dozat 2016).
@@ -221,7 +222,7 @@ def scale_by_radam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) 
     r = 2 / (1 - beta2) - 1,  rho = r - 2 step beta2^step / (1 - beta2^step),  eps_hat = eps / sqrt(1 - beta2^step).
     rho grows from 1 to r, and with it f to 1: v_hat is uncertain in the first steps.
     m_hat and v_hat are those of `scale_by_adam`. `step` counts updates from 1. As torch.optim.RAdam (Liu et al. 2020).
-    Raises InputError for a number out of range.
+    Raises InputError unless 0 <= beta1 < 1, 0 <= beta2 < 1 and eps >= 0.
 
     >>> optim.custom(optim.scale_by_radam(), lr=1e-3)
     optim.custom(lr=0.001, beta1=0.9, beta2=0.999, eps=1e-08)
@@ -300,9 +301,9 @@ def lamb(
 ) -> Chain:
     """Make a LAMB optimizer: p <- p - lr * (norm(p) / norm(u)) * u for each parameter p (You et al. 2020, algorithm 2).
 
-    u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p, with the means of `scale_by_adam`.
-    If norm(p) or norm(u) is 0: p <- p - lr * u.
-    beta1, beta2: factors of the means, as for `adam`.
+    u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p, where m_hat and v_hat are those of `adam`.
+    norm is the Euclidean length over all elements. If norm(p) or norm(u) is 0: p <- p - lr * u.
+    beta1, beta2: factors of the running means, as for `adam`.
     weight_decay: applies to decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`.
 

@@ -31,8 +31,8 @@ class Options(TypedDict, total=False):
     """The keyword arguments of all optimizers: `optim.adam(lr=1e-3, clip_grad_norm=1.0)`. `train`: see `tg.compile`.
 
     lr:               (of each optimizer itself) the learning rate: a number, or a schedule of `tg.lr`.
-    clip_grad_norm:   scale the gradient of all parameters to this norm if its norm is larger, as clip_grad_norm_
-                      of PyTorch. Default None: no clipping.
+    clip_grad_norm:   scale the gradient of all parameters to this norm if its norm is larger, as PyTorch's
+                      torch.nn.utils.clip_grad_norm_. Default None: no clipping.
     normalize_grads:  divide each parameter's gradient by its norm, before clipping: True for all parameters, or a
                       selection: a pattern of names such as "body.*", a list of patterns, or a function of the name.
                       Default False.
@@ -45,8 +45,9 @@ class Options(TypedDict, total=False):
                       "lr" is a factor on the learning rate; other values replace the optimizer's.
                       `train.set(groups=...)` changes these values.
     decay_filter:     the parameters that weight decay applies to: a selection, as above; see `nn.decays`.
-    Raises:           InputError for a value out of range, here and of the optimizer's own arguments; CallError for a
-                      keyword that the optimizer does not have.
+    Raises:           InputError unless factors of running means are in [0, 1), `clip_grad_norm` is above 0, and
+                      `accumulate` is an integer of at least 1. Other numbers must be at least 0, but adafactor has
+                      ranges of its own. CallError for a keyword that the optimizer does not have.
 
     An option that is not used costs no time and no memory. If weight_decay, momentum or clip_grad_norm was not used and
     `train.set` sets it, the step is compiled once more, and training goes on from its current state.
@@ -74,7 +75,7 @@ class Optimizer:
     groups:     as in `Options`.
     options:    the options that shape the transform, as plain data.
     again, off: what `train.set` needs to switch options on. Only tracegrad uses them.
-    As torch.optim.Optimizer, which holds the state too.
+    Unlike torch.optim.Optimizer, it does not hold the state.
 
     >>> optimizer = optim.adam(lr=1e-3)
     >>> optimizer.name, optimizer.hyper
@@ -225,7 +226,7 @@ def custom(transform: Transform, lr: LR = 1e-3, **options: Unpack[Options]) -> C
 
     transform: a `Transform`, or a `chain` of several. `custom` appends `scale_by_lr`, which multiplies by -lr, unless
                the chain has it. Transforms after `scale_by_lr` get the change of p, and return what to add to p.
-    lr, options, errors: see `Options`. As optax.chain(transform, optax.scale_by_learning_rate(lr)), after clipping.
+    lr, options, errors: see `Options`. As optax.chain(transform, optax.scale_by_learning_rate(lr)).
 
     >>> sign = optim.Transform({}, lambda g, p, state, host: (tg.sign(g), {}))
     >>> train.replace_model(nn.Linear(2, 1, init=tg.init.ones()), optimizer=optim.custom(sign, lr=0.25))
@@ -271,9 +272,10 @@ def adam(
     weight_decay: float = 0.0,
     **options: Unpack[Options],
 ) -> Chain:
-    """Make an Adam optimizer: p <- p - lr * m_hat / (sqrt(v_hat) + eps), see `scale_by_adam`.
+    """Make an Adam optimizer: p <- p - lr * m_hat / (sqrt(v_hat) + eps).
 
-    beta1, beta2: factors of the running means m of the gradient g, and v of g^2.
+    m_hat = m / (1 - beta1^step), with m <- beta1 m + (1 - beta1) g for the gradient g. `step` counts updates from 1.
+    v_hat = v / (1 - beta2^step), with v <- beta2 v + (1 - beta2) g^2. m and v start at 0.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`. `adamw` decays the
                   parameters apart from the gradient.
     lr, options, errors: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
@@ -295,7 +297,7 @@ def adamw(
 ) -> Chain:
     """Make an AdamW optimizer: p <- (1 - lr * weight_decay) p - lr * m_hat / (sqrt(v_hat) + eps).
 
-    beta1, beta2: factors of the running means behind m_hat and v_hat; see `scale_by_adam`.
+    m_hat and v_hat are those of `adam`: means of the gradient and of its square, with the factors beta1 and beta2.
     weight_decay: applies to decayed parameters; see `nn.decays`. A schedule of lr scales the decay, too.
     lr, options, errors: see `Options`. As torch.optim.AdamW (Loshchilov and Hutter 2019).
 
@@ -311,8 +313,8 @@ def lion(
 ) -> Chain:
     """Make a Lion optimizer: p <- (1 - lr * weight_decay) p - lr * sign(beta1 m + (1 - beta1) g).
 
-    m is a running mean of the gradient g with factor beta2; see `scale_by_lion`. The learning rate should be 3 to 10
-    times smaller than for adamw, and weight_decay larger by the same factor (Chen et al. 2023).
+    Then m <- beta2 m + (1 - beta2) g for the gradient g; m starts at 0. The learning rate should be 3 to 10 times
+    smaller than for adamw, and weight_decay larger by the same factor (Chen et al. 2023).
     weight_decay: applies to decayed parameters; see `nn.decays`. lr, options, errors: see `Options`.
 
     >>> optim.lion(lr=1e-4)
@@ -334,7 +336,7 @@ def rmsprop(
     """Make an RMSprop optimizer: p <- p - lr * g / (sqrt(v) + eps), with a running mean v of g^2.
 
     alpha:        factor of the mean: v <- alpha v + (1 - alpha) g^2.
-    centered:     True: divide by an estimate of the standard deviation instead; see `scale_by_rms`.
+    centered:     True: divide by sqrt(v - a^2) + eps instead, the standard deviation; a is the running mean of g.
     momentum:     m <- momentum m + g / (sqrt(v) + eps), and p <- p - lr m.
     weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.RMSprop.
@@ -372,7 +374,7 @@ def muon(
     adam_lr_scale: parameters of AdamW take steps with the rate lr * adam_lr_scale, but decay with lr.
     weight_decay:  p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.
     momentum, nesterov, eps, ns_steps, beta1, beta2, adam_eps: see `scale_by_muon`.
-    lr, options, errors: see `Options`. As torch.optim.Muon, in f32.
+    lr, options, errors: see `Options`. Unlike torch.optim.Muon, it takes all parameters, and orthogonalizes in f32.
 
     >>> optimizer = optim.muon(lr=1e-3, adjust_lr="match_rms_adamw", only=lambda name: not name.startswith("embed"))
     """

@@ -84,7 +84,7 @@ def scale_by_momentum(momentum: float = 0.9, nesterov: bool = False) -> Transfor
     nesterov: True: replace g by g + momentum * m, with the new m.
 
     A momentum of 0 leaves g as it is, and does not change m. As torch.optim.SGD (Polyak 1964; Nesterov 1983).
-    Raises InputError for a number out of range.
+    Raises InputError for a negative `momentum`.
 
     >>> optim.custom(optim.scale_by_momentum(0.9), lr=1e-2)
     optim.custom(lr=0.01, momentum=0.9)
@@ -112,8 +112,8 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
     m <- beta1 m + (1 - beta1) g,    m_hat = m / (1 - beta1^step)
     v <- beta2 v + (1 - beta2) g^2,  v_hat = v / (1 - beta2^step)
 
-    m and v start at 0. `step` counts updates from 1. As optax.scale_by_adam. Raises InputError for a number out of
-    range.
+    m and v start at 0. `step` counts updates from 1. As optax.scale_by_adam. Raises InputError unless 0 <= beta1 < 1,
+    0 <= beta2 < 1 and eps >= 0.
 
     >>> optim.custom(optim.scale_by_adam(beta2=0.99), lr=1e-3)
     optim.custom(lr=0.001, beta1=0.9, beta2=0.99, eps=1e-08)
@@ -134,8 +134,8 @@ def scale_by_adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -
 def scale_by_lion(beta1: float = 0.9, beta2: float = 0.99) -> Transform:
     """Replace the gradient g by sign(beta1 m + (1 - beta1) g), with a running mean m of g.
 
-    Then m <- beta2 m + (1 - beta2) g. m starts at 0 (Chen et al. 2023, algorithm 2). Raises InputError for a number
-    out of range.
+    Then m <- beta2 m + (1 - beta2) g. m starts at 0 (Chen et al. 2023, algorithm 2). Raises InputError unless
+    0 <= beta1 < 1 and 0 <= beta2 < 1.
 
     >>> optim.custom(optim.scale_by_lion(), lr=1e-4)
     optim.custom(lr=0.0001, beta1=0.9, beta2=0.99)
@@ -154,7 +154,8 @@ def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False)
 
     centered: True: also m <- alpha m + (1 - alpha) g, and divide by sqrt(v - m^2) + eps, the standard deviation.
 
-    v and m start at 0. As torch.optim.RMSprop (Tieleman & Hinton 2012). Raises InputError for a number out of range.
+    v and m start at 0. As torch.optim.RMSprop (Tieleman & Hinton 2012). Raises InputError unless 0 <= alpha < 1 and
+    eps >= 0.
 
     >>> optim.custom(optim.scale_by_rms(), lr=1e-2)
     optim.custom(lr=0.01, alpha=0.99, eps=1e-08)
@@ -240,7 +241,7 @@ def scale_by_muon(
 
     Matrices: m <- momentum m + (1 - momentum) g, then g' = f * orthogonalize(m), where orthogonalize gives the nearest
               matrix whose singular values are about 1.
-    Others:   adam_lr_scale times the result of `scale_by_adam(beta1, beta2, adam_eps)`.
+    Other parameters: adam_lr_scale times the result of `scale_by_adam(beta1, beta2, adam_eps)`.
 
     nesterov:      True orthogonalizes momentum m + (1 - momentum) g, with the new m, instead of m. The m that is kept
                    for the next step is the same.
@@ -250,9 +251,9 @@ def scale_by_muon(
     only:          the matrices to orthogonalize: a pattern of names such as "blocks.*", a list of patterns, or a
                    function of the name. None: all parameters with two axes. Adam takes all others, and also
                    parameters that match but do not have two axes.
-    Raises InputError for an unknown `adjust_lr`, for `ns_steps` that is no positive integer, and for a number out of
-    range.
-    Jordan et al. 2024, and torch.optim.Muon.
+    Raises InputError for an unknown `adjust_lr`, for `ns_steps` that is no positive integer, for a negative `momentum`,
+    `eps`, `adam_eps` or `adam_lr_scale`, and unless 0 <= beta1 < 1 and 0 <= beta2 < 1.
+    As torch.optim.Muon for the matrices (Jordan et al. 2024). PyTorch takes no other parameters.
 
     >>> optimizer = optim.custom(optim.scale_by_muon(only=lambda name: name != "embed.W"), lr=1e-3)
     """
