@@ -248,7 +248,7 @@ def repeat(x: Callable[[C], C], n: int, init: C) -> C: ...
 @overload
 def repeat(x: Operand, repeats: int, axis: int | None = None) -> Tensor: ...
 def repeat(*args: Any, **kwargs: Any) -> Any:
-    """Repeat each element of a tensor, as numpy.repeat, or apply a function several times.
+    """Repeat each element of a tensor, or apply a function several times.
 
         tg.repeat(x, repeats, axis=None)                 # each element `repeats` times in a row
         tg.repeat(fn, n, init)                           # fn(fn(... fn(init))), `n` calls
@@ -261,10 +261,11 @@ def repeat(*args: Any, **kwargs: Any) -> Any:
     init:     the first argument of `fn`: a tensor, array or number, or a tuple, list or dict of these.
     Returns:  dtype of `x`, `repeats` times as long along `axis`; or the value of the last call of `fn`.
     Gradient: to `x`, summed over the copies; to `init` and to tensors that `fn` uses, as in `scan`.
-    Raises:   ShapeError for an `axis` out of range, a negative `repeats`, and if `fn` changes a shape; CallError for
-              other arguments.
+    Raises:   ShapeError for an `axis` out of range, for `repeats` or `n` that is negative or no integer, and if `fn`
+              changes a shape; CallError for other arguments.
 
-    As numpy.repeat and torch.repeat_interleave; as jax.lax.fori_loop, without the index.
+    As numpy.repeat and torch.repeat_interleave, with one number for all elements; as jax.lax.fori_loop, without the
+    index.
 
     >>> tg.repeat([1.0, 2.0], 2)
     tensor([1., 1., 2., 2.])

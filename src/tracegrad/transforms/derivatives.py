@@ -41,7 +41,8 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
               an argument is an f32 tensor, an array, a float, or a tree of these: a list, tuple, dict or model. A model
               must have values: pass the model that a loss or forward receives, or one that `tg.instantiate` returns.
     Returns:  a function of the arguments of `fn`. Its result is a tree like the argument, or for several `argnums` a
-              tuple of trees; (gradient, aux) with `has_aux`. The gradient of a leaf that is not f32 is None.
+              tuple of trees; (gradient, aux) with `has_aux`. The gradient of a leaf that is not f32 is None. Gradients
+              are NumPy arrays, but tensors if an argument is a tensor.
     Raises:   the function, when called: ShapeError if the result of `fn` is no scalar, DTypeError if an argument has no
               f32 leaf, TraceError if `argnums` are out of range.
 
@@ -66,10 +67,11 @@ def value_and_grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) ->
         loss, g = tg.value_and_grad(fn)(w)
         (loss, aux), g = tg.value_and_grad(fn, has_aux=True)(w)
 
-    fn, argnums, has_aux: as for `grad`, which also describes the gradient and the errors.
+    fn, argnums, has_aux: as for `grad`.
     Returns: a function of the arguments of `fn`, which returns (value, gradient), or with `has_aux`
-             ((value, aux), gradient).
-    Raises:  ShapeError if the result of `fn` is no scalar.
+             ((value, aux), gradient). The gradient is that of `grad`.
+    Raises:  the function, when called: ShapeError if the result of `fn` is no scalar, DTypeError if an argument has no
+             f32 leaf, TraceError if `argnums` are out of range.
 
     As jax.value_and_grad.
 
@@ -139,7 +141,7 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
     primals:    a tuple or list of the arguments of `fn`: f32 tensors, arrays, floats, or trees of them.
     directions: a tuple or list of trees like `primals`: a direction for each f32 leaf, in its shape; None stands for 0.
     Returns:    (result, derivative); with `has_aux`, where `fn` returns (result, aux), (result, derivative, aux). The
-                derivative of a leaf that is not f32 is None.
+                derivative of a leaf that is not f32 is None. Both are NumPy arrays, but tensors if an argument is one.
     Raises:     TraceError unless both are tuples or lists of the same structure; ShapeError if shapes differ;
                 DTypeError if an argument has no f32 leaf.
 
@@ -211,9 +213,10 @@ def hessian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Functi
 
     H[k..., i..., j...] = d^2 out[k...] / d x[i...] d x[j...]
 
-    fn, argnums, has_aux: as for `jacobian`, which describes the structure of the result and the errors.
-    Returns: a function of the arguments of `fn`. If `fn` takes one tensor of shape (n,) and returns a scalar, the
-             result is a matrix of shape (n, n).
+    fn, argnums, has_aux: as for `jacobian`, with the same errors.
+    Returns: a function of the arguments of `fn`, which returns H for one result and one argument x. For a scalar
+             result and x of shape (n,), H has shape (n, n). For trees, it returns the tree that `jacobian` of
+             `jacobian(fn)` returns.
 
     For a product H v, compute `tg.jvp(tg.grad(fn), (x,), (v,))`, which makes no matrix. As jax.hessian.
 

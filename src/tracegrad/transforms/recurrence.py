@@ -23,7 +23,7 @@ def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None,
     *, reverse: bool = False,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Run `fn` on each element along the first axis of `xs`, and pass a value, the carry, from run to run.
+    """Run `fn` on each slice of `xs` along the first axis, and pass a value, the carry, from run to run.
 
     carry = init
     for t in range(length): carry, ys[t] = fn(carry, xs[t])
@@ -33,7 +33,7 @@ def scan(
     init:     the first carry: a tensor, number or array, or a tree of them: a tuple, list, dict or model.
     xs:       a tensor, array or tree of them, all of one length along the first axis. With None, `fn` gets x = None.
     length:   the number of runs; needed without `xs`.
-    reverse:  True runs from the last element to the first; ys[t] still belongs to xs[t].
+    reverse:  True runs from the last slice to the first; ys[t] still belongs to xs[t].
     Returns:  (carry, ys): the last carry, and the y of all runs, stacked along a new first axis.
     Gradient: to `init`, `xs` and every tensor that `fn` uses, by a loop in the other direction. That loop recomputes
               elementwise results such as a * b. Each run stores the other values that it needs: the carry, operands of

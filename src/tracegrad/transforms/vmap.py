@@ -26,25 +26,26 @@ Axes = Any  # an integer or None, or a list, tuple or dict of them
 
 
 def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Callable[..., Any]:
-    """Return a function that applies `fn` to many elements at once: each op runs once for all elements, without a loop.
+    """Return a function that applies `fn` to all slices of its arguments along an axis: each op runs once for all.
 
         norms = tg.vmap(lambda x: tg.sqrt(tg.sum(x * x)))(xs)           # f32[n, d] -> f32[n]
         losses = tg.vmap(loss, in_axes=(0, None, None))(models, x, y)   # n models: parameters have an axis in front
 
-    fn:       a function of one element of each argument. Arguments are tensors, arrays, numbers, or trees of them:
+    fn:       a function of one slice of each argument. Arguments are tensors, arrays, numbers, or trees of them:
               lists, tuples, dicts and models.
-    in_axes:  the axis along which each argument has its elements: an integer for all positional arguments, or a tuple
-              with an entry for each, in the order of the signature. An entry is an integer, None for an argument that
-              all elements share, or a list, tuple or dict of these for a tree. Keyword-only arguments have their
-              elements along axis 0. With an integer, so do all arguments passed by keyword.
-    out_axes: the axis along which the result has its elements: an integer, or a list, tuple or dict like the result.
-              None for a result that is the same for all elements, which gets no such axis.
-    Returns:  a function of the arguments with the axis, whose result has the axis in each leaf.
-    Raises:   ShapeError if axes are out of range or have different sizes; TraceError if `in_axes` or `out_axes` do not
-              fit the arguments or the result.
+    in_axes:  the axis along which each argument is sliced: an integer for all positional arguments, or a tuple with an
+              entry for each, in the order of the signature. An entry is an integer, None for an argument that all calls
+              share, or a list, tuple or dict of these for a tree. Keyword-only arguments are sliced along axis 0. With
+              an integer, so are all arguments passed by keyword.
+    out_axes: the axis along which results are stacked: an integer, or a list, tuple or dict like the result. None for a
+              result that is the same for all slices, which gets no such axis.
+    Returns:  a function of the whole arguments, whose result has the stacked results of `fn`. They are NumPy arrays,
+              but tensors if an argument is a tensor.
+    Raises:   the function, when called: ShapeError if axes are out of range or have different sizes, TraceError if
+              `in_axes` or `out_axes` do not fit the arguments or the result.
 
-    Random ops draw other numbers for each element. A `tg.capture` in `fn` returns the values of all elements, along a
-    new axis 0; a `tg.patch` in `fn` has one value for all. As jax.vmap and torch.func.vmap.
+    Random ops draw other numbers for each slice. A `tg.capture` in `fn` returns the values of all slices, along a new
+    axis 0; a `tg.patch` in `fn` has one value for all. As jax.vmap and torch.func.vmap.
 
     >>> tg.vmap(lambda row: tg.sum(row * row))(np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
     array([ 5., 25.], dtype=float32)
