@@ -184,7 +184,7 @@ def load_forward(
 
     path:    a checkpoint that `train.save` wrote, or any safetensors file with the parameters by name.
     model:   a model with the same parameters. Its own first values are not used.
-    others:  as for `compile_forward`.
+    forward, inputs, device, max_cached_shapes, precision, writes: as for `compile_forward`.
     Raises:  errors of `compile_forward` and `CompiledForward.load`.
 
     >>> train.save("model.safetensors")    # train: as in the example of tg.compile; x: a batch; predict(m, x): m(x)

@@ -145,7 +145,7 @@ class DeviceError(TracegradError, RuntimeError):
 
 
 class DeviceLostError(DeviceError):
-    """A device stopped answering during the work, as when a GPU's driver is reset. A kind of `DeviceError`.
+    """A device stopped answering during the work, for example when a GPU's driver was reset. A kind of `DeviceError`.
 
     >>> issubclass(tg.DeviceLostError, tg.DeviceError)
     True
@@ -153,7 +153,7 @@ class DeviceLostError(DeviceError):
 
 
 class AbortedError(TracegradError, RuntimeError):
-    """The result of an aborted step or run was read, as by `pending.loss`. Call `pending.result()` to get an `Aborted`.
+    """A part of an aborted step or run was read, such as `pending.loss`; `pending.result()` gives an `Aborted`.
 
     `close`, `replace_model` and newer calls of a `tg.single_flight` function abort queued work.
 

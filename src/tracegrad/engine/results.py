@@ -15,6 +15,8 @@ from tracegrad.refusals import Value, absent
 class Captures(Mapping[str, Any]):
     """The values that `tg.capture(name, x)` recorded in one step or run: a mapping from names to NumPy arrays.
 
+    Another name raises `MissingKeyError`, which is also a KeyError.
+
     >>> def forward(m, x):
     ...     return tg.sum(tg.capture("hidden", m(x)))
     >>> infer = tg.compile_forward(model=nn.Linear(2, 1), forward=forward, inputs={"x": (4, 2)}, seed=0)

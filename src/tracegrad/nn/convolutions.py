@@ -121,8 +121,8 @@ class Conv1d(_Convolution):
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch, or "same" is not possible; when called, if x
-               does not fit.
+    Raises:    ShapeError for sizes or a stride below 1, if `groups` does not divide in_ch and out_ch, and if "same" is
+               not possible; when called, if x does not fit.
 
     >>> tg.instantiate(nn.Conv1d(3, 8, 3, padding=1), seed=0)(np.zeros((2, 3, 9), np.float32)).shape
     (2, 8, 9)
@@ -144,8 +144,8 @@ class Conv2d(_Convolution):
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch, or "same" is not possible; when called, if x
-               does not fit.
+    Raises:    ShapeError for sizes or a stride below 1, if `groups` does not divide in_ch and out_ch, and if "same" is
+               not possible; when called, if x does not fit.
 
     >>> tg.instantiate(nn.Conv2d(3, 8, 3, padding=1), seed=0)(np.zeros((2, 3, 9, 9), np.float32)).shape
     (2, 8, 9, 9)
@@ -167,8 +167,8 @@ class Conv3d(_Convolution):
                the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch, or "same" is not possible; when called, if x
-               does not fit.
+    Raises:    ShapeError for sizes or a stride below 1, if `groups` does not divide in_ch and out_ch, and if "same" is
+               not possible; when called, if x does not fit.
 
     >>> tg.instantiate(nn.Conv3d(3, 8, 3), seed=0)(np.zeros((2, 3, 5, 5, 5), np.float32)).shape
     (2, 8, 3, 3, 3)
@@ -218,10 +218,11 @@ class ConvTranspose1d(_Transpose):
        k is the mean number of terms in an element of the result, in_ch/groups * kernel_size / stride, but at least 1.
     b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
     kernel_size, stride, padding, output_padding, dilation: each an integer, or a sequence of one.
-    groups:    as in `Conv1d`.
+    groups:    a divisor of in_ch and out_ch: an output group reads only the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, if x does not fit.
+    Raises:    ShapeError for sizes or a stride below 1, and if `groups` does not divide in_ch and out_ch. When called,
+               if x does not fit or `output_padding` is not below max(stride, dilation).
 
     >>> tg.instantiate(nn.ConvTranspose1d(3, 8, 4, stride=2, padding=1), seed=0)(np.zeros((2, 3, 5), np.float32)).shape
     (2, 8, 10)
@@ -240,10 +241,11 @@ class ConvTranspose2d(_Transpose):
        This k is the mean number of terms in an element of the result.
     b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
     kernel_size, stride, padding, output_padding, dilation: an integer, or one for height and one for width.
-    groups:    as in `Conv2d`.
+    groups:    a divisor of in_ch and out_ch: an output group reads only the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, if x does not fit.
+    Raises:    ShapeError for sizes or a stride below 1, and if `groups` does not divide in_ch and out_ch. When called,
+               if x does not fit or `output_padding` is not below max(stride, dilation).
 
     >>> tg.instantiate(nn.ConvTranspose2d(3, 8, 2, stride=2), seed=0)(np.zeros((2, 3, 4, 4), np.float32)).shape
     (2, 8, 8, 8)
@@ -260,10 +262,11 @@ class ConvTranspose3d(_Transpose):
     W: f32[in_ch, out_ch/groups, *kernel_size], from `init`, by default as for `ConvTranspose2d`.
     b: f32[out_ch], at first zeros. With bias=False, the layer has no b.
     kernel_size, stride, padding, output_padding, dilation: an integer, or one for each of depth, height and width.
-    groups:    as in `Conv3d`.
+    groups:    a divisor of in_ch and out_ch: an output group reads only the input group of the same index.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError if `groups` does not divide in_ch and out_ch; when called, if x does not fit.
+    Raises:    ShapeError for sizes or a stride below 1, and if `groups` does not divide in_ch and out_ch. When called,
+               if x does not fit or `output_padding` is not below max(stride, dilation).
 
     >>> tg.instantiate(nn.ConvTranspose3d(3, 8, 2, stride=2), seed=0)(np.zeros((2, 3, 2, 2, 2), np.float32)).shape
     (2, 8, 4, 4, 4)

@@ -28,14 +28,14 @@ __all__ = [
 
 
 class Linear(Module):
-    """The affine map y = x W + b. As torch.nn.Linear, whose weight is W transposed.
+    """The affine map y = x W + b. As torch.nn.Linear, but W is PyTorch's weight transposed.
 
     x: f32[..., in_dim]; the result is f32[..., out_dim].
     W: f32[in_dim, out_dim], from `init`, default tg.init.kaiming().
     b: f32[out_dim], at first zeros. With bias=False, the layer has no b.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W and b.
-    Raises:    ShapeError, when called, if the last axis of x has another size.
+    Raises:    ShapeError for sizes below 1; when called, if the last axis of x has another size.
 
     >>> tg.instantiate(nn.Linear(2, 1, init=tg.init.ones()), seed=0)(np.array([[1.0, 2.0]], np.float32))
     tensor([[3.]], requires_grad=True)
@@ -96,8 +96,9 @@ class RMSNorm(Module):
     g: f32[dim], at first ones.
     decay:     whether weight decay applies to g; None: `nn.decays` decides.
     trainable: False: no step changes g.
-    Raises:    when called, ShapeError if the last axis of x has another size, InputError if `eps` is negative.
-    As torch.nn.RMSNorm (Zhang and Sennrich 2019), whose default `eps` is 1.2e-7.
+    Raises:    ShapeError if `dim` is below 1; when called, ShapeError if the last axis of x has another size,
+               InputError if `eps` is negative.
+    As torch.nn.RMSNorm (Zhang and Sennrich 2019). PyTorch's default `eps` is 1.2e-7.
 
     >>> tg.instantiate(nn.RMSNorm(2), seed=0)(np.array([[3.0, 4.0]], np.float32))
     tensor([[0.8485281, 1.1313708]], requires_grad=True)
@@ -120,7 +121,7 @@ class Embedding(Module):
     W: f32[vocab, dim], from `init`, default tg.init.randn(0.02): its standard deviation is 0.02, PyTorch's is 1.
     decay:     whether weight decay applies to W; None: `nn.decays` decides.
     trainable: False: no step changes W.
-    Raises:    DTypeError, when called, if the indices are f32, u32 or bool.
+    Raises:    ShapeError for sizes below 1; when called, DTypeError if the indices are f32, u32 or bool.
 
     >>> tg.instantiate(nn.Embedding(10, 4), seed=0)(np.array([[1, 2, 3]], np.int32)).shape
     (1, 3, 4)
@@ -147,7 +148,7 @@ class Dropout(Module):
     p: the probability of dropping an element. Kept elements are divided by 1 - p. Without training=True the layer
        returns x.
     Raises: InputError if `p` is outside [0, 1].
-    As torch.nn.Dropout (Srivastava et al. 2014), which trains by default.
+    As torch.nn.Dropout (Srivastava et al. 2014), except that PyTorch's layer drops until you call its `eval()`.
 
     >>> tg.manual_seed(0)
     >>> nn.Dropout(0.5)(np.ones(6, np.float32), training=True)    # without parameters, so no tg.instantiate
@@ -307,7 +308,7 @@ class InstanceNorm(GroupNorm):
     x and the result: f32[B, dim, ...]; axis 1 has the channels.
     g, b:   f32[dim], at first ones and zeros, if affine=True. By default the layer has neither.
     Raises: when called, ShapeError if x has another number of channels, InputError if `eps` is negative.
-    As `GroupNorm` with one channel per group, and torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
+    The same as `GroupNorm` with one channel per group. As torch.nn.InstanceNorm1d, 2d and 3d (Ulyanov et al. 2016).
 
     >>> tg.instantiate(nn.InstanceNorm(4), seed=0)(np.zeros((1, 4, 3, 3), np.float32)).shape
     (1, 4, 3, 3)

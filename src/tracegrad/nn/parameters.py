@@ -20,11 +20,11 @@ COPY = "copy"  # kind of a spec: the state begins as a copy of a parameter
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Parameter(NoArray):
-    """The declaration of a parameter, made by `Module.param`. It has no values: in a forward, a tensor takes its place.
+    """The declaration of a parameter, made by `Module.param`. In a loss or forward, a tensor takes its place.
 
     shape, dtype, init, decay, trainable: as for `Module.param`.
     site: your line that made the parameter.
-    As torch.nn.Parameter, which has values.
+    Unlike torch.nn.Parameter, it has no values.
 
     >>> nn.Linear(2, 1).W.shape
     (2, 1)

@@ -106,7 +106,7 @@ class EarlyStopping:
                without `validation` and `evaluate` when it begins.
     min_delta: an improvement is a change by more than this.
     restore:   True restores the parameters, states and optimizer state of the best evaluation when this callback stops
-               `fit`. If `fit` ends by itself, as after its last epoch, it keeps the last values.
+               `fit`. If `fit` ends by itself, for example after its last epoch, it keeps the last values.
     mode:      "max" to maximize the metric, "min" to minimize it. "auto" maximizes if the name contains acc, auc, r2,
                score, f1, top, precision or recall.
 
@@ -158,7 +158,7 @@ class Checkpoint:
 
     path:    the file, overwritten by each save. `train.load(path)` and `fit(resume=path)` read it.
     best:    name of the metric, as `metric` of `EarlyStopping`. None: save after each epoch instead.
-    mode:    as for `EarlyStopping`.
+    mode:    "max" or "min": which metric is best. "auto" decides by the metric's name, as `EarlyStopping` does.
     wait:    False writes the file while the training goes on, as `train.save(path, wait=False)`.
     sharded: True writes a folder, as `train.save(path, sharded=True)`.
 
