@@ -16,7 +16,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.kernels.tiling import group_of
-from tracegrad.runtime.inexact import TRIES, TRIES_OF_FEW, Again, Check, Inexact
+from tracegrad.runtime.inexact import TRIES, TRIES_OF_FEW, Again, Bounds, Check, Inexact
 from tracegrad.runtime.points import Name, Points, Read, Written, chosen, left_out, unread
 from tracegrad.runtime.repeated import STRIDE, Kind, Patterns, kind_of
 
@@ -341,9 +341,13 @@ def _less_exact(form: Kernel, read: Read, outer: Array, *, strict: bool) -> Call
         tries = TRIES if len(outer) > TRIES else TRIES_OF_FEW
         return [list(Inexact(form, read, outer, n, strict=strict).written()) for n in range(tries)]
 
+    @cache
+    def moved() -> list[Array]:
+        return Bounds(form, read, outer, strict=strict).moved()
+
     def again(k: int) -> Again:
         written, scale = single()
-        return Again(written[k].values, scale, lambda: [x[k].values for x in others()])
+        return Again(written[k].values, scale, lambda: [x[k].values for x in others()], lambda: moved()[k])
 
     return again
 
