@@ -54,18 +54,24 @@ def test_products_of_short_sums(m: int, k: int, n: int, turned: bool) -> None:
 
 @pytest.mark.parametrize("k", [5, 700], ids=["one block", "two blocks"])
 def test_columns_that_fill_no_vector(k: int, c_compiler: None) -> None:
-    """The last columns are computed apart. Only they are written, and their sums go on from block to block."""
+    """The last columns are computed apart. Only they are written, and their sums go on from block to block.
+
+    What lies behind a row of the right operand is read, and has no effect.
+    """
     found = compiler()
     assert found is not None
     library = found.begin(ENGINE, Children()).result()
     assert library is not None
     product = library.product
     product.argtypes, product.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
-    given = with_margins(3 * 9 * k + 3 * k * 70, np.float32)[:-1]
+    given = with_margins(3 * 9 * k + 3 * k * 90, np.float32)[:-1]
     given[:] = RNG.standard_normal(given.shape)
     a = given[: 3 * 9 * k].reshape(3, 9, k)
     for n in range(1, 70):
-        b = given[-3 * k * n :].reshape(3, k, n)
+        behind = given[-3 * k * (n + 20) :].reshape(3, k, n + 20)
+        behind[:] = RNG.standard_normal(behind.shape)
+        behind[..., n:] = np.nan
+        b = behind[..., :n]
         whole = with_margins(3 * 9 * (n + 3), np.float32)[:-1].reshape(3, 9, n + 3)
         whole[:] = 7.0
         call = CallList(library, [], np.zeros(1, np.int64)).product(a, b, whole[..., :n])

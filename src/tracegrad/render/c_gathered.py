@@ -188,7 +188,7 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
           const long step = direct ? g->step : 1, along = direct ? g->along : *h;
           float *under = c + (top + x) * g->row, *out = whole ? under : edge;
           if (lies) (most > 2 ? lying_few : lying)[*h](kc, left, step, along, b, v->from + t, kb, out, to, row, more);
-          else g->tiles[*h][wide](kc, left, step, along, packed_b + t * VL * kc, n * VL, out + *to, row, more);
+          else g->tiles[*h][wide](kc, left, step, along, packed_b + t * VL * kc, n * VL, out + *to, row, VL, more);
           for (long r = 0; r < *h && !whole; r++)
             for (long w = 0; w < n; w++)
               for (long y = 0; y < v->counts[t + w]; y++) {{

@@ -36,7 +36,8 @@ def left_rows(rows: int) -> tuple[str, list[str], str]:
 
 def tile(rows: int, wide: int) -> str:
     """Return the C function of c (+)= a b for some rows of a and one or two vectors of b, unrolled to compile fast."""
-    sums = [(f"s{i}{w}", f"*(vec *)(c + {i} * row + {w} * VL)") for i in range(rows) for w in range(wide)]
+    at = ("", " + second")  # of each vector of columns
+    sums = [(f"s{i}{w}", f"*(vec *)(c + {i} * row{at[w]})") for i in range(rows) for w in range(wide)]
     pointers, elements, further = left_rows(rows)
     add = [f"s{i}{w} += {x} * b{w};" for i, x in enumerate(elements) for w in range(wide)]
     return "\n".join(
@@ -46,8 +47,8 @@ def tile(rows: int, wide: int) -> str:
             pointers,
             f"const long ahead = next > NR && next % APART ? {wide} * VL : 0; /* what the next tile reads in place */",
             f"for (; k; k--, {further}, b += next) {{",
-            *(f"const vec b{w} = *(const vec *)(b + {w} * VL);" for w in range(wide)),
-            *(f"__builtin_prefetch(b + ahead + {w} * VL);" for w in range(wide) if rows >= AHEAD),
+            *(f"const vec b{w} = *(const vec *)(b{at[w]});" for w in range(wide)),
+            *(f"__builtin_prefetch(b + ahead{at[w]});" for w in range(wide) if rows >= AHEAD),
             *add,
             "}",
             f"if (more) {{ {' '.join(f'{s} += {to};' for s, to in sums)} }}",
@@ -114,7 +115,9 @@ typedef int lanes __attribute__((vector_size(4 * VL)));
 #endif
 static _Thread_local float packed_a[MC * KC + VL] __attribute__((aligned(64)));
 static _Thread_local float packed_b[NC * KC + VL] __attribute__((aligned(64)));
-#define TAKES long k, const float *a, long step, long along, const float *b, long next, float *c, long row, long more
+/* second: from the first vector of columns to the second, which overlap where a tile has fewer than NR columns */
+#define TAKES long k, const float *a, long step, long along, const float *b, long next, float *c, long row, \\
+  long second, long more
 typedef void tile_(TAKES);
 
 /* Copies the columns of a row that are less than two vectors, in pieces that may overlap */
@@ -233,7 +236,7 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
       const long pc = k * block / blocks, kc = k * (block + 1) / blocks - pc;
       const float *b = p->pb + o[1] + (column + jc) * sb.column;
       const int lies = m <= FEW_ROWS || (m <= MC && sb.row % APART && kc * sb.row <= RIGHT_IN_PLACE);
-      const long as_it_lies = sb.column == 1 && lies && in_turn ? nc - nc % NR : 0;
+      const long as_it_lies = sb.column == 1 && lies && in_turn ? nc : 0;
       const int direct = in_turn && (sa.column == 1 ? sa.row % APART : sa.row == 1 && kc * sa.column <= IN_PLACE);
       for (long j = as_it_lies; j < nc; j += NR)
         pack_terms(packed_b + j * kc, b + j * sb.column, min_long(NR, nc - j), pc, kc, sb.column, sb.row,
@@ -262,13 +265,13 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
             if (limits & n_k && c > pc + first) first = c - pc;
             if (first >= last && block) continue;
             if (first >= last) first = last;
-            const long wide = columns > VL, step = direct ? sa.row : 1, all = columns == (wide ? NR : VL);
+            const long wide = columns > VL, step = direct ? sa.row : 1, all = columns >= VL;
             const float *left = (direct ? left_of + at * sa.row + pc * sa.column : packed_a + x * kc) + first * along;
             const float *right = (j < as_it_lies ? b + pc * sb.row + j : packed_b + j * kc) + first * next;
             float *to = p->pc + o[2] + at * p->c + c;
             for (long i = 0; i < h && !all && block; i++) columns_of(edge + i * NR, to + i * p->c, columns);
             tracegrad_tiles[h][wide](last - first, left, step, along, right, next, all ? to : edge, all ? p->c : NR,
-                                     block);
+                                     columns - VL, block);
             for (long i = 0; i < h && !all; i++) columns_of(to + i * p->c, edge + i * NR, columns);
           }}
         }}
