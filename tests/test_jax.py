@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from test_kernels import assert_same, graph_of, inputs_of, program_of, run
 from tracegrad import nn, optim
 from tracegrad.passes.expand import expand_composites
 from tracegrad.runtime.base import Session, runtime
+from xla import quickly
 
 pytest.importorskip("jax", reason="JAX is not installed")
 import jax
@@ -29,12 +31,17 @@ def session() -> Iterator[Session]:
     opened.close()
 
 
+FIRST = {c.name.split("_")[0]: c for c in reversed(ALL_CASES)}  # by the first word of their names, 173 of 476
+
+
 @pytest.mark.slow  # XLA compiles each of them
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
 def test_jax_computes_every_row(case: Case, session: Session) -> None:
+    """The first of each op as users compile it. Its other rows would take LLVM twice as long that way."""
     graph = graph_of(case)
     env = inputs_of(graph, case)
-    assert_same(case, graph, env, run(session, program_of(case), env))
+    with nullcontext() if case is FIRST[case.name.split("_")[0]] else quickly():
+        assert_same(case, graph, env, run(session, program_of(case), env))
 
 
 @pytest.mark.parametrize("shape", [(100,), (8000,), (64, 512), (4, 1000, 2)])

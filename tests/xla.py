@@ -1,7 +1,7 @@
 """XLA with little optimisation, for tests that compile many programs: it takes a quarter of the time.
 
 What tracegrad gives to XLA is the same, so what it gets wrong there is wrong here, too. Other tests run what users
-have: every row of the table, random programs, and the steps of all models.
+have: the first row of each op, and a third of the random programs and of the models.
 """
 
 from __future__ import annotations
