@@ -26,16 +26,7 @@ class Prepared:
     """A program with what it is given and what is expected of it."""
 
     given: Given
-    expected: dict[str, Exact]
-    halves: dict[Format, dict[str, Exact]] = field(default_factory=dict[Format, dict[str, Exact]])
-
-    def known_to(self, runner: Runner) -> dict[str, Exact]:
-        """What a runner may give."""
-        if runner.half is None:
-            return self.expected
-        if runner.half not in self.halves:
-            self.halves[runner.half] = expected(self.given.program, self.given.env, runner.half)
-        return self.halves[runner.half]
+    expected: dict[Format | None, dict[str, Exact]]  # by the half that values may be stored in
 
 
 @dataclass
@@ -55,13 +46,19 @@ class Report:
         self.sharp += other.sharp
 
 
-def prepared(program: Program) -> Prepared | Finding | None:
-    """The reference of a program; a Finding if it is refused; None if it has no finite gradients to train with."""
+def prepared(program: Program, runners: Sequence[Runner]) -> Prepared | Finding | None:
+    """The reference of a program for these runners; a Finding if it is refused.
+
+    None if there is nothing to compare: no runner trains, or the gradients to train with are not finite.
+    """
     try:
         if program.mode == "train":
-            return Prepared(Given(program, program.arrays()), expected_training(program))
+            if not any(r.training for r in runners):
+                return None
+            return Prepared(Given(program, program.arrays()), {None: expected_training(program)})
         env = environment(program)
-        return Prepared(Given(program, env), expected(program, env))
+        halves = dict.fromkeys(r.half for r in runners)
+        return Prepared(Given(program, env), {half: expected(program, env, half) for half in halves})
     except UnstableError:
         return None
     except Exception as e:
@@ -79,7 +76,7 @@ def verdict(ran: Ran, p: Prepared, runner: str) -> str:
         return ""
     if isinstance(ran, Exception):
         return shown(ran)
-    known = p.known_to(RUNNERS[runner])
+    known = p.expected[RUNNERS[runner].half]
     known = known if RUNNERS[runner].special else {n: finite(x) for n, x in known.items()}
     what = differences(ran, known)
     if what and RUNNERS[runner].oracle:
@@ -105,7 +102,7 @@ def search(programs: Sequence[Program], runners: Sequence[str]) -> Report:
     report = Report(programs=len(programs))
     ready: list[Prepared] = []
     for program in programs:
-        p = prepared(program)
+        p = prepared(program, [RUNNERS[name] for name in runners])
         if isinstance(p, Finding):
             report.findings.append(p)
         elif p is not None:
@@ -121,9 +118,9 @@ def search(programs: Sequence[Program], runners: Sequence[str]) -> Report:
 
 
 def sharpness(p: Prepared) -> float:
-    """Which part of the f32 elements has a bound below a thousandth of the largest element."""
+    """Which part of the f32 elements has a bound below a thousandth of the largest. Of halves, where none is f32."""
     parts = []
-    for x in p.expected.values():
+    for x in p.expected.get(None, next(iter(p.expected.values()))).values():
         if x.value.dtype.kind == "f" and x.value.size:
             largest = np.abs(np.where(np.isfinite(x.value), x.value, 0.0)).max()
             parts.append(float(np.mean(x.allowed <= 1e-3 * max(largest, 1e-30))))
@@ -145,7 +142,7 @@ def confirmed(finding: Finding, beside: Sequence[Prepared]) -> Finding:
 
 def failure(program: Program, runner: str) -> Finding | None:
     """What one runner makes of one program, if it is wrong."""
-    p = prepared(program)
+    p = prepared(program, [RUNNERS[runner]] if runner != REFERENCE else [*RUNNERS.values()])
     if p is None or isinstance(p, Finding):
         return p if p is not None and runner == REFERENCE else None
     if runner == REFERENCE:
