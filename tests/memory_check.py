@@ -47,12 +47,11 @@ def planned(
     persistent: Persistent | None = None,
     specs: Any = None,
     meta: Mapping[str, Any] | None = None,
-    results: Any = None,
 ) -> Planned:
     """What `make_program` does, with the plan kept."""
     persistent = persistent or Persistent((), (), {})
     plan = make_plan(optimize(graph), persistent)
-    return Planned(plan.storage.graph, plan, assemble(plan, persistent, specs or {}, meta or {}, results))
+    return Planned(plan.storage.graph, plan, assemble(plan, persistent, specs or {}, meta or {}))
 
 
 def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
@@ -65,8 +64,8 @@ def planned_training(arguments: Mapping[str, Any], built: Any) -> Planned:
         built.graph.precision,
         {f.name: (f.type, f.spec["init"]) for f in built.program.model_states},
     )
-    specs, results = ({f.name: f.spec for f in fields} for fields in (built.program.inputs, built.program.outputs))
-    return planned(built.graph, persistent, specs, built.program.meta, results)
+    specs = {f.name: f.spec for f in built.program.inputs}
+    return planned(built.graph, persistent, specs, built.program.meta)
 
 
 @dataclass(frozen=True, eq=False)
