@@ -200,23 +200,21 @@ def _scan_jvp(
     ts: Sequence[Tensor | None], y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool
 ) -> Results:
     """Compute tangents by a second scan, whose carries are the tangents of the carries."""
-    n, m = len(body.new), len(body.new) + len(body.xs)
-    floats = _moved(body, [body.leaves[k] for k, t in enumerate(ts) if t is not None])
-    given = [(k, inner_leaf("carry", body.carries[k].type)) for k in floats]
-    given += [
-        (k, inner_leaf("x" if k < m else "const", body.leaves[k].type)) for k in range(n, len(ts)) if ts[k] is not None
-    ]
-    moving = [k for k, t in enumerate(body.each) if t.dtype.is_float]
-    wanted = [*(body.new[k] for k in floats), *(body.each[k] for k in moving)]
-    found = tangents(wanted, {body.leaves[k]: leaf for k, leaf in given})
-    roots, elements = _from_the_forward(found, y, inputs)
-    directions = [(k, leaf, cast("Tensor", ts[k])) for k, leaf in given if k >= n]
-    elements += [(leaf, t) for k, leaf, t in directions if k < m]
-    consts = [*zip(body.consts, inputs[m:]), *((leaf, t) for k, leaf, t in directions if k >= m)]
-    starts = [_or_zeros(ts[k], body.carries[k].type) for k in floats]
-    leaves = [leaf for k, leaf in given if k < n]
-    beside = scanned(leaves, elements, consts, starts, roots, length, reverse)
-    return Results(dict(zip([*floats, *(n + k for k in moving)], (*beside.last, *beside.each))))
+    _, of_xs, of_consts = body.split(ts)
+    moving = _moved(body, [t for t, d in zip(body.leaves, ts) if d is not None])
+    carries = {k: inner_leaf("carry", body.carries[k].type) for k in moving}
+    xs, consts = (
+        [(t, inner_leaf(kind, t.type), d) for t, d in zip(leaves, given) if d is not None]
+        for kind, leaves, given in (("x", body.xs, of_xs), ("const", body.consts, of_consts))
+    )
+    known = {body.carries[k]: leaf for k, leaf in carries.items()} | {t: leaf for t, leaf, _ in (*xs, *consts)}
+    wanted = [*carries, *[k for k, t in enumerate(body.each, len(body.new)) if t.dtype.is_float]]
+    roots, elements = _from_the_forward(tangents([body.roots[k] for k in wanted], known), y, inputs)
+    elements += [(leaf, d) for _, leaf, d in xs]
+    shared = [*zip(body.consts, body.split(inputs)[2]), *[(leaf, d) for _, leaf, d in consts]]
+    starts = [_or_zeros(ts[k], body.carries[k].type) for k in carries]
+    beside = scanned([*carries.values()], elements, shared, starts, roots, length, reverse)
+    return Results(dict(zip(wanted, (*beside.last, *beside.each))))
 
 
 def _scan_batch(n: int, y: Tensor, *inputs: Tensor, body: Body, length: int, reverse: bool) -> Results:
