@@ -102,7 +102,7 @@ def forward(f: Callable[..., tg.Tensor], **inputs: np.ndarray[Any, Any]) -> Prog
     """The program of `f`."""
     with tracing():
         leaves = {name: leaf("input", name, TensorType(f32, x.shape)) for name, x in inputs.items()}
-        return make_program(Graph({"y": f(**leaves)}), Persistent((), (), {}), {}, {})
+        return make_program(Graph({"y": f(**leaves)}), Persistent(), {}, {})
 
 
 def rows(session: NativeSession, rng: np.random.Generator) -> None:

@@ -49,7 +49,7 @@ def planned(
     meta: Mapping[str, Any] | None = None,
 ) -> Planned:
     """What `make_program` does, with the plan kept."""
-    persistent = persistent or Persistent((), (), {})
+    persistent = persistent or Persistent()
     plan = make_plan(optimize(graph), persistent)
     return Planned(plan.storage.graph, plan, assemble(plan, persistent, specs or {}, meta or {}))
 

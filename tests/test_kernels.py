@@ -31,7 +31,7 @@ from tracegrad.render.emit import f32_literal
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.walks import gradients
 
-NOTHING = Persistent((), (), {})
+NOTHING = Persistent()
 COUNTERS = {"seed": np.asarray(7, np.uint32), "step": np.asarray(3, np.uint32)}
 
 

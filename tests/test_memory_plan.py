@@ -235,7 +235,7 @@ def test_a_read_at_other_points_of_what_is_overwritten_is_seen() -> None:
     with tracing():
         a = leaf("state", "a", TensorType(f32, (4, 4)))
         graph = Graph({}, {}, {"a": a.swapaxes(0, 1) * 2})
-    good = planned(graph, Persistent((Buffer("a", "f32", 16, "state"),), (), {}))
+    good = planned(graph, Persistent((Buffer("a", "f32", 16, "state"),)))
     check_memory(good)  # through a temporary
     first = good.program.dispatches[0]
     a = next(k for k, b in enumerate(good.program.buffers) if b.name == "a")

@@ -61,7 +61,7 @@ def environment(*arrays: Any) -> dict[str, Any]:
 def computed(session: Any, fn: Callable[..., Any], *arrays: Any) -> list[Any]:
     """The outputs of `fn` as kernels."""
     graph, env = graph_of(fn, *arrays), environment(*arrays)
-    program = make_program(graph, Persistent((), (), {}), {}, {})
+    program = make_program(graph, Persistent(), {}, {})
     handle = session.load(program)
     fields = {f.name: env[f.name.removeprefix("hyper.")] for f in program.inputs}
     out = session.run(handle, [fields]).outputs()[0]

@@ -31,7 +31,7 @@ def scanned() -> Program:
     with tracing():
         x = leaf("input", "x", TensorType(f32, (5, 3)))
         last, all_of = tg.scan(lambda c, r: (tg.tanh(c + r), c * r), np.float32([1, 2, 3]), x)
-        return make_program(Graph({"last": last, "all": all_of}), Persistent((), (), {}), {}, {"kind": "forward"})
+        return make_program(Graph({"last": last, "all": all_of}), Persistent(), {}, {"kind": "forward"})
 
 
 PROGRAM = scanned()

@@ -145,7 +145,7 @@ def test_regrouped_coordinates_name_the_same_element(shapes: Any) -> None:
 
 
 def run(session: Any, graph: Graph, env: dict[str, Any], persistent: Persistent | None = None) -> dict[str, Any]:
-    program = make_program(graph, persistent or Persistent((), (), {}), {}, {})
+    program = make_program(graph, persistent or Persistent(), {}, {})
     handle = session.load(program)
     try:
         return session.run(handle, [{f.name: env[f.name] for f in program.inputs}]).outputs()[0]
@@ -429,7 +429,7 @@ def updates(draw: Any) -> tuple[Graph, Persistent, dict[str, np.ndarray]]:
         writes = {name: fits[b.integer(0, len(fits) - 1)].reshape((n,)) for name in names if b.integer(0, 3)}
         outputs = {"y": b.pool[-1], "old": b.pool[0]}
     buffers = tuple(Buffer(name, "f32", n, "state") for name in names)
-    return Graph(outputs, {}, writes), Persistent(buffers, (), {}), env
+    return Graph(outputs, {}, writes), Persistent(buffers), env
 
 
 @quick
@@ -459,7 +459,7 @@ def test_new_states_without_an_order_of_writes_go_through_copies() -> None:
         column = b.reshape((2, 1, 1))
         new_a = tg.matmul(column, column) * 0.2
         graph = Graph({"y": new_a + column}, {}, {"a": new_a.reshape((2,)), "b": a})
-    persistent = Persistent(tuple(Buffer(name, "f32", 2, "state") for name in "ab"), (), {})
+    persistent = Persistent(tuple(Buffer(name, "f32", 2, "state") for name in "ab"))
     check_memory(planned(graph, persistent))
     session = CpuSession()
     handle = session.load(make_program(graph, persistent, {}, {}))
@@ -494,7 +494,7 @@ def test_a_program_survives_json(t: Training) -> None:
 @few
 @given(graphs())
 def test_programs_of_random_graphs_survive_json(graph_and: Any) -> None:
-    program = make_program(graph_and[0], Persistent((), (), {}), {}, {})
+    program = make_program(graph_and[0], Persistent(), {}, {})
     assert Program.from_json(program.to_json()) == program
 
 

@@ -114,7 +114,7 @@ def compare(session: CpuSession, names: list[str], dtype: DType, shapes: list[tu
 
 def check(session: CpuSession, found: dict[str, Tensor], env: dict[str, Any], what: str = "") -> None:
     """Are these to the bit what the reference makes of them? One program computes all."""
-    program = make_program(Graph(found), Persistent((), (), {}), {}, {})
+    program = make_program(Graph(found), Persistent(), {}, {})
     handle = session.load(program)
     got = session.run(handle, [{f.name: env[f.name] for f in program.inputs}]).outputs()[0]
     session.unload(handle)

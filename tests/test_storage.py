@@ -99,7 +99,7 @@ def test_a_short_fold_is_computed_again_unless_its_array_is_overwritten(own: boo
         (g,) = inputs(g=(300,))
         graph = Graph({}, writes={"w": w - g / (1.0 + tg.sum(tg.square(w if own else g)))})
     assert graph.leaves("state") == [w] and graph.inputs == [g]
-    program = make_program(graph, Persistent((Buffer("w", "f32", 300, "state"),), (), {}), {}, {})
+    program = make_program(graph, Persistent((Buffer("w", "f32", 300, "state"),)), {}, {})
     assert len(program.dispatches) == (1 if again else 2)
 
 
@@ -109,7 +109,7 @@ def test_a_short_fold_is_computed_again_if_the_arrays_fit(many: int, again: bool
     with tracing():
         xs = [leaf("state", b.name, TensorType(f32, (300,))) for b in buffers]
         graph = Graph({"y": reduce(operator.mul, xs[2:]) * tg.sum(xs[0] * xs[1])})
-    program = make_program(graph, Persistent(tuple(buffers), (), {}), {}, {})
+    program = make_program(graph, Persistent(tuple(buffers)), {}, {})
     assert len(program.dispatches) == (1 if again else 2)
     assert all(len(k.bindings) <= MAX_BUFFERS for k in program.kernels)
 
@@ -117,7 +117,7 @@ def test_a_short_fold_is_computed_again_if_the_arrays_fit(many: int, again: bool
 def states(graph: Graph, **values: Any) -> dict[str, Any]:
     """The states of a graph after one run that began with `values`."""
     buffers = tuple(Buffer(n, "f32", x.size, "state") for n, x in values.items())
-    program = make_program(graph, Persistent(buffers, (), {}), {}, {})
+    program = make_program(graph, Persistent(buffers), {}, {})
     session = CpuSession()
     handle = session.load(program)
     for n, x in values.items():
@@ -169,7 +169,7 @@ def test_states_that_need_each_others_old_values_are_written_by_copies() -> None
     found = states(graph, x=X, y=Y)
     np.testing.assert_array_equal(found["x"], X + Y[::-1])
     np.testing.assert_array_equal(found["y"], Y - X[::-1])
-    check_memory(planned(graph, Persistent(tuple(Buffer(n, "f32", 12, "state") for n in "xy"), (), {})))
+    check_memory(planned(graph, Persistent(tuple(Buffer(n, "f32", 12, "state") for n in "xy"))))
 
 
 def test_a_result_that_is_a_state_lies_where_the_state_does() -> None:

@@ -15,7 +15,7 @@ from memory_check import check_memory, planned, planned_training
 from models import BUDGET, SMALL, Training, adamw, build_training, gpt
 from test_kernels import NOTHING, with_barriers
 from tracegrad import nn
-from tracegrad.compiler.layout import Persistent, Place
+from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir.ambient import tracing
@@ -23,7 +23,7 @@ from tracegrad.ir.evaluate import evaluate
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import toposort
 from tracegrad.prims.leaves import leaf
-from tracegrad.program import Buffer, Program
+from tracegrad.program import Buffer, Field, Program
 from tracegrad.runtime.cpu import CpuSession
 from tracegrad.transforms.walks import gradients
 
@@ -45,9 +45,9 @@ def persistent(graph: Graph) -> Persistent:
     """The array of parameters."""
     types = {t.name: t.type for t in graph.params}
     starts = accumulate([t.size for t in types.values()], initial=0)
-    places = tuple((n, Place("params", at), {}) for n, at in zip(types, starts))
+    fields = tuple(Field(n, 0, at, "f32", t.shape) for (n, t), at in zip(types.items(), starts))
     buffers = (Buffer("params", "f32", sum(t.size for t in types.values()), "param"),)
-    return Persistent(buffers, places, types) if types else NOTHING
+    return Persistent(buffers, fields) if types else NOTHING
 
 
 def compiled(graph: Graph) -> Program:

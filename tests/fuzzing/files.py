@@ -61,7 +61,7 @@ def scanned() -> Program:
     with tracing():
         x = leaf("input", "x", TensorType(f32, (5, 3)))
         last, each = tg.scan(lambda c, r: (tg.tanh(c + r), c * r), np.float32([1, 2, 3]), x)
-        return make_program(Graph({"last": last, "all": each}), Persistent((), (), {}), {}, {"kind": "forward"})
+        return make_program(Graph({"last": last, "all": each}), Persistent(), {}, {"kind": "forward"})
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any
 
 from tracegrad.compiler.layout import HALTED, Persistent, Place
 from tracegrad.compiler.plan import Plan
-from tracegrad.dtypes import DTYPES, TensorType
+from tracegrad.dtypes import TensorType
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernel_source import Binding, BoundKernel, BoundLaunch, KernelSource, Texts
 from tracegrad.kernels.form import capacity_of, on_device
@@ -41,9 +41,8 @@ def assemble(
 
     rendered = Rendered({b.name: b for b in buffers}, number)
     rendered.launches(plan)
-    states = {b.name: Place(b.name, 0) for b in buffers if b.role == "state" and b.fill != DRAWN}
-    flat = {name: TensorType(DTYPES[buffers[number[name]].dtype], (buffers[number[name]].size,)) for name in states}
-    kept = {n: p for n, p, _ in persistent.states}
+    arrays = [(k, b) for k, b in enumerate(buffers) if b.role == "state" and b.fill != DRAWN]
+    flat = [Field(b.name, k, 0, b.dtype, (b.size,)) for k, b in arrays]
     counting = {HALTED: {COUNTS: True}} if HALTED in plan.storage.graph.writes else {}
     return Program(
         kernels=tuple(rendered.kernels),
@@ -51,10 +50,8 @@ def assemble(
         dispatches=tuple(rendered.dispatches),
         inputs=fields(plan.inputs.places, plan.inputs.types, specs),
         outputs=fields(plan.outputs.places, plan.outputs.types, counting),
-        params=fields(
-            {n: p for n, p, _ in persistent.params}, persistent.types, {n: s for n, _, s in persistent.params}
-        ),
-        states=fields(states | kept, {**persistent.types, **flat}, {n: s for n, _, s in persistent.states}),
+        params=persistent.params,
+        states=(*flat, *persistent.states),
         meta=meta,
         largest=largest_value(plan),
         loops=tuple(rendered.loops),

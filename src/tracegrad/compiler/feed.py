@@ -52,7 +52,7 @@ def make_feed(step: Program, drawn: Collection[str], count: int = 0) -> Program:
         Buffer(PREFIX + f.name, f.type.dtype.storage, count * _each(f) if f.name in drawn else f.size, "data")
         for f in fields
     )
-    feed = make_program(Graph(values), Persistent(data, (), {}), {}, {"kind": "feed"})
+    feed = make_program(Graph(values), Persistent(data), {}, {"kind": "feed"})
     for f, out in zip(fields, feed.outputs, strict=True):  # inputs are laid out like outputs: one after the other
         assert (f.name, f.offset, f.dtype) == (out.name, out.offset, out.dtype), (f, out)
     return replace(feed, buffers=tuple(_fed(b) if b.role == "output" else b for b in feed.buffers))
@@ -61,7 +61,7 @@ def make_feed(step: Program, drawn: Collection[str], count: int = 0) -> Program:
 def data_of(types: Mapping[str, TensorType]) -> Program:
     """Return a program that computes nothing, with the arrays of examples of these types."""
     data = tuple(Buffer(PREFIX + name, t.dtype.storage, t.size, "data") for name, t in types.items())
-    return make_program(Graph({}), Persistent(data, (), {}), {}, {"kind": "feed"})
+    return make_program(Graph({}), Persistent(data), {}, {"kind": "feed"})
 
 
 def fed(step: Program, feed: Program) -> Program:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from tracegrad.optim.arena import Arena, Part
 from tracegrad.optim.guard import PARAMS, SCALE_STATE, array_name, bounded_arrays
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.optim.transform import Transform
-from tracegrad.program import DRAWN, Buffer, Program
+from tracegrad.program import DRAWN, Buffer, Field, Program
 from tracegrad.tuning import LITTLE_TEMP, TEMP_ALIGN
 
 CHUNK = 128 * 1024 * 1024  # bytes: the largest array that every WebGPU device can bind
@@ -40,32 +40,37 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Persistent:
-    """Arrays that outlive a step, and the places of parameters and model states in them."""
+    """Arrays that outlive a step, and the parameters and states of a model in them.
 
-    buffers: tuple[Buffer, ...]
-    params: tuple[tuple[str, Place, Mapping[str, Any]], ...]  # name, place, spec: in declaration order
-    types: Mapping[str, TensorType]
-    states: tuple[tuple[str, Place, Mapping[str, Any]], ...] = ()  # like params; names are `state/<path>`
+    The arrays come first in a program. A field's `buffer` is a number among them.
+    """
+
+    buffers: tuple[Buffer, ...] = ()
+    params: tuple[Field, ...] = ()  # in declaration order
+    states: tuple[Field, ...] = ()  # names are `state/<path>`
     first: int = 0  # the offset of the optimizer's range of the parameters
 
     @staticmethod
     def of(program: Program, roles: Sequence[str] = ("param", "grad", "state")) -> Persistent:
         """Return the arrays of some roles that a program shares with its session, and the states of its model."""
-        buffers = tuple(b for b in program.buffers if b.role in roles or b.fill == DRAWN)
+        kept = [k for k, b in enumerate(program.buffers) if b.role in roles or b.fill == DRAWN]
         params, states = (
-            tuple((f.name, Place(program.buffers[f.buffer].name, f.offset), f.spec) for f in fields)
+            tuple([replace(f, buffer=kept.index(f.buffer)) for f in fields])
             for fields in (program.params, program.model_states)
         )
-        types = {f.name: f.type for f in (*program.params, *program.model_states)}
-        return Persistent(buffers, params, types, states, program.first)
+        return Persistent(tuple([program.buffers[k] for k in kept]), params, states, program.first)
 
     def place(self, name: str) -> Place:
         """Return the place of a parameter."""
-        return next(p for n, p, _ in self.params if n == name)
+        return self._place(next(f for f in self.params if f.name == name))
 
     def place_of_state(self, name: str) -> Place:
         """Return the place of a state: a model's state, or else the array of this name (PARAMS begins at `first`)."""
-        return next((p for n, p, _ in self.states if n == name), Place(name, self.first if name == PARAMS else 0))
+        found = next((f for f in self.states if f.name == name), None)
+        return self._place(found) if found else Place(name, self.first if name == PARAMS else 0)
+
+    def _place(self, f: Field) -> Place:
+        return Place(self.buffers[f.buffer].name, f.offset)
 
 
 @dataclass(slots=True)
@@ -267,17 +272,17 @@ def persistent_of(
             )
         buffers += [Buffer(part.at + "grads", "f32", part.own.size, "grad")] if grads else []
         buffers += _state(part, optimizer.transform, precision, freeze.values())
-    specs = {
-        n: {"init": p.init.spec(), "decay": decay.get(n, False), "trainable": p.trainable}
+    number = {b.name: k for k, b in enumerate(buffers)}
+
+    def value(name: str, type: TensorType, at: Place, **spec: Any) -> Field:
+        return Field(name, number[at.array], at.offset, type.dtype.name, type.shape, spec)
+
+    params = [
+        value(n, p.type, places[n], init=p.init.spec(), decay=decay.get(n, False), trainable=p.trainable)
         for n, p in parameters.items()
-    }
-    return Persistent(
-        tuple(buffers),
-        tuple((n, places[n], specs[n]) for n in parameters),
-        {**{n: p.type for n, p in parameters.items()}, **kept.types},
-        tuple((n, kept.places[n], {"init": first, "trainable": False}) for n, (_, first) in states.items()),
-        part.first,
-    )
+    ]
+    own = [value(n, type_, kept.places[n], init=drawn, trainable=False) for n, (type_, drawn) in states.items()]
+    return Persistent(tuple(buffers), tuple(params), tuple(own), part.first)
 
 
 def _state(part: Part, transform: Transform, precision: str, masks: Collection[freezing.Mask]) -> list[Buffer]:

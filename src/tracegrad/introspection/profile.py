@@ -93,7 +93,7 @@ def _array(name: str, size: int) -> Tensor:
 
 def _program(result: Tensor, *names: str) -> Program:
     buffers = tuple(Buffer(name, "f32", result.size, "state") for name in (*names, RESULT))
-    return make_program(Graph({}, {}, {RESULT: result}), Persistent(buffers, (), {}), {}, {})
+    return make_program(Graph({}, {}, {RESULT: result}), Persistent(buffers), {}, {})
 
 
 SHOWN = 40  # rows of the text; the HTML has all rows
