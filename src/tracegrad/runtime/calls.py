@@ -180,7 +180,7 @@ class CallList:
     def follow(self, call: Call, step: Step, slot: int, itemsize: int, move: Move, size: int) -> None:
         """Make the addresses of a slot move with the size of a run. size: the size for which the call was made."""
         moved = Move(move.depth, move.step * itemsize, move.ring)
-        for word, place in _pointers(step):
+        for word, place in pointers(step):
             if place == slot:
                 at = (call.arguments[word] or 0) - moved.at(size)
                 self._moving.append(Moving(call.arguments, word, at, moved))
@@ -251,8 +251,8 @@ class CallList:
         reach = int(tables[1].max() + tables[2].max()) + 1
         words += [t.ctypes.data for t in (*tables, *runs)]
         words += [how, whole[17], self._address("tracegrad_tiles"), reach]
-        along = np.unique(np.diff(tables[0]))
-        words.append(1 if k == 1 else int(along[0]) if len(along) == 1 else 0)
+        steps = np.diff(tables[0])
+        words.append(1 if k == 1 else int(steps[0]) if (steps == steps[0]).all() else 0)
         words.append(end.ctypes.data if end is not None else 0)
         at = SizedGathered(tuple(sizes), k) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
@@ -355,7 +355,7 @@ class Lent:
         self, call: Call, kernel: KernelSource, memory: Sequence[Array], offsets: Sequence[int], step: Step
     ) -> None:
         """Record which arguments of a call point into this value."""
-        for k, place in _pointers(step):
+        for k, place in pointers(step):
             if not isinstance(place, int) or memory[kernel.binding_of[place]] is not self.flat:
                 continue
             if self.first <= offsets[place] < self.end:
@@ -386,7 +386,7 @@ def lent_fields(program: Program, memory: Mapping[str, Array], role: str) -> dic
     return {f.name: Lent(arrays[f.buffer], f.offset, f.size) for f in large}
 
 
-def _pointers(step: Step) -> list[tuple[int, Place]]:
+def pointers(step: Step) -> list[tuple[int, Place]]:
     """Return the arguments of a call that are addresses, by number, and the place that each points to."""
     if isinstance(step, FunctionStep):
         return list(enumerate(step.places))

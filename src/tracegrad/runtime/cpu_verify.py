@@ -12,6 +12,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,13 +20,15 @@ from tracegrad.arrays import Array, np
 from tracegrad.dtypes import STORED
 from tracegrad.ir.evaluate import function_of
 from tracegrad.ir.nodes import PRIMITIVES
-from tracegrad.kernel_source import KernelSource
+from tracegrad.kernel_source import KernelSource, Texts
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
+from tracegrad.render.c_steps import CSource
 from tracegrad.render.c_text import PRELUDE, as_c, helper
 from tracegrad.runtime import verify
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.cache import WRONG, Verdicts, key_of
+from tracegrad.runtime.calls import pointers
 from tracegrad.runtime.points import Name
 from tracegrad.runtime.repeated import PERIOD, STRIDE
 from tracegrad.runtime.trials import GAP, Trial, layout_of, sizes_of
@@ -55,9 +58,9 @@ def computes_wrongly(
     arrays = {name: allocate(size + GAP, STORED[name[1]].numpy) for name, size in sizes.items()}
 
     @cache
-    def launch(key: str) -> Callable[[], object]:
+    def launch(key: str, forms: tuple[bool, ...]) -> Callable[[], object]:
         kernel, layout = placed[key]
-        return prepared(kernel, [arrays[name] for name in layout.arrays], layout.offsets)
+        return prepared(_with_forms(kernel, forms), [arrays[name] for name in layout.arrays], layout.offsets)
 
     filled, strays = set[str](), dict[str, str]()
 
@@ -68,7 +71,7 @@ def computes_wrongly(
             around = _around(trial, arrays) if first else []
             before = [x.tobytes() for x in around]
             filled.add(key)
-            launch(key)()
+            launch(key, tuple(x.size > 0 for x in trial.plan.outer))()
             if before != [x.tobytes() for x in around]:
                 strays[key] = "it writes beside its results"
             yield [arrays[c.array][c.at] for c in trial.checks]
@@ -83,15 +86,23 @@ def computes_wrongly(
     return any(verdicts.known(key) == WRONG for key in (*[x.key for x in arithmetic], *keyed))
 
 
+def _with_forms(kernel: KernelSource, which: Sequence[bool]) -> KernelSource:
+    """Return a kernel that computes some of its forms alone, in C: the others can be large products."""
+    left_out = {k for k, one in enumerate(one for one, form in zip(which, kernel.forms) for _ in form.slots) if not one}
+    source: CSource = kernel.texts["c"]
+    steps = [s for s in source.steps if left_out.isdisjoint(place for _, place in pointers(s))]
+    return replace(kernel, texts=Texts(c=source._replace(steps=tuple(steps))))
+
+
 def _prepare(trial: Trial, arrays: Mapping[Name, Array], *, whole: bool) -> None:
-    """Give arrays the values that a trial expects. whole: also in elements on which no result depends."""
+    """Give arrays the values that a trial expects. whole: in all elements, not only in those that results depend on."""
     for f in trial.plan.fills if whole else ():
         target = arrays[f.array][f.begin : f.end]
         values = trial.patterns.along(f.kind, f.begin + f.array[0] * STRIDE)
         periods = target.size // PERIOD * PERIOD
         target[:periods].reshape(-1, PERIOD)[...] = values
         target[periods:] = values[: target.size - periods]
-    for array, at, value in (*trial.read, *trial.puts):
+    for array, at, value in (*(() if whole else trial.read), *trial.puts):
         arrays[array][at] = value
 
 

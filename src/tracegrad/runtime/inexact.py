@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import product
 from typing import Any, NamedTuple, cast
 
@@ -262,6 +262,36 @@ class Again(NamedTuple):
     scale: float  # of sums in f64
     others: Callable[[], list[Array]]  # on simulated devices that round differently
     moved: Callable[[], Array]  # how far each element can be off on any device
+
+
+class LessExact:
+    """The results of a form at some points, computed with less precision."""
+
+    def __init__(self, form: Kernel, read: Read, outer: Array, *, strict: bool) -> None:
+        self.of, self.strict = (form, read, outer), strict
+
+    def again(self, k: int) -> Again:
+        """Return the results of one store, by its number."""
+        written, scale = self.single
+        return Again(written[k].values, scale, lambda: [x[k].values for x in self.others], lambda: self.moved[k])
+
+    @cached_property
+    def single(self) -> tuple[list[Written], float]:
+        """The results in f32, and the scale of sums in f64."""
+        double = Points(*self.of, np.float64)
+        _ = list(double.written())
+        return list(Points(*self.of, np.float32).written()), double.scale()
+
+    @cached_property
+    def others(self) -> list[list[Written]]:
+        """The results of simulated devices."""
+        tries = TRIES if len(self.of[2]) > TRIES else TRIES_OF_FEW
+        return [list(Inexact(*self.of, n, strict=self.strict).written()) for n in range(tries)]
+
+    @cached_property
+    def moved(self) -> list[Array]:
+        """How far any device can be off."""
+        return Bounds(*self.of, strict=self.strict).moved()
 
 
 class Check(NamedTuple):

@@ -155,14 +155,27 @@ class Points:
         found = [*rounded, *(np.abs(x).sum(axis=-1) for x in self.folded)]
         return max([largest(x) for x in found if x.dtype.kind == "f"], default=0.0)
 
-    def one_sided(self) -> bool:
-        """Return whether a comparison, or a choice of one of two operands, has one outcome for all of a few values."""
-        return any(self._is_one_sided(v, x) for v, x in self.known.items() if v.op == "map" and x.size <= FEW)
+    def one_sided(self, trial: int = 0) -> frozenset[tuple[Value, object]]:
+        """Return the comparisons, and choices of one of two operands, with one outcome for all of a few values.
 
-    def _is_one_sided(self, v: Value, x: Array) -> bool:
+        trial: which of several to look at.
+        """
+        found = [(v, self._side(v, trial)) for v in self.known if v.op == "map"]
+        return frozenset([x for x in found if x[1] is not None])
+
+    def _side(self, v: Value, trial: int) -> object:
+        x = self._of_trial(v, trial)
+        if not 0 < x.size <= FEW:
+            return None
         if v.dtype.name == "bool":
-            return bool(x.all()) == bool(x.any())
-        return len(v.args) == 2 and any(a.dtype is v.dtype and bool((x == self.known[a]).all()) for a in v.args)
+            first = bool(x.flat[0])
+            return None if (x != first).any() else first
+        operands = [a for a in v.args if a.dtype is v.dtype] if len(v.args) == 2 else []
+        return next((a for a in operands if _equal(x, self._of_trial(a, trial))), None)
+
+    def _of_trial(self, v: Value, trial: int) -> Array:
+        x = self.known[v]
+        return x[trial] if x.ndim > 2 else x
 
     def written(self) -> Iterator[Written]:
         """Yield the result of every store."""
@@ -267,6 +280,11 @@ class Points:
         return inner % a.d if a.mod else inner // a.d
 
 
+def _equal(x: Array, y: Array) -> bool:
+    """Return whether all elements are equal; the first ones mostly differ."""
+    return x.flat[0] == y.flat[0] and bool((x == y).all())
+
+
 def largest(x: Array) -> float:
     """Return the largest magnitude among finite elements."""
     return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
@@ -298,7 +316,7 @@ def forget() -> None:
 def left_out(form: Kernel, outer: Array) -> Iterator[tuple[int, Array]]:
     """Yield slots of a product's operands, and elements that limits exclude here, which are zeros in memory."""
     p = form.product
-    if p is None:
+    if p is None or not p.limits:
         return
     at = Points(form, unread, outer, np.float64)
     sides = {"m": at.flat(p.m), "n": at.flat(p.n), "k": at.row}

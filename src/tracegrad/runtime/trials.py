@@ -6,8 +6,8 @@ numbers alone are computed together, along a leading axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 from tracegrad.arrays import Array, np
@@ -16,7 +16,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.expr import Dynamic, Value, atoms_of, indices_of, walk
 from tracegrad.kernels.form import Kernel, Slot
 from tracegrad.kernels.tiling import group_of
-from tracegrad.runtime.inexact import TRIES, TRIES_OF_FEW, Again, Bounds, Check, Inexact
+from tracegrad.runtime.inexact import Again, Check, LessExact
 from tracegrad.runtime.points import Name, Points, Read, Written, chosen, left_out, unread
 from tracegrad.runtime.repeated import STRIDE, Kind, Patterns, kind_of
 
@@ -135,7 +135,7 @@ class Trial(NamedTuple):
     checks: list[Check]
     read: list[tuple[Name, Array, Array]]  # elements that the results depend on, and their initial values
     undefined: bool = False  # are most results of a store not finite?
-    one_sided: Sequence[bool] = ()  # for each form: did a choice among few values fall the same way for all of them?
+    one_sided: Sequence[Set[tuple[Value, object]]] = ()  # of each form: choices that fall one way for all of few values
 
 
 def plan_of(kernel: KernelSource, layout: Layout, few_groups: bool = False) -> Plan:
@@ -187,10 +187,13 @@ def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Ite
     Patterns seldom contain the constant that a value is compared with. The patterns for a device that divides
     inexactly have no equal numbers.
     """
+    values = walk([s.value for s in form.body])
+    compared = [v for v in values if v.op == "map" and v.dtype.name == "bool" and len(v.args) == 2]
+    if not compared:
+        return
     at = Points(form, unread, outer, np.float64)
-    for v in walk([s.value for s in form.body]):
-        compared = v.op == "map" and v.dtype.name == "bool" and len(v.args) == 2
-        operands: list[Value] = [x.args[0] if x.op == "inside" else x for x in v.args] if compared else []
+    for v in compared:
+        operands = [x.args[0] if x.op == "inside" else x for x in v.args]
         loads = [x for x in walk(operands) if _is_static_load(x, form) and (x in operands or x.dtype is i32)]
         others: list[Any] = [x.arg for x in operands if x.op == "const"]
         others += [at.index(x.arg) for x in operands if x.op == "index" and x.arg.linear]
@@ -227,27 +230,28 @@ def places_of(kernel: KernelSource, layout: Layout) -> Iterator[list[tuple[Name,
         first += len(form.slots)
 
 
-def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]]) -> list[Trial]:
-    """Return one trial for each pair of patterns and odd elements."""
+def trials_with(plan: Plan, some: Sequence[tuple[Patterns, Sequence[Odd]]], *, sides: bool = False) -> list[Trial]:
+    """Return one trial for each pair of patterns and odd elements. sides: find what is `one_sided`."""
     out = [Trial(plan, patterns, _singles(plan, odd), [], [], []) for patterns, odd in some]
     for trial in out:
         trial.puts.extend(Put(name, at, 0) for name, at in plan.zeros.items())
         trial.puts.extend(Put(name, np.asarray([at]), value) for name, at, value in trial.odd)
-    one_sided: list[bool] = []
+    one_sided: list[list[Set[tuple[Value, object]]]] = [[] for _ in out]
     for form, outer, places in zip(plan.kernel.forms, plan.outer, places_of(plan.kernel, plan.layout)):
         if not outer.size:
+            one_sided = [[*found, frozenset()] for found in one_sided]
             continue
         kinds = [kind_of(s.dtype, plan.below) for s in form.slots]
         reads = [_reader(form.slots, kinds, places, x) for x in out]
         exact = Points(form, _together(reads), outer, np.float64)
         written = list(exact.written())
         for k, (trial, read) in enumerate(zip(out, reads)):
-            again = _less_exact(form, read, outer, strict=trial.patterns.strict)
+            less_exact = LessExact(form, read, outer, strict=trial.patterns.strict)
             for n, all_written in enumerate(written):
                 own = [x[k] if x.ndim > 2 else x for x in all_written[1:]]  # else it does not depend on the trial
-                _add_check(trial, form, places, Written(all_written.slot, *own), partial(again, n))
-        one_sided.append(exact.one_sided())
-    return [trial._replace(one_sided=one_sided, undefined=_is_undefined(trial)) for trial in out]
+                _add_check(trial, form, places, Written(all_written.slot, *own), partial(less_exact.again, n))
+            one_sided[k].append(exact.one_sided(k) if sides else frozenset())
+    return [x._replace(one_sided=found, undefined=_is_undefined(x)) for x, found in zip(out, one_sided)]
 
 
 def _singles(plan: Plan, odd: Sequence[Odd]) -> list[Odd]:
@@ -308,13 +312,18 @@ def _reader(slots: Sequence[Slot], kinds: Sequence[Kind], places: Sequence[tuple
 
     def read(slot: int, at: Array) -> Array:
         (name, offset), zeros = places[slot], trial.plan.zeros
-        x = trial.patterns.read(slots[slot], kinds[slot], at + offset + name[0] * STRIDE)
+        elements = at + offset
+        least, most = int(elements.min(initial=offset)), int(elements.max(initial=offset))
+        x = trial.patterns.read(slots[slot], kinds[slot], elements + name[0] * STRIDE)
         for array, element, value in trial.odd:
-            if name == array:
-                x = cast("Array", np.where(at + offset == element, np.asarray(value).astype(x.dtype), x))
-        x = np.where(_among(at + offset, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
-        inside = (at >= 0) & (at < slots[slot].size)  # guards discard the others
-        trial.read.append((name, (at + offset)[inside], x[inside]))
+            if name == array and least <= element <= most:
+                x = cast("Array", np.where(elements == element, np.asarray(value).astype(x.dtype), x))
+        x = np.where(_among(elements, zeros[name]), np.zeros((), x.dtype), x) if name in zeros else x
+        if least < offset or most >= offset + slots[slot].size:  # guards discard elements beyond the slot
+            inside = (at >= 0) & (at < slots[slot].size)
+            trial.read.append((name, elements[inside], x[inside]))
+        else:
+            trial.read.append((name, elements, x))
         return x
 
     return read
@@ -325,31 +334,6 @@ def _among(x: Array, those: Array) -> Array:
     if not those.size:
         return np.zeros(x.shape, bool)
     return those[np.minimum(cast("Array", np.searchsorted(those, x)), those.size - 1)] == x
-
-
-def _less_exact(form: Kernel, read: Read, outer: Array, *, strict: bool) -> Callable[[int], Again]:
-    """Return a function from the number of a store to its results at these points, computed with less precision."""
-
-    @cache
-    def single() -> tuple[list[Written], float]:
-        double = Points(form, read, outer, np.float64)
-        _ = list(double.written())
-        return list(Points(form, read, outer, np.float32).written()), double.scale()
-
-    @cache
-    def others() -> list[list[Written]]:
-        tries = TRIES if len(outer) > TRIES else TRIES_OF_FEW
-        return [list(Inexact(form, read, outer, n, strict=strict).written()) for n in range(tries)]
-
-    @cache
-    def moved() -> list[Array]:
-        return Bounds(form, read, outer, strict=strict).moved()
-
-    def again(k: int) -> Again:
-        written, scale = single()
-        return Again(written[k].values, scale, lambda: [x[k].values for x in others()], lambda: moved()[k])
-
-    return again
 
 
 class Contents:

@@ -42,6 +42,18 @@ def _at_choices(trial: Trial) -> Trial:
     return trial._replace(plan=at_points(trial.plan, outer))
 
 
+def _shows_more(trial: Trial, first: Trial) -> bool:
+    """Return whether a further trial of a kernel can show what the first did not: another side of a choice.
+
+    A choice by a constant that still falls the same way shows nothing new. Between two other operands it can: a wrong
+    operand can be chosen where the right one is not.
+    """
+    return any(
+        sides - now or not all(any(x.op == "const" for x in v.args) for v, _ in sides)
+        for sides, now in zip(first.one_sided, trial.one_sided)
+    )
+
+
 def _odd(trial: Trial, patterns: Sequence[Patterns]) -> list[Trial]:
     """Return trials at few points where small slots of integers are 0, and some floats infinite.
 
@@ -80,14 +92,14 @@ def trials_of(kernels: Kernels, *, strict: bool = False) -> Trials:
             floats are drawn, so that many comparisons are of equal floats, which inexact division can make unequal.
     """
     patterns = Patterns(SEED, strict)
-    return [(key, trials_with(plan_of(*kernel), [(patterns, ())])[0]) for key, kernel in kernels.items()]
+    return [(key, trials_with(plan_of(*kernel), [(patterns, ())], sides=True)[0]) for key, kernel in kernels.items()]
 
 
 def _others(trials: Trials, *seeds: int, shares: bool = False) -> list[Trials]:
     """Return trials of the same kernels with the numbers of each seed."""
     strict = any(trial.patterns.strict for _, trial in trials)
     patterns = [Patterns(seed, strict, shares) for seed in seeds]
-    found = [(key, trials_with(trial.plan, [(p, trial.odd) for p in patterns])) for key, trial in trials]
+    found = [(key, trials_with(trial.plan, [(p, trial.odd) for p in patterns], sides=True)) for key, trial in trials]
     return [[(key, those[k]) for key, those in found] for k in range(len(seeds))]
 
 
@@ -102,7 +114,8 @@ def faults(trials: Trials, run: Run, further: Sequence[int] = ()) -> dict[str, s
              the others for kernels that failed once. A kernel that fails twice is wrong.
     """
     one_sided = [(key, _at_choices(trial)) for key, trial in trials if any(trial.one_sided)]
-    often = _others(one_sided, *further[:OFTEN])
+    firsts = dict(trials)
+    often = [[x for x in those if _shows_more(x[1], firsts[x[0]])] for those in _others(one_sided, *further[:OFTEN])]
     odd = [_with_odd(one_sided, further[:ODD], shares=shares) for shares in (False, True)]
     (undefined,) = _others([x for x in trials if x[1].undefined], SEED, shares=True)
     found = _failing_twice(trials, run, AGAIN, unsure=True)
