@@ -84,17 +84,9 @@ class Worker:
 
     def enqueue(self, runs: Sequence[Run], pending: Pending[Any]) -> None:
         """Queue the runs of one call, which resolve `pending`; wait first while `max_in_flight` or more are queued."""
-        if self._forked(pending):
-            return
-        if self._full():
+        if self._full() and not self.forked:
             self._drive.await_room(self._full, lambda: [x.pending for x in (*self._begun(), *self._queue)])
-        with self._lock:
-            if self._closed is None:
-                self._wake()  # first: an interrupt between the two then queues nothing
-                self._queue.extend(runs)
-                self._wake()  # again: a signal handler that waited in between let the thread sleep
-                return
-        pending.resolve(self.refusal)
+        self._put(runs, pending)
 
     @property
     def forked(self) -> bool:
@@ -111,10 +103,18 @@ class Worker:
             raise forked_error()
         return lock
 
-    def _forked(self, pending: Pending[Any]) -> bool:
+    def _put(self, work: Sequence[Run | Task], pending: Pending[Any], urgent: bool = False) -> None:
+        """Queue the work that resolves `pending`. If it is refused, resolve `pending` with the reason."""
         if self.forked:
             pending.resolve(Failed(forked_error()))
-        return self.forked
+            return
+        with self._lock:
+            if self._closed is None:
+                self._wake()  # first: an interrupt between the two then queues nothing
+                (self._queue.extendleft if urgent else self._queue.extend)(work)
+                self._wake()  # again: a signal handler that waited in between let the thread sleep
+                return
+        pending.resolve(self.refusal)
 
     def _wake(self) -> None:
         """Wake the thread: there is, or will be, something in the queue. Called with the lock held."""
@@ -154,16 +154,7 @@ class Worker:
     def post(self, fn: Callable[[Session], Any], urgent: bool = False) -> Pending[Any]:
         """Do the same as `call`, without waiting; the Pending resolves to (result,), Failed or Aborted."""
         pending: Pending[Any] = self.pending("device call")
-        if self._forked(pending):
-            return pending
-        with self._lock:
-            if self._closed is None:
-                task = Task(fn, pending, urgent)
-                self._wake()
-                (self._queue.appendleft if urgent else self._queue.append)(task)
-                self._wake()
-                return pending
-        pending.resolve(self.refusal)
+        self._put([Task(fn, pending, urgent)], pending, urgent)
         return pending
 
     def swap(self, load: Callable[[Session], T], reason: str) -> T:
