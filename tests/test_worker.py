@@ -145,7 +145,7 @@ class Trainer:
         pending = Pending("step", self.worker.ident)
         x = np.asarray(x, np.float32)
         call = StepCall(self.stepper, self.knobs, pending, n, "step", self.stepper.main)
-        self.worker.enqueue(call.runs(lambda k: {"x": x[k] if n > 1 else x}), pending)
+        self.worker.enqueue(call.runs({"x": x[k] if n > 1 else x} for k in range(n)), pending)
         return pending
 
     def w(self):

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from tracegrad.arrays import Array, as_array, cast_lossless, describe, new_copy, np
 from tracegrad.compiler.inputtypes import FreeSizes, Sizes
-from tracegrad.dtypes import DTYPES, Dimension
+from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.program import Field
 from tracegrad.refusals import nearest
@@ -324,7 +324,8 @@ def sizes_of(
         x = given.get(n)
         if n in given and not isinstance(x, np.ndarray):
             shape = free.types[n].shape
-            x = given[n] = _array_or_same(x, [(None, *shape), shape] if split else [shape])
+            with contextlib.suppress(InputError):  # the check reports it, together with every other problem
+                x = given[n] = as_array(x, [(None, *shape), shape] if split else [shape])
         shapes.append(cast("Array", x).shape if isinstance(x, np.ndarray) else None)
     key = tuple(shapes)
     sizes = free.known.get(key)
@@ -364,10 +365,3 @@ def _size(free: FreeSizes, given: Mapping[str, Any], name: str, axis: int, split
     shape: tuple[int, ...] = getattr(given.get(name), "shape", ())
     more = len(shape) - len(free.types[name].shape)
     return shape[axis + more] if more in ((0, 1) if split else (0,)) else None
-
-
-def _array_or_same(value: Any, shapes: Sequence[tuple[Dimension, ...]]) -> Any:
-    try:
-        return as_array(value, shapes)
-    except InputError:
-        return value  # the check reports it, together with every other problem

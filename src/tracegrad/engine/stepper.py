@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import Array, np
 from tracegrad.compiler.build import Built, StepSource, TracedProgram
 from tracegrad.compiler.dispatches import blamed_lines
-from tracegrad.compiler.inputtypes import Sizes
 from tracegrad.compiler.layout import HALTED
 from tracegrad.dtypes import DTYPES
 from tracegrad.engine import bounds, params, reference
@@ -23,7 +22,7 @@ from tracegrad.engine.programs import SizedPrograms
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.lr import as_schedule, restarted
 from tracegrad.program import DRAWN, Buffer, Field, Program
-from tracegrad.runtime.base import DeviceInfo, Session, Timings
+from tracegrad.runtime.base import Session, Timings
 from tracegrad.tuning import OWN_SIZES, OWN_SIZES_ON_GPU
 
 WORD = 2**32 - 1
@@ -93,13 +92,6 @@ class Stepper:
     def latest(self) -> RunProgram:
         """The program to inspect: if calls choose sizes, that of the sizes used last."""
         return (self.sized and self.sized.latest) or self.main
-
-    def program_for(self, sizes: Sizes, info: Callable[[], DeviceInfo]) -> tuple[RunProgram, list[RunProgram]]:
-        """Return the program of a call that chose these sizes, compiled if new, and the programs dropped for it."""
-        if self.sized is None:
-            return self.main, []
-        with self.sized.lock:
-            return self.sized.of(sizes, lambda: self.source, info)
 
     def begin(
         self, session: Session, program: RunProgram, arrays: Mapping[str, Any], knobs: Knobs

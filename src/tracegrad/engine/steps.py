@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,13 +41,9 @@ class StepCall:
     losses: list[float] = field(default_factory=list[float])
     skipped: int = 0
 
-    def runs(self, arrays: Callable[[int], Mapping[str, Any]]) -> list[StepRun]:
-        """Return the runs of this call; `arrays(k)` are the inputs of the k-th."""
-        return [self.run(k, arrays(k)) for k in range(self.n)]
-
-    def run(self, k: int, arrays: Mapping[str, Any]) -> StepRun:
-        """Return the k-th run."""
-        return StepRun(self, k, arrays, self.pending, self.program)
+    def runs(self, each: Iterable[Mapping[str, Any]]) -> list[StepRun]:
+        """Return the runs of this call, one for each of its steps, whose inputs these are."""
+        return [StepRun(self, k, arrays, self.pending, self.program) for k, arrays in enumerate(each)]
 
 
 @dataclass(slots=True, eq=False)
@@ -198,14 +194,11 @@ def _named(kind: str, outputs: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(kind): handed_out(x) for name, x in outputs.items() if name.startswith(kind)}
 
 
-def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) -> Callable[[int], dict[str, Any]]:
-    """Return a function of k that gives the inputs of step k: element k of an added axis 0, or the whole array."""
+def split_steps(arrays: Mapping[str, Any], fields: tuple[Field, ...], n: int) -> Iterator[dict[str, Any]]:
+    """Yield the inputs of each of n steps: element k of an added axis 0, or the whole array."""
     ranks = {f.name: len(f.shape) for f in fields}
-
-    def at(k: int) -> dict[str, Any]:
-        return {name: x[k] if x.ndim > ranks[name] else x for name, x in arrays.items()}
-
-    return at
+    for k in range(n):
+        yield {name: x[k] if x.ndim > ranks[name] else x for name, x in arrays.items()}
 
 
 def number_of_steps(n: object) -> int:

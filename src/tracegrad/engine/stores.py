@@ -160,10 +160,12 @@ class TrainedParameters(_Parameters):
 
         split: for `run_steps`, inputs can have one more axis in front.
         """
-        if stepper.sized is None:
+        sized = stepper.sized
+        if sized is None:
             return stepper.main, given
-        sizes, given = sizes_of(stepper.sized.free, given, what, split)
-        program, dropped = stepper.program_for(sizes, lambda: self.worker.info)
+        sizes, given = sizes_of(sized.free, given, what, split)
+        with sized.lock:
+            program, dropped = sized.of(sizes, lambda: stepper.source, lambda: self.worker.info)
         self.drop(dropped)
         return program, given
 

@@ -129,7 +129,7 @@ class Placed:
         pending: Pending[StepResult] = train.worker.pending("step")
         call = StepCall(stepper, stepper.knobs, pending, 1, "step", program)
         pending.owner = train
-        train.worker.enqueue([call.run(0, {ROWS: rows.astype(np.int32)})], pending)
+        train.worker.enqueue(call.runs([{ROWS: rows.astype(np.int32)}]), pending)
         return pending
 
     def _of(self, step: RunProgram) -> RunProgram | None:

@@ -129,7 +129,7 @@ class Training(Parts):
                 fields, merged = own_rows(fields, merged, self._share)
             arrays = check_inputs(fields, merged, what, lead, copied)
             call = StepCall(stepper, stepper.knobs, pending, n, what, program)
-            runs = [call.run(0, arrays)] if lead is None else call.runs(split_steps(arrays, program.inputs, n))
+            runs = call.runs([arrays] if lead is None else split_steps(arrays, program.inputs, n))
         except Exception as e:
             pending.resolve(Failed(e))  # any error of the user's code: the loss is traced here for new sizes
             return pending
