@@ -273,7 +273,7 @@ class Position:
             if not all(whole(n) is not None and n >= 0 for n in numbers) or len(d["key"]) != 2 or d["epoch"] < 1:
                 raise ValueError
             sums = {str(n): [float(x) for x in xs] for n, xs in d.get("sums", {}).items()}
-            if not all(xs and xs[0] >= 1 and all(map(math.isfinite, xs)) for xs in sums.values()):
+            if not all(len(xs) == 2 and xs[0] >= 1 and all(map(math.isfinite, xs)) for xs in sums.values()):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError.here(f"fit: {path} is damaged: 'fit' in its metadata is {shown(text)}") from None

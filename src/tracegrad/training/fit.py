@@ -7,9 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import islice
-from operator import add
 from typing import Any, cast
 
 from tracegrad.arrays import np
@@ -158,6 +156,12 @@ def _loss_of(name: str) -> str:
     return f"{name}/loss" if name else "loss"
 
 
+def _add(sums: dict[str, list[float]], turn: str, loss: float) -> None:
+    """Add one loss to `Position.sums`. In order, so that a resumed fit has the same bits."""
+    count, total = sums.get(_loss_of(turn), (0, 0.0))
+    sums[_loss_of(turn)] = [count + 1, total + loss]
+
+
 def _number(name: str, value: Any) -> float:
     """Return a result of `evaluate`. Raises InputError unless it is a number."""
     try:
@@ -181,6 +185,7 @@ class _Loop:
         self.waiting: deque[tuple[str, Pending[StepResult]]] = deque()
         self.begun = where.steps  # steps done before, of all losses
         self.metrics: Mapping[str, Any] = {}
+        self.sums = where.earlier  # see `Position.sums`: of the losses since `lr.plateau` got the last means
         self.latest: Pending[StepResult] | None = None
         self.evaluated, self.since, self.stop, self.turn = -1, 0, Stop(), ""
         self.thread, where.sums = threading.current_thread(), self.unheard
@@ -234,9 +239,7 @@ class _Loop:
         self.waiting.append((loss, self.latest))
         self.queued, self.where.done, self.where.told = self.queued + 1, self.where.done + 1, False
         self._call("on_step")
-        # take results that are there, or if so many steps are queued that further ones would only wait
-        most = 2 * self.train.worker.max_in_flight
-        while self.waiting and (self.waiting[0][1].done() or len(self.waiting) >= most):
+        while self.waiting and self.waiting[0][1].done():
             self._take()
 
     def _given(self, data: Rows | Iterable[Any], batch: Any, loss: str) -> Mapping[str, Any]:
@@ -297,6 +300,7 @@ class _Loop:
         self.history.step.append(step)
         self.history.aux.append(more)
         self.history.turn.append(turn)
+        _add(self.sums, turn, r.loss)
         self.log.write({"step": step, **self.history.scalars(-1)})
         self.progress.update(r.loss)
 
@@ -328,42 +332,33 @@ class _Loop:
             elif "val_loss" in found and not name:
                 values = [found["val_loss"]]
             else:
-                sums = self._sums(self.since, _loss_of(name))
-                values = [sums[1] / sums[0]] if sums else []
+                count, total = self.sums.get(_loss_of(name), (0, 0.0))
+                values = [total / count] if count else []
             if values:
                 lr_metric(self.train.store, stepper, values[0], of_fit=True)
-        self.where.earlier = {}
-
-    def _sums(self, since: int, name: str) -> list[float]:
-        """Return the entry of a loss in `Position.sums`, over the steps from index `since` on; [] if it had no step."""
-        count, *total = self.where.earlier.get(name, [0])
-        xs = self.history.values(since).get(name, [])
-        # In order, unlike sum() from Python 3.12 on, so that a resumed fit has the same bits
-        return [count + len(xs), reduce(add, xs, sum(total))] if xs or count else []
+        self.sums = {}
 
     def unheard(self) -> dict[str, list[float]]:
         """Return `Position.sums` for a checkpoint that this thread saves: means that no `lr.plateau` has got yet."""
-        if self.where.told or threading.current_thread() is not self.thread:
+        if threading.current_thread() is not self.thread:
             return {}
-        if self._means():
+        if means := self._means():
             self._drain()
-        return self._recorded()
+        return {name: self.sums[name] for name in means if name in self.sums}
 
     def left(self) -> Callable[[], dict[str, list[float]]]:
         """Return `unheard` for after `fit`. Steps that an interrupt left under way count once they are applied.
 
         It does not refer to the loop, since the training closes itself once nothing refers to it.
         """
-        found, means, rest = {} if self.where.told else self._recorded(), self._means(), [*self.waiting]
+        found, means, rest = self.sums, self._means(), [*self.waiting]
 
         def sums() -> dict[str, list[float]]:
-            out = {name: [*xs] for name, xs in found.items()}
+            out = dict(found)
             for turn, pending in rest:
-                r, name = pending.result(), _loss_of(turn)
-                if name in means and isinstance(r, CompletedStep):
-                    count, total = out.get(name, [0, 0.0])
-                    out[name] = [count + 1, total + r.loss]
-            return out
+                if isinstance(r := pending.result(), CompletedStep):
+                    _add(out, turn, r.loss)
+            return {name: out[name] for name in means if name in out}
 
         return sums
 
@@ -372,10 +367,6 @@ class _Loop:
         steppers = self.train.store.steppers.items()
         plateaus = {_loss_of(name): plateau_of(s.knobs.rate.schedule) for name, s in steppers}
         return [name for name, p in plateaus.items() if p is not None and p.mode == "min"]
-
-    def _recorded(self) -> dict[str, list[float]]:
-        found = {name: self._sums(max(self.evaluated, 0), name) for name in self._means()}
-        return {name: xs for name, xs in found.items() if xs}
 
     def _measure(self) -> None:
         found = dict(self.validate()) if self.validate is not None else {}
